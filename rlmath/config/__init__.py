@@ -1,0 +1,1 @@
+"""Typed settings for Hydra and the checks that explain the arithmetic."""

@@ -1,0 +1,337 @@
+"""Every setting, its type, its default and what it does. Hydra composes ``conf/`` onto these.
+
+A setting is documented on the line above it. ``MISSING`` (``???`` in a file) has to be given.
+Ranges and combinations are checked in ``rlmath/config/checks.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class Device(Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class DType(Enum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class OldLogProbs(Enum):
+    recompute = "recompute"
+    engine = "engine"
+
+
+class MalformedRow(Enum):
+    stop = "stop"
+    skip = "skip"
+
+
+class OverlongPrompt(Enum):
+    stop = "stop"
+    filter = "filter"
+
+
+class Recompute(Enum):
+    none = "none"
+    selective = "selective"
+    full = "full"
+
+
+class Schedule(Enum):
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+
+
+class Placement(Enum):
+    colocated = "colocated"
+    separate = "separate"
+
+
+class Transport(Enum):
+    auto = "auto"
+    shared_memory = "shared_memory"
+    ipc = "ipc"
+    nccl = "nccl"
+
+
+class Fallback(Enum):
+    none = "none"
+    marker = "marker"
+    number = "number"
+
+
+class Resume(Enum):
+    auto = "auto"
+    never = "never"
+
+
+@dataclass
+class ModelConfig:
+    # Hugging Face folder: config.json, tokenizer, safetensors.
+    path: str = MISSING
+    # Type of weights and activations in the actor and in the engines.
+    dtype: DType = DType.bfloat16
+    # Expected architecture (Qwen2ForCausalLM, ...); null takes what the folder's config.json says.
+    architecture: str | None = None
+
+
+@dataclass
+class DataConfig:
+    # Files with training problems: .jsonl, .json or .parquet.
+    train_paths: list[str] = MISSING
+    # Files with held-out problems; empty: no evaluation.
+    eval_paths: list[str] = field(default_factory=list)
+    # Field that holds the prompt: text, or a list of chat messages with apply_chat_template.
+    prompt_key: str = "prompt"
+    # Field that holds the accepted answer, or a list of them.
+    answer_key: str = "solutions"
+    # Put the prompt through the tokenizer's chat template; text becomes one user message.
+    apply_chat_template: bool = False
+    # First message of every prompt; needs apply_chat_template.
+    system_prompt: str | None = None
+    # A prompt template with {prompt} in it, applied to text before tokenization.
+    prompt_template: str | None = None
+    # Longest prompt, in tokens.
+    max_prompt_tokens: int = 1024
+    # What to do with a longer one: stop before the run, or leave it out and count it.
+    overlong_prompts: OverlongPrompt = OverlongPrompt.filter
+    # What to do with a row that cannot be read: stop with file, line and field, or skip and count.
+    malformed_rows: MalformedRow = MalformedRow.stop
+    # Shuffle the training problems anew each epoch, by seed.
+    shuffle: bool = True
+    # Seed of the order.
+    seed: int = 0
+    # At most so many held-out problems, the first ones; null: all.
+    max_eval_problems: int | None = None
+
+
+@dataclass
+class AlgorithmConfig:
+    # Problems sampled per step.
+    prompts_per_step: int = 512
+    # Samples per problem.
+    group_size: int = 16
+    # Optimizer steps per rollout; the step's sequences are cut into so many minibatches.
+    minibatches_per_step: int = 4
+    # How rewards become advantages; see rlmath/algorithms/advantages/.
+    advantage: str = "grpo"
+    # Policy loss; see rlmath/algorithms/losses/.
+    loss: str = "ppo_clip"
+    # How token losses become one number; see rlmath/algorithms/aggregation.py.
+    aggregation: str = "token_mean"
+    # The importance ratio is clipped to [1 - clip_low, 1 + clip_high].
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    # Dual clip: with a negative advantage the loss is at most this times |advantage|; null: off.
+    dual_clip: float | None = None
+    # Weight of the KL term against the reference model; 0 loads no reference.
+    kl_coef: float = 0.0
+    # Estimator of that KL: k1, k2 or k3.
+    kl_estimator: str = "k3"
+    # Weight of the entropy bonus.
+    entropy_coef: float = 0.0
+    # A minibatch whose mean importance ratio passes this is discarded whole; null: only when it
+    # is not finite.
+    early_stop_ratio: float | None = 5.0
+    # After a discarded minibatch, discard the rest of the step's minibatches as well.
+    early_stop_rest: bool = False
+    # Log-probs before the update: recomputed by the actor, or the engine's own.
+    old_log_probs: OldLogProbs = OldLogProbs.recompute
+    # Responses cut off at the limit: train on them (false) or mask them out of the loss (true).
+    mask_truncated: bool = False
+
+
+@dataclass
+class OptimizerConfig:
+    # Peak learning rate.
+    lr: float = 2e-5
+    # Learning rate at the end of linear and cosine schedules.
+    min_lr: float = 0.0
+    # Shape after warm-up.
+    schedule: Schedule = Schedule.constant
+    # Optimizer steps of linear warm-up from 0.
+    warmup_steps: int = 0
+    # Optimizer steps after which a decaying schedule rests at min_lr; null: the whole run.
+    decay_steps: int | None = None
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-5
+    weight_decay: float = 0.05
+    # Largest norm of the gradient over all parameters.
+    clip_grad_norm: float = 1.0
+
+
+@dataclass
+class ActorConfig:
+    # Ranks that share each layer's matrices.
+    tensor_parallel: int = 1
+    # Ranks that share the stack of layers.
+    pipeline_parallel: int = 1
+    # Copies of the model; null: all ranks of the cluster on CUDA, 1 on CPU.
+    data_parallel: int | None = None
+    # Split activations between tensor ranks along the sequence where matrices are not split.
+    sequence_parallel: bool = False
+    # Shard the optimizer's state over data-parallel ranks.
+    distributed_optimizer: bool = True
+    # Activations kept for the backward pass: all, all but attention's, or only layer inputs.
+    recompute: Recompute = Recompute.none
+    # With recompute=full: layers (of each stage) that are recomputed.
+    recompute_num_layers: int | None = None
+    # Token budget of a micro-batch; one longer sequence forms a micro-batch of its own.
+    max_tokens_per_microbatch: int = 32768
+    # CPU threads of each rank; null: the machine's cores shared between ranks.
+    num_threads: int | None = None
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+@dataclass
+class RolloutConfig:
+    # vLLM engines; null: as many as the accelerators allow on CUDA, 1 on CPU.
+    engines: int | None = None
+    # Tensor-parallel ranks of each engine.
+    tensor_parallel: int = 1
+    # Longest response, in tokens.
+    max_response_tokens: int = 27648
+    # Sampling temperature; the actor's log-probs are taken at the same one.
+    temperature: float = 1.0
+    # Sequences that one engine runs at once.
+    max_running_sequences: int = 256
+    # Share of a GPU's memory that vLLM may take (weights and KV cache). CUDA only.
+    gpu_memory_utilization: float = 0.6
+    # KV cache of each engine, in GiB. CPU only.
+    cpu_kv_cache_gib: float = 1.0
+    # Keep prompts' KV blocks for reuse within one weights version.
+    prefix_caching: bool = True
+    # Skip CUDA graphs.
+    enforce_eager: bool = False
+    # Seconds without a token from an engine that has work, after which the run stops.
+    stall_timeout_s: float = 600.0
+
+
+@dataclass
+class WeightsConfig:
+    # How weights go from the actor to the engines; auto: shared_memory on CPU, ipc when they
+    # share a GPU, nccl otherwise.
+    transport: Transport = Transport.auto
+    # Tensors travel in buckets of about this size.
+    bucket_size_mib: int = 512
+
+
+@dataclass
+class RewardItem:
+    # Registered name, import path (package.module:function) or file path (file.py:function).
+    name: str = MISSING
+    weight: float = 1.0
+    # Arguments of that reward.
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RewardConfig:
+    # Rewards; a sample's reward is their weighted sum.
+    items: list[RewardItem] = field(default_factory=lambda: [RewardItem(name="math")])
+    # The math reward of a right and of any other final answer.
+    correct: float = 5.0
+    incorrect: float = -5.0
+    # Where to look for an answer that is not boxed: nowhere, after a marker, or the last number.
+    fallback: Fallback = Fallback.none
+    # Worker processes that compare answers.
+    num_workers: int = 2
+    # Limit of one comparison.
+    timeout_s: float = 2.0
+
+
+@dataclass
+class EvalConfig:
+    # Evaluate before the first step and every so many steps; 0: never.
+    every: int = 10
+    # Samples per held-out problem.
+    samples: int = 1
+    # Sampling temperature; 0: greedy.
+    temperature: float = 0.6
+    top_p: float = 0.95
+    # Longest response in tokens; null: rollout.max_response_tokens.
+    max_response_tokens: int | None = None
+
+
+@dataclass
+class AlignmentConfig:
+    # Compare engine and actor log-probs every so many steps; 0: never. (old_log_probs=recompute
+    # gives them for nothing.)
+    every: int = 1
+    # Largest mean of exp|logp_actor - logp_engine|.
+    max_mean_exp_abs_diff: float = 1.05
+
+
+@dataclass
+class ClusterConfig:
+    # Where the actor and the engines run.
+    device: Device = Device.auto
+    nodes: int = 1
+    # Accelerators of one node; ignored on CPU.
+    gpus_per_node: int = 8
+    # Engines on the actor's GPUs (they take turns), or on GPUs of their own.
+    placement: Placement = Placement.colocated
+    # Address of a running Ray cluster; null: start one for this run on this machine.
+    ray_address: str | None = None
+    # Ray's object store, in MiB; null: Ray's choice.
+    object_store_mib: int | None = None
+
+
+@dataclass
+class SftConfig:
+    # Files with worked examples, read by data.prompt_key and response_key.
+    train_paths: list[str] = field(default_factory=list)
+    response_key: str = "response"
+    # Optimizer steps.
+    steps: int = 300
+    # Sequences per optimizer step.
+    sequences_per_step: int = 64
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+@dataclass
+class RunnerConfig:
+    # Everything that the run leaves goes here.
+    run_dir: str = MISSING
+    # Optimization steps (rollouts) of the run.
+    steps: int = 1000
+    # Seed of everything random but the data's order.
+    seed: int = 0
+    # Save a checkpoint every so many steps and after the last; 0: only after the last.
+    save_every: int = 50
+    # Checkpoints kept.
+    keep_checkpoints: int = 3
+    # Continue from the newest whole checkpoint in run_dir, or start anew.
+    resume: Resume = Resume.auto
+    # Write every sample of so many steps to samples/; 1: of each step.
+    samples_every: int = 1
+    # Sampled responses shown as text in TensorBoard per step.
+    tensorboard_samples: int = 4
+    # Live display in the terminal; null: when it is one.
+    progress: bool | None = None
+
+
+@dataclass
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
+    runner: RunnerConfig = field(default_factory=RunnerConfig)

@@ -1,0 +1,179 @@
+"""The data that travels between the parts, in the order in which it travels.
+
+    Problem -> Sample -> GradedSample -> Group -> TrainingBatch -> MicroBatch
+
+Each is frozen: a part makes new data from the data that it got. Letters in shapes: ``N``
+sequences of a batch, ``T`` tokens of all of them (prompt and response), ``R`` response tokens of
+all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt with its accepted answers.
+
+    Attributes:
+        id: Stable over runs: the data file's name and the row in it.
+        prompt: The text that the engine continues, with any chat markers already in it.
+        prompt_token_ids: ``prompt`` as tokens; what the engine and the actor both read.
+        answers: Accepted answers; any of them is right.
+        columns: The other fields of the data row, for rewards that want them.
+    """
+
+    id: str
+    prompt: str
+    prompt_token_ids: tuple[int, ...]
+    answers: tuple[str, ...]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion of one problem.
+
+    Attributes:
+        problem_id: The problem that it answers.
+        index: Its place in the problem's group, from 0.
+        token_ids: Response tokens, the end-of-sequence token included when it was sampled.
+        log_probs: The engine's log-probability of each of ``token_ids``, under the distribution
+            that it sampled from (temperature applied).
+        text: The response without special tokens.
+        finish_reason: ``stop`` (the model ended it) or ``length`` (cut off at the limit).
+        weights_version: Version of the weights that produced it.
+        seed: Seed of this request's random stream.
+        engine: Index of the engine that produced it.
+    """
+
+    problem_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    text: str
+    finish_reason: FinishReason
+    weights_version: int
+    seed: int
+    engine: int
+
+
+@dataclass(frozen=True)
+class GradedSample:
+    """A sample with its reward.
+
+    Attributes:
+        sample: The completion.
+        reward: Weighted total of the rewards; ``None`` when nothing could score it. Such a sample
+            takes no part in its group's statistics nor in the loss.
+        correct: Whether the final answer is right; ``None`` when no grader looked.
+        status: The grader's status (``correct``, ``wrong``, ``no_answer``, ``bad_gold``,
+            ``timeout``, ``error``), or ``ungraded``.
+        answer: What the grader took for the answer.
+        rewards: Each reward on its own, by name, before weighting.
+    """
+
+    sample: Sample
+    reward: float | None
+    correct: bool | None
+    status: str
+    answer: str | None = None
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Group:
+    """All samples of one problem."""
+
+    problem: Problem
+    samples: tuple[GradedSample, ...]
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """Sequences to train on, ragged and without padding: rows are laid end to end.
+
+    Attributes:
+        tokens: ``[T]`` int64, prompt and response of each sequence.
+        prompt_lengths: ``[N]`` int64, in tokens.
+        response_lengths: ``[N]`` int64, in tokens.
+        group_ids: ``[N]`` int64; sequences of one problem share one.
+        weights_versions: ``[N]`` int64, of the engine that sampled.
+        rewards: ``[N]`` float32.
+        engine_log_probs: ``[R]`` float32, from the engine that sampled.
+        advantages: ``[R]`` float32, per response token.
+        loss_mask: ``[R]`` bool; false tokens are read but take no part in the loss.
+        old_log_probs: ``[R]`` float32, of the actor before this step's first update.
+        ref_log_probs: ``[R]`` float32, of the reference model; ``None`` when there is none.
+    """
+
+    tokens: Tensor
+    prompt_lengths: Tensor
+    response_lengths: Tensor
+    group_ids: Tensor
+    weights_versions: Tensor
+    rewards: Tensor
+    engine_log_probs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
+    old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+
+    def __len__(self) -> int:
+        return int(self.prompt_lengths.numel())
+
+    @property
+    def sequence_lengths(self) -> Tensor:
+        """``[N]`` int64, prompt and response together, in tokens."""
+        return self.prompt_lengths + self.response_lengths
+
+    def select(self, indices: Sequence[int]) -> TrainingBatch:
+        """The batch of these sequences alone, in this order."""
+        rows = torch.as_tensor(list(indices), dtype=torch.int64)
+        of_tokens = _ragged_rows(self.sequence_lengths, rows)
+        of_responses = _ragged_rows(self.response_lengths, rows)
+
+        def responses(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[of_responses]
+
+        return TrainingBatch(
+            tokens=self.tokens[of_tokens],
+            prompt_lengths=self.prompt_lengths[rows],
+            response_lengths=self.response_lengths[rows],
+            group_ids=self.group_ids[rows],
+            weights_versions=self.weights_versions[rows],
+            rewards=self.rewards[rows],
+            engine_log_probs=self.engine_log_probs[of_responses],
+            advantages=self.advantages[of_responses],
+            loss_mask=self.loss_mask[of_responses],
+            old_log_probs=responses(self.old_log_probs),
+            ref_log_probs=responses(self.ref_log_probs),
+        )
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Sequences that go through the model together, packed into one row of ``t`` tokens.
+
+    Attributes:
+        sequences: Indices into the batch that was cut, in the order in which they are packed.
+        num_tokens: Tokens of all of them, before any padding that a kernel asks for.
+    """
+
+    sequences: tuple[int, ...]
+    num_tokens: int
+
+
+def _ragged_rows(lengths: Tensor, rows: Tensor) -> Tensor:
+    """Flat indices of ``rows`` in an array whose row ``i`` has ``lengths[i]`` items."""
+    starts = torch.cumsum(lengths, 0) - lengths
+    pieces = [torch.arange(int(starts[r]), int(starts[r] + lengths[r])) for r in rows.tolist()]
+    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
