@@ -1,0 +1,191 @@
+"""From overrides on the command line to a typed :class:`Config`, or one message that says why not.
+
+Hydra composes the groups of ``conf/`` onto the schema; every unknown key, wrong type and missing
+value is refused here, all of them in one message. Ranges and combinations are the business of
+``checks.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from rlmath.config.schema import Config
+from rlmath.config.settings import by_key, sections
+from rlmath.errors import ConfigError
+
+# ``rlmath/conf`` is a link to the repository's ``conf/``; in an installed wheel it is a folder.
+CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
+
+
+def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> Config:
+    """Compose, resolve and type the settings.
+
+    Args:
+        overrides: Hydra overrides: ``experiment=quickstart``, ``actor.tensor_parallel=2``.
+        config_dir: A folder with further options of the groups, such as
+            ``experiment/mine.yaml``; rlmath's own come first where both have one of a name.
+
+    Returns:
+        The settings, as the schema's dataclasses, with every ``${...}`` resolved.
+
+    Raises:
+        ConfigError: Names every override that cannot be applied, and what would work instead.
+    """
+    folders = [CONF_DIR] + ([Path(config_dir).resolve()] if config_dir is not None else [])
+    if not folders[-1].is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: no such folder")
+    problems = _problems_of_overrides(overrides, folders)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    composed = _compose(overrides, folders[1:])
+    try:
+        missing = sorted(OmegaConf.missing_keys(composed))
+        if missing:
+            raise ConfigError(_missing_message(missing, overrides, folders))
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_file_error(error)) from error
+    assert isinstance(config, Config)
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved settings as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def save(config: Config, path: str | Path) -> None:
+    """Write the resolved settings to ``path``; its folder is made if missing."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(to_yaml(config), encoding="utf-8")
+    aside.replace(path)
+
+
+def options(group: str, config_dir: str | Path | None = None) -> list[str]:
+    """Names that ``group=...`` takes, for example the experiments."""
+    folders = [CONF_DIR] + ([Path(config_dir)] if config_dir is not None else [])
+    return sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
+
+
+def _compose(overrides: Sequence[str], more_folders: Sequence[Path]) -> DictConfig:
+    ConfigStore.instance().store(name="schema", node=Config)
+    search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in more_folders)}]"]
+    try:
+        with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
+            return compose("config", overrides=[*overrides, *(search if more_folders else [])])
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__
+        known = cause if isinstance(cause, OmegaConfBaseException) else error
+        raise ConfigError(_file_error(known)) from error
+
+
+def _file_error(error: Exception) -> str:
+    """A message for what is wrong in a file of ``conf/``, whose text Hydra does not hand out."""
+    key = getattr(error, "full_key", None) or ""
+    first = str(getattr(error, "msg", None) or error).split("\n    full_key")[0].strip()
+    setting = by_key().get(key)
+    if isinstance(error, InterpolationResolutionError):
+        return f"{key}: {first}"
+    if setting is not None:
+        return f"{key}: {first}; expected {setting.type_text}"
+    return f"{first}{_did_you_mean(key)}" if key else first
+
+
+def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    problems = []
+    parser = OverridesParser.create()
+    schema = OmegaConf.structured(Config)
+    groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
+    for text in overrides:
+        try:
+            (override,) = parser.parse_overrides([text])
+        except OverrideParseException:
+            problems.append(
+                f"{text}: not an override that can be read; write key=value, such as "
+                "actor.tensor_parallel=2, and quote values with spaces or brackets: "
+                "\"data.prompt_template='Solve: {prompt}'\""
+            )
+            continue
+        problem = _problem_of_override(override, schema, groups, folders)
+        if problem:
+            problems.append(problem)
+    return problems
+
+
+def _problem_of_override(
+    override: Override, schema: DictConfig, groups: set[str], folders: Sequence[Path]
+) -> str | None:
+    key, text = override.key_or_group, override.input_line or ""
+    if override.is_delete():
+        return f"{text}: a setting cannot be deleted; set it to another value"
+    if override.is_sweep_override():
+        return f"{text}: one value only; a list is written {key}=[a,b]"
+    value = override.value()
+    if key in groups and not isinstance(value, dict):
+        names = sorted({file.stem for folder in folders for file in (folder / key).glob("*.yaml")})
+        if value is None or value in names:
+            return None
+        return f"{text}: no such {key}; there are {', '.join(names)}{_close(str(value), names)}"
+    if key in sections():
+        if not isinstance(value, dict):
+            inside = [name for name in by_key() if name.startswith(key + ".") and "[]" not in name]
+            return f"{text}: {key} is a section; set one of {', '.join(inside)}"
+    elif key not in by_key():
+        return f"{text}: there is no setting {key}{_did_you_mean(key)}"
+    return _type_problem(text, key, value, schema)
+
+
+def _type_problem(text: str, key: str, value: Any, schema: DictConfig) -> str | None:
+    try:
+        OmegaConf.update(schema, key, value, merge=True)
+    except OmegaConfBaseException as error:
+        setting = by_key().get(key)
+        expected = f"; expected {setting.type_text}" if setting else ""
+        if setting and setting.type_text.startswith("list of text") and not isinstance(value, dict):
+            expected += f": {key}=[{value}]"
+        detail = "" if setting and not isinstance(value, list | dict) else f" {_first_line(error)}"
+        return f"{text}: wrong type{expected}{detail}"
+    return None
+
+
+def _first_line(error: OmegaConfBaseException) -> str:
+    return f"({str(error.msg or error).splitlines()[0]})"
+
+
+def _missing_message(missing: list[str], overrides: Sequence[str], folders: list[Path]) -> str:
+    lines = [
+        f"{key} has to be given ({by_key()[key].doc.rstrip('.')})" if key in by_key() else key
+        for key in missing
+    ]
+    if not any(text.startswith("experiment=") for text in overrides):
+        names = ", ".join(options("experiment", folders[-1]))
+        lines.append(f"or choose an experiment that gives it: experiment=NAME of {names}")
+    return "\n".join(lines)
+
+
+def _did_you_mean(key: str) -> str:
+    keys = [name for name in by_key() if "[]" not in name]
+    last = key.rsplit(".", 1)[-1]
+    same_name = [name for name in keys if name.rsplit(".", 1)[-1] == last]
+    if same_name:
+        return f"; did you mean {' or '.join(same_name)}?"
+    return _close(key, keys)
+
+
+def _close(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,163 @@
+"""The settings of the schema as a flat list: key, type, default and documentation of each.
+
+Read from the dataclasses and the comments above their fields, so that error messages and
+``docs/settings.md`` say what the schema says.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import types
+import typing
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from omegaconf import MISSING
+
+from rlmath.config import schema
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    Attributes:
+        key: As on the command line: ``actor.optimizer.lr``; fields of list items are written
+            ``reward.items[].name``.
+        type: The annotation, without ``None``.
+        optional: Whether ``null`` is allowed.
+        default: ``MISSING`` when it has to be given.
+        doc: The comment above the field.
+    """
+
+    key: str
+    type: Any
+    optional: bool
+    default: Any
+    doc: str
+
+    @property
+    def choices(self) -> list[str]:
+        """Names of an enumeration's members; empty for any other type."""
+        if isinstance(self.type, type) and issubclass(self.type, Enum):
+            return [member.name for member in self.type]
+        return []
+
+    @property
+    def type_text(self) -> str:
+        """The type in words."""
+        text = "one of " + ", ".join(self.choices) if self.choices else _type_in_words(self.type)
+        return text + (" or null" if self.optional else "")
+
+    @property
+    def default_text(self) -> str:
+        """The default as it would stand in a YAML file."""
+        return value_text(self.default)
+
+
+def value_text(value: Any) -> str:
+    """A setting's value as it would stand in a YAML file."""
+    if value is MISSING:
+        return "has to be given"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, list):
+        return "[" + ", ".join(value_text(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {value_text(item)}" for key, item in value.items()) + "}"
+    if dataclasses.is_dataclass(value):
+        shown = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return value_text(shown)
+    return str(value)
+
+
+@cache
+def settings() -> tuple[Setting, ...]:
+    """Every setting of :class:`rlmath.config.schema.Config`, in the schema's order."""
+    return tuple(_walk(schema.Config, ""))
+
+
+@cache
+def by_key() -> dict[str, Setting]:
+    """The settings by their keys."""
+    return {setting.key: setting for setting in settings()}
+
+
+@cache
+def sections() -> tuple[str, ...]:
+    """Keys that hold settings and are none themselves: ``actor``, ``actor.optimizer``, ..."""
+    found: dict[str, None] = {}
+    for setting in settings():
+        parts = setting.key.split("[]")[0].split(".")
+        for end in range(1, len(parts)):
+            found[".".join(parts[:end])] = None
+    return tuple(found)
+
+
+def _walk(cls: type, prefix: str) -> typing.Iterator[Setting]:
+    hints = typing.get_type_hints(cls)
+    docs = _comments(cls)
+    for field in dataclasses.fields(cls):
+        key = prefix + field.name
+        annotation, optional = _without_none(hints[field.name])
+        if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+            yield from _walk(annotation, key + ".")
+            continue
+        yield Setting(key, annotation, optional, _default(field), docs.get(field.name, ""))
+        item = (*typing.get_args(annotation), None)[0]
+        if dataclasses.is_dataclass(item) and isinstance(item, type):
+            yield from _walk(item, key + "[].")
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    assert field.default_factory is not dataclasses.MISSING, f"{field.name} has no default"
+    return field.default_factory()
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        kinds = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
+        return kinds[0], len(kinds) < len(typing.get_args(annotation))
+    return annotation, False
+
+
+def _type_in_words(kind: Any) -> str:
+    simple = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+    if kind in simple:
+        return simple[kind]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is list and dataclasses.is_dataclass(args[0]):
+        names = ", ".join(field.name for field in dataclasses.fields(args[0]))
+        return f"list of mappings with {names}"
+    if origin is list:
+        return "list of " + {str: "texts"}.get(args[0], _type_in_words(args[0]) + "s")
+    return "mapping"
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """Field name to the comment lines that stand directly above the field."""
+    lines = inspect.getsource(cls).splitlines()
+    tree = ast.parse(inspect.getsource(cls))
+    (body,) = tree.body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for node in body.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        comment: list[str] = []
+        row = node.lineno - 2
+        while row >= 0 and lines[row].strip().startswith("#"):
+            comment.insert(0, lines[row].strip().lstrip("#").strip())
+            row -= 1
+        found[node.target.id] = " ".join(comment)
+    return found

@@ -1,0 +1,15 @@
+"""Errors that are the user's to mend: one message, no traceback, exit code 2."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something in the settings, the files or the machine that the user can change.
+
+    The message stands alone: it names the thing (setting, file, line, field), says what is wrong
+    with the figures, and what would work. The console command prints it and exits with 2.
+    """
+
+
+class ConfigError(UserError):
+    """A setting that is unknown, of the wrong type, out of range, or impossible with others."""
