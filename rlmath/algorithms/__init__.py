@@ -1,0 +1,1 @@
+"""Pure tensor functions of reinforcement learning; formulas and papers in docs/algorithms.md."""

@@ -1,0 +1,95 @@
+"""Statistics over groups and batches that the estimators share, in float64.
+
+A sample without a reward (not-a-number) takes no part in any statistic and gets advantage 0.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.registry import Registry
+
+
+class Advantage(Protocol):
+    """Rewards of a batch to advantages.
+
+    Args:
+        rewards: ``[N]`` float, not-a-number where nothing could score the sample.
+        group_ids: ``[N]`` int64.
+        token_counts: ``[N]`` response tokens that take part in the loss, for estimators that
+            whiten over tokens; the others do not read it.
+
+    Returns:
+        ``[N]`` float32, one advantage for all tokens of a sequence.
+    """
+
+    def __call__(
+        self, rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None
+    ) -> Tensor: ...
+
+
+ADVANTAGES: Registry[Advantage] = Registry("algorithm.advantage")
+
+
+class Groups:
+    """Sums and means of scored samples within groups.
+
+    Attributes:
+        rewards: ``[N]`` float64 with 0 for unscored samples.
+        scored: ``[N]`` bool.
+        ids: ``[N]`` int64, groups numbered from 0.
+        sizes: ``[N]`` float64, scored samples in each sample's group.
+    """
+
+    def __init__(self, rewards: Tensor, group_ids: Tensor) -> None:
+        if rewards.shape != group_ids.shape or rewards.dim() != 1:
+            raise ValueError(
+                f"rewards {list(rewards.shape)} and group_ids {list(group_ids.shape)} have to be "
+                f"of one shape [N]"
+            )
+        if rewards.isinf().any():
+            raise ValueError(f"reward {int(rewards.isinf().nonzero()[0])} is infinite")
+        self.scored = ~rewards.isnan()
+        self.rewards = torch.where(self.scored, rewards.double(), 0.0)
+        names, self.ids = torch.unique(group_ids, return_inverse=True)
+        self._count = names.numel()
+        self.sizes = self.sum(self.scored.double())
+
+    def sum(self, values: Tensor) -> Tensor:
+        """``[N]`` sum of ``values`` (0 where unscored) over each sample's group."""
+        totals = values.new_zeros(self._count).index_add_(0, self.ids, values)
+        return totals[self.ids]
+
+    def mean(self) -> Tensor:
+        """``[N]`` mean reward of each sample's group."""
+        return self.sum(self.rewards) / self.sizes.clamp(min=1)
+
+    def centered(self) -> Tensor:
+        """``[N]`` reward less its group's mean; exactly 0 in a group whose rewards are equal."""
+        difference = torch.where(self.scored, self.rewards - self.mean(), 0.0)
+        # The mean of equal numbers can be off by a rounding error, which a tiny std would blow up.
+        return torch.where(self._equal(), 0.0, difference)
+
+    def std(self) -> Tensor:
+        """``[N]`` Bessel's standard deviation of each sample's group; 0 in a group of one."""
+        return (self.sum(self.centered().square()) / (self.sizes - 1).clamp(min=1)).sqrt()
+
+    def others_mean(self) -> Tensor:
+        """``[N]`` mean reward of the other samples of the group; 0 when there is no other."""
+        others = self.sum(self.rewards) - self.rewards
+        return others / (self.sizes - 1).clamp(min=1)
+
+    def _equal(self) -> Tensor:
+        """``[N]`` whether all scored rewards of the group are the same."""
+        high = torch.full((self._count,), -torch.inf, dtype=torch.float64)
+        low = -high
+        high = high.to(self.ids.device).scatter_reduce(
+            0, self.ids, torch.where(self.scored, self.rewards, -torch.inf), "amax"
+        )
+        low = low.to(self.ids.device).scatter_reduce(
+            0, self.ids, torch.where(self.scored, self.rewards, torch.inf), "amin"
+        )
+        return (high <= low)[self.ids]

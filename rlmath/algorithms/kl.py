@@ -1,0 +1,74 @@
+"""Estimates of the KL divergence between policy and reference from sampled tokens.
+
+With ``d = log pi_ref(y) - log pi(y)`` for a token ``y`` sampled from ``pi``:
+
+=========== ============================== =====================================================
+estimator   value                          as a term of the loss
+=========== ============================== =====================================================
+k1          ``-d``                         unbiased value; its gradient is 0 on average, so it
+                                           belongs in the reward
+k2          ``d^2 / 2``                    biased value; the gradient is the KL's own, on policy
+k3          ``exp(d) - 1 - d``             unbiased value, never negative; biased gradient
+k3_unbiased ``r (exp(d) - 1 - d)``         k3 times the importance ratio ``r = pi / pi_old``:
+                                           value and gradient unbiased off policy as well
+=========== ============================== =====================================================
+
+k1 to k3: J. Schulman, "Approximating KL divergence" (2020); k3 in GRPO (arXiv:2402.03300), eq. 4;
+gradients of k2 and k3: arXiv:2510.01555; k3_unbiased: DeepSeek-V3.2 (arXiv:2512.02556), eq. 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.registry import Registry
+
+# (log_probs, ref_log_probs, old_log_probs), all of one shape -> nats of that shape
+KlEstimator = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+KL_ESTIMATORS: Registry[KlEstimator] = Registry("algorithm.kl_estimator")
+
+
+def kl_estimate(
+    name: str, log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor
+) -> Tensor:
+    """Estimate of KL(policy || reference) at each token, in nats, with gradient.
+
+    Args:
+        name: One of the module's estimators.
+        log_probs: Of the policy, any shape.
+        ref_log_probs: Of the reference, the same shape.
+        old_log_probs: Of the policy that sampled, the same shape; ``k3_unbiased`` alone reads it.
+
+    Raises:
+        ValueError: Unknown estimator.
+    """
+    return KL_ESTIMATORS.get(name)(log_probs, ref_log_probs, old_log_probs)
+
+
+@KL_ESTIMATORS.register("k1")
+def k1(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """``log pi - log pi_ref``."""
+    return log_probs - ref_log_probs
+
+
+@KL_ESTIMATORS.register("k2")
+def k2(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """Half the square of the difference of log-probs."""
+    return 0.5 * (log_probs - ref_log_probs).square()
+
+
+@KL_ESTIMATORS.register("k3")
+def k3(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """``exp(d) - 1 - d``; ``expm1`` keeps the digits of a small ``d``."""
+    d = ref_log_probs - log_probs
+    return torch.expm1(d) - d
+
+
+@KL_ESTIMATORS.register("k3_unbiased")
+def k3_unbiased(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """``k3`` times the importance ratio, through which the gradient flows too."""
+    return (log_probs - old_log_probs).exp() * k3(log_probs, ref_log_probs, old_log_probs)

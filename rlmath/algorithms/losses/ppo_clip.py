@@ -1,0 +1,33 @@
+"""The clipped surrogate of PPO, with separate bounds and an optional dual clip."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.settings import ObjectiveSettings
+
+
+@policy_loss("ppo_clip")
+def ppo_clip(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r`` the token's ratio.
+
+    PPO (arXiv:1707.06347), eq. 7; separate bounds ("clip-higher") from DAPO (arXiv:2503.14476),
+    eq. 8 and §3.1. With ``dual_clip = c`` the loss of a token with ``A < 0`` is at most ``-c A``
+    (arXiv:1912.09729, eq. 5), which is the same as capping its ratio at ``c``, the two-sided clip
+    of INTELLECT-2 (arXiv:2505.07291).
+    """
+    ratio = inputs.log_ratio().exp()
+    advantages = inputs.token_advantages()
+    low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
+    losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+    flags = {
+        "clip_fraction_low": (advantages < 0) & (ratio < low),
+        "clip_fraction_high": (advantages > 0) & (ratio > high),
+    }
+    if settings.dual_clip is not None:
+        cap = -advantages * settings.dual_clip
+        losses = torch.where(advantages < 0, torch.minimum(losses, cap), losses)
+        flags["dual_clip_fraction"] = (advantages < 0) & (ratio > settings.dual_clip)
+    return losses, flags

@@ -1,0 +1,151 @@
+"""How far the engine that sampled and the trainer are apart, in log-probs of the same tokens.
+
+With ``d = logp_trainer - logp_engine`` per token and ``w = exp(d)``. A ``Mismatch`` holds sums,
+maxima and counts, so those of several batches, ranks or version lags add up; ``metrics`` turns the
+total into numbers to log.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Bins of d for quantiles: logarithmic in |d| on both sides of 0, 50 to a factor of ten, so that a
+# quantile of d is right to about 5 % of itself whether it is 1e-6 or 10.
+_MAGNITUDES = torch.logspace(-8, 2, 501, dtype=torch.float64)
+_EDGES = torch.cat([-_MAGNITUDES.flip(0), _MAGNITUDES])
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Totals over tokens that take part.
+
+    Attributes:
+        tokens: Tokens.
+        exp_abs_sum: Sum of ``exp(|d|)``.
+        abs_sum: Sum of ``|d|``, in nats.
+        abs_max: Largest ``|d|``, in nats.
+        k3_sum: Sum of ``w - 1 - d``, the k3 estimate of KL(engine || trainer) in nats.
+        w_sum: Sum of ``w``.
+        w_square_sum: Sum of ``w^2``.
+        histogram: Tokens per bin of ``d``, int64.
+    """
+
+    tokens: int
+    exp_abs_sum: float
+    abs_sum: float
+    abs_max: float
+    k3_sum: float
+    w_sum: float
+    w_square_sum: float
+    histogram: Tensor
+
+    def __add__(self, other: Mismatch) -> Mismatch:
+        return Mismatch(
+            tokens=self.tokens + other.tokens,
+            exp_abs_sum=self.exp_abs_sum + other.exp_abs_sum,
+            abs_sum=self.abs_sum + other.abs_sum,
+            abs_max=_larger(self.abs_max, other.abs_max),
+            k3_sum=self.k3_sum + other.k3_sum,
+            w_sum=self.w_sum + other.w_sum,
+            w_square_sum=self.w_square_sum + other.w_square_sum,
+            histogram=self.histogram + other.histogram,
+        )
+
+    def w_quantile(self, share: float) -> float:
+        """``w`` below which ``share`` of the tokens lie, to 5 % of ``log w`` or 1e-8."""
+        if not self.tokens:
+            return 1.0
+        below = torch.cumsum(self.histogram, 0)
+        rank = max(1, math.ceil(share * int(below[-1])))
+        at = int(torch.searchsorted(below, rank))
+        # Bin i lies between edges i - 1 and i. Of these the upper one, except across 0.
+        if at == _MAGNITUDES.numel():
+            return 1.0
+        return math.exp(float(_EDGES[min(at, _EDGES.numel() - 1)]))
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers to log; those of no tokens are those of perfect agreement.
+
+        ``effective_sample_size`` is ``(sum w)^2 / sum w^2`` as a share of the tokens (Kish), 1
+        when all weigh the same.
+        """
+        n = max(self.tokens, 1)
+        empty = self.tokens == 0
+        return {
+            "mean_exp_abs_diff": 1.0 if empty else self.exp_abs_sum / n,
+            "mean_abs_diff": self.abs_sum / n,
+            "max_abs_diff": self.abs_max,
+            "k3": self.k3_sum / n,
+            "mean_w": 1.0 if empty else self.w_sum / n,
+            "p99_w": self.w_quantile(0.99),
+            "effective_sample_size": 1.0 if empty else self.w_sum**2 / self.w_square_sum / n,
+        }
+
+
+def measure(
+    trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor | None = None
+) -> Mismatch:
+    """Compare two sets of log-probs of the same tokens.
+
+    Args:
+        trainer_log_probs: ``[R]``, in nats, at the sampling temperature, by the weights that
+            sampled.
+        engine_log_probs: ``[R]``, in nats.
+        mask: ``[R]`` bool; false tokens are left out. ``None``: all count.
+
+    Raises:
+        ValueError: Shapes that do not fit.
+    """
+    if trainer_log_probs.shape != engine_log_probs.shape:
+        raise ValueError(
+            f"{trainer_log_probs.numel()} log-probs of the trainer, but "
+            f"{engine_log_probs.numel()} of the engine"
+        )
+    d = trainer_log_probs.detach().double() - engine_log_probs.detach().double()
+    if mask is not None:
+        d = d[mask]
+    d = d.cpu()
+    w = d.exp()
+    return Mismatch(
+        tokens=d.numel(),
+        exp_abs_sum=float(d.abs().exp().sum()),
+        abs_sum=float(d.abs().sum()),
+        abs_max=float(d.abs().max()) if d.numel() else 0.0,
+        k3_sum=float((torch.expm1(d) - d).sum()),
+        w_sum=float(w.sum()),
+        w_square_sum=float(w.square().sum()),
+        histogram=torch.bincount(torch.bucketize(d, _EDGES), minlength=_EDGES.numel() + 1),
+    )
+
+
+def measure_by_lag(
+    trainer_log_probs: Tensor,
+    engine_log_probs: Tensor,
+    response_lengths: Tensor,
+    lags: Tensor,
+    mask: Tensor | None = None,
+) -> dict[int, Mismatch]:
+    """``measure`` for the sequences of each lag on their own.
+
+    Args:
+        trainer_log_probs: ``[R]``, in nats.
+        engine_log_probs: ``[R]``, in nats.
+        response_lengths: ``[N]`` int64, in tokens.
+        lags: ``[N]`` int64, weights versions between sampling and training.
+        mask: ``[R]`` bool; false tokens are left out.
+    """
+    of_tokens = torch.repeat_interleave(lags, response_lengths)
+    keep = torch.ones_like(of_tokens, dtype=torch.bool) if mask is None else mask
+    return {
+        lag: measure(trainer_log_probs, engine_log_probs, keep & (of_tokens == lag))
+        for lag in sorted(set(lags.tolist()))
+    }
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger one; not-a-number wins."""
+    return a if math.isnan(a) or a > b else b

@@ -1,0 +1,98 @@
+"""The objective of training: policy loss, KL term and entropy bonus, with what is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.kl import kl_estimate
+from rlmath.algorithms.losses import LossInputs, LossOutput, get_loss
+from rlmath.algorithms.settings import ObjectiveSettings
+
+
+def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOutput:
+    """``sum_t w_t (policy_loss_t + kl_coef KL_t - entropy_coef H_t)`` over a cut.
+
+    Measured, besides what the loss itself counts (names as in ``losses.base``):
+
+    - ``weighted/loss``, ``weighted/policy_loss``, and with a reference ``weighted/kl_loss`` (the
+      KL before its coefficient);
+    - ``weighted/signal``: ``sum w (|A| + kl_coef + |entropy_coef|)``, which is 0 only when nothing
+      in the minibatch can move a weight;
+    - ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of
+      old against current policy), ``token/entropy`` when given, ``token/kl`` with a reference;
+    - ``count/token``, ``count/nonfinite``: unmasked tokens, and those of them with a loss, ratio,
+      KL or entropy that is not finite;
+    - maximum ``importance_ratio_max``.
+
+    Args:
+        inputs: Tokens of the cut.
+        settings: What to add up.
+
+    Returns:
+        The objective of this cut; objectives of all cuts of a minibatch add up to the minibatch's.
+
+    Raises:
+        ValueError: Unknown loss or estimator; a KL term without ``ref_log_probs``; an entropy
+            bonus without ``entropy``.
+    """
+    policy = get_loss(settings.loss)(inputs, settings)
+    weights = inputs.token_weights()
+    total, token_losses = policy.loss, policy.token_losses
+    sums = dict(policy.metric_sums)
+    checked = [token_losses]
+
+    if inputs.ref_log_probs is not None:
+        # Masked before the estimate, so that no value at a masked token reaches exp().
+        kl = kl_estimate(
+            settings.kl_estimator,
+            inputs.masked(inputs.log_probs),
+            inputs.masked(inputs.ref_log_probs),
+            inputs.masked(inputs.old_log_probs),
+        )
+        sums["weighted/kl_loss"] = (weights * kl).detach().sum().double()
+        sums["token/kl"] = kl.detach().double().sum()
+        checked.append(kl.detach())
+        if settings.kl_coef:
+            total = total + settings.kl_coef * (weights * kl).sum()
+            token_losses = token_losses + settings.kl_coef * kl.detach()
+    elif settings.kl_coef:
+        raise ValueError(f"kl_coef = {settings.kl_coef} needs ref_log_probs, which are missing")
+
+    if inputs.entropy is not None:
+        entropy = inputs.masked(inputs.entropy)
+        sums["token/entropy"] = entropy.detach().double().sum()
+        checked.append(entropy.detach())
+        if settings.entropy_coef:
+            total = total - settings.entropy_coef * (weights * entropy).sum()
+            token_losses = token_losses - settings.entropy_coef * entropy.detach()
+    elif settings.entropy_coef:
+        raise ValueError(f"entropy_coef = {settings.entropy_coef} needs entropy, which is missing")
+
+    log_ratio = inputs.log_ratio().detach().double()
+    ratio = log_ratio.exp()
+    checked.append(ratio)
+    finite = torch.stack([values.isfinite() for values in checked]).all(dim=0)
+    pull = inputs.token_advantages().abs() + settings.kl_coef + abs(settings.entropy_coef)
+    sums |= {
+        "weighted/loss": total.detach().double(),
+        "weighted/signal": (weights * pull).detach().sum().double(),
+        "token/importance_ratio": inputs.masked(ratio).sum(),
+        "token/ratio_over_threshold": (inputs.mask & (ratio > settings.ratio_threshold))
+        .sum()
+        .double(),
+        "token/approx_kl": (torch.expm1(log_ratio) - log_ratio).sum(),
+        "count/token": inputs.mask.sum().double(),
+        "count/nonfinite": (inputs.mask & ~finite).sum().double(),
+    }
+    maxima = policy.metric_maxima | {"importance_ratio_max": _masked_max(ratio, inputs.mask)}
+    return dataclasses.replace(
+        policy, loss=total, token_losses=token_losses, metric_sums=sums, metric_maxima=maxima
+    )
+
+
+def _masked_max(values: Tensor, mask: Tensor) -> Tensor:
+    """Largest of the unmasked values; 0 (below any ratio) when there is none."""
+    return torch.cat([values.new_zeros(1), torch.where(mask, values, 0.0)]).max()

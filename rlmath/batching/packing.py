@@ -1,0 +1,196 @@
+"""Sequences of a minibatch, shared out to data-parallel ranks and packed into micro-batches.
+
+What always holds for the result of ``assign``:
+
+- each sequence is in exactly one micro-batch;
+- every rank has the same number of micro-batches (pipeline schedules and gradient reduction wait
+  for each other);
+- a micro-batch has at most ``max_tokens_per_microbatch`` tokens, or one sequence alone;
+- no micro-batch is empty, unless there are fewer sequences than micro-batches;
+- the same lengths give the same result, on every rank and machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from rlmath.types import MicroBatch
+
+# A layer's matrices cost about 24 h^2 operations a token, causal attention about 2 h l: they are
+# equal at l = 12 h, about 18 thousand tokens at the hidden size 1536 of a 1.5B model.
+ATTENTION_BREAK_EVEN_TOKENS = 18432
+
+
+def cost(length: int, attention_break_even_tokens: float = ATTENTION_BREAK_EVEN_TOKENS) -> float:
+    """Relative cost of a sequence: its tokens, and attention's square of them.
+
+    ``length + length^2 / attention_break_even_tokens``: at the break-even length attention costs
+    as much as all matrices together.
+    """
+    return length + length * length / attention_break_even_tokens
+
+
+def assign(
+    lengths: Sequence[int],
+    data_parallel: int,
+    max_tokens_per_microbatch: int,
+    *,
+    multiple_of: int = 1,
+    attention_break_even_tokens: float = ATTENTION_BREAK_EVEN_TOKENS,
+) -> list[list[MicroBatch]]:
+    """Share sequences out to ranks by cost and pack each rank's share under a token budget.
+
+    Ranks are balanced first (the dearest sequence goes to the rank with the least cost so far),
+    because they wait for each other once a minibatch. Then each share is packed into as many
+    micro-batches as the rank that needs most, of about equal tokens. A sequence over the budget
+    forms a micro-batch of its own. A rank's dearest micro-batch comes first, so that memory that
+    does not suffice shows at once.
+
+    When there are fewer sequences than ``ranks x micro-batches`` (a few sequences near or over the
+    budget), some micro-batches at the end of a rank's list have no sequences: the caller runs a
+    padding token through the model for them, with weight 0.
+
+    Args:
+        lengths: Tokens of each of ``N`` sequences, prompt and response together.
+        data_parallel: Ranks to share them out to.
+        max_tokens_per_microbatch: Token budget.
+        multiple_of: The number of micro-batches per rank is a multiple of this (an interleaved
+            pipeline schedule asks for the number of stages).
+        attention_break_even_tokens: See ``cost``.
+
+    Returns:
+        For each rank its micro-batches; their ``sequences`` are indices into ``lengths``.
+
+    Raises:
+        ValueError: Fewer sequences than ranks, a length below 1, or a number below 1.
+    """
+    _check(lengths, data_parallel, max_tokens_per_microbatch, multiple_of)
+    costs = [cost(length, attention_break_even_tokens) for length in lengths]
+    shares = _balance(costs, data_parallel)
+    count = 0
+    # Moving sequences between shares can, rarely, make a share need one micro-batch more.
+    while True:
+        needed = max(len(_best_fit(share, lengths, max_tokens_per_microbatch)) for share in shares)
+        needed = -(-needed // multiple_of) * multiple_of
+        if needed <= count:
+            break
+        count = needed
+        _level_counts(shares, costs, count)
+
+    ranks = []
+    for share in shares:
+        bins = _pack(share, lengths, max_tokens_per_microbatch, count)
+        bins.sort(key=lambda b: (-sum(costs[i] for i in b), b))
+        ranks.append([MicroBatch(tuple(b), sum(lengths[i] for i in b)) for b in bins])
+    return ranks
+
+
+def _check(
+    lengths: Sequence[int], data_parallel: int, max_tokens_per_microbatch: int, multiple_of: int
+) -> None:
+    for name, value in (
+        ("data_parallel", data_parallel),
+        ("max_tokens_per_microbatch", max_tokens_per_microbatch),
+        ("multiple_of", multiple_of),
+    ):
+        if value < 1:
+            raise ValueError(f"{name} = {value}: at least 1 is needed")
+    if len(lengths) < data_parallel:
+        raise ValueError(
+            f"{len(lengths)} sequences in a minibatch cannot be shared out to data_parallel = "
+            f"{data_parallel} ranks: {data_parallel - len(lengths)} of them would have nothing to "
+            f"do; use more prompts or samples per step, fewer minibatches_per_step, or "
+            f"data_parallel <= {len(lengths)}"
+        )
+    shortest = min(lengths)
+    if shortest < 1:
+        raise ValueError(f"sequence {list(lengths).index(shortest)} has {shortest} tokens")
+
+
+def _balance(costs: Sequence[float], data_parallel: int) -> list[list[int]]:
+    """Longest processing time first: each sequence, dearest first, to the cheapest rank so far."""
+    shares: list[list[int]] = [[] for _ in range(data_parallel)]
+    load = [(0.0, rank) for rank in range(data_parallel)]
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        total, rank = load[0]
+        shares[rank].append(index)
+        heapq.heapreplace(load, (total + costs[index], rank))
+    return shares
+
+
+def _level_counts(shares: list[list[int]], costs: Sequence[float], count: int) -> None:
+    """Move cheap sequences until each share has ``count`` of them, or none has more to give.
+
+    A share with fewer sequences than micro-batches holds each alone, so it can always take one
+    more. Shares are sorted by falling cost, so the last sequence is the cheapest.
+    """
+    total = [sum(costs[i] for i in share) for share in shares]
+    for share in shares:
+        while len(share) < count:
+            rich = [r for r, s in enumerate(shares) if len(s) > count]
+            if not rich:
+                return
+            giver = max(rich, key=lambda r: total[r])
+            total[giver] -= costs[shares[giver][-1]]
+            share.append(shares[giver].pop())
+
+
+def _best_fit(share: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Best fit decreasing: each sequence, longest first, to the fullest bin with room for it."""
+    bins: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens left, bin), sorted
+    for index in sorted(share, key=lambda i: (-lengths[i], i)):
+        length = lengths[index]
+        at = bisect_left(room, (length, -1))
+        if at < len(room):
+            left, chosen = room.pop(at)
+            bins[chosen].append(index)
+        else:
+            left, chosen = max(budget, length), len(bins)
+            bins.append([index])
+        if left > length:
+            insort(room, (left - length, chosen))
+    return bins
+
+
+def _pack(share: Sequence[int], lengths: Sequence[int], budget: int, count: int) -> list[list[int]]:
+    """Exactly ``count`` bins within the budget, of about equal tokens where that works out."""
+    bins = _even(share, lengths, budget, count)
+    if bins is None:
+        bins = _best_fit(share, lengths, budget)
+        _split_to(bins, lengths, count)
+    for b in bins:
+        b.sort()
+    return bins
+
+
+def _even(
+    share: Sequence[int], lengths: Sequence[int], budget: int, count: int
+) -> list[list[int]] | None:
+    """Each sequence, longest first, to the bin with the fewest tokens; ``None`` if one is over."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    load = [(0, b) for b in range(count)]
+    for index in sorted(share, key=lambda i: (-lengths[i], i)):
+        tokens, chosen = load[0]
+        # The emptiest bin has no room, so none has.
+        if tokens and tokens + lengths[index] > budget:
+            return None
+        bins[chosen].append(index)
+        heapq.heapreplace(load, (tokens + lengths[index], chosen))
+    return bins
+
+
+def _split_to(bins: list[list[int]], lengths: Sequence[int], count: int) -> None:
+    """Halve the fullest bins that hold several sequences until there are ``count`` bins."""
+    while len(bins) < count:
+        several = [b for b in bins if len(b) > 1]
+        if not several:
+            bins.extend([] for _ in range(count - len(bins)))
+            return
+        fullest = max(several, key=lambda b: sum(lengths[i] for i in b))
+        # Every other one by length, so that both halves have about the same tokens.
+        fullest.sort(key=lambda i: (-lengths[i], i))
+        bins.append(fullest[1::2])
+        fullest[:] = fullest[0::2]
