@@ -1,0 +1,1 @@
+"""The Megatron side: the model, its parallel state, log-probs and updates."""

@@ -1,0 +1,173 @@
+"""Core attention for packed sequences where Transformer Engine is not installed.
+
+Megatron's own ``DotProductAttention`` refuses packed sequences. This one takes them in the ``thd``
+format: the sequences of a micro-batch lie end to end in one row of ``t`` tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+# Sequences are padded together while the shortest is at least this share of the longest: few
+# kernel calls against little wasted work.
+_MIN_LENGTH_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class LengthClass:
+    """Sequences of similar length, padded to one rectangle.
+
+    Attributes:
+        rows: ``[n, l]`` int64, position in the pack of each token; padding repeats a token of its
+            own sequence, whose output is thrown away.
+        valid: ``[m]`` int64, flat places of the real tokens in ``[n * l]``.
+        places: ``[m]`` int64, where those tokens stand in the pack.
+    """
+
+    rows: Tensor
+    valid: Tensor
+    places: Tensor
+
+
+@dataclass
+class LengthClassedSeqParams(PackedSeqParams):
+    """Packed-sequence parameters with the rectangles that :class:`PackedAttention` works on."""
+
+    length_classes: list[LengthClass] = field(default_factory=list)
+
+
+def length_classes(lengths: list[int], device: torch.device) -> list[LengthClass]:
+    """Group the sequences of a pack by length.
+
+    Args:
+        lengths: Length of each sequence in tokens, in pack order.
+        device: Where the indices should live.
+    """
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    classes: list[LengthClass] = []
+    while order:
+        longest = lengths[order[0]]
+        members = [i for i in order if lengths[i] >= _MIN_LENGTH_SHARE * longest]
+        order = order[len(members) :]
+        size = torch.tensor([lengths[i] for i in members])
+        start = torch.tensor([starts[i] for i in members])
+        column = torch.arange(longest)
+        real = column[None, :] < size[:, None]
+        rows = start[:, None] + torch.minimum(column[None, :], size[:, None] - 1)
+        classes.append(
+            LengthClass(
+                rows=rows.to(device),
+                valid=real.flatten().nonzero().squeeze(1).to(device),
+                places=rows[real].to(device),
+            )
+        )
+    return classes
+
+
+class PackedAttention(MegatronModule):
+    """Causal attention of packed sequences on ``scaled_dot_product_attention``.
+
+    Takes the place of Megatron's ``DotProductAttention`` in the local layer spec. Has no
+    parameters and no dropout.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        if config.context_parallel_size != 1:
+            raise ValueError("context parallelism needs Transformer Engine's attention")
+        if attn_mask_type != AttnMaskType.causal:
+            raise ValueError(f"PackedAttention is causal, asked for {attn_mask_type}")
+        self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor:
+        """Attend within each sequence.
+
+        Args:
+            query: ``[t, heads, dim]``; key and value: ``[t, kv_heads, dim]``.
+            packed_seq_params: Where sequences begin and end.
+
+        Returns:
+            ``[t, heads * dim]``.
+        """
+        assert packed_seq_params is not None, "PackedAttention takes packed sequences only"
+        if isinstance(packed_seq_params, LengthClassedSeqParams):
+            context = self._rectangles(query, key, value, packed_seq_params.length_classes)
+        else:
+            context = self._varlen(query, key, value, packed_seq_params)
+        return context.reshape(query.size(0), -1)
+
+    def _rectangles(
+        self, query: Tensor, key: Tensor, value: Tensor, classes: list[LengthClass]
+    ) -> Tensor:
+        pieces, places = [], []
+        for one in classes:
+            q, k, v = (x[one.rows].transpose(1, 2) for x in (query, key, value))
+            out = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=self.softmax_scale, enable_gqa=q.size(1) != k.size(1)
+            )
+            pieces.append(out.transpose(1, 2).flatten(0, 1)[one.valid])
+            places.append(one.places)
+        back = torch.argsort(torch.cat(places))
+        return torch.cat(pieces)[back]
+
+    def _varlen(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        return varlen_attn(
+            query,
+            key,
+            value,
+            packed.cu_seqlens_q,
+            packed.cu_seqlens_kv,
+            packed.max_seqlen_q,
+            packed.max_seqlen_kv,
+            scale=self.softmax_scale,
+            window_size=(-1, 0),
+            enable_gqa=query.size(1) != key.size(1),
+        )
+
+
+class ParallelRMSNorm(torch.nn.RMSNorm):
+    """RMSNorm that Megatron accepts under sequence parallelism.
+
+    Under it each tensor rank normalises its own tokens, so the ranks' gradients of the weight are
+    partial and have to be summed; Megatron does so for parameters that carry the mark
+    ``sequence_parallel``.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+

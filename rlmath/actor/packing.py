@@ -1,0 +1,105 @@
+"""From the sequences of a micro-batch to what the model takes: one packed row of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlmath.actor.attention import LengthClassedSeqParams, length_classes
+from rlmath.device import Platform
+from rlmath.types import MicroBatch, TrainingBatch
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A micro-batch as the model reads it; ``t`` tokens of which ``r`` are response tokens.
+
+    Attributes:
+        tokens: ``[1, t]`` int64, padded to a multiple of the tensor ranks by one more sequence.
+        position_ids: ``[1, t]`` int64, from 0 in each sequence.
+        packed_seq_params: Where sequences begin and end.
+        rows: ``[r]`` int64, the positions whose logits predict response tokens.
+        targets: ``[r]`` int64, those response tokens.
+        sequence_ids: ``[r]`` int64, which of the pack's sequences each belongs to.
+        response_rows: ``[r]`` int64 on the CPU, where they stand among the batch's ``R``.
+    """
+
+    tokens: Tensor
+    position_ids: Tensor
+    packed_seq_params: Any
+    rows: Tensor
+    targets: Tensor
+    sequence_ids: Tensor
+    response_rows: Tensor
+
+
+def pack(
+    batch: TrainingBatch, micro_batch: MicroBatch, platform: Platform, multiple_of: int
+) -> Pack:
+    """Lay the sequences of a micro-batch end to end.
+
+    Args:
+        batch: The batch that ``micro_batch.sequences`` point into.
+        multiple_of: The row's length is padded to a multiple of this (the tensor ranks).
+    """
+    device = platform.torch_device
+    indices = list(micro_batch.sequences)
+    lengths = batch.sequence_lengths
+    token_starts = torch.cumsum(lengths, 0) - lengths
+    response_starts = torch.cumsum(batch.response_lengths, 0) - batch.response_lengths
+
+    tokens, rows, targets, sequence_ids, response_rows, sizes = [], [], [], [], [], []
+    offset = 0
+    for place, i in enumerate(indices):
+        start, size = int(token_starts[i]), int(lengths[i])
+        prompt, response = int(batch.prompt_lengths[i]), int(batch.response_lengths[i])
+        own = batch.tokens[start : start + size].long()
+        tokens.append(own)
+        # The logits at a position predict the next token.
+        rows.append(torch.arange(offset + prompt - 1, offset + size - 1))
+        targets.append(own[prompt:])
+        sequence_ids.append(torch.full((response,), place))
+        first = int(response_starts[i])
+        response_rows.append(torch.arange(first, first + response))
+        sizes.append(size)
+        offset += size
+    # A micro-batch without sequences still has to go through the model, so that all ranks take part
+    # in the same collectives.
+    padding = -offset % multiple_of if offset else multiple_of
+    if padding:
+        tokens.append(torch.zeros(padding, dtype=torch.int64))
+        sizes.append(padding)
+    position_ids = torch.cat([torch.arange(size) for size in sizes])
+    return Pack(
+        tokens=torch.cat(tokens)[None].to(device),
+        position_ids=position_ids[None].to(device),
+        packed_seq_params=_packed_seq_params(sizes, platform),
+        rows=_cat(rows).to(device),
+        targets=_cat(targets).to(device),
+        sequence_ids=_cat(sequence_ids).to(device),
+        response_rows=_cat(response_rows),
+    )
+
+
+def _cat(pieces: list[Tensor]) -> Tensor:
+    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+
+
+def _packed_seq_params(sizes: list[int], platform: Platform) -> Any:
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    device = platform.torch_device
+    ends = torch.tensor([0, *sizes]).cumsum(0).to(device, torch.int32)
+    shared: dict[str, Any] = {
+        "qkv_format": "thd",
+        "cu_seqlens_q": ends,
+        "cu_seqlens_kv": ends,
+        "max_seqlen_q": max(sizes),
+        "max_seqlen_kv": max(sizes),
+    }
+    if platform.name == "cpu":
+        return LengthClassedSeqParams(**shared, length_classes=length_classes(sizes, device))
+    return PackedSeqParams(**shared)
