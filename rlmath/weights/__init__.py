@@ -1,0 +1,1 @@
+"""Weights on their way: Megatron, Hugging Face files and vLLM engines hold the same model."""

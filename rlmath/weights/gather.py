@@ -1,0 +1,274 @@
+"""Gathers Megatron shards to whole Hugging Face tensors, bucket by bucket.
+
+The ranks tell each other once which runs of which tensors they hold. From that every rank derives
+the same list of buckets and, for each bucket, who sends which bytes. A byte travels once, from a
+rank that holds it to the rank that wants it; layouts (tensor, pipeline with virtual or uneven
+stages, expert) need no cases of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlmath.weights.buckets import (
+    Bucket,
+    TensorMeta,
+    align,
+    cut_into_buckets,
+    view_in_buffer,
+)
+from rlmath.weights.layout import ParallelRank
+from rlmath.weights.parameters import local_parameters
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.shape import ModelShape, WeightsError
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows (``dim`` 0) or columns (``dim`` 1) of a Hugging Face tensor that lie on one rank.
+
+    Attributes:
+        name: The Hugging Face tensor.
+        dim: Along which it is a run.
+        start: First row or column.
+        shape: Of the run.
+    """
+
+    name: str
+    dim: int
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return self.shape[self.dim]
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This run of the whole tensor, as a view."""
+        return whole.narrow(self.dim, self.start, self.length)
+
+
+class BucketGatherer:
+    """The ranks' agreement on who holds what, and the gathering by it.
+
+    Construction is collective over ``parallel.group``. It keeps references to the parameters and
+    reads their values at each ``gather``, so one object serves a whole run.
+
+    Args:
+        model_chunks: ``GPTModel``s of this stage, one per virtual stage, bare or wrapped.
+        shape: The model.
+        parallel: This rank.
+        bucket_size_mib: See ``cut_into_buckets``.
+        dtype: Type to send; ``None``: each parameter's own.
+
+    Attributes:
+        tensors: Name, shape and type of each Hugging Face tensor, in the order of sending.
+        buckets: The same, cut into buckets; equal on all ranks.
+
+    Raises:
+        WeightsError: A parameter is unknown, or no rank holds some part of a tensor.
+    """
+
+    def __init__(
+        self,
+        model_chunks: Sequence[nn.Module],
+        shape: ModelShape,
+        parallel: ParallelRank,
+        bucket_size_mib: float = 512,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.parallel = parallel
+        self.ranks = parallel.global_ranks
+        self._local: dict[Run, Tensor] = {}
+        for parameter in local_parameters(model_chunks, shape, parallel):
+            # The first stage holds the original of a tied embedding; its copy sends nothing.
+            for piece in () if parameter.is_copy else parameter.layout.pieces:
+                part = parameter.tensor.detach().narrow(piece.dim, piece.local_start, piece.length)
+                self._local[Run(piece.hf_name, piece.dim, piece.hf_start, tuple(part.shape))] = part
+            self.device = parameter.tensor.device
+        holders = self._exchange(dtype)
+        self._holders = {run: ranks for run, (ranks, _) in holders.items()}
+        self._runs = _runs_by_tensor(hf_shapes(shape), holders)
+        self.tensors = [
+            TensorMeta(name, whole, holders[self._runs[name][0]][1])
+            for name, whole in hf_shapes(shape).items()
+        ]
+        self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
+
+    def _exchange(self, dtype: torch.dtype | None) -> dict[Run, tuple[list[int], torch.dtype]]:
+        """Global ranks that hold each run, ascending, and the type in which it travels."""
+        offered = {run: dtype or part.dtype for run, part in self._local.items()}
+        everyone = [offered]
+        if self.parallel.group is not None:
+            everyone = [{} for _ in self.ranks]
+            dist.all_gather_object(everyone, offered, group=self.parallel.group)
+        holders: dict[Run, tuple[list[int], torch.dtype]] = {}
+        for rank, of_rank in sorted(zip(self.ranks, everyone, strict=True), key=lambda x: x[0]):
+            for run, kind in of_rank.items():
+                holders.setdefault(run, ([], kind))[0].append(rank)
+        return holders
+
+    def gather(self, destination: int | None) -> Iterator[list[tuple[str, Tensor]]]:
+        """Gather all buckets in order; see ``rlmath.weights.megatron.hf_tensors``.
+
+        Args:
+            destination: Global rank that gets the tensors; ``None``: all ranks of the group.
+        """
+        if destination is not None and destination not in self.ranks:
+            # That rank belongs to another copy of the model (data parallel), which serves it.
+            return
+        pending: _Pending | None = None
+        for bucket in self.buckets:
+            begun = self._begin(bucket, destination)
+            if pending is not None:
+                yield pending.finish()
+            pending = begun
+        if pending is not None:
+            yield pending.finish()
+
+    @torch.no_grad()
+    def write_local(self, bucket: Bucket, buffer: Tensor) -> None:
+        """Write this rank's part of a bucket to its place in a flat buffer that ranks share.
+
+        Every byte of the tensors is written by exactly one rank of the group, so after a barrier
+        the buffer holds whole tensors. For ranks on one machine with ``buffer`` in shared memory
+        this is the shortest way: one copy per byte and no messages.
+
+        Args:
+            bucket: One of ``buckets``.
+            buffer: uint8, contiguous, at least ``bucket.num_bytes`` long.
+        """
+        for tensor in bucket.tensors:
+            whole = view_in_buffer(buffer, tensor)
+            for run in self._runs[tensor.meta.name]:
+                if self._holders[run][0] == self.parallel.global_rank:
+                    run.of(whole).copy_(self._local[run])
+
+    @torch.no_grad()
+    def _begin(self, bucket: Bucket, destination: int | None) -> _Pending:
+        """Start a bucket's messages; the result waits for them."""
+        me = self.parallel.global_rank
+        wanted = destination is None or destination == me
+        types = {t.meta.name: t.meta.dtype for t in bucket.tensors}
+        whole: dict[str, Tensor] = {}
+        if wanted:
+            whole = {
+                t.meta.name: torch.empty(t.meta.shape, dtype=t.meta.dtype, device=self.device)
+                for t in bucket.tensors
+            }
+        pending = _Pending(whole, [], [])
+        for source, runs in self._by_source(bucket, destination).items():
+            if source != me and not wanted:
+                continue
+            if source == me and wanted:
+                for run in runs:
+                    run.of(whole[run.name]).copy_(self._local[run])
+            if source == me and (destination == me or len(self.ranks) == 1):
+                continue
+            packed, parts = _packed(runs, types, self.device)
+            if source == me:
+                for run, part in parts:
+                    part.copy_(self._local[run])
+            else:
+                pending.received += parts
+            pending.messages.append((self._transfer(packed, source, destination), packed))
+        return pending
+
+    def _transfer(self, packed: Tensor, source: int, destination: int | None) -> dist.Work:
+        group = self.parallel.group
+        if destination is None:
+            work = dist.broadcast(packed, source, group=group, async_op=True)
+        elif source == self.parallel.global_rank:
+            work = dist.isend(packed, destination, group=group)
+        else:
+            work = dist.irecv(packed, source, group=group)
+        assert work is not None, "this rank is in the group that it takes part in"
+        return work
+
+    def _by_source(self, bucket: Bucket, destination: int | None) -> dict[int, list[Run]]:
+        """Who sends which runs of a bucket: what the destination holds itself, it takes there."""
+        result: dict[int, list[Run]] = {}
+        for tensor in bucket.tensors:
+            for run in self._runs[tensor.meta.name]:
+                holders = self._holders[run]
+                own = destination is not None and destination in holders
+                source = destination if own and destination is not None else holders[0]
+                result.setdefault(source, []).append(run)
+        return dict(sorted(result.items()))
+
+
+@dataclass
+class _Pending:
+    """A bucket on its way.
+
+    Attributes:
+        whole: The bucket's tensors, as yet without what others send; empty where not wanted.
+        received: Runs that others send, with their places in the packed messages.
+        messages: Work in progress with its packed buffer, which has to live until it is done.
+    """
+
+    whole: dict[str, Tensor]
+    received: list[tuple[Run, Tensor]]
+    messages: list[tuple[dist.Work, Tensor]]
+
+    @torch.no_grad()
+    def finish(self) -> list[tuple[str, Tensor]]:
+        for work, _ in self.messages:
+            work.wait()
+        for run, part in self.received:
+            run.of(self.whole[run.name]).copy_(part)
+        return list(self.whole.items())
+
+
+def _packed(
+    runs: Iterable[Run], types: dict[str, torch.dtype], device: torch.device
+) -> tuple[Tensor, list[tuple[Run, Tensor]]]:
+    """A flat buffer for these runs, and each run's place in it as a view of its shape."""
+    places = []
+    at = 0
+    for run in runs:
+        meta = TensorMeta(run.name, run.shape, types[run.name])
+        places.append((run, meta, at))
+        at += align(meta.num_bytes)
+    buffer = torch.empty(at, dtype=torch.uint8, device=device)
+    views = [
+        (run, buffer[at : at + meta.num_bytes].view(meta.dtype).view(meta.shape))
+        for run, meta, at in places
+    ]
+    return buffer, views
+
+
+def _runs_by_tensor(
+    shapes: dict[str, tuple[int, ...]], holders: dict[Run, tuple[list[int], torch.dtype]]
+) -> dict[str, list[Run]]:
+    """The runs of each tensor, in order, which have to tile it without gap or overlap."""
+    found: dict[str, list[Run]] = {}
+    for run in holders:
+        found.setdefault(run.name, []).append(run)
+    for name, whole in shapes.items():
+        if name not in found:
+            raise WeightsError(f"no Megatron rank holds any of {name} {whole}")
+        runs = sorted(found[name], key=lambda run: run.start)
+        at = 0
+        for run in runs:
+            if run.start != at:
+                raise WeightsError(
+                    f"Megatron ranks hold {name} {whole} with a gap or an overlap at "
+                    f"{'row' if run.dim == 0 else 'column'} {min(at, run.start)}"
+                )
+            at += run.length
+        if at != whole[runs[0].dim]:
+            raise WeightsError(
+                f"Megatron ranks hold {at} of the {whole[runs[0].dim]} "
+                f"{'rows' if runs[0].dim == 0 else 'columns'} of {name} {whole}"
+            )
+        kinds = {str(holders[run][1]) for run in runs}
+        if len(kinds) > 1:
+            raise WeightsError(f"Megatron ranks hold {name} in several types: {sorted(kinds)}")
+        found[name] = runs
+    return found

@@ -1,0 +1,386 @@
+"""Hugging Face model folders: read slices of tensors, write whole folders or nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rlmath.weights.shape import WeightsError, read_config
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+class HfFolderReader:
+    """Reads tensors, or runs of them, from a folder's safetensors.
+
+    Files are memory-mapped, so only the bytes asked for are read.
+
+    Args:
+        folder: Holds ``model.safetensors``, or ``model.safetensors.index.json`` and its shards.
+
+    Raises:
+        WeightsError: There are no safetensors, a shard is missing or cut off, or the index names a
+            tensor that its shard does not have.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._files: dict[str, Any] = {}
+        self._file_of: dict[str, str] = {}
+        index = self.folder / _INDEX
+        if index.is_file():
+            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        elif (self.folder / _SINGLE).is_file():
+            listed = dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
+        else:
+            raise WeightsError(
+                f"{self.folder} has neither {_SINGLE} nor {_INDEX}; save the model with "
+                "transformers' save_pretrained, which writes safetensors"
+            )
+        held = {file: set(self._open(file).keys()) for file in sorted(set(listed.values()))}
+        for name, file in listed.items():
+            if name not in held[file]:
+                raise WeightsError(f"{index} says that {name} is in {file}; it is not")
+        self._file_of = dict(listed)
+
+    def _open(self, file: str) -> Any:
+        if file not in self._files:
+            path = self.folder / file
+            try:
+                self._files[file] = safe_open(str(path), framework="pt")
+            except FileNotFoundError:
+                raise WeightsError(
+                    f"{path} is listed in {_INDEX} and missing; the copy is incomplete"
+                ) from None
+            except SafetensorError as error:
+                raise WeightsError(f"{path} is cut off or no safetensors file: {error}") from None
+        return self._files[file]
+
+    def _slice(self, name: str) -> Any:
+        if name not in self._file_of:
+            raise WeightsError(f"{self.folder} has no tensor {name}")
+        return self._open(self._file_of[name]).get_slice(name)
+
+    def names(self) -> list[str]:
+        """All tensors of the folder."""
+        return list(self._file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, from the file's header."""
+        return tuple(self._slice(name).get_shape())
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Type of a tensor, from the file's header; raises ``WeightsError`` for other types."""
+        code = self._slice(name).get_dtype()
+        if code not in _DTYPES:
+            raise WeightsError(
+                f"{name} in {self.folder} has type {code}; supported: {', '.join(_DTYPES)}"
+            )
+        return _DTYPES[code]
+
+    def read(self, name: str, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
+        """A tensor, or rows (``dim`` 0) or columns (``dim`` 1) ``start`` to ``start + length``."""
+        source = self._slice(name)
+        if length is None:
+            return source[:]
+        run = slice(start, start + length)
+        return source[run] if dim == 0 else source[:, run]
+
+    def close(self) -> None:
+        """Unmap the files; tensors that were read stay valid."""
+        self._files.clear()
+
+    def __enter__(self) -> HfFolderReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class HfFolderWriter:
+    """Writes a Hugging Face folder tensor by tensor; it appears under its name when it is whole.
+
+    Until then it is ``<folder>.partial``. A folder of that name that a killed process left is
+    removed. Use it as a context manager: leaving it without an error finishes the folder, leaving
+    it with one removes what was written.
+
+    Args:
+        folder: Where the folder should appear. An older one there is replaced as a whole.
+        tensors: Shape and type of each tensor, in the order in which they will be added.
+        source: Folder whose config.json and tokenizer the model has.
+        shard_size_mib: A new file begins when the current one would grow over this.
+        card: Text of README.md; ``None`` writes a short one.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+        source: str | Path,
+        shard_size_mib: int = 4096,
+        card: str | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self._partial = self.folder.with_name(self.folder.name + ".partial")
+        self._source = Path(source)
+        self._card = card
+        self._tensors = dict(tensors)
+        self._shards = _cut_into_shards(self._tensors, shard_size_mib * 2**20)
+        self._order = iter([(name, i) for i, shard in enumerate(self._shards) for name in shard])
+        self._open_file: IO[bytes] | None = None
+        self._open_shard = -1
+        self._added = 0
+        if self._partial.exists():
+            shutil.rmtree(self._partial)
+        self._partial.mkdir(parents=True)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Write the next tensor.
+
+        Raises:
+            WeightsError: It is not the tensor that was announced at this place.
+        """
+        expected, shard = next(self._order, (None, -1))
+        if name != expected:
+            raise WeightsError(f"tensor {name} came where {expected} was announced")
+        shape, dtype = self._tensors[name]
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise WeightsError(
+                f"{name} was announced as {shape} {dtype} and came as "
+                f"{tuple(tensor.shape)} {tensor.dtype}"
+            )
+        if shard != self._open_shard:
+            self._close_shard()
+            self._open_file = self._begin_shard(shard)
+        assert self._open_file is not None
+        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        self._open_file.write(memoryview(flat.numpy()))
+        self._added += 1
+
+    def finish(self) -> None:
+        """Write the index, the configs and the tokenizer, then give the folder its name.
+
+        Raises:
+            WeightsError: Announced tensors are missing.
+        """
+        if self._added != len(self._tensors):
+            missing = list(self._tensors)[self._added]
+            raise WeightsError(
+                f"{self.folder}: {self._added} of {len(self._tensors)} tensors came; "
+                f"the next would be {missing}"
+            )
+        self._close_shard()
+        if len(self._shards) > 1:
+            self._write_index()
+        dtype = next(iter(self._tensors.values()))[1]
+        write_model_files(self._partial, self._source, dtype, self._card)
+        for path in self._partial.iterdir():
+            _sync(path)
+        _sync(self._partial)
+        _replace_folder(self._partial, self.folder)
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        if self._open_file is not None:
+            self._open_file.close()
+            self._open_file = None
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def __enter__(self) -> HfFolderWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abort()
+            return
+        try:
+            self.finish()
+        except BaseException:
+            self.abort()
+            raise
+
+    def _shard_name(self, shard: int) -> str:
+        if len(self._shards) == 1:
+            return _SINGLE
+        return f"model-{shard + 1:05d}-of-{len(self._shards):05d}.safetensors"
+
+    def _begin_shard(self, shard: int) -> IO[bytes]:
+        """A safetensors file is the header's length (8 bytes), the header, then the bytes."""
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        at = 0
+        for name in self._shards[shard]:
+            shape, dtype = self._tensors[name]
+            end = at + _num_bytes(shape, dtype)
+            header[name] = {
+                "dtype": _DTYPE_CODES[dtype],
+                "shape": list(shape),
+                "data_offsets": [at, end],
+            }
+            at = end
+        text = json.dumps(header).encode()
+        # Readers map the file and want the data aligned.
+        text += b" " * (-len(text) % 8)
+        file = open(self._partial / self._shard_name(shard), "wb")  # noqa: SIM115
+        file.write(len(text).to_bytes(8, "little") + text)
+        self._open_shard = shard
+        return file
+
+    def _close_shard(self) -> None:
+        if self._open_file is not None:
+            self._open_file.close()
+            self._open_file = None
+
+    def _write_index(self) -> None:
+        total = sum(_num_bytes(shape, dtype) for shape, dtype in self._tensors.values())
+        where = {
+            name: self._shard_name(i) for i, shard in enumerate(self._shards) for name in shard
+        }
+        _write_json(
+            self._partial / _INDEX, {"metadata": {"total_size": total}, "weight_map": where}
+        )
+
+
+def write_model_files(
+    folder: Path, source: Path, dtype: torch.dtype, card: str | None = None
+) -> None:
+    """Write everything but the tensors: configs, tokenizer and model card.
+
+    Args:
+        folder: Gets the files.
+        source: Folder of the model that training started from.
+        dtype: Of the weights; config.json names it.
+        card: Text of README.md; ``None`` writes a short one.
+    """
+    config = read_config(source)
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    config[key] = str(dtype).removeprefix("torch.")
+    _write_json(folder / "config.json", config)
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    _write_json(folder / "generation_config.json", generation_config(source))
+    if card is None:
+        card = (
+            "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- rlmath\n"
+            f"---\n\n# {folder.name.removesuffix('.partial')}\n\n"
+            f"A {config['architectures'][0]} trained with rlmath. Weights are in {config[key]}.\n"
+        )
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def generation_config(source: Path) -> dict[str, Any]:
+    """generation_config.json of a folder, with the tokenizer's end-of-sequence among its own.
+
+    Without that an engine that reads this file and a trainer that reads the tokenizer disagree
+    about where a response ends.
+    """
+    path = source / "generation_config.json"
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    eos = tokenizer_eos(source)
+    if eos is None:
+        return result
+    listed = result.get("eos_token_id")
+    ids = [] if listed is None else listed if isinstance(listed, list) else [listed]
+    if eos not in ids:
+        ids = [eos, *ids]
+    result["eos_token_id"] = ids[0] if len(ids) == 1 else ids
+    return result
+
+
+def tokenizer_eos(source: Path) -> int | None:
+    """Id of the tokenizer's end-of-sequence token; ``None`` when the folder has no tokenizer."""
+    settings, vocabulary = source / "tokenizer_config.json", source / "tokenizer.json"
+    if not (settings.is_file() and vocabulary.is_file()):
+        return None
+    token = json.loads(settings.read_text(encoding="utf-8")).get("eos_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    if token is None:
+        return None
+    from tokenizers import Tokenizer
+
+    found: int | None = Tokenizer.from_file(str(vocabulary)).token_to_id(token)
+    if found is None:
+        raise WeightsError(f"{vocabulary} does not have {settings.name}'s eos_token {token!r}")
+    return found
+
+
+def _num_bytes(shape: Iterable[int], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _cut_into_shards(
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], limit_bytes: int
+) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, (shape, dtype) in tensors.items():
+        size = _num_bytes(shape, dtype)
+        if shards[-1] and held + size > limit_bytes:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += size
+    return shards
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold it before the rename says that it is there."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace_folder(partial: Path, folder: Path) -> None:
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    partial.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,166 @@
+"""Hugging Face folder to Megatron shards and back.
+
+Loading reads on each rank the runs of rows or columns that the rank holds and nothing else.
+Exporting is collective: tensors are gathered in buckets, the next bucket on its way while the
+caller works on this one, so that a rank holds two buckets of whole tensors and never the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlmath.weights.families import family_of
+from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter
+from rlmath.weights.layout import ParallelRank
+from rlmath.weights.parameters import local_parameters
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.shape import ModelShape, WeightsError
+
+
+@torch.no_grad()
+def load_from_hf(
+    model_chunks: Sequence[nn.Module],
+    folder: str | Path,
+    shape: ModelShape,
+    parallel: ParallelRank,
+) -> None:
+    """Fill this rank's Megatron parameters from a Hugging Face folder.
+
+    Needs no communication. Values are converted to each parameter's type; rows that pad the
+    vocabulary become zero, and whoever samples or takes a softmax has to leave them out.
+
+    Args:
+        model_chunks: ``GPTModel``s of this stage, one per virtual stage, bare or wrapped. Under a
+            distributed optimizer call this before the optimizer copies its main parameters, or
+            have it reload them (``reload_model_params``).
+        folder: With safetensors.
+        shape: ``read_model_shape`` of that folder.
+        parallel: This rank.
+
+    Raises:
+        WeightsError: A tensor is missing, unknown, or of another shape, in the files or in the
+            model; the message names it.
+    """
+    with HfFolderReader(folder) as reader:
+        check_folder(reader, shape)
+        for parameter in local_parameters(model_chunks, shape, parallel):
+            filled = 0
+            for piece in parameter.layout.pieces:
+                rows = reader.read(piece.hf_name, piece.dim, piece.hf_start, piece.length)
+                parameter.tensor.narrow(piece.dim, piece.local_start, piece.length).copy_(rows)
+                filled += piece.length
+            dim = parameter.layout.pieces[0].dim if parameter.layout.pieces else 0
+            # Pieces lie end to end, so what is left is the padding of the vocabulary.
+            parameter.tensor.narrow(dim, filled, parameter.tensor.shape[dim] - filled).zero_()
+
+
+def check_folder(reader: HfFolderReader, shape: ModelShape) -> None:
+    """Compare the names and shapes in the files with what the model's table expects.
+
+    Raises:
+        WeightsError: Naming up to five tensors that are missing, unknown, or of another shape.
+    """
+    expected = hf_shapes(shape)
+    ignored = family_of(shape.architecture).ignored_suffixes
+    if shape.tied:
+        # Some files hold the tied output layer a second time; transformers and vLLM skip it too.
+        ignored = (*ignored, "lm_head.weight")
+    present = {name for name in reader.names() if not name.endswith(ignored)}
+    problems = [f"{n} {expected[n]} is missing" for n in expected if n not in present]
+    problems += [f"{n} {reader.shape(n)} is unknown" for n in sorted(present) if n not in expected]
+    problems += [
+        f"{n} is {reader.shape(n)}, config.json says {expected[n]}"
+        for n in expected
+        if n in present and reader.shape(n) != expected[n]
+    ]
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise WeightsError(
+            f"{reader.folder} does not fit {shape.architecture}: {'; '.join(problems[:5])}{more}"
+        )
+
+
+def hf_tensors(
+    model_chunks: Sequence[nn.Module],
+    shape: ModelShape,
+    parallel: ParallelRank,
+    bucket_size_mib: float = 512,
+    destination: int | None = 0,
+    dtype: torch.dtype | None = None,
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Gather the model as Hugging Face tensors, bucket by bucket.
+
+    Collective over ``parallel.group``: every rank of it iterates to the end.
+
+    Args:
+        model_chunks: As for ``load_from_hf``.
+        shape: The model.
+        parallel: This rank.
+        bucket_size_mib: A bucket holds whole tensors of about this size together; a larger tensor
+            is a bucket of its own.
+        destination: Global rank that gets the tensors; ``None``: all ranks of the group.
+        dtype: Type to send; ``None``: each parameter's own.
+
+    Yields:
+        Name and tensor in model order, the same on each run; an empty list per bucket on ranks
+        that get none. The tensors are the caller's: no view of a parameter.
+    """
+    gatherer = BucketGatherer(model_chunks, shape, parallel, bucket_size_mib, dtype)
+    yield from gatherer.gather(destination)
+
+
+def save_to_hf(
+    model_chunks: Sequence[nn.Module],
+    folder: str | Path,
+    source: str | Path,
+    shape: ModelShape,
+    parallel: ParallelRank,
+    bucket_size_mib: float = 512,
+    shard_size_mib: int = 4096,
+    dtype: torch.dtype | None = None,
+    card: str | None = None,
+) -> None:
+    """Write the model as a Hugging Face folder; it appears when it is whole.
+
+    Collective over ``parallel.group``; the rank with global rank 0 writes. Returns on every rank
+    once the folder is there.
+
+    Args:
+        model_chunks: As for ``load_from_hf``.
+        folder: To write; an older one is replaced.
+        source: Folder that gives config.json, generation_config.json and the tokenizer.
+        shape: The model.
+        parallel: This rank.
+        bucket_size_mib: As for ``hf_tensors``.
+        shard_size_mib: Largest safetensors file.
+        dtype: Type to write; ``None``: each parameter's own.
+        card: Text of README.md; ``None`` writes a short one.
+
+    Raises:
+        WeightsError: As ``hf_tensors``, or on the writing rank when the folder cannot be written.
+    """
+    gatherer = BucketGatherer(model_chunks, shape, parallel, bucket_size_mib, dtype)
+    writes = parallel.global_rank == 0
+    if not writes:
+        for _ in gatherer.gather(0):
+            pass
+    else:
+        _write(gatherer, Path(folder), Path(source), shard_size_mib, card)
+    if parallel.group is not None:
+        dist.barrier(parallel.group)
+
+
+def _write(
+    gatherer: BucketGatherer, folder: Path, source: Path, shard_size_mib: int, card: str | None
+) -> None:
+    announced = {meta.name: (meta.shape, meta.dtype) for meta in gatherer.tensors}
+    with HfFolderWriter(folder, announced, source, shard_size_mib, card) as writer:
+        for bucket in gatherer.gather(0):
+            for name, tensor in bucket:
+                writer.add(name, tensor)

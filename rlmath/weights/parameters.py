@@ -1,0 +1,143 @@
+"""Which table entry each Megatron parameter of this rank is, checked against the model's shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
+
+from torch import Tensor, nn
+
+from rlmath.weights.families import Entry, When, family_of
+from rlmath.weights.layout import ParallelRank
+from rlmath.weights.pieces import LocalTensor, local_tensor
+from rlmath.weights.shape import ModelShape, WeightsError
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    """A Megatron parameter of this rank and what it holds.
+
+    Attributes:
+        name: Megatron's name within its model chunk, with the chunk's own layer number.
+        tensor: The parameter itself.
+        layout: The Hugging Face tensors in it.
+        is_copy: It is the last stage's copy of a tied embedding.
+    """
+
+    name: str
+    tensor: Tensor
+    layout: LocalTensor
+    is_copy: bool
+
+
+def local_parameters(
+    model_chunks: Sequence[nn.Module], shape: ModelShape, parallel: ParallelRank
+) -> list[LocalParameter]:
+    """All parameters of this rank's model chunks, in the order of the modules.
+
+    Args:
+        model_chunks: Megatron ``GPTModel``s of this pipeline stage, one per virtual stage, bare or
+            wrapped (DDP, Float16Module).
+        shape: The model.
+        parallel: This rank.
+
+    Raises:
+        WeightsError: A parameter is in no table, has another shape than the table says, or a layer
+            lacks one.
+    """
+    result: list[LocalParameter] = []
+    for wrapped in model_chunks:
+        chunk = unwrap(wrapped)
+        numbers = _global_layers(chunk)
+        seen: dict[int | None, set[Entry]] = {number: set() for number in numbers}
+        for name, parameter in chunk.named_parameters():
+            entry, layer, expert = _find(name, shape, numbers, parallel)
+            is_expert = entry.per_expert
+            layout = local_tensor(
+                entry,
+                shape,
+                parallel.expert_tp_rank if is_expert else parallel.tp_rank,
+                parallel.expert_tp_size if is_expert else parallel.tp_size,
+                parameter.shape[0] * parallel.tp_size,
+                layer,
+                expert,
+            )
+            if tuple(parameter.shape) != layout.shape:
+                raise WeightsError(
+                    f"Megatron's {name} (global layer {layer}) has shape "
+                    f"{tuple(parameter.shape)} on tensor rank {parallel.tp_rank} of "
+                    f"{parallel.tp_size}; {shape.architecture} needs {layout.shape}"
+                )
+            seen.setdefault(layer, set()).add(entry)
+            is_copy = entry.when is When.tied
+            result.append(LocalParameter(name, parameter, layout, is_copy))
+        _check_layers_whole(seen, shape)
+    return result
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The model inside Megatron's wrappers, which all call it ``module``."""
+    while isinstance(inner := getattr(module, "module", None), nn.Module):
+        module = inner
+    return module
+
+
+def _global_layers(chunk: nn.Module) -> list[int]:
+    """Global number, from 0, of each decoder layer of the chunk.
+
+    Megatron's layers know theirs (from 1), whatever the pipeline layout.
+    """
+    layers = chunk.get_submodule("decoder.layers").children()
+    return [cast(int, layer.layer_number) - 1 for layer in layers]
+
+
+@lru_cache(maxsize=8)
+def _patterns(architecture: str) -> tuple[tuple[re.Pattern[str], Entry], ...]:
+    result = []
+    for entry in family_of(architecture).entries:
+        for name in entry.megatron:
+            pattern = re.escape(name)
+            for number in ("layer", "expert"):
+                pattern = pattern.replace(re.escape(f"{{{number}}}"), rf"(?P<{number}>\d+)")
+            result.append((re.compile(pattern), entry))
+    return tuple(result)
+
+
+def _find(
+    name: str, shape: ModelShape, layers: list[int], parallel: ParallelRank
+) -> tuple[Entry, int | None, int | None]:
+    """The entry of a parameter, with its global layer and expert."""
+    for pattern, entry in _patterns(shape.architecture):
+        match = pattern.fullmatch(name)
+        if match is None:
+            continue
+        found = match.groupdict()
+        layer = layers[int(found["layer"])] if "layer" in found else None
+        if not entry.applies(shape, layer):
+            continue
+        expert = None
+        if "expert" in found:
+            expert = parallel.ep_rank * (shape.experts // parallel.ep_size) + int(found["expert"])
+        return entry, layer, expert
+    raise WeightsError(
+        f"Megatron's parameter {name} is in no table of {shape.architecture} for this model "
+        f"(qkv_bias={shape.qkv_bias}, qk_norm={shape.qk_norm}, tied={shape.tied}, "
+        f"experts={shape.experts}); see rlmath/weights/families.py"
+    )
+
+
+def _check_layers_whole(seen: dict[int | None, set[Entry]], shape: ModelShape) -> None:
+    """A layer that lacks a parameter would train without it and nobody would notice."""
+    entries = family_of(shape.architecture).entries
+    for layer, found in seen.items():
+        if layer is None:
+            continue
+        for entry in entries:
+            if entry.per_layer and entry.applies(shape, layer) and entry not in found:
+                raise WeightsError(
+                    f"Megatron's layer {layer} has no {' or '.join(entry.megatron)} "
+                    f"({shape.architecture} holds {entry.hf[0].name} in it)"
+                )

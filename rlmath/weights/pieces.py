@@ -1,0 +1,175 @@
+"""Where each part of a Hugging Face tensor lies in the Megatron shards: pure arithmetic.
+
+Every rule of ``families.py`` comes down to rectangles: a run of rows (or columns) of a Hugging
+Face tensor is a run of rows (or columns) of one rank's Megatron parameter, at full extent in the
+other dimension. Loading, exporting and planning all walk over these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlmath.weights.families import Entry, HfTensor, Rule, family_of
+from rlmath.weights.shape import ModelShape, WeightsError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of a Hugging Face tensor that lies in one Megatron parameter of one rank.
+
+    Attributes:
+        hf_name: The Hugging Face tensor.
+        dim: The dimension along which it is a run: 0 for rows, 1 for columns.
+        hf_start: Where the run begins in the Hugging Face tensor.
+        local_start: Where it begins in the rank's parameter.
+        length: Rows or columns.
+    """
+
+    hf_name: str
+    dim: int
+    hf_start: int
+    local_start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class LocalTensor:
+    """What one rank holds of one table entry, for one layer and expert.
+
+    Attributes:
+        shape: Shape of the rank's Megatron parameter.
+        pieces: What its rows or columns are; padding of the vocabulary belongs to no piece.
+    """
+
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the model's Hugging Face files, in the order of sending.
+
+    The order is that of the model: embedding, layers, final norm, output layer.
+    """
+    result: dict[str, tuple[int, ...]] = {}
+    for entry, layer, expert in walk(shape):
+        for tensor in entry.hf:
+            name = tensor.name.format(layer=layer, expert=expert)
+            result.setdefault(name, tuple(shape.size(dim) for dim in tensor.dims))
+    return result
+
+
+def walk(shape: ModelShape) -> Iterator[tuple[Entry, int | None, int | None]]:
+    """Every (entry, layer, expert) of the model, in model order; ``None`` where it has none."""
+    entries = family_of(shape.architecture).entries
+    first = next(i for i, entry in enumerate(entries) if entry.per_layer)
+    in_layers = [entry for entry in entries if entry.per_layer]
+    for entry in entries[:first]:
+        if entry.applies(shape):
+            yield entry, None, None
+    for layer in range(shape.layers):
+        for entry in in_layers:
+            if not entry.applies(shape, layer) or entry.per_expert:
+                continue
+            yield entry, layer, None
+        for expert in range(shape.experts if shape.is_moe_layer(layer) else 0):
+            for entry in in_layers:
+                if entry.per_expert:
+                    yield entry, layer, expert
+    for entry in entries[first:]:
+        if not entry.per_layer and entry.applies(shape):
+            yield entry, None, None
+
+
+def local_tensor(
+    entry: Entry,
+    shape: ModelShape,
+    tp_rank: int,
+    tp_size: int,
+    padded_vocab: int,
+    layer: int | None = None,
+    expert: int | None = None,
+) -> LocalTensor:
+    """What tensor rank ``tp_rank`` of ``tp_size`` holds of an entry.
+
+    Args:
+        entry: Of the family's table.
+        shape: The model.
+        tp_rank: For an expert's entry, the rank in the expert tensor-parallel group.
+        tp_size: Likewise.
+        padded_vocab: Rows of the embedding over all ranks, with padding; only the vocabulary rule
+            reads it.
+        layer: Global number from 0, for entries of a layer.
+        expert: Global number from 0, for entries of an expert.
+
+    Raises:
+        WeightsError: The ranks cannot share the tensor evenly.
+    """
+    tensors = tuple(HfTensor(t.name.format(layer=layer, expert=expert), t.dims) for t in entry.hf)
+    sizes = [tuple(shape.size(dim) for dim in t.dims) for t in tensors]
+    if entry.rule is Rule.replicated:
+        name, size = tensors[0].name, sizes[0]
+        return LocalTensor(size, (Piece(name, 0, 0, 0, size[0]),))
+    if entry.rule is Rule.vocabulary:
+        return _vocabulary(tensors[0].name, sizes[0], tp_rank, tp_size, padded_vocab)
+    if entry.rule is Rule.qkv:
+        return _qkv([t.name for t in tensors], sizes[0], shape, tp_rank, tp_size)
+    dim = 1 if entry.rule is Rule.row else 0
+    what = f"{tensors[0].name}: {tensors[0].dims[dim]}"
+    run = _share(what, sizes[0][dim], tp_size)
+    if entry.rule is Rule.gate_up:
+        pieces = tuple(Piece(t.name, 0, tp_rank * run, i * run, run) for i, t in enumerate(tensors))
+        return LocalTensor((len(tensors) * run, *sizes[0][1:]), pieces)
+    local = tuple(run if d == dim else n for d, n in enumerate(sizes[0]))
+    return LocalTensor(local, (Piece(tensors[0].name, dim, tp_rank * run, 0, run),))
+
+
+def _vocabulary(
+    name: str, size: tuple[int, ...], tp_rank: int, tp_size: int, padded_vocab: int
+) -> LocalTensor:
+    if padded_vocab < size[0]:
+        raise WeightsError(
+            f"{name}: {size[0]} rows do not fit into {padded_vocab} rows over TP {tp_size}"
+        )
+    run = _share(f"{name}: padded vocabulary", padded_vocab, tp_size)
+    start = tp_rank * run
+    length = min(run, size[0] - start)
+    pieces = (Piece(name, 0, start, 0, length),) if length > 0 else ()
+    return LocalTensor((run, *size[1:]), pieces)
+
+
+def _qkv(
+    names: list[str], query_size: tuple[int, ...], shape: ModelShape, tp_rank: int, tp_size: int
+) -> LocalTensor:
+    """The rank's run of rows, cut where query, key and value heads meet."""
+    groups, head = shape.kv_heads, shape.head_dim
+    if groups % tp_size and tp_size % groups:
+        raise WeightsError(
+            f"{names[1]}: {groups} key-value heads over TP {tp_size}: one must divide the other"
+        )
+    _share(f"{names[0]}: query heads", shape.heads, tp_size)
+    queries = shape.heads // groups * head
+    run = _share(
+        f"{names[0]}: rows of query, key and value", groups * (queries + 2 * head), tp_size
+    )
+    begin, end = tp_rank * run, (tp_rank + 1) * run
+    pieces = []
+    at = 0
+    for group in range(groups):
+        for name, rows in zip(names, (queries, head, head), strict=True):
+            low, high = max(at, begin), min(at + rows, end)
+            if low < high:
+                start = group * rows + low - at
+                pieces.append(Piece(name, 0, start, low - begin, high - low))
+            at += rows
+    return LocalTensor((run, *query_size[1:]), tuple(pieces))
+
+
+def _share(what: str, size: int, ranks: int) -> int:
+    if size % ranks:
+        works = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0 and n <= 64)
+        raise WeightsError(
+            f"{what} of {size} does not divide over {ranks} ranks: {size} / {ranks} = "
+            f"{size / ranks:.2f}; these work: {works}"
+        )
+    return size // ranks

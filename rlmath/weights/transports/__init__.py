@@ -1,0 +1,1 @@
+"""How weights travel from the trainer's ranks to the engines."""

@@ -1,0 +1,51 @@
+"""Small model shapes of every family, shared by the tests of weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.shape import ModelShape, Rope
+
+QWEN2 = ModelShape(
+    architecture="Qwen2ForCausalLM",
+    layers=3,
+    hidden=32,
+    heads=8,
+    kv_heads=2,
+    head_dim=4,
+    ffn=24,
+    vocab=53,
+    tied=False,
+    qkv_bias=True,
+    qk_norm=False,
+    norm_eps=1e-6,
+    rope=Rope(10000.0, "default", {}),
+    max_positions=128,
+)
+QWEN3 = replace(
+    QWEN2, architecture="Qwen3ForCausalLM", qkv_bias=False, qk_norm=True, head_dim=6, tied=True
+)
+LLAMA = replace(QWEN2, architecture="LlamaForCausalLM", qkv_bias=False)
+QWEN3_MOE = replace(
+    QWEN3,
+    architecture="Qwen3MoeForCausalLM",
+    tied=False,
+    experts=4,
+    experts_per_token=2,
+    moe_ffn=12,
+    dense_layers=(1,),
+)
+ALL = {s.architecture: s for s in (QWEN2, QWEN3, LLAMA, QWEN3_MOE)}
+
+
+def random_weights(shape: ModelShape, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """A random tensor for each name of the model's Hugging Face files."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn(size, generator=generator).to(dtype)
+        for name, size in hf_shapes(shape).items()
+    }
