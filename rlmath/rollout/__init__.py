@@ -1,0 +1,1 @@
+"""vLLM engines on Ray, the queue that they draw from, and the random streams of requests."""

@@ -1,0 +1,167 @@
+"""The Ray actor that hosts one vLLM engine.
+
+The pool asks it for samples; the trainer's rank 0 asks it, through the four methods of vLLM's
+weight transfer protocol, to take new weights. Nothing of vLLM or torch is imported before
+``start``, so the process's environment can be set first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rlmath.rollout.requests import EngineSpec, Progress, Request
+from rlmath.rollout.step_loop import StepLoop
+
+
+class RolloutEngine:
+    """One engine. Made by ``RolloutPool``, in a process of its own."""
+
+    def __init__(self, spec: EngineSpec, index: int, environment: dict[str, str]) -> None:
+        os.environ.update(environment)
+        self._spec = spec
+        self._index = index
+        self._loop = StepLoop(spec, index)
+        # False from the start of an update until its end, and after a sleep that dropped them.
+        self._weights_valid = True
+
+    def start(self) -> None:
+        """Load the model; returns when the engine can sample.
+
+        Raises:
+            Exception: Whatever vLLM says about settings, model or memory.
+        """
+        _send_output_to(self._spec.log_path(self._index))
+        self._loop.start()
+
+    def exchange(self, requests: Sequence[Request], timeout_s: float) -> Progress:
+        """Take new requests; give the samples that finished since the last call.
+
+        Waits until there is one, the engine has no work, or ``timeout_s`` has passed.
+
+        Raises:
+            ValueError: A request is longer than the engine's longest sequence.
+            RuntimeError: The engine has no valid weights, or has failed.
+        """
+        if requests:
+            if not self._weights_valid:
+                raise RuntimeError(
+                    f"engine {self._index} has no valid weights: the last update to it did not "
+                    "finish, or it slept and has had none since; send the weights first"
+                )
+            self._loop.submit(requests)
+        return self._loop.progress(timeout_s)
+
+    def abort(self) -> None:
+        """Drop all requests and the samples not yet fetched."""
+        self._loop.abort()
+
+    def stats(self) -> dict[str, int]:
+        """Requests in the engine, response tokens since its start, version of its weights."""
+        progress = self._loop.counts()
+        return {
+            "unfinished": progress[0],
+            "tokens_generated": progress[1],
+            "weights_version": self._loop.weights_version,
+        }
+
+    def sleep(self) -> None:
+        """Give weights and KV cache back to the GPU that the actor shares.
+
+        The weights are dropped, not kept: an update has to follow before the next request.
+
+        Raises:
+            RuntimeError: The engine has requests, or was not made to sleep (``sleeps``).
+        """
+        self._refuse_unless_idle("sleep")
+        if not self._spec.sleeps:
+            raise RuntimeError(f"engine {self._index} was not made to sleep (EngineSpec.sleeps)")
+        self._weights_valid = False
+        self._loop.engine_call(lambda engine: engine.sleep(level=2))
+
+    def wake(self, part: str) -> None:
+        """Take GPU memory for ``weights`` (before an update) or ``kv_cache`` (after it)."""
+        self._loop.engine_call(lambda engine: engine.wake_up(tags=[part]))
+
+    # vLLM's weight transfer protocol (``VLLMWeightSyncClient``), called by the trainer.
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Meet the trainer; what is in ``init_info`` is the transport's own."""
+        self._loop.rpc("init_weight_transfer_engine", init_info=init_info)
+
+    def start_weight_update(self) -> None:
+        """Make ready for new weights. The engine must have no requests.
+
+        Raises:
+            RuntimeError: It has some: their samples would be of two versions.
+        """
+        self._refuse_unless_idle("take new weights")
+        self._weights_valid = False
+        self._loop.rpc("start_weight_update")
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load one bucket of weights."""
+        self._loop.rpc("update_weights", update_info=update_info)
+
+    def finish_weight_update(self, version: int) -> None:
+        """Put the new weights in force and forget what the old ones left in caches.
+
+        Keys and values of a prompt's prefix, cached under the old weights, would be taken for the
+        new ones' and give log-probabilities that belong to neither.
+
+        Raises:
+            RuntimeError: The prefix cache could not be reset.
+        """
+        self._loop.rpc("finish_weight_update")
+
+        def renew(engine: Any) -> None:
+            if not engine.reset_prefix_cache():
+                raise RuntimeError(
+                    f"engine {self._index}: the prefix cache still holds blocks of weights version "
+                    f"{self._loop.weights_version} after the update to version {version}"
+                )
+            engine.set_weight_version(str(version))
+            self._loop.weights_version = version
+
+        self._loop.engine_call(renew)
+        self._weights_valid = True
+
+    def weights_version(self) -> int:
+        """Version of the weights in force; 0 are those of the model folder."""
+        return self._loop.weights_version
+
+    def weights_checksums(self) -> dict[str, str]:
+        """vLLM's SHA-256 of each parameter as this engine holds it, by worker and name.
+
+        On CPU vLLM packs matrices into a form of its own and leaves empty tensors behind, whose
+        digests say nothing; there only embeddings, norms and biases are covered.
+        """
+        digests: dict[str, str] = {}
+        for of_worker in self._loop.rpc("compute_weight_checksums"):
+            digests |= of_worker
+        return digests
+
+    def shutdown(self) -> None:
+        """End the engine and its workers. The actor can do nothing afterwards."""
+        self._loop.stop()
+
+    def _refuse_unless_idle(self, purpose: str) -> None:
+        unfinished, _ = self._loop.counts()
+        if unfinished:
+            raise RuntimeError(
+                f"engine {self._index} cannot {purpose} with {unfinished} unfinished requests; "
+                "take their samples or abort them first"
+            )
+
+
+def _send_output_to(path: str) -> None:
+    """Let this process's output, and that of its future children, go to a file."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)

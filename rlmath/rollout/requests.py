@@ -1,0 +1,153 @@
+"""What the pool hands to an engine, what an engine hands back, and how an engine is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from rlmath.errors import UserError
+from rlmath.rollout.seeds import request_seed
+from rlmath.types import Problem, Sample
+
+
+class EngineError(RuntimeError):
+    """An engine failed or stalled. The message names it and shows the end of its log."""
+
+
+class EngineStartError(UserError):
+    """An engine could not start. The message says why and shows the end of its log."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to sample.
+
+    Attributes:
+        problem_id: The problem that it answers.
+        index: Its place in the problem's group, from 0.
+        prompt_token_ids: What the engine continues; never tokenized again.
+        max_tokens: Longest response, in tokens.
+        temperature: Divides the logits; 0 takes the likeliest token.
+        top_p: Mass of the likeliest tokens that are sampled from. Only samples at 1 have
+            log-probabilities that the actor can reproduce, so others are never trained on.
+        seed: Of its random stream.
+    """
+
+    problem_id: str
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from the other requests of a batch."""
+        return self.problem_id, self.index
+
+
+def requests_for(
+    problems: Iterable[Problem],
+    *,
+    samples: int,
+    max_tokens: int,
+    temperature: float,
+    top_p: float = 1.0,
+    run_seed: int,
+    step: int,
+) -> list[Request]:
+    """Requests for ``samples`` completions of each problem, a problem's own side by side."""
+    return [
+        Request(
+            problem_id=problem.id,
+            index=index,
+            prompt_token_ids=problem.prompt_token_ids,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=request_seed(run_seed, step, problem.id, index),
+        )
+        for problem in problems
+        for index in range(samples)
+    ]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """An engine's answer to the pool.
+
+    Attributes:
+        samples: Finished since the last answer, in the order in which they finished.
+        unfinished: Requests that it still has.
+        tokens_generated: Response tokens since it started.
+        quiet_s: Seconds since its last token; 0 when it has no work.
+    """
+
+    samples: tuple[Sample, ...]
+    unfinished: int
+    tokens_generated: int
+    quiet_s: float
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How each engine of a pool is set up.
+
+    Attributes:
+        model_path: Hugging Face folder; its weights are version 0.
+        dtype: Of weights and activations.
+        device: ``cpu`` or ``cuda``.
+        tensor_parallel: Ranks that share the engine's matrices.
+        max_sequence_tokens: Longest prompt and response together, in tokens.
+        max_running_sequences: Sequences that run at once.
+        transport: Name of the weight transfer backend.
+        prefix_caching: Keep prompts' KV blocks for reuse within one weights version.
+        enforce_eager: Skip CUDA graphs; a CPU engine has none.
+        gpu_memory_utilization: Share of a GPU's memory. CUDA only.
+        cpu_kv_cache_gib: Size of the KV cache. CPU only.
+        sleeps: Give the GPU's memory back between rollouts (engines that share it with the
+            actor). CUDA only.
+        log_dir: Folder for each engine's output.
+    """
+
+    model_path: str
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["cpu", "cuda"]
+    tensor_parallel: int
+    max_sequence_tokens: int
+    max_running_sequences: int
+    transport: str
+    log_dir: str
+    prefix_caching: bool = True
+    enforce_eager: bool = False
+    gpu_memory_utilization: float = 0.6
+    cpu_kv_cache_gib: float = 1.0
+    sleeps: bool = False
+
+    def log_path(self, engine: int) -> str:
+        """File with the output of one engine and its workers."""
+        return f"{self.log_dir}/engine_{engine}.log"
+
+    def environment(self) -> dict[str, str]:
+        """Variables of the engine's process, to be set before anything is imported there.
+
+        On CPU: one thread per rank, because threads that spin beside another busy process take
+        ten times longer than one alone; no compiler, whose first call costs more than it gains.
+        """
+        variables = {
+            # With one rank the engine runs in the actor's own process: less to start, to lose
+            # and to clean up. Its workers, if it has more, are processes either way.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if self.device == "cpu":
+            variables |= {
+                "OMP_NUM_THREADS": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+                "TORCH_COMPILE_DISABLE": "1",
+            }
+        return variables

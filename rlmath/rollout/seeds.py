@@ -1,0 +1,30 @@
+"""Seeds of requests: each sample of a run has a random stream of its own.
+
+A seed depends on what is sampled and on nothing else, so the same run gives the same samples with
+any number of engines, in any order, and when a request is run again after an engine was lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def request_seed(run_seed: int, step: int, problem_id: str, index: int) -> int:
+    """Seed of one sample.
+
+    The first 8 bytes, as a big-endian number without its top bit, of the BLAKE2b digest of
+    ``"{run_seed}/{step}/{index}/{problem_id}"`` in UTF-8. The problem comes last, because it alone
+    may hold a slash: different samples never read as the same text.
+
+    Args:
+        run_seed: Seed of the run.
+        step: Optimization step that the sample is for.
+        problem_id: The problem.
+        index: The sample's place in the problem's group.
+
+    Returns:
+        A number in ``[0, 2**63)``, the range that a torch generator takes.
+    """
+    text = f"{run_seed}/{step}/{index}/{problem_id}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
