@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.losses import LossInputs, LossOutput, get_loss
+from rlmath.algorithms.off_policy import off_policy_keep
 from rlmath.algorithms.settings import ObjectiveSettings
 
 
@@ -23,6 +24,7 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
       in the minibatch can move a weight;
     - ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of
       old against current policy), ``token/entropy`` when given, ``token/kl`` with a reference;
+    - with ``off_policy_mask_kl`` ``token/off_policy_masked``;
     - ``count/token``, ``count/nonfinite``: unmasked tokens, and those of them with a loss, ratio,
       KL or entropy that is not finite;
     - maximum ``importance_ratio_max``.
@@ -38,10 +40,17 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         ValueError: Unknown loss or estimator; a KL term without ``ref_log_probs``; an entropy
             bonus without ``entropy``.
     """
-    policy = get_loss(settings.loss)(inputs, settings)
-    weights = inputs.token_weights()
+    policy_inputs, kept = inputs, None
+    if settings.off_policy_mask_kl is not None:
+        kept = off_policy_keep(inputs, settings.off_policy_mask_kl)
+        weighted = torch.where(kept, inputs.weights, torch.zeros_like(inputs.weights))
+        policy_inputs = dataclasses.replace(inputs, weights=weighted)
+    policy = get_loss(settings.loss)(policy_inputs, settings)
+    weights, policy_weights = inputs.token_weights(), policy_inputs.token_weights()
     total, token_losses = policy.loss, policy.token_losses
     sums = dict(policy.metric_sums)
+    if kept is not None:
+        sums["token/off_policy_masked"] = (inputs.mask & ~kept).sum().double()
     checked = [token_losses]
 
     if inputs.ref_log_probs is not None:
@@ -75,10 +84,11 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     ratio = log_ratio.exp()
     checked.append(ratio)
     finite = torch.stack([values.isfinite() for values in checked]).all(dim=0)
-    pull = inputs.token_advantages().abs() + settings.kl_coef + abs(settings.entropy_coef)
+    pull = policy_weights * inputs.token_advantages().abs()
+    pull = pull + weights * (settings.kl_coef + abs(settings.entropy_coef))
     sums |= {
         "weighted/loss": total.detach().double(),
-        "weighted/signal": (weights * pull).detach().sum().double(),
+        "weighted/signal": pull.detach().sum().double(),
         "token/importance_ratio": inputs.masked(ratio).sum(),
         "token/ratio_over_threshold": (inputs.mask & (ratio > settings.ratio_threshold))
         .sum()

@@ -1,9 +1,33 @@
-"""Estimators of advantages by name; each is one file."""
+"""Estimators of advantages by name; each is one file.
 
-from rlmath.algorithms.advantages import grpo as _grpo  # noqa: F401
+``gae`` stands apart: it works on tokens and a value model, not on rewards of sequences.
+"""
+
 from rlmath.algorithms.advantages.base import ADVANTAGES, Advantage
+from rlmath.algorithms.advantages.batch_std import batch_std
+from rlmath.algorithms.advantages.dr_grpo import dr_grpo
+from rlmath.algorithms.advantages.gae import gae
+from rlmath.algorithms.advantages.gdpo import gdpo
+from rlmath.algorithms.advantages.grpo import grpo
+from rlmath.algorithms.advantages.pass_at_k import pass_at_k
+from rlmath.algorithms.advantages.reinforce_pp import reinforce_pp
+from rlmath.algorithms.advantages.reinforce_pp_baseline import reinforce_pp_baseline
+from rlmath.algorithms.advantages.rloo import rloo
 
-__all__ = ["ADVANTAGES", "Advantage", "get_advantage"]
+__all__ = [
+    "ADVANTAGES",
+    "Advantage",
+    "batch_std",
+    "dr_grpo",
+    "gae",
+    "gdpo",
+    "get_advantage",
+    "grpo",
+    "pass_at_k",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "rloo",
+]
 
 
 def get_advantage(name: str) -> Advantage:

@@ -77,11 +77,6 @@ class Groups:
         """``[N]`` Bessel's standard deviation of each sample's group; 0 in a group of one."""
         return (self.sum(self.centered().square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
-    def others_mean(self) -> Tensor:
-        """``[N]`` mean reward of the other samples of the group; 0 when there is no other."""
-        others = self.sum(self.rewards) - self.rewards
-        return others / (self.sizes - 1).clamp(min=1)
-
     def _equal(self) -> Tensor:
         """``[N]`` whether all scored rewards of the group are the same."""
         high = torch.full((self._count,), -torch.inf, dtype=torch.float64)
@@ -93,3 +88,12 @@ class Groups:
             0, self.ids, torch.where(self.scored, self.rewards, torch.inf), "amin"
         )
         return (high <= low)[self.ids]
+
+
+def needs_token_counts(name: str, token_counts: Tensor | None) -> Tensor:
+    """``token_counts``, or an error that says who needs them."""
+    if token_counts is None:
+        raise ValueError(
+            f"algorithm.advantage = {name!r} whitens over tokens: it needs token_counts"
+        )
+    return token_counts

@@ -1,6 +1,5 @@
 """Policy losses by name; each is one file."""
 
-from rlmath.algorithms.losses import ppo_clip as _ppo_clip  # noqa: F401
 from rlmath.algorithms.losses.base import (
     LOSSES,
     LossInputs,
@@ -8,8 +7,31 @@ from rlmath.algorithms.losses.base import (
     PolicyLoss,
     metric_means,
 )
+from rlmath.algorithms.losses.cispo import cispo
+from rlmath.algorithms.losses.dppo import dppo
+from rlmath.algorithms.losses.gmpo import gmpo
+from rlmath.algorithms.losses.gspo import gspo
+from rlmath.algorithms.losses.gspo_token import gspo_token
+from rlmath.algorithms.losses.ppo_clip import ppo_clip
+from rlmath.algorithms.losses.reinforce import reinforce
+from rlmath.algorithms.losses.sapo import sapo
 
-__all__ = ["LOSSES", "LossInputs", "LossOutput", "PolicyLoss", "get_loss", "metric_means"]
+__all__ = [
+    "LOSSES",
+    "LossInputs",
+    "LossOutput",
+    "PolicyLoss",
+    "cispo",
+    "dppo",
+    "get_loss",
+    "gmpo",
+    "gspo",
+    "gspo_token",
+    "metric_means",
+    "ppo_clip",
+    "reinforce",
+    "sapo",
+]
 
 
 def get_loss(name: str) -> PolicyLoss:

@@ -1,0 +1,37 @@
+"""Group mean as baseline, the batch's standard deviation as scale."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+
+
+@ADVANTAGES.register("batch_std")
+def batch_std(
+    rewards: Tensor,
+    group_ids: Tensor,
+    *,
+    token_counts: Tensor | None = None,
+    epsilon: float = 1e-6,
+) -> Tensor:
+    """``(r - mean of the group) / (std of all rewards + epsilon)``.
+
+    Lite PPO ("Tricks or Traps", arXiv:2508.08221), §4.1: with the standard deviation of the whole
+    batch, a group in which one sample differs by chance is not blown up. Bessel's standard
+    deviation, over samples.
+
+    Args:
+        rewards: ``[N]``, not-a-number where unscored.
+        group_ids: ``[N]`` int64.
+        token_counts: Not read.
+        epsilon: Added to the standard deviation.
+
+    Returns:
+        ``[N]`` float32; 0 where unscored and in groups of one.
+    """
+    groups = Groups(rewards, group_ids)
+    scored = groups.rewards[groups.scored]
+    std = scored.std() if scored.numel() > 1 else torch.zeros((), dtype=torch.float64)
+    return (groups.centered() / (std + epsilon)).float()

@@ -1,0 +1,26 @@
+"""Rewards less their group's mean, with no division by the standard deviation."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+
+
+@ADVANTAGES.register("dr_grpo")
+def dr_grpo(rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None) -> Tensor:
+    """``r - mean`` within each group.
+
+    Dr. GRPO (arXiv:2503.20783), §3.2: dividing by the standard deviation weighs problems that are
+    nearly always or nearly never solved more than others. Goes with the aggregation
+    ``seq_sum_constant``.
+
+    Args:
+        rewards: ``[N]``, not-a-number where unscored.
+        group_ids: ``[N]`` int64.
+        token_counts: Not read.
+
+    Returns:
+        ``[N]`` float32; 0 where unscored and in groups of one.
+    """
+    return Groups(rewards, group_ids).centered().float()

@@ -1,0 +1,51 @@
+"""Several rewards, each normalised in its group before they are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+from rlmath.algorithms.advantages.whiten import whiten
+
+
+@ADVANTAGES.register("gdpo")
+def gdpo(
+    rewards: Tensor,
+    group_ids: Tensor,
+    *,
+    token_counts: Tensor | None = None,
+    weights: Sequence[float] | None = None,
+    epsilon: float = 1e-6,
+) -> Tensor:
+    """Z-score of each reward in its group, weighted sum, z-score of the sum over the batch.
+
+    GDPO (arXiv:2601.05242), eqs. 4 to 6: added up before the z-score, different combinations of
+    rewards fall on the same advantage.
+
+    Args:
+        rewards: ``[N, K]``, or ``[N]`` for one reward; not-a-number where a reward could not be
+            given. Such a reward adds 0; a sample without any gets 0.
+        group_ids: ``[N]`` int64.
+        token_counts: Not read: the batch's statistics are over samples.
+        weights: Of the ``K`` rewards; ``None``: 1 each.
+        epsilon: Added to standard deviations.
+
+    Returns:
+        ``[N]`` float32.
+
+    Raises:
+        ValueError: As many weights as rewards are needed.
+    """
+    table = rewards if rewards.dim() == 2 else rewards.unsqueeze(-1)
+    factors = [1.0] * table.shape[1] if weights is None else list(weights)
+    if len(factors) != table.shape[1]:
+        raise ValueError(f"{len(factors)} weights for {table.shape[1]} rewards: one each is needed")
+    total = torch.zeros(table.shape[0], dtype=torch.float64, device=table.device)
+    for column, factor in enumerate(factors):
+        groups = Groups(table[:, column], group_ids)
+        total += factor * groups.centered() / (groups.std() + epsilon)
+    scored = ~table.isnan().all(dim=1)
+    return whiten(total, scored, epsilon).float()

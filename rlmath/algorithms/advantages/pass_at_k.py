@@ -1,0 +1,80 @@
+"""Advantages that raise the chance of one right answer among k, not of each alone."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+
+
+@ADVANTAGES.register("pass_at_k")
+def pass_at_k(
+    rewards: Tensor,
+    group_ids: Tensor,
+    *,
+    token_counts: Tensor | None = None,
+    k: int = 4,
+    correct_above: float = 0.0,
+    epsilon: float = 1e-6,
+) -> Tensor:
+    """The expected advantage of a sample over all sets of ``k`` that it can be in.
+
+    With ``n`` samples of a group, ``c`` of them right, the mean and the standard deviation of the
+    sets' rewards (1 when one of the set is right) are
+
+        m = 1 - C(n - c, k) / C(n, k),    s = sqrt(m (1 - m))
+
+    and the advantages, from "Pass@k Training" (arXiv:2508.10751), §2.4:
+
+        right: (1 - m) / (s + epsilon)
+        wrong: (1 - m - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (s + epsilon)
+
+    ``k = 1`` is ``grpo`` on rewards 0 and 1 with the standard deviation not Bessel's.
+
+    Args:
+        rewards: ``[N]``, not-a-number where unscored.
+        group_ids: ``[N]`` int64.
+        token_counts: Not read.
+        k: Samples of a set. In a group with fewer scored samples, all of them make one set, which
+            leaves no advantage.
+        correct_above: A sample is right when its reward is above this.
+        epsilon: Added to the standard deviation.
+
+    Returns:
+        ``[N]`` float32; 0 where unscored.
+
+    Raises:
+        ValueError: ``k`` is below 1.
+    """
+    if k < 1:
+        raise ValueError(f"pass_at_k with k = {k}: at least 1 is needed")
+    groups = Groups(rewards, group_ids)
+    right = groups.scored & (groups.rewards > correct_above)
+    sizes = groups.sizes.long().tolist()
+    rights = groups.sum(right.double()).long().tolist()
+    table = {
+        (n, c): _advantages(n, c, min(k, n), epsilon)
+        for n, c in set(zip(sizes, rights, strict=True))
+        if n > 0
+    }
+    values = [
+        table[n, c][0 if is_right else 1] if is_scored else 0.0
+        for n, c, is_right, is_scored in zip(
+            sizes, rights, right.tolist(), groups.scored.tolist(), strict=True
+        )
+    ]
+    return torch.tensor(values, dtype=torch.float32, device=rewards.device)
+
+
+def _advantages(n: int, c: int, k: int, epsilon: float) -> tuple[float, float]:
+    """Advantages of a right and of a wrong sample."""
+    failing = math.comb(n - c, k) / math.comb(n, k)
+    std = math.sqrt(failing * (1.0 - failing))
+    right = failing / (std + epsilon)
+    if c == n:
+        return right, 0.0
+    failing_with_it = math.comb(n - c - 1, k - 1) / math.comb(n - 1, k - 1)
+    return right, (failing - failing_with_it) / (std + epsilon)

@@ -1,0 +1,33 @@
+"""Rewards whitened over the tokens of the whole batch, with no baseline per prompt."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlmath.algorithms.advantages.base import ADVANTAGES, Groups, needs_token_counts
+from rlmath.algorithms.advantages.whiten import whiten
+
+
+@ADVANTAGES.register("reinforce_pp")
+def reinforce_pp(
+    rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None
+) -> Tensor:
+    """``(r - mean) / std`` over all response tokens of the batch.
+
+    REINFORCE++ (arXiv:2501.03262), eq. 8 with the KL term left to ``kl_coef``. Every token carries
+    its sequence's reward, so a long sequence weighs more in the mean and the standard deviation.
+
+    Args:
+        rewards: ``[N]``, not-a-number where unscored.
+        group_ids: ``[N]`` int64; they make no difference.
+        token_counts: ``[N]`` response tokens in the loss.
+
+    Returns:
+        ``[N]`` float32; 0 where unscored.
+
+    Raises:
+        ValueError: ``token_counts`` is missing.
+    """
+    groups = Groups(rewards, group_ids)
+    counts = needs_token_counts("reinforce_pp", token_counts)
+    return whiten(groups.rewards, counts * groups.scored).float()

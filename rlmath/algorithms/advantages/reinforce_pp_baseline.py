@@ -1,0 +1,33 @@
+"""Rewards less their group's mean, whitened over the tokens of the whole batch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlmath.algorithms.advantages.base import ADVANTAGES, Groups, needs_token_counts
+from rlmath.algorithms.advantages.whiten import whiten
+
+
+@ADVANTAGES.register("reinforce_pp_baseline")
+def reinforce_pp_baseline(
+    rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None
+) -> Tensor:
+    """``a = r - mean of the group``, then ``(a - mean) / std`` over all tokens of the batch.
+
+    REINFORCE++-baseline (arXiv:2501.03262), §3.3, as in ProRLv2: the group gives the baseline, the
+    batch gives the scale, which does not blow up for problems that are nearly always solved.
+
+    Args:
+        rewards: ``[N]``, not-a-number where unscored.
+        group_ids: ``[N]`` int64.
+        token_counts: ``[N]`` response tokens in the loss.
+
+    Returns:
+        ``[N]`` float32; 0 where unscored.
+
+    Raises:
+        ValueError: ``token_counts`` is missing.
+    """
+    groups = Groups(rewards, group_ids)
+    counts = needs_token_counts("reinforce_pp_baseline", token_counts)
+    return whiten(groups.centered(), counts * groups.scored).float()

@@ -1,0 +1,26 @@
+"""Each sample against the mean of the others of its group."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+
+
+@ADVANTAGES.register("rloo")
+def rloo(rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None) -> Tensor:
+    """``r_i - mean of the other rewards of the group``.
+
+    RLOO (arXiv:2402.14740), eq. 7. It is ``n / (n - 1)`` times ``dr_grpo``'s advantage, which is
+    how it is worked out, because a group of equal rewards then gives exactly 0.
+
+    Args:
+        rewards: ``[N]``, not-a-number where unscored.
+        group_ids: ``[N]`` int64.
+        token_counts: Not read.
+
+    Returns:
+        ``[N]`` float32; 0 where unscored and in groups of one.
+    """
+    groups = Groups(rewards, group_ids)
+    return (groups.centered() * groups.sizes / (groups.sizes - 1).clamp(min=1)).float()

@@ -1,0 +1,22 @@
+"""Policy gradient weighted by the clipped importance ratio: no token loses its gradient."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.settings import ObjectiveSettings
+
+
+@policy_loss("cispo")
+def cispo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi``, ``sg`` stopping the gradient.
+
+    CISPO (MiniMax-M1, arXiv:2506.13585), eqs. 4 and 5. The paper has no lower bound, which is
+    ``clip_low = 1``, and tunes the upper one.
+    """
+    ratio = inputs.log_ratio().detach().exp()
+    low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
+    advantages = inputs.token_advantages()
+    losses = -ratio.clamp(low, high) * advantages * inputs.masked(inputs.log_probs)
+    return losses, {"clip_fraction_low": ratio < low, "clip_fraction_high": ratio > high}

@@ -1,0 +1,50 @@
+"""A trust region on the divergence of a token's distribution, not on its ratio."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.settings import ObjectiveSettings
+
+
+@policy_loss("dppo")
+def dppo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-M r A``; ``M`` is 0 for tokens that are too far from the old policy and move away.
+
+    Away is ``r > 1`` with a positive and ``r < 1`` with a negative advantage. The divergence is
+    that of the two-way choice between the sampled token and all others, with ``p`` the current
+    and ``q`` the old probability:
+
+        tv: |p - q|
+        kl: q log(q / p) + (1 - q) log((1 - q) / (1 - p))
+
+    DPPO (arXiv:2602.04879), binary approximations: a ratio of 2 is nothing for a token of
+    probability 1e-4 and very much for one of 0.4, which a clip of the ratio cannot tell.
+    """
+    log_ratio = inputs.log_ratio()
+    advantages = inputs.token_advantages()
+    with torch.no_grad():
+        p = inputs.masked(inputs.log_probs).double()
+        q = inputs.masked(inputs.old_log_probs).double()
+        divergence = _tv(p, q) if settings.dppo_divergence == "tv" else _kl(p, q)
+        away = (log_ratio * advantages) > 0
+        masked = away & (divergence > settings.dppo_limit)
+    losses = -log_ratio.exp() * advantages
+    flags = {
+        "clip_fraction_low": masked & (advantages < 0),
+        "clip_fraction_high": masked & (advantages > 0),
+    }
+    return torch.where(masked, 0.0, losses), flags
+
+
+def _tv(log_p: Tensor, log_q: Tensor) -> Tensor:
+    return (log_p.exp() - log_q.exp()).abs()
+
+
+def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    # log(1 - p); rounding may leave a log-prob at or above 0.
+    other_p = torch.log(-torch.expm1(log_p.clamp(max=-1e-12)))
+    other_q = torch.log(-torch.expm1(log_q.clamp(max=-1e-12)))
+    return log_q.exp() * (log_q - log_p) + other_q.exp() * (other_q - other_p)

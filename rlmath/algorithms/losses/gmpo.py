@@ -1,0 +1,35 @@
+"""The geometric mean over a sequence's clipped token ratios."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.settings import ObjectiveSettings
+
+
+@policy_loss("gmpo")
+def gmpo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-A exp(mean over the sequence of clipped log r)`` for each token of a sequence.
+
+    Token ratios are clipped as in PPO, on the side that the advantage pushes to, and then averaged
+    geometrically, so that a few outliers do not carry a sequence. GMPO (arXiv:2507.20673), eq. 4.
+    The paper's bounds ``e^-0.4`` and ``e^0.4`` are ``clip_low = 0.33`` and ``clip_high = 0.49``.
+    """
+    advantages = inputs.token_advantages()
+    log_ratio = inputs.log_ratio()
+    low = math.log(1.0 - settings.clip_low) if settings.clip_low < 1.0 else -math.inf
+    high = math.log(1.0 + settings.clip_high)
+    bounded = torch.where(
+        advantages > 0,
+        log_ratio.clamp(max=high),
+        torch.where(advantages < 0, log_ratio.clamp(min=low), log_ratio),
+    )
+    flags = {
+        "clip_fraction_low": (advantages < 0) & (log_ratio < low),
+        "clip_fraction_high": (advantages > 0) & (log_ratio > high),
+    }
+    return -advantages * inputs.sequence_mean(bounded).exp(), flags

@@ -1,0 +1,35 @@
+"""The clipped surrogate with one importance ratio per sequence."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.settings import ObjectiveSettings
+
+
+@policy_loss("gspo")
+def gspo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)`` for each token of a sequence.
+
+    ``s = exp(mean over the sequence's tokens of log r)``, the geometric mean of token ratios, so
+    bounds are far tighter than PPO's. GSPO (arXiv:2507.18071), eqs. 5 and 7. The gradient of each
+    token's loss reaches all tokens of its sequence. With the aggregation ``seq_mean_token_mean``
+    the sum is the paper's mean over sequences.
+    """
+    return clipped(inputs, settings, inputs.sequence_mean(inputs.log_ratio()).exp())
+
+
+def clipped(
+    inputs: LossInputs, settings: ObjectiveSettings, ratio: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The surrogate of a sequence's ratio ``[r]``, with the counts of clipped tokens."""
+    advantages = inputs.token_advantages()
+    low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
+    losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+    flags = {
+        "clip_fraction_low": (advantages < 0) & (ratio < low),
+        "clip_fraction_high": (advantages > 0) & (ratio > high),
+    }
+    return losses, flags

@@ -1,0 +1,22 @@
+"""GSPO for advantages that differ from token to token."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.gspo import clipped
+from rlmath.algorithms.settings import ObjectiveSettings
+
+
+@policy_loss("gspo_token")
+def gspo_token(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """GSPO's loss with the ratio ``s_t = sg(s) pi_t / sg(pi_t)``, ``sg`` stopping the gradient.
+
+    The value is GSPO's; the gradient of a token's loss reaches that token's log-prob alone, so
+    tokens may have advantages of their own. GSPO (arXiv:2507.18071), eqs. 13 and 14. With one
+    advantage and one weight for all tokens of a sequence the gradient is that of ``gspo``.
+    """
+    sequence = inputs.sequence_mean(inputs.log_ratio()).detach().exp()
+    own = inputs.masked(inputs.log_probs)
+    return clipped(inputs, settings, sequence * (own - own.detach()).exp())

@@ -1,0 +1,17 @@
+"""The plain policy gradient."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.settings import ObjectiveSettings
+
+
+@policy_loss("reinforce")
+def reinforce(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-A log pi``: REINFORCE (Williams 1992, doi:10.1007/BF00992696), eq. 11.
+
+    No importance ratio and no clip: right on policy only, that is with one minibatch per step.
+    """
+    return -inputs.token_advantages() * inputs.masked(inputs.log_probs), {}

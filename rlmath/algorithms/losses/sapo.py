@@ -1,0 +1,23 @@
+"""A smooth gate in place of the clip."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.settings import ObjectiveSettings
+
+
+@policy_loss("sapo")
+def sapo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """``-(4 / tau) sigmoid(tau (r - 1)) A``, with a ``tau`` for each sign of ``A``.
+
+    SAPO (arXiv:2511.20347), eqs. 5 and 6. At ``r = 1`` the gradient is that of ``-r A``; away
+    from it the gradient fades instead of stopping, faster for negative advantages, whose pushes
+    spread over all other tokens of the vocabulary.
+    """
+    advantages = inputs.token_advantages()
+    tau = torch.where(advantages > 0, settings.sapo_tau_positive, settings.sapo_tau_negative)
+    gate = torch.sigmoid(tau * (inputs.log_ratio().exp() - 1.0)) * (4.0 / tau)
+    return -gate * advantages, {}
