@@ -98,7 +98,7 @@ def test_a_rank_can_hold_padding_alone() -> None:
 )
 def test_what_cannot_be_shared_says_so(shape: ModelShape, tp_size: int, words: str) -> None:
     with pytest.raises(WeightsError, match=words):
-        for entry, layer, expert in walk(shape):
+        for entry, layer, _ in walk(shape):
             local_tensor(entry, shape, 0, tp_size, padded_vocab_size(shape.vocab, tp_size), layer)
 
 
@@ -118,5 +118,5 @@ def test_names_are_those_of_the_published_models() -> None:
 def test_an_architecture_has_one_table() -> None:
     names = [name for family in FAMILIES for name in family.architectures]
     assert len(names) == len(set(names))
-    with pytest.raises(WeightsError, match="no weight table for architecture 'Gpt2'.*Qwen2ForC"):
+    with pytest.raises(WeightsError, match=r"no weight table for architecture 'Gpt2'.*Qwen2ForC"):
         family_of("Gpt2")

@@ -113,7 +113,7 @@ def test_llama_with_attention_bias_is_refused() -> None:
 
 
 def test_reads_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="no config.json"):
+    with pytest.raises(WeightsError, match=r"no config\.json"):
         read_model_shape(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(WeightsError, match="not JSON"):

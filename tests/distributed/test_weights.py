@@ -1,0 +1,203 @@
+"""Hugging Face folder to Megatron on real gloo ranks and back, for every family and layout."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlmath.weights.hf_files import HfFolderReader
+from rlmath.weights.megatron import check_folder
+from rlmath.weights.shape import read_model_shape
+from tests.distributed.weights_ranks import Case, Ranks
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 101,
+    "max_position_embeddings": 128,
+}
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LAYOUTS = [Case(1, 1), Case(2, 1), Case(1, 2), Case(2, 2), Case(4, 1)]
+SEQUENCES = [[5, 17, 100, 3, 3, 64, 9], [1, 2, 99, 50, 7, 80, 33, 12, 45, 6, 6], [42, 0]]
+
+
+def _models() -> dict[str, Any]:
+    import transformers as t
+
+    return {
+        "qwen2": t.Qwen2Config(**SIZES, tie_word_embeddings=False, rope_theta=1e6),
+        "qwen2_tied": t.Qwen2Config(**SIZES, tie_word_embeddings=True),
+        "qwen3": t.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=True),
+        "llama3": t.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False),
+        "qwen3_moe": t.Qwen3MoeConfig(
+            **SIZES,
+            head_dim=6,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            norm_topk_prob=True,
+            mlp_only_layers=[1],
+            tie_word_embeddings=False,
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A random model of each family as transformers saves it."""
+    import transformers
+
+    result = {}
+    for name, config in _models().items():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                # Norms and biases too, so that no two of them are alike.
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        result[name] = tmp_path_factory.mktemp(name) / "hf"
+        model.save_pretrained(result[name])
+    return result
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = Ranks(port)
+    yield ranks
+    ranks.close()
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    with HfFolderReader(folder) as reader:
+        return {name: reader.read(name) for name in reader.names()}
+
+
+def _same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(got) == set(expected)
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype, name
+        assert torch.equal(got[name], tensor), name
+
+
+def _check_round_trip(ranks: Ranks, folder: Path, case: Case) -> None:
+    expected = _read(folder)
+    results = ranks.call("round_trip", str(folder), case, 0.01)
+    _same(results[0]["to_rank_0"], expected)
+    assert all(result["to_rank_0"] == {} for result in results[1:])
+    for result in results:
+        _same(result["to_all"], expected)
+        _same(result["written"], expected)
+        assert result["buckets"] > 5
+        assert result["padding"] is None or not result["padding"].any()
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_tied", "qwen3", "llama3"])
+def test_there_and_back_is_bit_equal(
+    ranks: Ranks, folders: dict[str, Path], family: str, case: Case
+) -> None:
+    _check_round_trip(ranks, folders[family], case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(tp=2, ep=2),
+        Case(ep=4),
+        Case(pp=2, ep=2),
+        Case(tp=2, ep=4, etp=1),
+        Case(tp=4, ep=1, etp=1),
+    ],
+    ids=str,
+)
+def test_experts_there_and_back(ranks: Ranks, folders: dict[str, Path], case: Case) -> None:
+    _check_round_trip(ranks, folders["qwen3_moe"], case)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(pp=2, vp=2), Case(tp=2, pp=2, vp=2), Case(pp=2, first_layers=1)], ids=str
+)
+@pytest.mark.parametrize("family", ["qwen2_tied", "llama3"])
+def test_virtual_and_uneven_stages_there_and_back(
+    ranks: Ranks, folders: dict[str, Path], family: str, case: Case
+) -> None:
+    _check_round_trip(ranks, folders[family], case)
+
+
+@pytest.fixture(scope="module")
+def reference(folders: dict[str, Path]) -> dict[str, Tensor]:
+    """transformers' logits, ``[tokens, vocab]``."""
+    import transformers
+
+    result = {}
+    for name, folder in folders.items():
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.no_grad():
+            rows = [model(torch.tensor([tokens])).logits[0] for tokens in SEQUENCES]
+        result[name] = torch.cat(rows)
+    return result
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_tied", "qwen3", "llama3"])
+def test_log_probs_are_those_of_transformers(
+    ranks: Ranks,
+    folders: dict[str, Path],
+    reference: dict[str, Tensor],
+    family: str,
+    case: Case,
+) -> None:
+    _check_log_probs(ranks, folders[family], reference[family], case)
+
+
+@pytest.mark.parametrize("case", [Case(), Case(ep=4), Case(pp=2, ep=2)], ids=str)
+def test_log_probs_of_experts_are_those_of_transformers(
+    ranks: Ranks, folders: dict[str, Path], reference: dict[str, Tensor], case: Case
+) -> None:
+    _check_log_probs(ranks, folders["qwen3_moe"], reference["qwen3_moe"], case)
+
+
+def _check_log_probs(ranks: Ranks, folder: Path, expected: Tensor, case: Case) -> None:
+    results = ranks.call("logits", str(folder), case, SEQUENCES)
+    last_stages = [result for result in results if result is not None]
+    assert len(last_stages) == 4 // case.pp
+    for result in last_stages:
+        difference = (result.log_softmax(-1) - expected.log_softmax(-1)).abs().max()
+        assert difference < 2e-5
+    # The model is no constant: the comparison would see a wrong weight.
+    assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize("case", [Case(tp=2, pp=2), Case()], ids=str)
+def test_a_saved_folder_is_the_same_model(
+    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, case: Case
+) -> None:
+    import transformers
+
+    target = tmp_path / "saved"
+    ranks.call("save", str(folders["qwen2_tied"]), case, str(target))
+    _same(_read(target), _read(folders["qwen2_tied"]))
+    with HfFolderReader(target) as reader:
+        check_folder(reader, read_model_shape(target))
+    model = transformers.AutoModelForCausalLM.from_pretrained(target)
+    assert model.config.tie_word_embeddings
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]

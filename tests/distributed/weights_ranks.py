@@ -1,0 +1,343 @@
+"""Four gloo ranks that live for a whole test module, and what the tests of weights ask of them.
+
+Starting Megatron takes seconds, so each rank waits for commands and takes on one layout after the
+other. ``Ranks`` is the side of the test, ``_serve`` the side of a rank; every function from
+``round_trip`` on runs on all ranks at once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+WORLD_SIZE = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout: tensor, pipeline, virtual stages per rank, expert and expert-tensor parallel.
+
+    ``first_layers`` is the number of layers of an uneven first stage.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    vp: int | None = None
+    ep: int = 1
+    etp: int | None = None
+    first_layers: int | None = None
+
+
+class Ranks:
+    """Four rank processes; ``call`` runs a function of this module on all of them."""
+
+    def __init__(self, port: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(WORLD_SIZE):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def call(self, function: str, *args: Any, timeout_s: float = 60.0) -> list[Any]:
+        """Results of all ranks; raises ``AssertionError`` with the first rank's traceback."""
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        results = []
+        errors = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(timeout_s):
+                errors.append(f"rank {rank} gave no answer to {function} within {timeout_s} s")
+                break
+            ok, value = pipe.recv()
+            (results if ok else errors).append(value)
+        assert not errors, "\n".join(errors)
+        return results
+
+    def close(self) -> None:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            if process.is_alive():
+                pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _serve(rank: int, port: int, pipe: Connection) -> None:
+    from rlmath.device import CPU
+
+    CPU.prepare_megatron_process(local_rank=rank, num_threads=1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD_SIZE
+    )
+    while (command := pipe.recv()) is not None:
+        function, args = command
+        try:
+            pipe.send((True, globals()[function](*args)))
+        except Exception:
+            pipe.send((False, f"rank {rank}: {traceback.format_exc()}"))
+    dist.destroy_process_group()
+
+
+def _build(folder: str, case: Case) -> list[nn.Module]:
+    """This rank's model chunks in a layout, filled with numbers that no file has."""
+    from megatron.core import parallel_state, tensor_parallel
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=case.tp,
+        pipeline_model_parallel_size=case.pp,
+        virtual_pipeline_model_parallel_size=case.vp,
+        expert_model_parallel_size=case.ep,
+        expert_tensor_parallel_size=case.etp,
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    chunks = _chunks(folder, case)
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            parameter.data.fill_(-77.0)
+    return chunks
+
+
+def _chunks(folder: str, case: Case) -> list[nn.Module]:
+    """The actor's own model where it covers the case, else Megatron's with plain local layers."""
+    from rlmath.weights.shape import read_model_shape
+
+    shape = read_model_shape(folder)
+    if case.vp is None and case.first_layers is None and not shape.experts:
+        from rlmath.actor.model import ModelSettings, build_model, read_hf_config
+        from rlmath.actor.parallel import Layout
+        from rlmath.device import CPU
+
+        layout = Layout(case.tp, case.pp, WORLD_SIZE // case.tp // case.pp)
+        settings = ModelSettings(dtype=torch.float32)
+        return [build_model(read_hf_config(folder), layout, CPU, settings, 128)]
+    return [_plain_chunk(shape, case, stage) for stage in range(case.vp or 1)]
+
+
+def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
+    import torch.nn.functional as F
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from rlmath.weights.shape import padded_vocab_size
+
+    moe: dict[str, Any] = {}
+    if shape.experts:
+        moe = {
+            "num_moe_experts": shape.experts,
+            "moe_ffn_hidden_size": shape.moe_ffn,
+            "moe_router_topk": shape.experts_per_token,
+            "moe_layer_freq": [int(shape.is_moe_layer(n)) for n in range(shape.layers)],
+            "moe_router_load_balancing_type": "none",
+            "moe_token_dispatcher_type": "alltoall",
+            "expert_model_parallel_size": case.ep,
+            "expert_tensor_parallel_size": case.etp,
+        }
+    config = TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        ffn_hidden_size=shape.ffn,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.kv_heads,
+        kv_channels=shape.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_eps,
+        activation_func=F.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        tensor_model_parallel_size=case.tp,
+        pipeline_model_parallel_size=case.pp,
+        virtual_pipeline_model_parallel_size=case.vp,
+        num_layers_in_first_pipeline_stage=case.first_layers,
+        # Experts together with tensor parallel demand it.
+        sequence_parallel=bool(shape.experts) and case.tp > 1,
+        pipeline_dtype=torch.float32,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        **moe,
+    )
+    if shape.experts:
+        spec = specs.get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
+        )
+    else:
+        spec = specs.get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
+    stage = {} if case.vp is None else {"ignore_virtual": False, "vp_stage": vp_stage}
+    model: nn.Module = GPTModel(
+        config=config,
+        transformer_layer_spec=spec,
+        vocab_size=padded_vocab_size(shape.vocab, case.tp),
+        max_sequence_length=128,
+        pre_process=parallel_state.is_pipeline_first_stage(**stage),
+        post_process=parallel_state.is_pipeline_last_stage(**stage),
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="rope",
+        rotary_base=int(shape.rope.theta),
+        vp_stage=vp_stage if case.vp is not None else None,
+    )
+    return model
+
+
+def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any]:
+    """Load a folder and gather it again in all three ways; what each rank saw.
+
+    Returns:
+        ``to_rank_0``, ``to_all`` and ``written`` (through a buffer shared by the ranks): tensors by
+        name; ``buckets``: their number; ``padding``: the embedding's rows beyond the vocabulary.
+    """
+    from rlmath.weights.gather import BucketGatherer
+    from rlmath.weights.layout import ParallelRank
+    from rlmath.weights.megatron import hf_tensors, load_from_hf
+    from rlmath.weights.shape import read_model_shape
+
+    chunks = _build(folder, case)
+    shape = read_model_shape(folder)
+    parallel = ParallelRank.from_megatron()
+    load_from_hf(chunks, folder, shape, parallel)
+    to_rank_0 = dict(
+        pair
+        for bucket in hf_tensors(chunks, shape, parallel, bucket_size_mib, destination=0)
+        for pair in bucket
+    )
+    gatherer = BucketGatherer(chunks, shape, parallel, bucket_size_mib)
+    to_all = dict(pair for bucket in gatherer.gather(None) for pair in bucket)
+    embedding = next(
+        (p for c in chunks for n, p in c.named_parameters() if "word_embeddings" in n), None
+    )
+    padding = None
+    if embedding is not None:
+        real = max(0, min(embedding.shape[0], shape.vocab - parallel.tp_rank * embedding.shape[0]))
+        padding = embedding[real:].detach().clone()
+    return {
+        "to_rank_0": to_rank_0,
+        "to_all": to_all,
+        "written": _written(gatherer),
+        "buckets": len(gatherer.buckets),
+        "padding": padding,
+    }
+
+
+def _written(gatherer: Any) -> dict[str, Tensor]:
+    """Each rank writes its part of a zeroed buffer; their sum is the whole if none overlap."""
+    from rlmath.weights.buckets import view_in_buffer
+
+    result: dict[str, Tensor] = {}
+    for bucket in gatherer.buckets:
+        buffer = torch.zeros(bucket.num_bytes, dtype=torch.uint8)
+        gatherer.write_local(bucket, buffer)
+        dist.all_reduce(buffer, group=gatherer.parallel.group)
+        for tensor in bucket.tensors:
+            result[tensor.meta.name] = view_in_buffer(buffer, tensor).clone()
+    return result
+
+
+def logits(folder: str, case: Case, sequences: list[list[int]]) -> Tensor | None:
+    """``[tokens, vocab]`` float32 of the sequences end to end, on ranks of the last stage."""
+    from megatron.core import parallel_state as state
+
+    from rlmath.weights.layout import ParallelRank
+    from rlmath.weights.megatron import load_from_hf
+    from rlmath.weights.shape import read_model_shape
+
+    chunks = _build(folder, case)
+    shape = read_model_shape(folder)
+    load_from_hf(chunks, folder, shape, ParallelRank.from_megatron())
+    (model,) = chunks
+    num_tokens = sum(map(len, sequences))
+    with torch.no_grad():
+        if shape.experts:
+            outputs = [_forward(model, *_one_sequence(tokens), None) for tokens in sequences]
+            out = None if outputs[0] is None else torch.cat(outputs, 1)
+        else:
+            out = _forward(model, *_packed(sequences, case.tp))
+        if out is None:
+            return None
+        parts = [torch.empty_like(out) for _ in range(case.tp)]
+        dist.all_gather(parts, out, group=state.get_tensor_model_parallel_group())
+    return torch.cat(parts, -1)[0, :num_tokens, : shape.vocab].clone()
+
+
+def _one_sequence(tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    n = len(tokens)
+    mask = torch.ones(1, 1, n, n, dtype=torch.bool).triu(1)
+    return torch.tensor([tokens]), torch.arange(n)[None], mask
+
+
+def _packed(sequences: list[list[int]], tp: int) -> tuple[Tensor, Tensor, None, Any]:
+    from rlmath.actor.packing import pack
+    from rlmath.device import CPU
+    from rlmath.types import MicroBatch, TrainingBatch
+
+    n = len(sequences)
+    lengths = torch.tensor([len(s) for s in sequences])
+    nothing = torch.zeros(int(lengths.sum()) - n)
+    batch = TrainingBatch(
+        tokens=torch.tensor([token for s in sequences for token in s]),
+        prompt_lengths=torch.ones(n, dtype=torch.int64),
+        response_lengths=lengths - 1,
+        group_ids=torch.arange(n),
+        weights_versions=torch.zeros(n, dtype=torch.int64),
+        rewards=torch.zeros(n),
+        engine_log_probs=nothing,
+        advantages=nothing,
+        loss_mask=nothing.bool(),
+    )
+    packed = pack(batch, MicroBatch(tuple(range(n)), int(lengths.sum())), CPU, tp)
+    return packed.tokens, packed.position_ids, None, packed.packed_seq_params
+
+
+def _forward(
+    model: nn.Module, tokens: Tensor, positions: Tensor, mask: Tensor | None, packed: Any
+) -> Tensor | None:
+    """Through all pipeline stages by hand; ``[1, t, vocab / tp]`` on the last, else ``None``."""
+    from megatron.core import parallel_state as state
+
+    model.eval()
+    group = state.get_pipeline_model_parallel_group()
+    if not state.is_pipeline_first_stage():
+        hidden = torch.empty(tokens.shape[1], 1, model.config.hidden_size)
+        dist.recv(hidden, state.get_pipeline_model_parallel_prev_rank(), group=group)
+        model.set_input_tensor(hidden)
+    out: Tensor = model(tokens, positions, mask, packed_seq_params=packed)
+    if not state.is_pipeline_last_stage():
+        dist.send(out.contiguous(), state.get_pipeline_model_parallel_next_rank(), group=group)
+        return None
+    return out
+
+
+def save(folder: str, case: Case, target: str) -> None:
+    """Load a folder and save it as another."""
+    from rlmath.weights.layout import ParallelRank
+    from rlmath.weights.megatron import load_from_hf, save_to_hf
+    from rlmath.weights.shape import read_model_shape
+
+    chunks = _build(folder, case)
+    shape = read_model_shape(folder)
+    parallel = ParallelRank.from_megatron()
+    load_from_hf(chunks, folder, shape, parallel)
+    save_to_hf(chunks, target, folder, shape, parallel, bucket_size_mib=0.05, shard_size_mib=1)
