@@ -29,9 +29,9 @@ def batch_std(
         epsilon: Added to the standard deviation.
 
     Returns:
-        ``[N]`` float32; 0 where unscored and in groups of one.
+        ``[N]``, of the rewards' dtype; 0 where unscored and in groups of one.
     """
     groups = Groups(rewards, group_ids)
     scored = groups.rewards[groups.scored]
     std = scored.std() if scored.numel() > 1 else torch.zeros((), dtype=torch.float64)
-    return (groups.centered() / (std + epsilon)).float()
+    return (groups.centered() / (std + epsilon)).to(rewards.dtype)

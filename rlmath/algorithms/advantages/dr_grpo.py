@@ -21,6 +21,6 @@ def dr_grpo(rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None =
         token_counts: Not read.
 
     Returns:
-        ``[N]`` float32; 0 where unscored and in groups of one.
+        ``[N]``, of the rewards' dtype; 0 where unscored and in groups of one.
     """
-    return Groups(rewards, group_ids).centered().float()
+    return Groups(rewards, group_ids).centered().to(rewards.dtype)

@@ -31,8 +31,8 @@ def gae(
             ``None``: 0, the response ended.
 
     Returns:
-        ``[R]`` float32 advantages, not whitened, and ``[R]`` float32 returns (advantage plus
-        value), which the value model learns.
+        ``[R]`` advantages, not whitened, and ``[R]`` returns (advantage plus value), which the
+        value model learns; both of the values' dtype, worked out in float64.
 
     Raises:
         ValueError: Shapes that do not fit.
@@ -61,4 +61,4 @@ def gae(
         next_advantage = delta + gamma * lam * next_advantage[:n]
         next_value = value[at]
         advantages[at] = next_advantage
-    return advantages.float(), (advantages + value).float()
+    return advantages.to(values.dtype), (advantages + value).to(values.dtype)

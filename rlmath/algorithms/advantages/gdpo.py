@@ -34,7 +34,7 @@ def gdpo(
         epsilon: Added to standard deviations.
 
     Returns:
-        ``[N]`` float32.
+        ``[N]``, of the rewards' dtype.
 
     Raises:
         ValueError: As many weights as rewards are needed.
@@ -48,4 +48,4 @@ def gdpo(
         groups = Groups(table[:, column], group_ids)
         total += factor * groups.centered() / (groups.std() + epsilon)
     scored = ~table.isnan().all(dim=1)
-    return whiten(total, scored, epsilon).float()
+    return whiten(total, scored, epsilon).to(rewards.dtype)

@@ -31,10 +31,10 @@ def grpo(
             standard deviation stays that of the whole group.
 
     Returns:
-        ``[N]`` float32; 0 where unscored.
+        ``[N]``, of the rewards' dtype; 0 where unscored.
     """
     groups = Groups(rewards, group_ids)
     advantages = groups.centered() / (groups.std() + epsilon)
     if leave_one_out:
         advantages = advantages * groups.sizes / (groups.sizes - 1).clamp(min=1)
-    return advantages.float()
+    return advantages.to(rewards.dtype)

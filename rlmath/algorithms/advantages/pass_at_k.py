@@ -44,7 +44,7 @@ def pass_at_k(
         epsilon: Added to the standard deviation.
 
     Returns:
-        ``[N]`` float32; 0 where unscored.
+        ``[N]``, of the rewards' dtype; 0 where unscored.
 
     Raises:
         ValueError: ``k`` is below 1.
@@ -66,7 +66,7 @@ def pass_at_k(
             sizes, rights, right.tolist(), groups.scored.tolist(), strict=True
         )
     ]
-    return torch.tensor(values, dtype=torch.float32, device=rewards.device)
+    return torch.tensor(values, dtype=rewards.dtype, device=rewards.device)
 
 
 def _advantages(n: int, c: int, k: int, epsilon: float) -> tuple[float, float]:

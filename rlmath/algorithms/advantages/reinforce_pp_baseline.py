@@ -23,11 +23,11 @@ def reinforce_pp_baseline(
         token_counts: ``[N]`` response tokens in the loss.
 
     Returns:
-        ``[N]`` float32; 0 where unscored.
+        ``[N]``, of the rewards' dtype; 0 where unscored.
 
     Raises:
         ValueError: ``token_counts`` is missing.
     """
     groups = Groups(rewards, group_ids)
     counts = needs_token_counts("reinforce_pp_baseline", token_counts)
-    return whiten(groups.centered(), counts * groups.scored).float()
+    return whiten(groups.centered(), counts * groups.scored).to(rewards.dtype)

@@ -20,7 +20,7 @@ def rloo(rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = No
         token_counts: Not read.
 
     Returns:
-        ``[N]`` float32; 0 where unscored and in groups of one.
+        ``[N]``, of the rewards' dtype; 0 where unscored and in groups of one.
     """
     groups = Groups(rewards, group_ids)
-    return (groups.centered() * groups.sizes / (groups.sizes - 1).clamp(min=1)).float()
+    return (groups.centered() * groups.sizes / (groups.sizes - 1).clamp(min=1)).to(rewards.dtype)

@@ -1,0 +1,90 @@
+"""The KL term's weight over time, its place in the reward, and the reference model's renewal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ReferenceKind = Literal["frozen", "averaged", "reset"]
+
+
+def next_kl_coef(
+    coef: float, kl: float, target: float, horizon_samples: float, samples: int
+) -> float:
+    """The KL term's weight for the next step, after a proportional controller.
+
+    "Fine-tuning language models from human preferences" (arXiv:1909.08593), §2.2:
+    ``coef (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon)``.
+
+    Args:
+        coef: The weight now.
+        kl: Mean KL of this step's responses, in the target's unit (nats per token or sequence).
+        target: KL to hold.
+        horizon_samples: Samples over which an error of 20 % changes the weight by 20 %.
+        samples: Samples of this step.
+
+    Raises:
+        ValueError: ``target`` or ``horizon_samples`` is not above 0.
+    """
+    if target <= 0 or horizon_samples <= 0:
+        raise ValueError(
+            f"KL control: target = {target}, horizon_samples = {horizon_samples}: both have to be "
+            f"above 0"
+        )
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return coef * (1.0 + error * samples / horizon_samples)
+
+
+def kl_in_reward(kl: Tensor, mask: Tensor, response_lengths: Tensor, coef: float) -> Tensor:
+    """What a KL penalty in the reward does to each token's advantage.
+
+    Each token costs ``coef * kl``; a token's advantage bears its own cost and that of the tokens
+    after it in the response: ``-coef * sum_{s >= t} kl_s`` (REINFORCE++, arXiv:2501.03262, eq. 7).
+    Add it to the advantages; those of ``reinforce_pp`` are whitened after that.
+
+    Args:
+        kl: ``[R]`` k1 of old policy against reference, in nats, without gradient.
+        mask: ``[R]`` bool; false tokens cost nothing.
+        response_lengths: ``[N]`` int64, in tokens.
+        coef: Weight.
+
+    Returns:
+        ``[R]``, of the KL's dtype.
+    """
+    n = response_lengths.numel()
+    ids = torch.repeat_interleave(torch.arange(n, device=kl.device), response_lengths)
+    cost = torch.where(mask, kl.double(), 0.0)
+    before = torch.cumsum(cost, 0) - cost
+    ends = torch.cumsum(cost, 0)[(torch.cumsum(response_lengths, 0) - 1).clamp(min=0)]
+    return (-coef * (ends[ids] - before)).to(kl.dtype)
+
+
+def reference_weight(
+    kind: ReferenceKind, step: int, *, every: int = 1, decay: float = 0.99
+) -> float:
+    """Share of the policy's weights that goes into the reference after a step.
+
+    The new reference is ``(1 - share) reference + share policy``.
+
+    Args:
+        kind: ``frozen``: never changes; ``averaged``: an exponential mean, every ``every`` steps;
+            ``reset``: becomes the policy every ``every`` steps (ProRL, arXiv:2505.24864, §2.2.2).
+        step: Steps done, from 1.
+        every: Steps between changes.
+        decay: What ``averaged`` keeps of the reference.
+
+    Returns:
+        0 (nothing to do) to 1 (copy).
+
+    Raises:
+        ValueError: Unknown kind, ``every`` below 1, or ``decay`` outside 0 to 1.
+    """
+    if kind not in ("frozen", "averaged", "reset"):
+        raise ValueError(f"reference = {kind!r} is not known; known are: averaged, frozen, reset")
+    if every < 1 or not 0.0 <= decay <= 1.0:
+        raise ValueError(f"reference: every = {every} (at least 1), decay = {decay} (0 to 1)")
+    if kind == "frozen" or step < 1 or step % every:
+        return 0.0
+    return 1.0 if kind == "reset" else 1.0 - decay
