@@ -1,1 +1,157 @@
-"""How weights travel from the trainer's ranks to the engines."""
+"""How weights travel from the trainer's ranks to the engines: one interface, three transports.
+
+``shared_memory`` is rlmath's own, for machines without CUDA. ``ipc`` (trainer and engine share a
+GPU) and ``nccl`` (they do not) are vLLM's, driven through its trainer factory. In every trainer
+rank:
+
+    connection = connect(plan, gatherer)     # once; collective
+    connection.send_weights(version)         # after each update; collective
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.transports.client import EngineClient
+
+TransportName = Literal["shared_memory", "ipc", "nccl"]
+MIB = 2**20
+
+
+def choose_transport(
+    setting: str, *, device: Literal["cpu", "cuda"], colocated: bool
+) -> TransportName:
+    """The transport for ``weights.transport``.
+
+    Args:
+        setting: ``auto``, ``shared_memory``, ``ipc`` or ``nccl``.
+        device: Where trainer and engines run.
+        colocated: Engines share the trainer's GPUs.
+
+    Raises:
+        ValueError: The setting cannot work there.
+    """
+    if device == "cpu":
+        fitting: TransportName = "shared_memory"
+    else:
+        fitting = "ipc" if colocated else "nccl"
+    if setting not in ("auto", fitting):
+        where = device if device == "cpu" else f"{device}, {'shared' if colocated else 'own'} GPUs"
+        raise ValueError(
+            f"weights.transport={setting} cannot carry weights here ({where}): use {fitting} or "
+            "auto"
+        )
+    return fitting
+
+
+@dataclass(frozen=True)
+class TransportPlan:
+    """What every trainer rank has to know to connect to the engines.
+
+    Attributes:
+        transport: The same that the engines were made with (``EngineSpec.transport``).
+        engines: The pool's actor handles.
+        ranks_per_engine: Tensor-parallel ranks of each engine.
+        bucket_size_mib: Size of ``ipc``'s and ``nccl``'s buffers; ``shared_memory`` takes the
+            gatherer's buckets.
+        run_id: Tells this run's shared memory from others'.
+    """
+
+    transport: TransportName
+    engines: tuple[Any, ...]
+    ranks_per_engine: int
+    bucket_size_mib: int
+    run_id: str
+
+
+class TrainerConnection:
+    """One trainer rank's end. Made by ``connect``."""
+
+    def __init__(self, trainer: Any, client: EngineClient) -> None:
+        self._trainer = trainer
+        self._client = client
+
+    def send_weights(self, version: int) -> None:
+        """Send the present weights to all engines as this version. Collective over all ranks.
+
+        Returns when all engines have them, with their prefix caches reset.
+
+        Raises:
+            Exception: What an engine answered, on rank 0.
+        """
+        self._client.version = version
+        self._trainer.send_weights()
+
+    def shutdown(self) -> None:
+        """Release segments or communicators."""
+        self._trainer.shutdown()
+
+
+def connect(plan: TransportPlan, gatherer: BucketGatherer) -> TrainerConnection:
+    """Meet the engines. Collective over all trainer ranks; the engines must be ready and idle.
+
+    Args:
+        plan: The same on all ranks.
+        gatherer: This rank's.
+
+    Raises:
+        UserError: There is not enough shared memory.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    client = EngineClient(plan.engines, plan.ranks_per_engine)
+    if plan.transport == "shared_memory":
+        from rlmath.weights.transports.shared_memory import (
+            SharedMemoryTrainer,
+            SharedMemoryTrainerInitInfo,
+        )
+
+        info = SharedMemoryTrainerInitInfo(rank=rank, run_id=plan.run_id)
+        return TrainerConnection(
+            SharedMemoryTrainer.trainer_init(info, client=client, source=gatherer), client
+        )
+    from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+
+    from rlmath.weights.transports.vllm_source import gathered_source
+
+    buffer_bytes = plan.bucket_size_mib * MIB
+    vllm_info: Any
+    if plan.transport == "ipc":
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        vllm_info = IPCTrainerInitInfo(
+            rank=rank, packed=True, packed_buffer_size_bytes=buffer_bytes
+        )
+        # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket.
+        source = gathered_source(gatherer, destination=None)
+    else:
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        vllm_info = NCCLTrainerInitInfo(
+            rank=rank,
+            master_address=_own_address(),
+            master_port=_free_port(),
+            # Rank 0 of the trainer, and every worker of every engine.
+            world_size=1 + len(plan.engines) * plan.ranks_per_engine,
+            packed=True,
+            packed_buffer_size_bytes=buffer_bytes,
+        )
+        source = gathered_source(gatherer, destination=0)
+    trainer = WeightTransferTrainerFactory.trainer_init(vllm_info, client=client, source=source)
+    return TrainerConnection(trainer, client)
+
+
+def _own_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,60 @@
+"""The engines, as the trainer's rank 0 calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class EngineClient:
+    """vLLM's ``VLLMWeightSyncClient`` over the pool's engines; every call goes to all of them.
+
+    Args:
+        engines: Handles of ``RolloutEngine`` actors.
+        ranks_per_engine: Tensor-parallel ranks of each.
+
+    Attributes:
+        version: Of the weights that are about to be sent; set before each update, because the
+            protocol's own calls do not carry it.
+    """
+
+    def __init__(self, engines: Sequence[Any], ranks_per_engine: int) -> None:
+        self._engines = list(engines)
+        self._ranks_per_engine = ranks_per_engine
+        self.version = 0
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Let each engine meet the trainer.
+
+        ``nccl`` numbers the workers of one engine from ``rank_offset``; each next engine's follow
+        those of the one before.
+        """
+        infos = [dict(init_info) for _ in self._engines]
+        if "rank_offset" in init_info:
+            for number, info in enumerate(infos):
+                info["rank_offset"] += number * self._ranks_per_engine
+        self._all("init_weight_transfer_engine", infos)
+
+    def start_weight_update(self) -> None:
+        """Make the engines ready for new weights."""
+        self._all("start_weight_update")
+
+    def update_weights(self, update_info: Any) -> None:
+        """Let the engines load one bucket; returns when all have."""
+        self._all("update_weights", [update_info] * len(self._engines))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Put the new weights in force, as ``version``, with their caches reset."""
+        self._all("finish_weight_update", [self.version] * len(self._engines))
+
+    def _all(self, method: str, arguments: Sequence[Any] | None = None) -> None:
+        import ray
+
+        if arguments is None:
+            calls = [getattr(engine, method).remote() for engine in self._engines]
+        else:
+            calls = [
+                getattr(engine, method).remote(argument)
+                for engine, argument in zip(self._engines, arguments, strict=True)
+            ]
+        ray.get(calls)

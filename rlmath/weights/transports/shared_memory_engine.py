@@ -1,0 +1,146 @@
+"""Engine's side of the ``shared_memory`` transport: runs in each vLLM worker."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from rlmath.weights.transports.segments import map_copy_on_write, open_segment
+
+
+@dataclass
+class SharedMemoryInitInfo(WeightTransferInitInfo):
+    """Names of the segments that the trainer writes to."""
+
+    segments: list[str]
+
+
+@dataclass
+class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
+    """One bucket: the number of its segment, and what lies where in it."""
+
+    segment: int
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    offsets_bytes: list[int]
+
+
+class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
+    """Loads buckets from shared memory by vLLM's layerwise reload.
+
+    A started CPU engine has packed its matrices for oneDNN, so that they cannot be loaded in
+    place: the reload gives each layer its original parameters back until all of them are there,
+    loads, packs again, and copies to where the engine reads.
+    """
+
+    init_info_cls = SharedMemoryInitInfo
+    update_info_cls = SharedMemoryUpdateInfo
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._descriptors: list[int] = []
+        self._expected: set[str] = set()
+        self._loaded: set[str] = set()
+
+    def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
+        """Open the segments; their names are not needed afterwards."""
+        self.shutdown()
+        self._descriptors = [open_segment(name) for name in init_info.segments]
+
+    def start_weight_update(self) -> None:
+        """Make ready to load every parameter."""
+        self._expected = {name for name, _ in self.model.named_parameters()}
+        self._loaded = set()
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
+        """Load one bucket. Afterwards nothing of this process refers to its segment.
+
+        Raises:
+            RuntimeError: Something still does; the next bucket would overwrite what it reads.
+        """
+        memory = map_copy_on_write(self._descriptors[update_info.segment])
+        still_mapped = weakref.ref(memory)
+        self._loaded |= self._load(memory, update_info)
+        del memory
+        if still_mapped() is not None:
+            gc.collect()
+            if still_mapped() is not None:
+                raise RuntimeError(
+                    "vLLM kept a tensor of the shared segment after loading "
+                    f"{update_info.names[0]} to {update_info.names[-1]}"
+                )
+
+    def finish_weight_update(self) -> None:
+        """Put the new weights in place.
+
+        Raises:
+            RuntimeError: The trainer did not send all parameters.
+        """
+        finalize_layerwise_reload(self.model, self.model_config)
+        missing = sorted(self._expected - self._loaded)
+        if missing:
+            raise RuntimeError(
+                f"the weight update left {len(missing)} of {len(self._expected)} parameters as "
+                f"they were: {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
+            )
+
+    def shutdown(self) -> None:
+        """Close the segments."""
+        descriptors, self._descriptors = self._descriptors, []
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _load(self, memory: Any, update_info: SharedMemoryUpdateInfo) -> set[str]:
+        """Load the bucket's tensors; gives the names that vLLM has for them."""
+        tensors = [
+            (name, _view(memory, dtype_name, shape, offset))
+            for name, dtype_name, shape, offset in zip(
+                update_info.names,
+                update_info.dtype_names,
+                update_info.shapes,
+                update_info.offsets_bytes,
+                strict=True,
+            )
+        ]
+        loaded: set[str] = self.model.load_weights(tensors)
+        self._keep_pending(memory)
+        return loaded
+
+    def _keep_pending(self, memory: Any) -> None:
+        """Copy what vLLM holds back for a layer whose other tensors come with a later bucket.
+
+        The reload keeps references to a layer's tensors until it has all of them (query without
+        key and value, say), and the segment will be overwritten meanwhile.
+        """
+        base = torch.frombuffer(memory, dtype=torch.uint8)
+        begin = base.data_ptr()
+        end = begin + base.numel()
+        for layer in self.model.modules():
+            for _, bound in get_layerwise_info(layer).loaded_weights:
+                for key, value in bound.arguments.items():
+                    if isinstance(value, torch.Tensor) and begin <= value.data_ptr() < end:
+                        bound.arguments[key] = value.clone()
+
+
+def _view(memory: Any, dtype_name: str, shape: list[int], offset_bytes: int) -> torch.Tensor:
+    dtype = getattr(torch, dtype_name)
+    flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset_bytes)
+    return flat.view(shape)
