@@ -1,0 +1,51 @@
+"""The tiny model's tokenizer: one token per byte of UTF-8, and the markers of a chat.
+
+Byte-level BPE without merges, so an ASCII character is one token, any other character is as many
+tokens as it has bytes, and text survives encoding and decoding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import Qwen2Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+PAD = "<|pad|>"
+SYSTEM = "<|system|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+SPECIAL_TOKENS = (END_OF_TEXT, PAD, SYSTEM, USER, ASSISTANT)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def build_tokenizer(max_length_tokens: int) -> Qwen2Tokenizer:
+    """A tokenizer of 256 bytes and ``SPECIAL_TOKENS``; nothing is added to a text that it encodes.
+
+    It is of the class that a Qwen2 folder is read back as, so that what is written here and what
+    vLLM and transformers load are the same. Like Qwen2's it composes accents first (NFC).
+
+    Args:
+        max_length_tokens: Longest sequence of the model that it belongs to.
+    """
+    from tokenizers import pre_tokenizers
+    from transformers import Qwen2Tokenizer
+
+    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL_TOKENS]
+    return Qwen2Tokenizer(
+        vocab={symbol: index for index, symbol in enumerate(symbols)},
+        merges=[],
+        eos_token=END_OF_TEXT,
+        pad_token=PAD,
+        extra_special_tokens=[SYSTEM, USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=max_length_tokens,
+    )
