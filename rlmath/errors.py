@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class UserError(Exception):
     """Something in the settings, the files or the machine that the user can change.
@@ -13,3 +15,11 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """A setting that is unknown, of the wrong type, out of range, or impossible with others."""
+
+    @classmethod
+    def of(cls, problems: Sequence[str]) -> ConfigError:
+        """One error for one or more problems, each of which is a line that stands alone."""
+        if len(problems) == 1:
+            return cls(problems[0])
+        lines = [f"{len(problems)} things stand in the way", *problems]
+        return cls("\n  - ".join(lines))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,12 @@ def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) ->
         raise ConfigError(f"--config-dir {config_dir}: no such folder")
     problems = _problems_of_overrides(overrides, folders)
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError.of(problems)
     composed = _compose(overrides, folders[1:])
     try:
         missing = sorted(OmegaConf.missing_keys(composed))
         if missing:
-            raise ConfigError(_missing_message(missing, overrides, folders))
+            raise ConfigError.of(_missing_messages(missing, overrides, folders))
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise ConfigError(_file_error(error)) from error
@@ -88,21 +89,27 @@ def _compose(overrides: Sequence[str], more_folders: Sequence[Path]) -> DictConf
         with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
             return compose("config", overrides=[*overrides, *(search if more_folders else [])])
     except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__
-        known = cause if isinstance(cause, OmegaConfBaseException) else error
-        raise ConfigError(_file_error(known)) from error
+        raise ConfigError(_file_error(error)) from error
 
 
 def _file_error(error: Exception) -> str:
-    """A message for what is wrong in a file of ``conf/``, whose text Hydra does not hand out."""
-    key = getattr(error, "full_key", None) or ""
-    first = str(getattr(error, "msg", None) or error).split("\n    full_key")[0].strip()
+    """A message for what is wrong in a file of the groups; Hydra has it as text alone.
+
+    It reads ``In 'experiment/mine': ConfigKeyError raised while composing config:``, the reason,
+    and ``full_key: actor.x``; or the last two when the settings are resolved.
+    """
+    text = str(error)
+    file = re.search(r"^In '([^']+)'", text)
+    named = re.search(r"^\s*full_key: (\S+)", text, re.MULTILINE)
+    lines = text.split("\n    full_key")[0].strip().splitlines()
+    reason = lines[-1] if file else lines[0]
+    key = named.group(1) if named else ""
+    message = f"{file.group(1)}.yaml: " if file else ""
+    message += f"{key}: {reason}" if key else reason
+    if isinstance(error, InterpolationResolutionError) or not key:
+        return message
     setting = by_key().get(key)
-    if isinstance(error, InterpolationResolutionError):
-        return f"{key}: {first}"
-    if setting is not None:
-        return f"{key}: {first}; expected {setting.type_text}"
-    return f"{first}{_did_you_mean(key)}" if key else first
+    return f"{message}; expected {setting.type_text}" if setting else message + _did_you_mean(key)
 
 
 def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
@@ -166,15 +173,20 @@ def _first_line(error: OmegaConfBaseException) -> str:
     return f"({str(error.msg or error).splitlines()[0]})"
 
 
-def _missing_message(missing: list[str], overrides: Sequence[str], folders: list[Path]) -> str:
+def _missing_messages(
+    missing: list[str], overrides: Sequence[str], folders: list[Path]
+) -> list[str]:
     lines = [
-        f"{key} has to be given ({by_key()[key].doc.rstrip('.')})" if key in by_key() else key
+        f"{key} has to be given ({by_key()[key].doc.split('. ')[0].rstrip('.')})"
+        if key in by_key()
+        else f"{key} has to be given"
         for key in missing
     ]
     if not any(text.startswith("experiment=") for text in overrides):
         names = ", ".join(options("experiment", folders[-1]))
-        lines.append(f"or choose an experiment that gives it: experiment=NAME of {names}")
-    return "\n".join(lines)
+        hint = f"; or choose an experiment that gives it, experiment=NAME of {names}"
+        lines = [line + hint for line in lines[:1]] + lines[1:]
+    return lines
 
 
 def _did_you_mean(key: str) -> str:

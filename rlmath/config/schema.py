@@ -76,7 +76,8 @@ class Resume(Enum):
 
 @dataclass
 class ModelConfig:
-    # Hugging Face folder: config.json, tokenizer, safetensors.
+    # Hugging Face folder: config.json, tokenizer, safetensors. The word tiny stands for a random
+    # model of 0.66 million parameters that is made in run_dir.
     path: str = MISSING
     # Type of weights and activations in the actor and in the engines.
     dtype: DType = DType.bfloat16
@@ -87,7 +88,7 @@ class ModelConfig:
 @dataclass
 class DataConfig:
     # Files with training problems: .jsonl, .json or .parquet.
-    train_paths: list[str] = MISSING
+    train_paths: list[str] = field(default_factory=list)
     # Files with held-out problems; empty: no evaluation.
     eval_paths: list[str] = field(default_factory=list)
     # Field that holds the prompt: text, or a list of chat messages with apply_chat_template.
@@ -128,8 +129,9 @@ class AlgorithmConfig:
     loss: str = "ppo_clip"
     # How token losses become one number; see rlmath/algorithms/aggregation.py.
     aggregation: str = "token_mean"
-    # The importance ratio is clipped to [1 - clip_low, 1 + clip_high].
+    # The importance ratio is clipped from below to 1 - clip_low.
     clip_low: float = 0.2
+    # The importance ratio is clipped from above to 1 + clip_high.
     clip_high: float = 0.2
     # Dual clip: with a negative advantage the loss is at most this times |advantage|; null: off.
     dual_clip: float | None = None
@@ -162,9 +164,13 @@ class OptimizerConfig:
     warmup_steps: int = 0
     # Optimizer steps after which a decaying schedule rests at min_lr; null: the whole run.
     decay_steps: int | None = None
+    # Decay of Adam's running mean of the gradient.
     adam_beta1: float = 0.9
+    # Decay of Adam's running mean of the squared gradient.
     adam_beta2: float = 0.95
+    # Added to the root of the latter.
     adam_eps: float = 1e-5
+    # Decoupled weight decay (AdamW).
     weight_decay: float = 0.05
     # Largest norm of the gradient over all parameters.
     clip_grad_norm: float = 1.0
@@ -230,6 +236,7 @@ class WeightsConfig:
 class RewardItem:
     # Registered name, import path (package.module:function) or file path (file.py:function).
     name: str = MISSING
+    # Factor of this reward in the sum.
     weight: float = 1.0
     # Arguments of that reward.
     params: dict[str, Any] = field(default_factory=dict)
@@ -239,8 +246,9 @@ class RewardItem:
 class RewardConfig:
     # Rewards; a sample's reward is their weighted sum.
     items: list[RewardItem] = field(default_factory=lambda: [RewardItem(name="math")])
-    # The math reward of a right and of any other final answer.
+    # The math reward of a right final answer.
     correct: float = 5.0
+    # The math reward of any other, and of none.
     incorrect: float = -5.0
     # Where to look for an answer that is not boxed: nowhere, after a marker, or the last number.
     fallback: Fallback = Fallback.none
@@ -258,8 +266,9 @@ class EvalConfig:
     samples: int = 1
     # Sampling temperature; 0: greedy.
     temperature: float = 0.6
+    # Sample from the smallest set of tokens with this much probability; 1: from all.
     top_p: float = 0.95
-    # Longest response in tokens; null: rollout.max_response_tokens.
+    # Longest response, in tokens; null: rollout.max_response_tokens.
     max_response_tokens: int | None = None
 
 
@@ -276,6 +285,7 @@ class AlignmentConfig:
 class ClusterConfig:
     # Where the actor and the engines run.
     device: Device = Device.auto
+    # Machines of the cluster.
     nodes: int = 1
     # Accelerators of one node; ignored on CPU.
     gpus_per_node: int = 8
@@ -291,6 +301,7 @@ class ClusterConfig:
 class SftConfig:
     # Files with worked examples, read by data.prompt_key and response_key.
     train_paths: list[str] = field(default_factory=list)
+    # Field that holds the worked solution.
     response_key: str = "response"
     # Optimizer steps.
     steps: int = 300

@@ -1,0 +1,143 @@
+"""The console command: ``rlmath train|sft|evaluate key=value ...``.
+
+Settings are composed and checked here, before torch, vLLM or Megatron is imported, so that a
+mistake costs a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import rlmath
+from rlmath.errors import UserError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+_COMMANDS = {
+    "train": "reinforcement learning: sample, grade, update, refit",
+    "sft": "supervised fine-tuning on worked examples, for a warm start",
+    "evaluate": "sample and grade held-out problems",
+}
+_PACKAGES = ("torch", "vllm", "megatron", "ray", "transformers", "tensorboard")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    0: done. 1: it failed, with a traceback. 2: settings or input that cannot work, with one
+    message. 130: interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`rlmath ... | head`); Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if arguments else EXIT_USER_ERROR
+    if arguments[0] == "--version":
+        print(f"rlmath {rlmath.__version__}")
+        return 0
+    command, *rest = arguments
+    if command not in _COMMANDS:
+        raise UserError(f"rlmath has no command {command!r}; it has {', '.join(_COMMANDS)}")
+    options = _parse(command, rest)
+    return _run(command, options)
+
+
+def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog=f"rlmath {command}",
+        description=_COMMANDS[command],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_epilog(command),
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="settings, see docs/settings.md"
+    )
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups of your own")
+    parser.add_argument("--cfg", action="store_true", help="print the resolved settings and stop")
+    parser.add_argument(
+        "--check", action="store_true", help="check settings and files, print the batch, and stop"
+    )
+    return parser.parse_intermixed_args(arguments)
+
+
+def _run(command: str, options: argparse.Namespace) -> int:
+    from rlmath.config import arithmetic, checks, load
+    from rlmath.config.facts import Machine
+
+    config = load.load(options.overrides, options.config_dir)
+    if options.cfg:
+        print(load.to_yaml(config), end="")
+        return 0
+    machine = Machine.here()
+    checks.check(config, command, machine)  # type: ignore[arg-type]
+    if command == "train":
+        layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
+        print(arithmetic.describe(config, layout), flush=True)
+    if options.check:
+        return 0
+    try:
+        module = importlib.import_module(f"rlmath.{command}")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package in _PACKAGES:
+            raise UserError(
+                f"the package {package} is not installed; install rlmath[cpu] on a machine "
+                "without GPU, or rlmath[cuda]"
+            ) from error
+        raise
+    return int(module.run(config))
+
+
+def _help() -> str:
+    lines = [
+        "usage: rlmath COMMAND [--cfg | --check] [--config-dir DIR] [key=value ...]",
+        "",
+        "commands:",
+        *(f"  {name:<10} {text}" for name, text in _COMMANDS.items()),
+        "",
+        "  rlmath COMMAND --help   its options and the experiments",
+        "  rlmath --version",
+    ]
+    return "\n".join(lines)
+
+
+def _epilog(command: str) -> str:
+    from rlmath.config.load import CONF_DIR, options
+
+    groups = sorted(folder.name for folder in CONF_DIR.iterdir() if folder.is_dir())
+    lines = ["groups (GROUP=OPTION):"]
+    lines += [f"  {group:<11}{', '.join(options(group))}" for group in groups]
+    lines += [
+        "",
+        "examples:",
+        f"  rlmath {command} experiment=quickstart",
+        f"  rlmath {command} experiment=quickstart actor.tensor_parallel=1 --cfg",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,238 @@
+"""Where a run's ranks, engines and sequences go, worked out from the settings alone.
+
+Pure: nothing here looks at the machine or at a file. The text of :func:`describe` is printed at
+the start of every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlmath.config.schema import Config, Device, Placement
+from rlmath.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks and engines.
+
+    Attributes:
+        device: ``Device.cpu`` or ``Device.cuda``.
+        tensor_parallel: Actor ranks that share each layer.
+        pipeline_parallel: Actor ranks that share the stack of layers.
+        data_parallel: Copies of the actor.
+        engines: vLLM engines.
+        engine_tensor_parallel: Ranks of each engine.
+        accelerators: GPUs of the cluster; 0 on CPU.
+        placement: Whether engines and actor share GPUs; says nothing on CPU.
+    """
+
+    device: Device
+    tensor_parallel: int
+    pipeline_parallel: int
+    data_parallel: int
+    engines: int
+    engine_tensor_parallel: int
+    accelerators: int
+    placement: Placement
+
+    @property
+    def actor_ranks(self) -> int:
+        """Megatron processes."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def engine_ranks(self) -> int:
+        """vLLM workers of all engines."""
+        return self.engines * self.engine_tensor_parallel
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sizes of one step.
+
+    Attributes:
+        prompts: Problems of a step.
+        samples: Samples of each.
+        minibatches: Optimizer steps of a step.
+        data_parallel: Ranks that share a minibatch.
+        max_prompt_tokens: Longest prompt.
+        max_response_tokens: Longest response.
+        max_tokens_per_microbatch: Token budget.
+    """
+
+    prompts: int
+    samples: int
+    minibatches: int
+    data_parallel: int
+    max_prompt_tokens: int
+    max_response_tokens: int
+    max_tokens_per_microbatch: int
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step."""
+        return self.prompts * self.samples
+
+    @property
+    def sequences_per_minibatch(self) -> int:
+        """Sequences of an optimizer step, over all ranks."""
+        return self.sequences // self.minibatches
+
+    @property
+    def sequences_per_rank(self) -> int:
+        """Sequences of an optimizer step on one data-parallel rank."""
+        return self.sequences_per_minibatch // self.data_parallel
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Longest sequence, prompt and response."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
+    @property
+    def longest_sequences_per_microbatch(self) -> int:
+        """How many sequences of the longest kind fit the token budget; at least 1."""
+        return max(1, self.max_tokens_per_microbatch // self.max_sequence_tokens)
+
+    @property
+    def microbatches_of_longest(self) -> int:
+        """Micro-batches of an optimizer step on a rank, when every sequence is at the limit."""
+        return -(-self.sequences_per_rank // self.longest_sequences_per_microbatch)
+
+    @property
+    def max_tokens_per_step(self) -> int:
+        """Tokens of a step, when every sequence is at the limit."""
+        return self.sequences * self.max_sequence_tokens
+
+    def divides(self) -> bool:
+        """Whether minibatches and ranks all get the same number of sequences."""
+        return self.sequences % (self.minibatches * self.data_parallel) == 0
+
+
+def resolve_layout(config: Config, device: Device) -> Layout:
+    """Fill in what the settings leave to the machine: data parallelism and number of engines.
+
+    Args:
+        config: The settings, with positive sizes.
+        device: ``cpu`` or ``cuda``: what ``cluster.device`` stands for here.
+
+    Raises:
+        ConfigError: The accelerators do not divide so, or are too few.
+    """
+    actor, rollout, cluster = config.actor, config.rollout, config.cluster
+    model_ranks = actor.tensor_parallel * actor.pipeline_parallel
+    if device is Device.cpu:
+        data_parallel = 1 if actor.data_parallel is None else actor.data_parallel
+        engines = 1 if rollout.engines is None else rollout.engines
+        accelerators = 0
+    else:
+        accelerators = cluster.nodes * cluster.gpus_per_node
+        data_parallel, engines = _share_accelerators(config, accelerators, model_ranks)
+    return Layout(
+        device=device,
+        tensor_parallel=actor.tensor_parallel,
+        pipeline_parallel=actor.pipeline_parallel,
+        data_parallel=data_parallel,
+        engines=engines,
+        engine_tensor_parallel=rollout.tensor_parallel,
+        accelerators=accelerators,
+        placement=cluster.placement,
+    )
+
+
+def _share_accelerators(config: Config, accelerators: int, model_ranks: int) -> tuple[int, int]:
+    """Data-parallel size and number of engines on ``accelerators`` GPUs."""
+    actor, rollout, cluster = config.actor, config.rollout, config.cluster
+    separate = cluster.placement is Placement.separate
+    there_are = f"{cluster.nodes} nodes x {cluster.gpus_per_node} GPUs = {accelerators} GPUs"
+    one_copy = (
+        f"tensor_parallel {actor.tensor_parallel} x pipeline_parallel "
+        f"{actor.pipeline_parallel} = {model_ranks} GPUs a copy"
+    )
+    if separate and actor.data_parallel is None and rollout.engines is None:
+        raise ConfigError(
+            f"cluster.placement=separate: {there_are} are to be divided between the actor "
+            f"({one_copy}) and engines of {rollout.tensor_parallel} GPUs; give "
+            "actor.data_parallel or rollout.engines"
+        )
+    for_actor = for_engines = accelerators
+    if separate and rollout.engines is not None:
+        for_actor = accelerators - rollout.engines * rollout.tensor_parallel
+    data_parallel = actor.data_parallel
+    if data_parallel is None:
+        if for_actor < model_ranks or for_actor % model_ranks:
+            fitting = [n for n in range(1, max(for_actor, 1) + 1) if for_actor % n == 0]
+            raise ConfigError(
+                f"actor.data_parallel: {for_actor} of {there_are} are the actor's, at {one_copy}: "
+                f"{for_actor} / {model_ranks} is no whole number of copies; give "
+                "actor.data_parallel, or make tensor_parallel x pipeline_parallel one of "
+                f"{', '.join(map(str, fitting)) if for_actor > 0 else '(none: no GPU is left)'}"
+            )
+        data_parallel = for_actor // model_ranks
+    actor_ranks = data_parallel * model_ranks
+    if separate:
+        for_engines = accelerators - actor_ranks
+    engines = rollout.engines
+    if engines is None:
+        engines = for_engines // rollout.tensor_parallel
+    used = actor_ranks + engines * rollout.tensor_parallel if separate else actor_ranks
+    if used > accelerators or engines * rollout.tensor_parallel > accelerators or engines < 1:
+        joined = "together" if separate else "each in turn"
+        raise ConfigError(
+            f"cluster: the actor wants {one_copy} x data_parallel {data_parallel} = {actor_ranks} "
+            f"GPUs, the engines {engines} x tensor_parallel {rollout.tensor_parallel} = "
+            f"{engines * rollout.tensor_parallel}, {joined} (placement "
+            f"{cluster.placement.name}); there are {there_are}; take fewer of actor.data_parallel "
+            "or rollout.engines, or more of cluster.nodes"
+        )
+    return data_parallel, engines
+
+
+def batch_of(config: Config, layout: Layout) -> Batch:
+    """The sizes of one step of reinforcement learning."""
+    return Batch(
+        prompts=config.algorithm.prompts_per_step,
+        samples=config.algorithm.group_size,
+        minibatches=config.algorithm.minibatches_per_step,
+        data_parallel=layout.data_parallel,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        max_response_tokens=config.rollout.max_response_tokens,
+        max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
+    )
+
+
+def describe(config: Config, layout: Layout) -> str:
+    """The arithmetic of a training run, in a few lines for people."""
+    batch = batch_of(config, layout)
+    on_cpu = layout.device is Device.cpu
+    where = "on CPU" if on_cpu else f"on {layout.accelerators:,} GPUs, {layout.placement.name}"
+    optimizer_steps = config.runner.steps * batch.minibatches
+    return "\n".join(
+        [
+            f"batch    {batch.prompts:,} prompts x {batch.samples:,} samples = "
+            f"{batch.sequences:,} sequences a step",
+            f"         / {_count(batch.minibatches, 'minibatch', 'es')} = "
+            f"{batch.sequences_per_minibatch:,} sequences an optimizer step",
+            f"         / {_count(batch.data_parallel, 'data-parallel rank')} = "
+            f"{batch.sequences_per_rank:,} sequences a rank",
+            f"tokens   at most {batch.max_prompt_tokens:,} prompt + "
+            f"{batch.max_response_tokens:,} response = {batch.max_sequence_tokens:,} a sequence, "
+            f"{batch.max_tokens_per_step:,} a step",
+            f"         budget of {batch.max_tokens_per_microbatch:,} a micro-batch takes "
+            f"{batch.longest_sequences_per_microbatch:,} of the longest: at most "
+            f"{_count(batch.microbatches_of_longest, 'micro-batch', 'es')} a rank and optimizer "
+            "step, if all are that long",
+            f"actor    {_count(layout.actor_ranks, 'rank')} {where}: tensor "
+            f"{layout.tensor_parallel} x pipeline {layout.pipeline_parallel} x data "
+            f"{layout.data_parallel}",
+            f"engines  {layout.engines:,} x tensor {layout.engine_tensor_parallel}, "
+            f"{batch.sequences / layout.engines:,.0f} sequences each on average, up to "
+            f"{config.rollout.max_running_sequences:,} at once",
+            f"run      {config.runner.steps:,} steps = {optimizer_steps:,} optimizer steps, "
+            f"{config.runner.steps * batch.sequences:,} sequences",
+        ]
+    )
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else plural}"

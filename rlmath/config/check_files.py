@@ -1,0 +1,209 @@
+"""Checks of what is on the disk and in the machine: model, data, run folder, memory, space."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlmath.config.arithmetic import Layout
+from rlmath.config.check_layout import GIB
+from rlmath.config.facts import (
+    ARCHITECTURES,
+    TINY,
+    Machine,
+    ModelFacts,
+    existing_parent,
+    free_bytes,
+    has_chat_template,
+    missing_model_files,
+    peek_rows,
+    read_model,
+)
+from rlmath.config.schema import Config, DType, MalformedRow
+from rlmath.errors import ConfigError
+
+
+def model_folder(config: Config) -> Iterator[str]:
+    """The folder is there, whole, and of an architecture that the actor knows."""
+    path = config.model.path
+    if path != TINY and not Path(path).is_dir():
+        yield f"model.path={path}: no such folder; {_where_from(config)}"
+        return
+    try:
+        model = read_model(path)
+    except ConfigError as error:
+        yield str(error)
+        return
+    for missing in missing_model_files(path):
+        yield f"model.path={path}: the folder lacks {missing}"
+    expected = config.model.architecture
+    if model.architecture not in ARCHITECTURES:
+        yield (
+            f"model.path={path}: its architecture is {model.architecture}; those that work are "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    elif expected is not None and expected != model.architecture:
+        yield (
+            f"model.architecture={expected}: the model in {path} is a {model.architecture}; take "
+            "that, or null"
+        )
+    if config.data.apply_chat_template and not has_chat_template(path):
+        yield (
+            f"data.apply_chat_template=true: the tokenizer in {path} has no chat template; set it "
+            "to false and give data.prompt_template"
+        )
+
+
+def _where_from(config: Config) -> str:
+    path = Path(config.model.path)
+    if Path(config.runner.run_dir).absolute() in path.absolute().parents:
+        return "it is one that the run's launcher makes (launchers/quickstart.sh for quickstart)"
+    return (
+        "give a Hugging Face folder; a model of the hub is fetched with "
+        f"hf download ORGANISATION/{path.name} --local-dir {path}; tiny is a small random one"
+    )
+
+
+def data_files(config: Config, command: str) -> Iterator[str]:
+    """The files are there, and their first rows have the fields."""
+    data, sft = config.data, config.sft
+    wanted = {
+        "train": ("data.train_paths", data.train_paths, "data.answer_key", data.answer_key),
+        "sft": ("sft.train_paths", sft.train_paths, "sft.response_key", sft.response_key),
+        "evaluate": ("data.eval_paths", data.eval_paths, "data.answer_key", data.answer_key),
+    }
+    key, paths, answer_setting, answer_key = wanted[command]
+    if not paths:
+        what = "worked examples" if command == "sft" else "problems"
+        yield f"{key} is empty: give files with {what}, such as {key}=[{what.split()[-1]}.jsonl]"
+    for path in paths:
+        yield from _data_file(config, key, path, answer_setting, answer_key)
+    if command == "train":
+        for path in data.eval_paths:
+            yield from _data_file(config, "data.eval_paths", path, "data.answer_key", answer_key)
+
+
+def _data_file(
+    config: Config, key: str, path: str, answer_setting: str, answer_key: str
+) -> Iterator[str]:
+    try:
+        rows = peek_rows(path)
+    except ConfigError as error:
+        yield f"{key}: {error}"
+        return
+    skip = config.data.malformed_rows is MalformedRow.skip
+    problems = [_row_problem(config, where, row, answer_setting, answer_key) for where, row in rows]
+    found = [problem for problem in problems if problem]
+    # With malformed_rows=skip a bad row is counted and left out; a file of nothing else is not.
+    if found and (not skip or len(found) == len(rows)):
+        yield found[0]
+
+
+def _row_problem(
+    config: Config, where: str, row: Any, answer_setting: str, answer_key: str
+) -> str | None:
+    if isinstance(row, ValueError):
+        return f"{where}: not a JSON object: {row}"
+    if not isinstance(row, dict):
+        return f"{where}: a row is a mapping of fields, this is a {type(row).__name__}"
+    data = config.data
+    for setting, name in (("data.prompt_key", data.prompt_key), (answer_setting, answer_key)):
+        if name not in row:
+            close = difflib.get_close_matches(name, list(row), n=1)
+            hint = f"; did you mean {setting}={close[0]}?" if close else ""
+            fields = ", ".join(map(str, row)) or "none"
+            return f"{setting}={name}: {where} has no such field; its fields are {fields}{hint}"
+    prompt = row[data.prompt_key]
+    if isinstance(prompt, list) and not data.apply_chat_template:
+        return (
+            f"data.prompt_key={data.prompt_key}: {where} holds a list of chat messages; set "
+            "data.apply_chat_template=true"
+        )
+    if not isinstance(prompt, str | list) or not prompt:
+        return f"data.prompt_key={data.prompt_key}: {where} holds {prompt!r}, no text"
+    if row[answer_key] is None or row[answer_key] in ("", []):
+        return f"{answer_setting}={answer_key}: {where} holds {row[answer_key]!r}, no answer"
+    return None
+
+
+def run_dir(config: Config) -> Iterator[str]:
+    """The run can write where it is told to."""
+    path = Path(config.runner.run_dir)
+    above = existing_parent(path)
+    if not above.is_dir():
+        yield f"runner.run_dir={path}: {above} is a file; give another folder"
+    elif not os.access(above, os.W_OK | os.X_OK):
+        yield f"runner.run_dir={path}: no permission to write in {above}; give another folder"
+
+
+def memory(
+    config: Config, model: ModelFacts, layout: Layout, machine: Machine, command: str
+) -> Iterator[str]:
+    """On one CPU machine: weights, gradients, optimizer and caches fit its memory."""
+    if config.cluster.nodes > 1 or config.cluster.ray_address is not None:
+        return
+    parameters, value_bytes = model.num_parameters, _value_bytes(config)
+    parts = []
+    if command != "evaluate":
+        # Gradients and Adam's two moments are float32; bfloat16 weights keep a float32 copy.
+        optimizer_bytes = 8 + (4 if value_bytes == 2 else 0)
+        optimizers = 1 if config.actor.distributed_optimizer else layout.data_parallel
+        parts.append(
+            (
+                f"{layout.data_parallel} actor(s) x {value_bytes + 4} bytes a parameter",
+                layout.data_parallel * parameters * (value_bytes + 4),
+            )
+        )
+        parts.append(
+            (
+                f"{optimizers} optimizer state(s) x {optimizer_bytes} bytes a parameter",
+                optimizers * parameters * optimizer_bytes,
+            )
+        )
+    if command != "sft":
+        parts.append(
+            (
+                f"{layout.engines} engine(s) x {value_bytes} bytes a parameter",
+                layout.engines * parameters * value_bytes,
+            )
+        )
+        cache_gib = config.rollout.cpu_kv_cache_gib
+        parts.append(
+            (
+                f"{layout.engine_ranks} x rollout.cpu_kv_cache_gib {cache_gib:g}",
+                int(layout.engine_ranks * cache_gib * GIB),
+            )
+        )
+    total = sum(size for _, size in parts)
+    if total > machine.memory_bytes:
+        sums = " + ".join(f"{size / GIB:.1f} GiB ({what})" for what, size in parts)
+        yield (
+            f"model.path={config.model.path}: {parameters / 1e9:.2f} billion parameters need "
+            f"{sums} = {total / GIB:.1f} GiB, but this machine has "
+            f"{machine.memory_bytes / GIB:.1f} GiB; take a smaller model or cache, fewer copies "
+            "or engines, or GPUs"
+        )
+
+
+def disk(config: Config, model: ModelFacts) -> Iterator[str]:
+    """The checkpoints that are kept, one that is being written, and the HF folder fit the disk."""
+    runner, value_bytes = config.runner, _value_bytes(config)
+    # Adam's moments and, for bfloat16 weights, their float32 copy.
+    checkpoint = model.num_parameters * (value_bytes + 8 + (4 if value_bytes == 2 else 0))
+    kept = runner.keep_checkpoints + 1 if runner.save_every else 1
+    needed = kept * checkpoint + model.num_parameters * value_bytes
+    free = free_bytes(runner.run_dir)
+    if needed > free:
+        yield (
+            f"runner.run_dir={runner.run_dir}: {kept} checkpoints (kept ones and one being "
+            f"written) x {checkpoint / GIB:.1f} GiB and a Hugging Face folder make "
+            f"{needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free there; take another disk, "
+            "or a smaller runner.keep_checkpoints"
+        )
+
+
+def _value_bytes(config: Config) -> int:
+    return 4 if config.model.dtype is DType.float32 else 2

@@ -1,0 +1,243 @@
+"""Every check of the settings, before anything starts: in seconds, and all problems at once.
+
+Each check is a generator of messages. A message begins with the setting's key, shows the
+arithmetic, and names values that would work. Ranges are in ``ranges.py``; what divides what is in
+``check_layout.py``; files, memory and disk are in ``check_files.py``; this file has the order and
+the settings that contradict each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from rlmath.config import arithmetic, check_files, check_layout
+from rlmath.config.facts import Machine, ModelFacts, read_model
+from rlmath.config.names import registered_names
+from rlmath.config.ranges import out_of_range
+from rlmath.config.schema import Config, Device, Placement, Recompute, Schedule, Transport
+from rlmath.errors import ConfigError
+
+Command = Literal["train", "sft", "evaluate"]
+
+
+def check(config: Config, command: Command = "train", machine: Machine | None = None) -> None:
+    """Refuse settings that cannot work.
+
+    Args:
+        config: The settings.
+        command: Which loop they are for; each asks for other files.
+        machine: The machine that the run starts on; ``None``: this one.
+
+    Raises:
+        ConfigError: One line for each problem.
+    """
+    problems = list(find_problems(config, command, machine or Machine.here()))
+    if problems:
+        raise ConfigError.of(problems)
+
+
+def find_problems(config: Config, command: Command, machine: Machine) -> Iterator[str]:
+    """The problems themselves, see :func:`check`."""
+    wrong_numbers = list(out_of_range(config))
+    yield from wrong_numbers
+    yield from _names(config)
+    yield from _contradictions(config, command)
+    device = machine.device(config.cluster.device)
+    yield from _cluster(config, machine, device)
+    yield from check_files.data_files(config, command)
+    yield from check_files.model_folder(config)
+    yield from check_files.run_dir(config)
+    model = _model_or_none(config)
+    if wrong_numbers:
+        return  # Sizes that are not positive cannot be divided by.
+    layout = None
+    try:
+        layout = arithmetic.resolve_layout(config, device)
+    except ConfigError as error:
+        yield str(error)
+    if layout is not None:
+        yield from check_layout.batch_divides(config, layout, command)
+    if model is not None:
+        yield from check_layout.model_splits(config, model, command)
+        yield from check_layout.lengths(config, model, command)
+        if device is Device.cpu:
+            yield from check_layout.kv_cache(config, model)
+        if layout is not None and device is Device.cpu:
+            yield from check_files.memory(config, model, layout, machine, command)
+        if command != "evaluate":
+            yield from check_files.disk(config, model)
+
+
+def _model_or_none(config: Config) -> ModelFacts | None:
+    """The model's sizes; ``None`` when ``model_folder`` has already said what is wrong."""
+    try:
+        return read_model(config.model.path)
+    except ConfigError:
+        return None
+
+
+def _names(config: Config) -> Iterator[str]:
+    from rlmath.rewards.registry import available_rewards, reward_class, settings_of
+
+    algorithm = config.algorithm
+    chosen = {
+        "algorithm.advantage": algorithm.advantage,
+        "algorithm.loss": algorithm.loss,
+        "algorithm.aggregation": algorithm.aggregation,
+        "algorithm.kl_estimator": algorithm.kl_estimator,
+    }
+    for key, name in chosen.items():
+        known = registered_names()[key]
+        if name not in known:
+            yield f"{key}={name}: there is none of that name; {_among(name, known)}"
+    if not config.reward.items:
+        yield "reward.items=[]: at least one reward is needed, such as [{name: math}]"
+    for index, item in enumerate(config.reward.items):
+        key = f"reward.items[{index}]"
+        if item.name in available_rewards():
+            # The class is imported only when there is a parameter to look up in it.
+            known = settings_of(reward_class(item.name)) if item.params else []
+            for name in sorted(set(item.params) - set(known)):
+                yield f"{key}.params.{name}: reward {item.name} has no such setting; " + (
+                    _among(name, known) if known else "it has none"
+                )
+        else:
+            yield from _reward_path(f"{key}.name={item.name}", item.name)
+
+
+def _reward_path(key: str, name: str) -> Iterator[str]:
+    """Whether a reward given by file or import path can be there, without running its code."""
+    from rlmath.rewards.registry import available_rewards
+
+    place = name.rpartition(":")[0] or name
+    if name.startswith(("http://", "https://")):
+        return
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            yield f"{key}: no such file: {place}"
+    elif ":" in name or "." in name:
+        top = place.split(".")[0]
+        if importlib.util.find_spec(top) is None:
+            yield (
+                f"{key}: there is no module {top} on Python's path; put its folder on PYTHONPATH "
+                "or give the file: file.py:function"
+            )
+    else:
+        yield (
+            f"{key}: there is no reward of that name; {_among(name, available_rewards())}, "
+            "package.module:function, or file.py:function"
+        )
+
+
+def _among(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"there are {', '.join(known)}{hint}"
+
+
+def _contradictions(config: Config, command: Command) -> Iterator[str]:
+    data, algorithm, evaluation, reward = config.data, config.algorithm, config.eval, config.reward
+    if data.system_prompt is not None and not data.apply_chat_template:
+        yield "data.system_prompt: needs data.apply_chat_template=true, whose first message it is"
+    if data.prompt_template is not None and "{prompt}" not in data.prompt_template:
+        yield (
+            f"data.prompt_template={data.prompt_template!r}: has no {{prompt}} in it, where the "
+            "problem's text goes"
+        )
+    if evaluation.temperature == 0 and evaluation.samples > 1:
+        yield (
+            f"eval.samples={evaluation.samples}: with eval.temperature=0 all samples of a problem "
+            "are the same; take 1 sample, or a temperature above 0"
+        )
+    if command == "evaluate":
+        return
+    yield from _actor(config)
+    yield from _optimizer(config, command)
+    if command == "sft":
+        return
+    if algorithm.group_size == 1 and algorithm.advantage in ("grpo", "dr_grpo", "rloo"):
+        yield (
+            f"algorithm.group_size=1: {algorithm.advantage} compares the samples of a problem with "
+            "each other, so a group of 1 has advantage 0 always; take at least 2"
+        )
+    if algorithm.dual_clip is not None and algorithm.dual_clip <= 1 + algorithm.clip_high:
+        yield (
+            f"algorithm.dual_clip={algorithm.dual_clip}: has to be more than 1 + clip_high = "
+            f"{1 + algorithm.clip_high:g}; 3 is usual, null turns it off"
+        )
+    if any(item.name == "math" for item in reward.items) and reward.correct <= reward.incorrect:
+        yield (
+            f"reward.correct={reward.correct}: has to be more than reward.incorrect="
+            f"{reward.incorrect}, or wrong answers are what is learned"
+        )
+
+
+def _actor(config: Config) -> Iterator[str]:
+    actor = config.actor
+    if actor.sequence_parallel and actor.tensor_parallel == 1:
+        yield (
+            "actor.sequence_parallel=true: there are no tensor-parallel ranks to share the "
+            "sequence at actor.tensor_parallel=1; set it to false, or tensor_parallel to 2 or more"
+        )
+    if actor.recompute_num_layers is not None and actor.recompute is not Recompute.full:
+        yield (
+            f"actor.recompute_num_layers={actor.recompute_num_layers}: counts the layers of "
+            f"actor.recompute=full, but that is {actor.recompute.name}; set recompute=full, or "
+            "recompute_num_layers=null"
+        )
+
+
+def _optimizer(config: Config, command: Command) -> Iterator[str]:
+    if command == "sft":
+        name, optimizer, steps = "sft.optimizer", config.sft.optimizer, config.sft.steps
+    else:
+        name, optimizer = "actor.optimizer", config.actor.optimizer
+        steps = config.runner.steps * config.algorithm.minibatches_per_step
+    if optimizer.schedule is Schedule.constant:
+        return
+    if optimizer.min_lr > optimizer.lr:
+        yield f"{name}.min_lr={optimizer.min_lr}: has to be at most {name}.lr={optimizer.lr}"
+    decay = steps if optimizer.decay_steps is None else optimizer.decay_steps
+    if optimizer.warmup_steps >= decay:
+        what = "the run has" if optimizer.decay_steps is None else f"{name}.decay_steps is"
+        yield (
+            f"{name}.warmup_steps={optimizer.warmup_steps}: leaves nothing to decay in, {what} "
+            f"{decay} optimizer steps; take at most {decay - 1}"
+        )
+
+
+def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
+    cluster, transport = config.cluster, config.weights.transport
+    local = cluster.ray_address is None
+    if cluster.nodes > 1 and local:
+        yield (
+            f"cluster.nodes={cluster.nodes}: a run over several nodes joins a Ray cluster that is "
+            "already there; start it, and give cluster.ray_address (auto finds the one on this "
+            "machine)"
+        )
+    if device is Device.cuda and local:
+        if not machine.has_cuda:
+            why = (
+                f"there is no NVIDIA GPU that this process may use, and torch is "
+                f"{machine.torch_build}"
+                if machine.gpus == 0
+                else f"torch here is {machine.torch_build or 'not installed'}, without CUDA"
+            )
+            yield f"cluster.device=cuda: {why}; take cluster.device=cpu, or a machine with CUDA"
+        elif cluster.gpus_per_node > machine.gpus:
+            yield (
+                f"cluster.gpus_per_node={cluster.gpus_per_node}: this machine has {machine.gpus} "
+                f"that this process may use; take at most {machine.gpus}"
+            )
+    if transport is Transport.auto:
+        return
+    works = {Device.cpu: Transport.shared_memory, Device.cuda: Transport.nccl}[device]
+    if device is Device.cuda and cluster.placement is Placement.colocated:
+        works = Transport.ipc
+    if transport is not works:
+        where = "on CPU" if device is Device.cpu else f"on CUDA with {cluster.placement.name} GPUs"
+        yield f"weights.transport={transport.name}: {where} it has to be {works.name}, or auto"

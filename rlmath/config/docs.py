@@ -1,0 +1,61 @@
+"""Writes ``docs/settings.md`` from the schema: ``python -m rlmath.config.docs``."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from omegaconf import MISSING
+
+from rlmath.config.ranges import RANGES
+from rlmath.config.settings import Setting, settings
+
+SETTINGS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+
+_HEAD = """# Settings
+
+Every setting, its type, default and range. This page is written by `python -m rlmath.config.docs`
+from `rlmath/config/schema.py`; change it there.
+
+A setting is given on the command line as `key=value` (`rlmath train experiment=quickstart
+actor.optimizer.lr=5e-5`), or in a file of `conf/`. Groups of settings have named options, chosen
+as `group=option` (`cluster=gpu8`); an experiment chooses an option of each group and sets what is
+its own. Later ones win: the defaults below, then `conf/GROUP/OPTION.yaml`, then
+`conf/experiment/NAME.yaml`, then the command line. Options of your own go in a folder with the
+same groups, given as `--config-dir`.
+
+`rlmath train ... --cfg` prints the resolved settings; `rlmath train ... --check` checks them and
+the files that they name, prints the batch arithmetic, and stops.
+"""
+
+
+def settings_page() -> str:
+    """The page's text."""
+    parts = [_HEAD]
+    for section, members in groupby(settings(), key=_section):
+        parts.append(f"## {section}\n")
+        parts.append("| setting | type | default | meaning |\n|---|---|---|---|")
+        parts += [_row(setting) for setting in members]
+        parts[-1] += "\n"
+    return "\n".join(parts)
+
+
+def _section(setting: Setting) -> str:
+    return setting.key.rsplit(".", 1)[0]
+
+
+def _row(setting: Setting) -> str:
+    limits = RANGES.get(setting.key)
+    kind = setting.type_text
+    if limits is not None and str(limits) != "finite":
+        kind = f"{kind}, {limits}"
+    given = setting.default is MISSING
+    default = setting.default_text if given else f"`{setting.default_text}`"
+    cells = (f"`{setting.key}`", kind, default, setting.doc)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    SETTINGS_PAGE.parent.mkdir(exist_ok=True)
+    SETTINGS_PAGE.write_text(settings_page(), encoding="utf-8")
+    print(f"wrote {SETTINGS_PAGE}")

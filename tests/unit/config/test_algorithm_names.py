@@ -1,0 +1,18 @@
+"""The names read from the source are those that the registries hold."""
+
+from rlmath.config.names import registered_names
+
+
+def test_names_agree_with_the_registries() -> None:
+    from rlmath.algorithms.advantages import ADVANTAGES
+    from rlmath.algorithms.aggregation import AGGREGATIONS
+    from rlmath.algorithms.kl import KL_ESTIMATORS
+    from rlmath.algorithms.losses import LOSSES
+
+    names = registered_names()
+    assert names["algorithm.advantage"] == ADVANTAGES.names()
+    assert names["algorithm.loss"] == LOSSES.names()
+    assert names["algorithm.aggregation"] == AGGREGATIONS.names()
+    assert names["algorithm.kl_estimator"] == KL_ESTIMATORS.names()
+    assert "grpo" in names["algorithm.advantage"]
+    assert "ppo_clip" in names["algorithm.loss"]

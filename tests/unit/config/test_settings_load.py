@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from rlmath.config.load import load, options, save, to_yaml
+from rlmath.config.ranges import RANGES
+from rlmath.config.schema import Config, DType, RewardItem
+from rlmath.config.settings import by_key, settings
+from rlmath.errors import ConfigError
+
+GIVEN = ["model.path=m", "runner.run_dir=r"]
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load([*GIVEN, *overrides])
+    return str(caught.value)
+
+
+def test_defaults_are_typed_dataclasses() -> None:
+    config = load(GIVEN)
+    assert type(config) is Config
+    assert config.model.dtype is DType.bfloat16
+    assert config.reward.items == [RewardItem(name="math", weight=1.0, params={})]
+    assert config.actor.optimizer.lr == 2e-5
+
+
+def test_overrides_reach_nested_settings_and_lists() -> None:
+    config = load(
+        [
+            *GIVEN,
+            "actor.optimizer.lr=1e-6",
+            "data.train_paths=[../shared/data/gsm8k_train.jsonl,b.parquet]",
+            "reward.items=[{name: math, weight: 2}, {name: format, params: {tag: think}}]",
+            "data.prompt_template='Solve: {prompt}'",
+            "actor.optimizer.schedule=cosine",
+        ]
+    )
+    assert config.actor.optimizer.lr == 1e-6
+    assert config.data.train_paths == ["../shared/data/gsm8k_train.jsonl", "b.parquet"]
+    assert [item.weight for item in config.reward.items] == [2.0, 1.0]
+    assert config.reward.items[1].params == {"tag": "think"}
+    assert config.data.prompt_template == "Solve: {prompt}"
+
+
+def test_interpolations_are_resolved() -> None:
+    assert load([*GIVEN, "runner.run_dir=runs/${model.path}"]).runner.run_dir == "runs/m"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("actor.tensr_parallel=2", ["no setting actor.tensr_parallel", "actor.tensor_parallel"]),
+        ("+actor.tensr_parallel=2", ["no setting actor.tensr_parallel"]),
+        ("++actor.zz=2", ["no setting actor.zz"]),
+        ("tensor_parallel=2", ["did you mean actor.tensor_parallel or rollout.tensor_parallel?"]),
+        ("nonsense.x=1", ["no setting nonsense.x"]),
+        ("hydra.run.dir=x", ["no setting hydra.run.dir"]),
+        ("actor.tensor_parallel=two", ["actor.tensor_parallel=two", "expected whole number"]),
+        ("actor.tensor_parallel=2.5", ["expected whole number"]),
+        ("actor.tensor_parallel=true", ["expected whole number"]),
+        ("actor.optimizer.lr=high", ["expected number"]),
+        ("algorithm.clip_low=null", ["expected number"]),
+        ("runner.progress=maybe", ["expected true or false or null"]),
+        ("model.dtype=float16", ["expected one of float32, bfloat16"]),
+        ("data.train_paths=a.jsonl", ["expected list of texts: data.train_paths=[a.jsonl]"]),
+        ("reward.items=[{nme: math}]", ["list of mappings with name, weight, params", "nme"]),
+        ("sft={stps: 3}", ["stps"]),
+        ("sft=3", ["sft is a section", "sft.steps"]),
+        ("actor.optimizer=3", ["actor.optimizer is a section", "actor.optimizer.lr"]),
+        ("experiment=quikstart", ["there are", "did you mean quickstart?"]),
+        ("actor=smal", ["there are long_context, small", "did you mean small?"]),
+        ("actor=[1", ["not an override that can be read", "key=value"]),
+        ("foo", ["foo: not an override", "key=value"]),
+        ("actor.tensor_parallel=1,2", ["one value only"]),
+        ("~actor.tensor_parallel", ["cannot be deleted"]),
+        ("actor.tensor_parallel=???", ["actor.tensor_parallel has to be given"]),
+        ("model.path=${oc.env:NO_SUCH_VARIABLE_HERE}", ["model.path", "NO_SUCH_VARIABLE_HERE"]),
+        ("model.path=${model.nope}", ["model.path", "model.nope"]),
+    ],
+)
+def test_a_bad_override_is_refused_by_name(override: str, expected: list[str]) -> None:
+    message = refusal(override)
+    for part in expected:
+        assert part in message
+
+
+def test_all_bad_overrides_are_reported_together() -> None:
+    message = refusal("actor.tensr_parallel=2", "model.dtype=float16", "runner.steps=ten")
+    assert message.startswith("3 things stand in the way\n")
+    for key in ("actor.tensr_parallel", "model.dtype", "runner.steps"):
+        assert key in message
+
+
+def test_missing_settings_are_listed_with_the_experiments() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([])
+    message = str(caught.value)
+    assert "model.path has to be given (Hugging Face folder" in message
+    assert "runner.run_dir has to be given" in message
+    assert "quickstart" in message
+
+
+def test_a_bad_file_names_key_and_nearest(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    mine = tmp_path / "experiment" / "mine.yaml"
+    mine.write_text("# @package _global_\nactor:\n  tensr_parallel: 2\n")
+    with pytest.raises(ConfigError) as caught:
+        load([*GIVEN, "experiment=mine"], tmp_path)
+    assert "tensr_parallel" in str(caught.value)
+    assert "did you mean actor.tensor_parallel" in str(caught.value)
+    mine.write_text("# @package _global_\nactor:\n  tensor_parallel: two\n")
+    with pytest.raises(ConfigError) as caught:
+        load([*GIVEN, "experiment=mine"], tmp_path)
+    assert "two" in str(caught.value)
+    assert "whole number" in str(caught.value)
+
+
+def test_options_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /model: tiny\nrunner:\n  run_dir: mine\n"
+    )
+    config = load(["experiment=mine", "runner.steps=3"], tmp_path)
+    assert (config.model.path, config.runner.run_dir, config.runner.steps) == ("tiny", "mine", 3)
+    assert "mine" in options("experiment", tmp_path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        load(GIVEN, tmp_path / "nowhere")
+
+
+def test_saved_settings_read_back_equal(tmp_path: Path) -> None:
+    config = load(["experiment=quickstart", "runner.run_dir=runs/${model.dtype}"])
+    save(config, tmp_path / "run" / "config.yaml")
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    assert "${" not in text
+    assert text == to_yaml(config)
+    again = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
+    assert OmegaConf.to_object(again) == config
+    assert os.listdir(tmp_path / "run") == ["config.yaml"]
+
+
+def test_composes_from_any_folder_and_without_heavy_imports(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from rlmath.config.load import load\n"
+        "print(load(['experiment=quickstart']).runner.run_dir)\n"
+        "print([m for m in ('torch', 'vllm', 'megatron', 'ray') if m in sys.modules])\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.splitlines() == ["runs/quickstart", "[]"]
+
+
+def test_every_setting_is_documented_and_every_number_has_a_range() -> None:
+    assert [setting.key for setting in settings() if not setting.doc] == []
+    numbers = {setting.key for setting in settings() if setting.type in (int, float)}
+    assert numbers == set(RANGES)
+
+
+def test_settings_know_their_types() -> None:
+    assert by_key()["model.dtype"].choices == ["float32", "bfloat16"]
+    assert by_key()["actor.data_parallel"].type_text == "whole number or null"
+    assert by_key()["data.train_paths"].type_text == "list of texts"
+    assert by_key()["reward.items[].name"].default_text == "has to be given"
