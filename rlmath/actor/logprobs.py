@@ -51,6 +51,7 @@ class _VocabParallelLogProbs(torch.autograd.Function):
             entropy[chunk] = log_sum - sums[1] / sums[0]
         ctx.save_for_backward(logits, rows, local, mine, log_z, entropy)
         ctx.temperature, ctx.num_valid = temperature, num_valid
+        ctx.set_materialize_grads(False)
         return log_probs, entropy
 
     @staticmethod
@@ -58,13 +59,16 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         grad_log_probs, grad_entropy = grads
         logits, rows, local, mine, log_z, entropy = ctx.saved_tensors
         out = torch.zeros_like(logits)
+        if grad_log_probs is None:
+            grad_log_probs = torch.zeros_like(log_z)
         for chunk in torch.arange(rows.numel(), device=rows.device).split(ROWS_PER_CHUNK):
             x = _tempered(logits, rows[chunk], ctx.num_valid, ctx.temperature)
             log_p = x - log_z[chunk][:, None]
             p = log_p.exp()
             # d log p_y / d x_j = [j = y] - p_j ;  d H / d x_j = -p_j (log p_j + H)
             g = -grad_log_probs[chunk][:, None] * p
-            g -= grad_entropy[chunk][:, None] * p * (log_p + entropy[chunk][:, None])
+            if grad_entropy is not None:
+                g -= grad_entropy[chunk][:, None] * p * (log_p + entropy[chunk][:, None])
             where = mine[chunk].nonzero().squeeze(1)
             g[where, local[chunk][where]] += grad_log_probs[chunk][where]
             out[rows[chunk], : ctx.num_valid] = (g / ctx.temperature).to(out.dtype)

@@ -91,8 +91,12 @@ def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: Mo
         qk_layernorm=hf.architectures[0] == "Qwen3ForCausalLM",
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # Weights always come from a folder, so nothing is initialised at random.
-        perform_initialization=False,
+        # Weights always come from a folder, so nothing need be drawn at random. Initialisation is
+        # not turned off, though: it is also what marks a parameter as split over tensor ranks, and
+        # without the mark the norm of the gradient would count one rank's part only.
+        init_method=_leave_as_is,
+        output_layer_init_method=_leave_as_is,
+        embedding_init_method=_leave_as_is,
         use_cpu_initialization=platform.name == "cpu",
         tensor_model_parallel_size=layout.tensor_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
@@ -115,6 +119,10 @@ def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: Mo
         persist_layer_norm=False,
         **recompute,
     )
+
+
+def _leave_as_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def head_dim(hf: Any) -> int:
@@ -180,9 +188,7 @@ def _packed_local_spec(specs: Any, config: Any) -> Any:
 
     from rlmath.actor.attention import PackedAttention, ParallelRMSNorm
 
-    spec = specs.get_gpt_layer_local_spec(
-        qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
-    )
+    spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
     layer = spec.submodules
     layer.input_layernorm = ParallelRMSNorm
     layer.pre_mlp_layernorm = ParallelRMSNorm

@@ -1,0 +1,351 @@
+"""One Megatron rank: log-probs of a batch, and the update from it.
+
+What a rank does is decided by its place in the layout and by the batch alone: every rank gets the
+whole batch, works out the same cut of it and takes its share, so nothing has to be agreed on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlmath.actor.model import ModelSettings, build_model, read_hf_config
+from rlmath.actor.optimizer import (
+    OptimizerSettings,
+    build_optimizer,
+    build_scheduler,
+    wrap_data_parallel,
+)
+from rlmath.actor.packing import Pack, pack
+from rlmath.actor.parallel import Layout
+from rlmath.actor.schedule import run_schedule
+from rlmath.algorithms.aggregation import token_weights
+from rlmath.algorithms.early_stop import decide
+from rlmath.algorithms.losses import LossInputs, LossOutput, metric_means
+from rlmath.algorithms.objective import policy_objective
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching import assign, minibatches
+from rlmath.device import Platform
+from rlmath.types import TrainingBatch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ActorSettings:
+    """Everything that a rank needs to know, besides its place.
+
+    Attributes:
+        model_path: Hugging Face folder of the weights to begin with.
+        model: How to build the model.
+        optimizer: ``None`` for a model that is not trained (the reference).
+        temperature: Of sampling; log-probs are taken at it.
+        max_tokens_per_microbatch: Token budget of a micro-batch.
+        max_sequence_length: Longest prompt and response together, in tokens.
+    """
+
+    model_path: str
+    model: ModelSettings
+    optimizer: OptimizerSettings | None
+    temperature: float
+    max_tokens_per_microbatch: int
+    max_sequence_length: int
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """How a batch becomes optimizer steps; see ``AlgorithmConfig`` for what each means."""
+
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    aggregation: str = "token_mean"
+    constant_length: int | None = None
+    minibatches: int = 1
+    early_stop_ratio: float | None = None
+    early_stop_rest: bool = False
+
+
+@dataclass(frozen=True)
+class TokenValues:
+    """Values of response tokens that one data-parallel share computed.
+
+    Attributes:
+        response_rows: ``[r]`` int64, which of the batch's ``R`` response tokens they are.
+        log_probs: ``[r]`` float32.
+        entropy: ``[r]`` float32, in nats.
+    """
+
+    response_rows: Tensor
+    log_probs: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update leaves to report.
+
+    Attributes:
+        minibatches: Metrics of each minibatch, kept or discarded, equal on all ranks.
+        discarded: Why each discarded minibatch was, by its index.
+        values: On the ranks that report (last stage, tensor rank 0) when the batch came without
+            ``old_log_probs``: what the policy gave before the update.
+    """
+
+    minibatches: list[dict[str, float]]
+    discarded: dict[int, str]
+    values: TokenValues | None
+
+
+class MegatronActor:
+    """This process's part of the actor. All ranks call the same methods with the same arguments."""
+
+    def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
+        from megatron.core import parallel_state
+
+        from rlmath.weights.layout import ParallelRank
+        from rlmath.weights.megatron import load_from_hf
+        from rlmath.weights.shape import read_model_shape
+
+        self.settings, self.layout, self.platform = settings, layout, platform
+        self.hf_config = read_hf_config(settings.model_path)
+        self.shape = read_model_shape(settings.model_path)
+        self.parallel = ParallelRank.from_megatron()
+        self.dp_rank = parallel_state.get_data_parallel_rank()
+        self.is_last_stage = parallel_state.is_pipeline_last_stage()
+        # One rank of each data-parallel share speaks for it.
+        self.reports = self.is_last_stage and self.parallel.tp_rank == 0
+
+        self.module = build_model(
+            self.hf_config, layout, platform, settings.model, settings.max_sequence_length
+        )
+        load_from_hf([self.module], settings.model_path, self.shape, self.parallel)
+        if settings.optimizer is None:
+            self.model = self.module.eval().requires_grad_(False)
+            return
+        self.model = wrap_data_parallel(self.module, settings.optimizer.distributed)
+        self.optimizer = build_optimizer(self.model, settings.optimizer, settings.model.dtype)
+        self.scheduler = build_scheduler(self.optimizer, settings.optimizer)
+
+    # -- log-probs ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def log_probs(self, batch: TrainingBatch) -> TokenValues | None:
+        """Log-probs and entropies of the batch's response tokens under the current weights.
+
+        Returns:
+            This data-parallel share's values on the rank that reports, else ``None``.
+        """
+        packs = self._packs(batch)
+        self.model.eval()
+        values = run_schedule(
+            self.model,
+            packs,
+            _keep_values,
+            temperature=self.settings.temperature,
+            vocab_size=self.shape.vocab,
+            backward=False,
+        )
+        return _concatenate(values) if self.reports else None
+
+    # -- update ---------------------------------------------------------------------------------
+
+    def update(self, batch: TrainingBatch, settings: UpdateSettings, seed: int) -> UpdateResult:
+        """Optimizer steps from a batch, one per minibatch.
+
+        Without ``batch.old_log_probs`` the policy itself stands for its old self (the ratio is 1);
+        that is exact for the first minibatch only, so ``settings.minibatches`` must be 1.
+
+        Args:
+            batch: With advantages; the same on all ranks.
+            settings: The algorithm.
+            seed: Of the cut into minibatches.
+
+        Raises:
+            ValueError: Several minibatches without old log-probs.
+        """
+        if batch.old_log_probs is None and settings.minibatches != 1:
+            raise ValueError(
+                f"{settings.minibatches} minibatches need old_log_probs: after the first one the "
+                "policy is no longer the one that sampled"
+            )
+        cut = minibatches(batch.group_ids.tolist(), settings.minibatches, seed)
+        metrics: list[dict[str, float]] = []
+        discarded: dict[int, str] = {}
+        values: TokenValues | None = None
+        for index, members in enumerate(cut):
+            if discarded and settings.early_stop_rest:
+                reason = f"minibatch {min(discarded)} was discarded (early_stop_rest)"
+                discarded[index] = reason
+                continue
+            minibatch = batch.select(members)
+            one, reason, values = self._update_minibatch(minibatch, settings)
+            metrics.append(one)
+            if reason:
+                discarded[index] = reason
+        if values is not None:
+            values = _place_in_batch(values, batch, cut[0])
+        return UpdateResult(metrics, discarded, values)
+
+    def _update_minibatch(
+        self, batch: TrainingBatch, settings: UpdateSettings
+    ) -> tuple[dict[str, float], str, TokenValues | None]:
+        """One optimizer step, unless the minibatch has to be discarded."""
+        device = self.platform.torch_device
+        weights = token_weights(
+            settings.aggregation,
+            batch.loss_mask,
+            batch.response_lengths,
+            batch.group_ids,
+            constant_length=settings.constant_length,
+        )
+        names = MetricNames.of(settings.objective, batch.ref_log_probs is not None)
+        on_policy = batch.old_log_probs is None
+
+        def objective(
+            one: Pack, log_probs: Tensor, entropy: Tensor
+        ) -> tuple[Tensor, tuple[LossOutput, TokenValues]]:
+            rows = one.response_rows
+
+            def of(values: Tensor | None) -> Tensor | None:
+                return None if values is None else values[rows].to(device)
+
+            old = log_probs.detach() if on_policy else of(batch.old_log_probs)
+            inputs = LossInputs(
+                log_probs=log_probs,
+                old_log_probs=old,  # type: ignore[arg-type]
+                engine_log_probs=of(batch.engine_log_probs),  # type: ignore[arg-type]
+                advantages=of(batch.advantages),  # type: ignore[arg-type]
+                mask=of(batch.loss_mask),  # type: ignore[arg-type]
+                weights=of(weights),  # type: ignore[arg-type]
+                sequence_ids=one.sequence_ids,
+                ref_log_probs=of(batch.ref_log_probs),
+                entropy=entropy if settings.objective.entropy_coef else entropy.detach(),
+            )
+            output = policy_objective(inputs, settings.objective)
+            kept = TokenValues(rows, log_probs.detach().cpu(), entropy.detach().cpu())
+            # The graph hangs on output.loss; what is kept must not hold it.
+            return output.loss, (_detached(output), kept)
+
+        self.model.train()
+        self._clear_gradients()
+        outcomes = run_schedule(
+            self.model,
+            self._packs(batch),
+            objective,
+            temperature=self.settings.temperature,
+            vocab_size=self.shape.vocab,
+            backward=True,
+        )
+        sums, maxima = self._totals([output for output, _ in outcomes], names)
+        self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.get_grad_norm())
+        decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
+        if not decision.discard:
+            self.optimizer.step()
+            self.scheduler.step(1)
+        # Nothing of this minibatch stays in the buffers, whether it was used or not.
+        self._clear_gradients()
+        metrics = metric_means(sums) | maxima
+        metrics["grad_norm"] = grad_norm
+        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        metrics["discarded"] = float(decision.discard)
+        metrics["early_stopped"] = float(decision.kind == "early_stop")
+        kept = _concatenate([v for _, v in outcomes]) if on_policy and self.reports else None
+        return metrics, decision.reason, kept
+
+    def _clear_gradients(self) -> None:
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def _totals(
+        self, outputs: Sequence[LossOutput], names: MetricNames
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Sums and maxima of the minibatch over micro-batches and ranks, from one all-gather."""
+        sums = torch.zeros(len(names.sums), dtype=torch.float64)
+        maxima = torch.full((len(names.maxima),), -torch.inf, dtype=torch.float64)
+        if self.reports:
+            for output in outputs:
+                sums += torch.stack([output.metric_sums[n] for n in names.sums]).cpu()
+                own = torch.stack([output.metric_maxima[n] for n in names.maxima]).cpu()
+                # A maximum that is not a number has to be seen, and torch.maximum keeps it.
+                maxima = torch.maximum(maxima, own)
+        mine = torch.cat([sums, maxima]).to(self.platform.torch_device)
+        flat = mine.new_empty(dist.get_world_size() * mine.numel())
+        dist.all_gather_into_tensor(flat, mine)
+        gathered = flat.view(-1, mine.numel()).cpu()
+        count = len(names.sums)
+        total, top = gathered[:, :count].sum(0), gathered[:, count:].amax(0)
+        return (
+            dict(zip(names.sums, total.tolist(), strict=True)),
+            dict(zip(names.maxima, top.tolist(), strict=True)),
+        )
+
+    # -- sharing out ----------------------------------------------------------------------------
+
+    def _packs(self, batch: TrainingBatch) -> list[Pack]:
+        """This data-parallel share of the batch, in micro-batches."""
+        shares = assign(
+            batch.sequence_lengths.tolist(),
+            self.layout.data_parallel,
+            self.settings.max_tokens_per_microbatch,
+        )
+        return [
+            pack(batch, one, self.platform, self.layout.tensor_parallel)
+            for one in shares[self.dp_rank]
+        ]
+
+
+@dataclass(frozen=True)
+class MetricNames:
+    """What a policy loss counts; a rank without the last stage has to know it as well."""
+
+    sums: tuple[str, ...]
+    maxima: tuple[str, ...]
+
+    @classmethod
+    def of(cls, objective: ObjectiveSettings, with_reference: bool) -> MetricNames:
+        """The names, found by running the objective on one token: they depend on settings alone."""
+        one = torch.zeros(1)
+        inputs = LossInputs(
+            log_probs=one,
+            old_log_probs=one,
+            engine_log_probs=one,
+            advantages=one,
+            mask=torch.ones(1, dtype=torch.bool),
+            weights=one,
+            sequence_ids=torch.zeros(1, dtype=torch.int64),
+            ref_log_probs=one if with_reference else None,
+            entropy=one,
+        )
+        output = policy_objective(inputs, objective)
+        return cls(tuple(sorted(output.metric_sums)), tuple(sorted(output.metric_maxima)))
+
+
+def _keep_values(one: Pack, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, TokenValues]:
+    return log_probs.sum(), TokenValues(one.response_rows, log_probs.cpu(), entropy.cpu())
+
+
+def _detached(output: LossOutput) -> LossOutput:
+    return dataclasses.replace(output, loss=output.loss.detach())
+
+
+def _concatenate(values: Sequence[TokenValues]) -> TokenValues:
+    return TokenValues(
+        torch.cat([v.response_rows for v in values]),
+        torch.cat([v.log_probs for v in values]),
+        torch.cat([v.entropy for v in values]),
+    )
+
+
+def _place_in_batch(values: TokenValues, batch: TrainingBatch, members: list[int]) -> TokenValues:
+    """Values of a minibatch's response tokens, with rows in the batch that it was cut from."""
+    starts = torch.cumsum(batch.response_lengths, 0) - batch.response_lengths
+    rows = torch.cat(
+        [torch.arange(int(starts[i]), int(starts[i] + batch.response_lengths[i])) for i in members]
+    )
+    return dataclasses.replace(values, response_rows=rows[values.response_rows])

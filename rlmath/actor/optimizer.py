@@ -1,0 +1,94 @@
+"""Megatron's data-parallel wrapper, optimizer and learning-rate schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Adam and its schedule; steps are optimizer steps, that is, minibatches."""
+
+    lr: float
+    min_lr: float = 0.0
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    decay_steps: int = 1
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_eps: float = 1e-5
+    weight_decay: float = 0.05
+    clip_grad_norm: float = 1.0
+    distributed: bool = True
+
+
+def wrap_data_parallel(model: Any, distributed_optimizer: bool) -> Any:
+    """Megatron's DDP around this rank's stage. Gradients are float32 and summed, not averaged."""
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
+
+    wrapped = DistributedDataParallel(
+        config=model.config,
+        ddp_config=DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=distributed_optimizer
+        ),
+        module=model,
+    )
+
+    def finalize(chunks: list[Any], num_tokens: Any = None, **kwargs: Any) -> None:
+        # Megatron would divide by a token count here; the loss has been divided already.
+        finalize_model_grads(chunks, None, **kwargs)
+
+    model.config.finalize_model_grads_func = finalize
+    model.config.no_sync_func = wrapped.no_sync
+    return wrapped
+
+
+def build_optimizer(model: Any, settings: OptimizerSettings, dtype: torch.dtype) -> Any:
+    """Megatron's Adam over the parameters of a wrapped model, weight decay on matrices only."""
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer import get_standard_config_overrides as overrides
+
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=settings.lr,
+        min_lr=settings.min_lr,
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.adam_beta1,
+        adam_beta2=settings.adam_beta2,
+        adam_eps=settings.adam_eps,
+        clip_grad=settings.clip_grad_norm,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=settings.distributed,
+    )
+    optimizer = get_megatron_optimizer(
+        config, [model], config_overrides=overrides(config), use_gloo_process_groups=False
+    )
+    model.module.config.grad_scale_func = optimizer.scale_loss
+    return optimizer
+
+
+def build_scheduler(optimizer: Any, settings: OptimizerSettings) -> Any:
+    """Megatron's learning-rate schedule; ``step(1)`` after each optimizer step."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=settings.lr,
+        min_lr=min(settings.min_lr, settings.lr),
+        lr_warmup_steps=settings.warmup_steps,
+        lr_decay_steps=max(settings.decay_steps, settings.warmup_steps + 1),
+        lr_decay_style=settings.schedule,
+        start_wd=settings.weight_decay,
+        end_wd=settings.weight_decay,
+        wd_incr_steps=1,
+        wd_incr_style="constant",
+    )

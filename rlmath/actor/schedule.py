@@ -1,0 +1,81 @@
+"""Runs micro-batches through Megatron's pipeline schedule and collects what the last stage made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlmath.actor.logprobs import vocab_parallel_log_probs
+from rlmath.actor.packing import Pack
+
+T = TypeVar("T")
+
+# Takes the pack, the log-probs [r] and the entropies [r]; gives the loss and something to keep.
+OnLastStage = Callable[[Pack, Tensor, Tensor], tuple[Tensor, T]]
+
+
+def run_schedule(
+    model: torch.nn.Module,
+    packs: Sequence[Pack],
+    on_last_stage: OnLastStage[T],
+    *,
+    temperature: float,
+    vocab_size: int,
+    backward: bool,
+) -> list[T]:
+    """Forward, and if asked backward, of each pack.
+
+    With ``backward`` the gradients end up summed over micro-batches and data-parallel ranks in
+    Megatron's gradient buffers, divided by nothing.
+
+    Args:
+        model: This rank's stage.
+        packs: Micro-batches of this rank's data-parallel share; as many on each rank.
+        on_last_stage: Called once per pack, on ranks of the last stage.
+        temperature: Of sampling.
+        vocab_size: Of the model, without padding.
+
+    Returns:
+        What ``on_last_stage`` gave per pack, in order; empty on other stages.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    tp_size = parallel_state.get_tensor_model_parallel_world_size()
+    group = parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None
+    tp_rank = parallel_state.get_tensor_model_parallel_rank()
+
+    def forward_step(packs_left: Iterator[Pack], module: torch.nn.Module) -> Any:
+        one = next(packs_left)
+        output = module(one.tokens, one.position_ids, None, packed_seq_params=one.packed_seq_params)
+
+        def loss_of(logits: Tensor) -> Any:
+            log_probs, entropy = vocab_parallel_log_probs(
+                logits.squeeze(0),
+                one.rows,
+                one.targets,
+                temperature=temperature,
+                vocab_size=vocab_size,
+                rank=tp_rank,
+                group=group,
+            )
+            loss, kept = on_last_stage(one, log_probs, entropy)
+            # The third form of Megatron's loss functions: with calculate_per_token_loss it leaves
+            # the loss as it is. The loss carries its denominator already, so the count is unused.
+            return loss, torch.zeros([], dtype=torch.int, device=loss.device), kept
+
+        return output, loss_of
+
+    kept: list[T] = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter(packs),
+        model=[model],
+        num_microbatches=len(packs),
+        seq_length=max(one.tokens.size(1) for one in packs),
+        micro_batch_size=1,
+        forward_only=not backward,
+    )
+    return kept

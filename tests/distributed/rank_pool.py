@@ -1,0 +1,80 @@
+"""Real Megatron ranks for tests: processes that stay, so that torch is imported once for all tests.
+
+``pool.run(layout, function, *args)`` runs ``function(layout, platform, *args)`` on each rank of a
+layout, with the process groups up, and gives the results in order of rank.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rlmath.actor.parallel import Layout, destroy, initialize
+from rlmath.device import CPU
+
+MAX_RANKS = 4
+RUN_TIMEOUT_S = 300.0
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _serve(rank: int, pipe: Connection) -> None:
+    CPU.prepare_megatron_process(rank, num_threads=1)
+    while (job := pipe.recv()) is not None:
+        layout, port, function, args = job
+        try:
+            initialize(layout, CPU, rank, "127.0.0.1", port, seed=0, timeout_s=RUN_TIMEOUT_S)
+            try:
+                pipe.send(("ok", function(layout, CPU, *args)))
+            finally:
+                destroy()
+        except BaseException:
+            pipe.send(("error", traceback.format_exc()))
+
+
+class RankPool:
+    """Processes that act as ranks of any layout of up to ``MAX_RANKS``."""
+
+    def __init__(self) -> None:
+        context = mp.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(MAX_RANKS):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, layout: Layout, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run on each rank of ``layout``; raises with the traceback of the first rank to fail."""
+        port = _free_port()
+        ranks = self._pipes[: layout.world_size]
+        for pipe in ranks:
+            pipe.send((layout, port, function, args))
+        results = []
+        failures = []
+        for rank, pipe in enumerate(ranks):
+            if not pipe.poll(RUN_TIMEOUT_S):
+                raise TimeoutError(f"rank {rank} of {layout} said nothing for {RUN_TIMEOUT_S} s")
+            status, value = pipe.recv()
+            (results if status == "ok" else failures).append(value)
+        if failures:
+            raise RuntimeError(f"{layout}:\n" + "\n".join(failures))
+        return results
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()

@@ -1,0 +1,292 @@
+"""The actor on real gloo ranks: right against Hugging Face, and the same on every layout."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed.rank_pool import RankPool
+
+from rlmath.actor.actor import ActorSettings, MegatronActor, TokenValues, UpdateSettings
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.optimizer import OptimizerSettings
+from rlmath.actor.parallel import Layout
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.device import Platform
+from rlmath.types import TrainingBatch
+
+LAYOUTS = [
+    Layout(1, 1, 1),
+    Layout(2, 1, 1),
+    Layout(1, 2, 1),
+    Layout(1, 1, 2),
+    Layout(2, 2, 1),
+    Layout(2, 1, 2),
+]
+VOCAB = 101  # Not divisible by 2: the vocabulary is padded under tensor parallelism.
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("qwen2")
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+    )
+    model = Qwen2ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def make_batch(num_sequences: int = 12, seed: int = 0) -> TrainingBatch:
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(low: int, high: int, size: int) -> torch.Tensor:
+        return torch.randint(low, high, (size,), generator=generator)
+
+    prompts, responses = integers(3, 9, num_sequences), integers(1, 30, num_sequences)
+    tokens, r = int((prompts + responses).sum()), int(responses.sum())
+    mask = torch.rand(r, generator=generator) > 0.1
+    return TrainingBatch(
+        tokens=integers(0, VOCAB, tokens),
+        prompt_lengths=prompts,
+        response_lengths=responses,
+        group_ids=torch.arange(num_sequences) // 3,
+        weights_versions=torch.zeros(num_sequences, dtype=torch.int64),
+        rewards=torch.zeros(num_sequences),
+        engine_log_probs=torch.full((r,), -math.log(VOCAB)),
+        advantages=torch.randn(r, generator=generator),
+        loss_mask=mask,
+    )
+
+
+def build(layout: Layout, platform: Platform, model_path: str, **changes: Any) -> MegatronActor:
+    optimizer = {"lr": 1e-3, "clip_grad_norm": 1.0, **changes.pop("optimizer", {})}
+    settings = {
+        "model": ModelSettings(torch.float32, sequence_parallel=True),
+        "optimizer": OptimizerSettings(**optimizer),
+        "temperature": 0.7,
+        "max_tokens_per_microbatch": 64,
+        "max_sequence_length": 64,
+        **changes,
+    }
+    return MegatronActor(ActorSettings(model_path=model_path, **settings), layout, platform)
+
+
+def run_log_probs(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> Any:
+    return build(layout, platform, model).log_probs(batch)
+
+
+def run_updates(
+    layout: Layout,
+    platform: Platform,
+    model: str,
+    batch: TrainingBatch,
+    update: UpdateSettings,
+    steps: int,
+    changes: dict[str, Any],
+) -> tuple[list[dict[str, float]], dict[int, str], TokenValues | None]:
+    """Metrics of each minibatch of ``steps`` updates, and the log-probs after them."""
+    actor = build(layout, platform, model, **changes)
+    metrics: list[dict[str, float]] = []
+    discarded: dict[int, str] = {}
+    for step in range(steps):
+        result = actor.update(batch, update, seed=step)
+        metrics += result.minibatches
+        discarded |= result.discarded
+    return metrics, discarded, actor.log_probs(batch)
+
+
+def gather(batch: TrainingBatch, values: list[TokenValues | None]) -> TokenValues:
+    """Put the shares of the ranks that report together; each token must come exactly once."""
+    shares = [v for v in values if v is not None]
+    rows = torch.cat([v.response_rows for v in shares])
+    assert sorted(rows.tolist()) == list(range(batch.loss_mask.numel()))
+    order = rows.argsort()
+    return TokenValues(
+        rows[order],
+        torch.cat([v.log_probs for v in shares])[order],
+        torch.cat([v.entropy for v in shares])[order],
+    )
+
+
+def hugging_face(model: str, batch: TrainingBatch, temperature: float) -> TokenValues:
+    """The same values from ``transformers``, sequence by sequence, in float64 after the logits."""
+    from transformers import AutoModelForCausalLM
+
+    hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    log_probs, entropy, start = [], [], 0
+    for prompt, size in zip(batch.prompt_lengths, batch.sequence_lengths, strict=True):
+        tokens = batch.tokens[start : start + int(size)]
+        start += int(size)
+        with torch.no_grad():
+            logits = hf(tokens[None]).logits[0, int(prompt) - 1 : -1].double() / temperature
+        log_p = logits.log_softmax(-1)
+        log_probs.append(log_p.gather(1, tokens[int(prompt) :, None]).squeeze(1))
+        entropy.append(-(log_p.exp() * log_p).sum(-1))
+    return TokenValues(torch.arange(0), torch.cat(log_probs), torch.cat(entropy))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_log_probs_and_entropy_are_those_of_hugging_face(
+    ranks: RankPool, tiny_model: str, layout: Layout
+) -> None:
+    batch = make_batch()
+    ours = gather(batch, ranks.run(layout, run_log_probs, tiny_model, batch))
+    theirs = hugging_face(tiny_model, batch, temperature=0.7)
+    torch.testing.assert_close(ours.log_probs.double(), theirs.log_probs, atol=2e-5, rtol=0)
+    torch.testing.assert_close(ours.entropy.double(), theirs.entropy, atol=2e-5, rtol=0)
+
+
+UPDATE = UpdateSettings(
+    objective=ObjectiveSettings(kl_coef=0.1, entropy_coef=0.01), minibatches=2, early_stop_ratio=5.0
+)
+
+
+def with_log_probs(batch: TrainingBatch) -> TrainingBatch:
+    """Old log-probs near the policy's own, and a reference a little further off."""
+    import dataclasses
+
+    generator = torch.Generator().manual_seed(1)
+    noise = 0.1 * torch.randn(batch.loss_mask.numel(), generator=generator)
+    old = batch.engine_log_probs
+    return dataclasses.replace(batch, old_log_probs=old + noise, ref_log_probs=old - noise)
+
+
+@pytest.fixture(scope="session")
+def on_one_rank(ranks: RankPool, tiny_model: str) -> Any:
+    """Metrics and log-probs after three updates on a single rank."""
+    batch = with_log_probs(make_batch())
+    ((metrics, _, values),) = ranks.run(
+        Layout(1, 1, 1), run_updates, tiny_model, batch, UPDATE, 3, {}
+    )
+    return batch, metrics, gather(batch, [values])
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        *[(layout, {}) for layout in LAYOUTS[1:]],
+        (Layout(1, 1, 1), {"max_tokens_per_microbatch": 1000}),
+        (Layout(1, 1, 1), {"optimizer": {"distributed": False}}),
+        (Layout(2, 1, 1), {"model": ModelSettings(torch.float32, recompute="full")}),
+        (Layout(1, 2, 1), {"model": ModelSettings(torch.float32, recompute="selective")}),
+    ],
+    ids=str,
+)
+def test_the_update_does_not_depend_on_how_the_batch_is_cut(
+    ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout, changes: dict[str, Any]
+) -> None:
+    batch, expected, expected_values = on_one_rank
+    results = ranks.run(layout, run_updates, tiny_model, batch, UPDATE, 3, changes)
+    for metrics, _, _ in results:
+        assert len(metrics) == 6
+        for one, reference in zip(metrics, expected, strict=True):
+            assert one.keys() == reference.keys()
+            for name in one:
+                assert one[name] == pytest.approx(reference[name], rel=2e-5, abs=2e-6), name
+    values = gather(batch, [v for _, _, v in results])
+    torch.testing.assert_close(values.log_probs, expected_values.log_probs, atol=1e-4, rtol=0)
+
+
+def test_gradient_is_that_of_autograd_on_hugging_face(ranks: RankPool, tiny_model: str) -> None:
+    """Clipped loss, KL and entropy terms, by hand on the HF model: the norm of the gradient."""
+    from transformers import AutoModelForCausalLM
+
+    batch = with_log_probs(make_batch())
+    one_minibatch = UpdateSettings(objective=UPDATE.objective, minibatches=1)
+    metrics, _, _ = ranks.run(
+        Layout(2, 1, 1), run_updates, tiny_model, batch, one_minibatch, 1, {}
+    )[0]
+
+    hf = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
+    log_probs, entropies, start = [], [], 0
+    for prompt, size in zip(batch.prompt_lengths, batch.sequence_lengths, strict=True):
+        tokens = batch.tokens[start : start + int(size)]
+        start += int(size)
+        log_p = (hf(tokens[None]).logits[0, int(prompt) - 1 : -1] / 0.7).log_softmax(-1)
+        log_probs.append(log_p.gather(1, tokens[int(prompt) :, None]).squeeze(1))
+        entropies.append(-(log_p.exp() * log_p).sum(-1))
+    log_p, entropy = torch.cat(log_probs), torch.cat(entropies)
+    assert batch.old_log_probs is not None and batch.ref_log_probs is not None
+    ratio = (log_p - batch.old_log_probs.double()).exp()
+    a = batch.advantages.double()
+    policy = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)
+    difference = batch.ref_log_probs.double() - log_p
+    kl = difference.exp() - difference - 1
+    mask = batch.loss_mask
+    loss = ((policy + 0.1 * kl - 0.01 * entropy) * mask).sum() / mask.sum()
+    loss.backward()
+    norm = math.sqrt(sum(float((p.grad**2).sum()) for p in hf.parameters() if p.grad is not None))
+    assert metrics[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_without_old_log_probs_the_ratio_is_one(ranks: RankPool, tiny_model: str) -> None:
+    batch = make_batch()
+    update = UpdateSettings(minibatches=1, early_stop_ratio=5.0)
+    metrics, _, _ = ranks.run(Layout(1, 1, 2), run_updates, tiny_model, batch, update, 1, {})[0]
+    assert metrics[0]["importance_ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert metrics[0]["approx_kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_learning_rate_zero_changes_nothing(ranks: RankPool, tiny_model: str) -> None:
+    batch = with_log_probs(make_batch())
+    changes = {"optimizer": {"lr": 0.0}}
+    _, _, values = ranks.run(Layout(1, 1, 1), run_updates, tiny_model, batch, UPDATE, 2, changes)[0]
+    (before,) = ranks.run(Layout(1, 1, 1), run_log_probs, tiny_model, batch)
+    assert torch.equal(values.log_probs, before.log_probs)
+
+
+def run_planted(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, plant: bool
+) -> tuple[Any, Any, dict[int, str]]:
+    """Update, a minibatch with huge ratios if asked, update: parameters and optimizer state."""
+    import dataclasses
+
+    actor = build(layout, platform, model)
+    update = UpdateSettings(minibatches=1, early_stop_ratio=5.0)
+    actor.update(batch, update, seed=0)
+    discarded: dict[int, str] = {}
+    if plant:
+        bad = dataclasses.replace(batch, old_log_probs=batch.old_log_probs - 5.0)  # type: ignore
+        discarded = actor.update(bad, update, seed=1).discarded
+        nan = batch.advantages.clone()
+        nan[batch.loss_mask.nonzero()[0]] = torch.nan
+        discarded[1] = actor.update(
+            dataclasses.replace(batch, advantages=nan), update, seed=1
+        ).discarded[0]
+    actor.update(batch, update, seed=2)
+    weights = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
+    state = actor.optimizer.state_dict()
+    return weights, state, discarded
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 1, 1), Layout(1, 1, 2)], ids=str)
+def test_a_discarded_minibatch_leaves_no_trace(
+    ranks: RankPool, tiny_model: str, layout: Layout
+) -> None:
+    batch = with_log_probs(make_batch())
+    with_it = ranks.run(layout, run_planted, tiny_model, batch, True)
+    without = ranks.run(layout, run_planted, tiny_model, batch, False)
+    for (weights, _, discarded), (expected, _, _) in zip(with_it, without, strict=True):
+        assert "mean importance ratio" in discarded[0]
+        assert "not finite" in discarded[1]
+        for name, tensor in weights.items():
+            assert torch.equal(tensor, expected[name]), name
