@@ -1,0 +1,186 @@
+"""From the text of an answer to the form in which answers are compared."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rlmath.grading.extract import last_box
+from rlmath.grading.lexer import Token, TooLong, lex
+from rlmath.grading.parser import FUNCTIONS, Node, ParseError, Parser
+from rlmath.grading.settings import GradingSettings
+from rlmath.grading.unicode import to_latex
+
+_TRAILING = " \t\r\n.,;:!?*"
+_PREFIX = re.compile(
+    r"\s*(?:(?:so|thus|therefore|hence)\b,?\s*)?(?:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:|=)+\s*|"
+    r"答案(?:是|为|:)\s*)?(?:(?:approximately|approx\.?|about|roughly|exactly|equals?|约为|约)\s+)?(?:USD|Rs\.?)?\s*",
+    re.IGNORECASE,
+)
+_LETTER = re.compile(
+    r"\s*(?:(?:option|choice|answer)\s*:?\s*)?(?:\(([A-Ja-j])\)|([A-J])(?=[).:]|\s*$))[).:]?\s*(.*)",
+    re.DOTALL | re.I,
+)
+_STYLE = re.compile(
+    r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|bf|rm|textsc|operatorname)\b\s*"
+)
+_SPACE_COMMAND = re.compile(r"\\[,;:!> ]|~|\\q?quad\b")
+_BARE_INTEGER = re.compile(r"[-+]?\d{1,300}", re.ASCII)
+_ARTICLES = frozenset(("a", "an", "the"))
+_TEXT_OPERATORS = frozenset(".,'\"-!?:;&()/`")
+_ENDING = frozenset((".", ",", ";", ":", "!", "?"))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, ready to be compared.
+
+    Attributes:
+        text: as it was written, without a surrounding box.
+        key: its tokens without spaces and layout; equal keys mean equal answers.
+        node: its tree (see `parser`); `("text", words)` when it is prose or cannot be read.
+        words: lower-case words, for the comparison of text.
+        letter: the option letter in `B`, `(B)` or `B) 12`, else "".
+        rest: what follows that letter, else "".
+        problem: why the text cannot be an accepted answer (unbalanced braces, …), else "".
+    """
+
+    text: str
+    key: str
+    node: Node
+    words: str
+    letter: str = ""
+    rest: str = ""
+    problem: str = ""
+
+
+def read(text: str, settings: GradingSettings) -> Answer:
+    """Read one answer. Takes any string, in time linear in its length, and never raises."""
+    if _BARE_INTEGER.fullmatch(text):
+        value = int(text)
+        return Answer(
+            text, str(value), ("n", value) if value >= 0 else ("neg", ("n", -value)), text
+        )
+    stripped = text.strip()
+    if len(stripped) > settings.max_answer_chars:
+        plain = " ".join(stripped.split())
+        return Answer(
+            stripped, plain, ("text", plain), plain, problem="longer than max_answer_chars"
+        )
+    if "\\boxed" in stripped or "\\fbox" in stripped:
+        box = last_box(stripped)
+        stripped = stripped if box is None else box
+    latex = (
+        to_latex(stripped).rstrip(_TRAILING)
+        if not stripped.endswith(("!", "...", "…"))
+        else to_latex(stripped)
+    )
+    if not latex:
+        latex = to_latex(stripped)
+    problem = _malformed(latex)
+    prefix = _PREFIX.match(latex)
+    if prefix is not None and prefix.end() < len(latex):
+        latex = latex[prefix.end() :]
+    try:
+        tokens = lex(latex, settings.max_tokens)
+    except TooLong:
+        plain = " ".join(stripped.split())
+        return Answer(
+            stripped, plain, ("text", plain), plain, problem="more tokens than max_tokens"
+        )
+    while (
+        tokens
+        and tokens[-1].kind == "op"
+        and tokens[-1].value in _ENDING
+        and tokens[-1].value != "!"
+    ):
+        tokens.pop()
+    key = " ".join(t.value for t in tokens)
+    words = _words(tokens)
+    letter, rest = _option(latex)
+    if not tokens:
+        return Answer(
+            stripped, key, ("text", ""), words, letter, rest, problem or "nothing to compare"
+        )
+    node = _tree(list(tokens), words, settings)
+    return Answer(stripped, key, node, words, letter, rest, problem)
+
+
+def is_answer(text: str, settings: GradingSettings) -> bool:
+    """Whether a whole response is an answer by itself: a formula, a number or an option letter."""
+    if "\n" in text.strip():
+        return False
+    answer = read(text, settings)
+    return answer.node[0] != "text" or (bool(answer.letter) and not answer.rest)
+
+
+def _malformed(latex: str) -> str:
+    depth = 0
+    for match in re.finditer(r"\\.|[{}]", latex, re.DOTALL):
+        if match.group() == "{":
+            depth += 1
+        elif match.group() == "}":
+            depth -= 1
+            if depth < 0:
+                return "a } closes no {"
+    return "a { is never closed" if depth else ""
+
+
+def _words(tokens: list[Token]) -> str:
+    found: list[str] = []
+    for token in tokens:
+        if token.kind in ("word", "text", "num", "grouped"):
+            found.extend(
+                token.value.lower().replace(",", " ").replace(".", " ").split()
+                if token.kind == "text"
+                else [token.value.lower()]
+            )
+        elif token.kind == "cmd":
+            found.append("\\" + token.value)
+        elif token.value not in _TEXT_OPERATORS:
+            found.append(token.value)
+    kept = [w for w in found if w not in _ARTICLES] if len(found) > 1 else found
+    return " ".join(kept)
+
+
+def _is_prose(tokens: list[Token]) -> bool:
+    """Words and punctuation only, at least one word longer than a variable name."""
+    long_word = False
+    for token in tokens:
+        if token.kind in ("word", "text"):
+            if len(token.value) > 1 and token.value not in FUNCTIONS:
+                long_word = True
+        elif not (token.kind == "op" and token.value in _TEXT_OPERATORS):
+            return False
+    return long_word
+
+
+def _tree(tokens: list[Token], words: str, settings: GradingSettings) -> Node:
+    if _is_prose(tokens) and not (len(tokens) == 1 and len(tokens[0].value) <= 5):
+        try:
+            node = Parser(list(tokens), settings.max_depth).parse()
+        except (ParseError, RecursionError):
+            return ("text", words)
+        # `x, y` and `sin x` are formulas; `Mrs. Hilt` and `a prime number` are not
+        longest = max((len(w) for w in words.split() if w not in FUNCTIONS), default=0)
+        return node if longest <= 1 else ("text", words)
+    try:
+        return Parser(tokens, settings.max_depth).parse()
+    except (ParseError, RecursionError):
+        return ("text", words)
+
+
+def _option(latex: str) -> tuple[str, str]:
+    if len(latex) > 1 and latex[0] not in "\\(ABCDEFGHIJoOcCaA${ ":
+        return "", ""
+    plain = _SPACE_COMMAND.sub(" ", _STYLE.sub("", latex)).replace("$", "")
+    while plain.startswith("{"):
+        plain = plain[1:].replace("}", " ", 1)
+    match = _LETTER.match(plain)
+    if match is None:
+        return "", ""
+    letter = match.group(1) or match.group(2)
+    rest = match.group(3).strip().strip("{}")
+    if match.group(2) is not None and not letter.isupper():
+        return "", ""
+    return letter.upper(), rest

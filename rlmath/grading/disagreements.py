@@ -1,0 +1,28 @@
+"""A file of sampled disagreements between the fast layers and SymPy, for a person to read."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+
+class DisagreementFile:
+    """Appends JSON lines, at most `max_lines` of them, from any thread."""
+
+    def __init__(self, path: str, max_lines: int) -> None:
+        self.path = Path(path)
+        self.max_lines = max_lines
+        self.written = 0
+        self._lock = threading.Lock()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, answer: str, gold: str, fast: bool, sympy: bool, method: str) -> None:
+        """Record one pair on which the layers disagree."""
+        line = {"answer": answer, "gold": gold, "fast": fast, "sympy": sympy, "method": method}
+        with self._lock:
+            if self.written >= self.max_lines:
+                return
+            self.written += 1
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")

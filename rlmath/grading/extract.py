@@ -1,0 +1,258 @@
+"""Find the final answer in a response.
+
+Every step is one pass over the text: `str.rfind`, or a regular expression without nested or
+overlapping repetition. A megabyte of hostile text costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from rlmath.grading.settings import Fallback
+
+Source = Literal["box", "tag", "marker", "number", "whole", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """The answer text and where it came from.
+
+    `text` is None when nothing was found. A box that is empty or never closes gives the empty
+    string from source `box`: the response did answer, and wrongly.
+    """
+
+    text: str | None
+    source: Source
+
+
+NOTHING = Extraction(None, "none")
+
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_UNBRACED_END = re.compile(r"[\s$]|\\[)\]]")
+_MARKER = re.compile(
+    r"answer[\s*_]{0,8}(?:is\b|[:：=])|答案[\s*_]{0,4}(?:是|为|[:：])|####", re.IGNORECASE
+)
+_AFTER_MARKER = re.compile(r"[\s:：*_=]*")
+_SENTENCE_END = re.compile(r"[.。!?！？](?=\s|$|\*|[\"'”])")
+_ABBREVIATION = re.compile(r"(?:\b(?:mr|mrs|ms|dr|st|vs|no|sq|approx)|[ap]\.?m)$", re.IGNORECASE)
+_SPECIAL_TOKEN = re.compile(r"<\|[^|<>]{1,40}\|>|</s>")
+_NUMBER = re.compile(
+    r"(?<![\w.)])[-−+]?[$€£¥]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,6})?"
+    r"(?: ?/ ?\d+)?(?: ?\\?%)?"
+)
+_DIGIT = re.compile(r"\d")
+_NEGATION = re.compile(
+    r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect)\b|n't|≠|\\neq?\b", re.I
+)
+_IS = re.compile(r"\b(?:is|are|equals)\b", re.IGNORECASE)
+_CHOICE = re.compile(r"(?<![\w'])\(?([A-J])\)?(?![\w'])")
+_CLOSERS = {"\\[": "\\]", "\\(": "\\)", "$$": "$$", "$": "$"}
+_TRAILING = " \t\r\n.,;:!?。，；：！？*_"
+
+
+def after_thinking(response: str) -> str | None:
+    """The text after the last `</think>`; None if a `<think>` is open at the end."""
+    end = response.rfind("</think>")
+    tail = response if end < 0 else response[end + len("</think>") :]
+    return None if "<think>" in tail else tail
+
+
+def match_brace(text: str, start: int) -> int:
+    """Index of the `}` that closes the `{` at `start`, or -1. Escaped braces do not count."""
+    depth = 0
+    for match in _BRACE.finditer(text, start):
+        token = match.group()
+        if token == "{":
+            depth += 1
+        elif token == "}":
+            depth -= 1
+            if depth == 0:
+                return match.start()
+    return -1
+
+
+def last_box(text: str) -> str | None:
+    """Content of the last `\\boxed` or `\\fbox`; "" if it is empty or never closes; None if none."""
+    end = len(text)
+    while True:
+        boxed, fbox = text.rfind("\\boxed", 0, end), text.rfind("\\fbox", 0, end)
+        start = max(boxed, fbox)
+        if start < 0:
+            return None
+        body = start + (len("\\boxed") if start == boxed else len("\\fbox"))
+        if not text[body : body + 1].isalpha():
+            return _box_content(text, body)
+        end = start  # another macro that begins with the same letters
+
+
+def _box_content(text: str, body: int) -> str:
+    while text[body : body + 1].isspace():
+        body += 1
+    if text[body : body + 1] == "{":
+        close = match_brace(text, body)
+        return "" if close < 0 else text[body + 1 : close].strip()
+    # `\boxed 5`: up to the next space or end of the formula, outside braces
+    position = body
+    while position < len(text):
+        if text[position] == "{":
+            close = match_brace(text, position)
+            if close < 0:
+                return ""
+            position = close + 1
+        elif _UNBRACED_END.match(text, position) or text[position] == "}":
+            break
+        else:
+            position += 1
+    return text[body:position].strip(_TRAILING)
+
+
+def _last_tag(text: str) -> str | None:
+    close = text.rfind("</answer>")
+    if close < 0:
+        return None
+    start = text.rfind("<answer>", 0, close)
+    return None if start < 0 else text[start + len("<answer>") : close].strip()
+
+
+def _first_sentence(line: str) -> str:
+    for match in _SENTENCE_END.finditer(line):
+        if not _ABBREVIATION.search(line[max(0, match.start() - 8) : match.start()]):
+            return line[: match.start()]
+    return line
+
+
+def _after_last_marker(text: str) -> str | None:
+    last = None
+    for last in _MARKER.finditer(text):
+        pass
+    if last is None:
+        return None
+    found = _AFTER_MARKER.match(text, last.end())
+    start = found.end() if found else last.end()
+    special = _SPECIAL_TOKEN.search(text, start)
+    text = text[start : special.start() if special else len(text)]
+    for opener in ("\\[", "$$"):
+        if text.startswith(opener):
+            close = text.find(_CLOSERS[opener], 2)
+            return text[2:close].strip() if close > 0 else text[2:].strip()
+    line = _first_sentence(text.split("\n", 1)[0]).strip(_TRAILING)
+    return line
+
+
+def _number_in_prose(line: str) -> str | None:
+    """The value that a sentence such as `the largest n is 34` states."""
+    if _NEGATION.search(line):
+        return None
+    last = None
+    for last in _IS.finditer(line):
+        pass
+    if last is not None and _DIGIT.search(line, last.end()):
+        line = line[last.end() :].strip()
+        if len(line.split()) <= 3:
+            return line
+    return _last_number(line)
+
+
+def _math_span(text: str, position: int) -> str | None:
+    """The formula `$…$`, `\\(…\\)` or `\\[…\\]` around `position`, or None."""
+    low = max(0, position - 2_000)
+    for opener in ("\\[", "\\("):
+        start = text.rfind(opener, low, position)
+        if start >= 0 and text.find(_CLOSERS[opener], start, position) < 0:
+            close = text.find(_CLOSERS[opener], position, position + 2_000)
+            if close >= 0:
+                return text[start + 2 : close]
+    line_start = text.rfind("\n", 0, position) + 1
+    line_end = text.find("\n", position)
+    line_end = len(text) if line_end < 0 else line_end
+    before = text[line_start:position].replace("\\$", "  ").replace("$$", " $")
+    after = text[position:line_end].replace("\\$", "  ")
+    if before.count("$") % 2 == 1 and "$" in after:
+        return before[before.rfind("$") + 1 :] + after[: after.find("$")]
+    return None
+
+
+def _last_number(text: str) -> str | None:
+    """The last number, with the formula or word it belongs to: never the 2 of `2^{10}`."""
+    position = len(text) - 1
+    while position >= 0 and not text[position].isdigit():
+        position -= 1
+    if position < 0:
+        return None
+    span = _math_span(text, position)
+    if span is not None:
+        for relation in ("=", "\\approx", "≈"):
+            if relation in span:
+                span = span.rsplit(relation, 1)[1]
+        return span.strip(_TRAILING)
+    start = position
+    while start > 0 and not text[start - 1].isspace() and position - start < 400:
+        start -= 1
+    end = position + 1
+    while end < len(text) and not text[end].isspace() and end - position < 400:
+        end += 1
+    word = text[start:end].strip(_TRAILING + "\"'()[]<>`“”’|")
+    line = text[max(text.rfind("\n", 0, start) + 1, start - 60) : end]
+    last = None
+    for last in _NUMBER.finditer(line):
+        pass
+    inside = last is not None and last.end() >= len(line) - (end - position - 1)
+    if last is not None and inside:
+        tail = line[last.end() : last.end() + 1]
+        if not tail or tail not in "^_/*(!{\\":
+            return last.group().strip()
+    return word or None
+
+
+def extract(
+    response: str,
+    fallback: Fallback,
+    *,
+    task: str = "math",
+    is_answer: Callable[[str], bool] = lambda text: False,
+) -> Extraction:
+    """Find the final answer.
+
+    Only what follows the last `</think>` counts. The last box decides; without one, `fallback`
+    says how far to look (see `GradingSettings.fallback`).
+
+    Args:
+        response: the whole completion.
+        fallback: `none`, `marker` or `number`.
+        task: `multiple_choice` looks for the last option letter instead of the last number.
+        is_answer: tells whether a short text is an answer by itself rather than prose; a response
+            that is nothing but an answer is taken whole before its last number is looked for.
+    """
+    text = after_thinking(response)
+    if text is None:
+        return NOTHING
+    boxed = last_box(text)
+    if boxed is not None:
+        return Extraction(boxed, "box")
+    if fallback == "none":
+        return NOTHING
+    tagged = _last_tag(text)
+    if tagged is not None:
+        inner = _after_last_marker(tagged)
+        return Extraction(tagged if inner is None else inner, "tag")
+    marked = _after_last_marker(text)
+    if marked:
+        if fallback == "number" and task == "math" and not is_answer(marked):
+            return Extraction(_number_in_prose(marked) or marked, "marker")
+        return Extraction(marked, "marker")
+    if fallback == "marker":
+        return NOTHING
+    text = _SPECIAL_TOKEN.sub(" ", text)
+    stripped = text.strip()
+    if 0 < len(stripped) <= 400 and is_answer(stripped):
+        return Extraction(stripped, "whole")
+    if task == "multiple_choice":
+        last = None
+        for last in _CHOICE.finditer(text):
+            pass
+        return NOTHING if last is None else Extraction(last.group(1), "number")
+    number = _last_number(text)
+    return NOTHING if number is None else Extraction(number, "number")

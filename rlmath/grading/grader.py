@@ -1,0 +1,386 @@
+"""Grade responses: find the answer, compare it in this process, ask a worker when that is not enough."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+from rlmath.grading.answer import is_answer, read
+from rlmath.grading.compare import Comparer
+from rlmath.grading.disagreements import DisagreementFile
+from rlmath.grading.extract import extract
+from rlmath.grading.gold import Answer, inspect
+from rlmath.grading.pool import Result, WorkerPool
+from rlmath.grading.result import STATUSES, GoldReport, Grade, Status
+from rlmath.grading.settings import TASKS, GradingSettings
+
+Gold = str | Sequence[str]
+Outcome = tuple[Status, str]  # status and method
+_Key = tuple[str, str, str]
+
+
+class MathGrader:
+    """Grades responses against accepted answers, with worker processes for the hard ones.
+
+    Use it as a context manager. It is thread-safe, and may be used inside Ray actors.
+
+    Args:
+        num_workers: worker processes for the symbolic layer.
+        timeout_s: limit on one symbolic check, from the start of its job.
+        settings: all other settings; the keyword arguments replace its fields.
+
+    Raises:
+        ValueError: a setting is out of its range.
+    """
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        timeout_s: float | None = None,
+        *,
+        settings: GradingSettings | None = None,
+        **changes: Any,
+    ) -> None:
+        if num_workers is not None:
+            changes["num_workers"] = num_workers
+        if timeout_s is not None:
+            changes["timeout_s"] = timeout_s
+        self.settings = dataclasses.replace(settings or GradingSettings(), **changes)
+        self._comparer = threading.local()
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._cache: dict[_Key, Outcome] = {}
+        self._golds: dict[tuple[str, str], tuple[Answer, GoldReport]] = {}
+        self._in_flight: dict[_Key, Future[Result]] = {}
+        self._pool: WorkerPool | None = None
+        self._pool_pid = 0
+        self._closed = False
+        path = self.settings.disagreement_path
+        self._disagreements = (
+            DisagreementFile(path, self.settings.max_disagreements) if path else None
+        )
+        self._random = random.Random(0)
+
+    def __enter__(self) -> MathGrader:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the worker processes in the background, before the first job needs them."""
+        self._workers()
+
+    def close(self) -> None:
+        """Kill the worker processes. Grading that needs them is an error from now on."""
+        with self._lock:
+            pool, self._pool, self._closed = self._pool, None, True
+        if pool is not None and self._pool_pid == os.getpid():
+            pool.close()
+
+    def counts(self) -> dict[str, int]:
+        """Number of grades so far, per status."""
+        with self._lock:
+            return {status: self._counts[status] for status in STATUSES}
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the live workers."""
+        return [] if self._pool is None else self._pool.pids()
+
+    def check_gold(self, gold: str, task: str = "math") -> GoldReport:
+        """Read and classify one accepted answer; see `check_gold`."""
+        return self._gold(gold, task)[1]
+
+    # -- grading
+
+    def grade_one(self, response: str, gold: Gold, *, task: str = "math") -> Grade:
+        """Grade one response; waits for a worker if one is needed."""
+        return self.submit(response, gold, task=task).result()
+
+    def grade_batch(
+        self, responses: Sequence[str], golds: Sequence[Gold], *, task: str = "math"
+    ) -> list[Grade]:
+        """Grade many responses; the grades are in their order.
+
+        Raises:
+            ValueError: the two lists differ in length.
+        """
+        if len(responses) != len(golds):
+            raise ValueError(f"{len(responses)} responses for {len(golds)} gold answers")
+        futures = [self.submit(r, g, task=task) for r, g in zip(responses, golds, strict=True)]
+        return [future.result() for future in futures]
+
+    def submit(self, response: str, gold: Gold, *, task: str = "math") -> Future[Grade]:
+        """Begin to grade one response, from any thread; most futures are done on return.
+
+        Raises:
+            ValueError: `task` is not one of `TASKS`.
+        """
+        if task not in TASKS:
+            raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASKS)}")
+        started = time.perf_counter()
+        golds = [gold] if isinstance(gold, str) else list(gold)
+        future: Future[Grade] = Future()
+        try:
+            self._begin(response, golds, task, started, future)
+        except Exception as error:  # a grade is counted whatever the text does to us
+            first = golds[0] if golds else None
+            self._finish(
+                future, "error", None, first, type(error).__name__, time.perf_counter() - started
+            )
+        return future
+
+    def _begin(
+        self, response: str, golds: list[str], task: str, started: float, future: Future[Grade]
+    ) -> None:
+        known = [self._gold(gold, task) for gold in golds]
+        usable = [
+            (raw, answer)
+            for raw, (answer, report) in zip(golds, known, strict=True)
+            if report.usable
+        ]
+        if not usable:
+            first = golds[0] if golds else None
+            self._finish(future, "bad_gold", None, first, "gold", time.perf_counter() - started)
+            return
+        first = usable[0][0]
+        found = extract(
+            response,
+            self.settings.fallback,
+            task=task,
+            is_answer=lambda text: is_answer(text, self.settings),
+        )
+        if not found.text:
+            status: Status = "no_answer" if found.text is None else "wrong"
+            seconds = time.perf_counter() - started
+            self._finish(future, status, found.text, first, found.source, seconds)
+            return
+        text = found.text
+        outcomes: dict[str, Outcome] = {}
+        pending: list[str] = []
+        answer: Answer | None = None
+        for raw, gold in usable:
+            key = (text, raw, task)
+            outcome = self._cache.get(key)
+            if outcome is None:
+                if answer is None:
+                    answer = read(text, self.settings)
+                comparer = self._own_comparer()
+                verdict = comparer.same(answer, gold, task)
+                if verdict is None:
+                    pending.append(raw)
+                    continue
+                outcome = ("correct" if verdict else "wrong", comparer.last_layer)
+                self._remember(key, outcome)
+                self._audit(text, gold, task, outcome)
+            outcomes[raw] = outcome
+            if outcome[0] == "correct":
+                self._finish(
+                    future, "correct", text, raw, outcome[1], time.perf_counter() - started
+                )
+                return
+        if not pending:
+            outcome = outcomes[first]
+            self._finish(future, outcome[0], text, first, outcome[1], time.perf_counter() - started)
+            return
+        spent = time.perf_counter() - started
+        self._ask_workers(future, text, pending, dict(usable), outcomes, task, spent)
+
+    def _ask_workers(
+        self,
+        future: Future[Grade],
+        text: str,
+        pending: list[str],
+        golds: dict[str, Answer],
+        outcomes: dict[str, Outcome],
+        task: str,
+        spent: float,
+    ) -> None:
+        waiting = len(pending)
+        lock = threading.Lock()
+        seconds = [spent]
+        first = next(iter(golds))
+
+        def arrived(raw: str, done: Future[Result]) -> None:
+            nonlocal waiting
+            result = done.result()
+            outcome = _outcome(result)
+            with lock:
+                outcomes[raw] = outcome
+                seconds[0] += result.seconds
+                waiting -= 1
+                if waiting:
+                    return
+            for name, found in outcomes.items():
+                if found[0] == "correct":
+                    self._finish(future, "correct", text, name, found[1], seconds[0])
+                    return
+            order: list[Status] = ["timeout", "error", "wrong"]
+            worst = min(outcomes.values(), key=lambda found: order.index(found[0]))
+            self._finish(future, worst[0], text, first, worst[1], seconds[0])
+
+        for raw in pending:
+            job = self._shared_job((text, raw, task), golds[raw])
+            job.add_done_callback(lambda done, raw=raw: arrived(raw, done))  # type: ignore[misc]
+
+    def _shared_job(self, key: _Key, gold: Answer) -> Future[Result]:
+        """One job per pair, however many samples wait for it."""
+        with self._lock:
+            running = self._in_flight.get(key)
+        if running is not None:
+            return running
+        job = self._workers().submit({"answer": key[0], "gold": gold.text, "task": key[2]})
+        with self._lock:
+            self._in_flight[key] = job
+
+        def done(finished: Future[Result]) -> None:
+            outcome = _outcome(finished.result())
+            if outcome[0] != "error":
+                self._remember(key, outcome)
+            with self._lock:
+                self._in_flight.pop(key, None)
+
+        job.add_done_callback(done)
+        return job
+
+    def _finish(
+        self,
+        future: Future[Grade],
+        status: Status,
+        answer: str | None,
+        gold: str | None,
+        method: str,
+        seconds: float,
+    ) -> None:
+        with self._lock:
+            self._counts[status] += 1
+        future.set_result(Grade(status == "correct", status, answer, gold, method, seconds))
+
+    # -- state
+
+    def _own_comparer(self) -> Comparer:
+        comparer = getattr(self._comparer, "value", None)
+        if comparer is None:
+            comparer = self._comparer.value = Comparer(self.settings)
+        return comparer
+
+    def _gold(self, gold: str, task: str) -> tuple[Answer, GoldReport]:
+        key = (gold, task)
+        known = self._golds.get(key)
+        if known is None:
+            known = inspect(gold, self.settings, task)
+            if self.settings.cache_size:
+                _store(self._golds, key, known, self.settings.cache_size)
+        return known
+
+    def _remember(self, key: _Key, outcome: Outcome) -> None:
+        if self.settings.cache_size:
+            _store(self._cache, key, outcome, self.settings.cache_size)
+
+    def _workers(self) -> WorkerPool:
+        with self._lock:
+            if self._pool is None or self._pool_pid != os.getpid():
+                if self._closed:
+                    raise RuntimeError("this MathGrader is closed")
+                self._pool, self._pool_pid = WorkerPool(self.settings), os.getpid()
+            return self._pool
+
+    def _audit(self, text: str, gold: Answer, task: str, outcome: Outcome) -> None:
+        """Have a sampled verdict checked by SymPy in the background."""
+        file = self._disagreements
+        if file is None or self._random.random() >= self.settings.audit_fraction:
+            return
+        fast, method = outcome[0] == "correct", outcome[1]
+
+        def checked(done: Future[Result]) -> None:
+            verdict = done.result().reply.get("verdict")
+            if verdict is not None and bool(verdict) != fast:
+                file.add(text, gold.text, fast, bool(verdict), method)
+
+        job = {"answer": text, "gold": gold.text, "task": task, "audit": True}
+        self._workers().submit(job).add_done_callback(checked)
+
+
+def _store(cache: dict[Any, Any], key: Any, value: Any, size: int) -> None:
+    """Insert, dropping the oldest entry of a full cache."""
+    if len(cache) >= size:
+        with contextlib.suppress(StopIteration, KeyError, RuntimeError):
+            del cache[next(iter(cache))]
+    cache[key] = value
+
+
+def _outcome(result: Result) -> Outcome:
+    reply = result.reply
+    if reply.get("timeout"):
+        return "timeout", "sympy"
+    if "error" in reply:
+        return "error", f"sympy: {reply['error']}"
+    verdict = reply.get("verdict")
+    if verdict is None:
+        return "wrong", "undecided"
+    return ("correct" if verdict else "wrong"), str(reply.get("method", "sympy"))
+
+
+_default: MathGrader | None = None
+_default_lock = threading.Lock()
+
+
+def _forget_default() -> None:
+    global _default, _default_lock
+    _default, _default_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_default)
+
+
+@atexit.register
+def _close_default() -> None:
+    if _default is not None:
+        _default.close()
+
+
+def default_grader() -> MathGrader:
+    """The grader of `grade()`, started on first use and closed at exit."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = MathGrader()
+            _default.start()
+        return _default
+
+
+def grade(response: str, gold: Gold, *, task: str = "math") -> Grade:
+    """Grade one response with the default settings and a pool of this module.
+
+    Args:
+        response: the whole completion, or just an answer.
+        gold: the accepted answer, or several of which any counts.
+        task: `math`, `multiple_choice` (an option letter or the option's text) or `text`.
+
+    Raises:
+        ValueError: `task` is none of these.
+    """
+    return default_grader().grade_one(response, gold, task=task)
+
+
+def check_gold(
+    gold: str, task: str = "math", settings: GradingSettings | None = None
+) -> GoldReport:
+    """Read and classify an accepted answer when data is loaded, and say if it cannot be used."""
+    return inspect(gold, settings or GradingSettings(), task)[1]

@@ -1,0 +1,101 @@
+"""A bound on what an expression can cost, checked before SymPy sees it.
+
+The bound is static: sizes are estimated from the tree with logarithms, and nothing is computed.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rlmath.grading.parser import Node
+
+MAX_NODES = 600
+MAX_BITS = 60_000.0  # of any number that SymPy may build
+MAX_FACTORIAL = 3_000.0
+MAX_SYMBOLIC_POWER = 200.0
+
+
+class TooCostly(Exception):
+    """The expression may cost more than a worker should spend on it."""
+
+
+def check(node: Node) -> None:
+    """Refuse towers of powers, big factorials, long digit runs and big trees.
+
+    Raises:
+        TooCostly: saying what is too big.
+    """
+    count = _count(node)
+    if count > MAX_NODES:
+        raise TooCostly(f"{count} nodes; at most {MAX_NODES}")
+    _bits(node)
+
+
+def _count(node: Node) -> int:
+    total, stack = 0, [node]
+    while stack:
+        item = stack.pop()
+        total += 1
+        stack.extend(part for part in item if isinstance(part, tuple))
+        if total > MAX_NODES:
+            break
+    return total
+
+
+def _bounded(bits: float) -> float:
+    if bits > MAX_BITS:
+        raise TooCostly(f"a number of about 2^{bits:.3g}; at most 2^{MAX_BITS:.0f}")
+    return bits
+
+
+def _value(bits: float) -> float:
+    """Upper bound of a value from its number of bits, or infinity."""
+    return 2.0**bits if bits < 1_000 else math.inf
+
+
+def _bits(node: Node) -> float:
+    """Upper bound of log2 of the numerator and denominator of a constant; 1 for a symbol."""
+    kind = node[0]
+    if kind == "n":
+        return _bounded(float(node[1].bit_length()))
+    if kind in ("d", "rep"):
+        return _bounded(float(node[1].numerator.bit_length() + node[1].denominator.bit_length()))
+    if kind in ("s", "k", "blank", "empty", "text", "clock", "base"):
+        return 2.0
+    if kind == "grouped":
+        return 4.0 * len(node[1])
+    if kind == "^":
+        base, exponent = _bits(node[1]), _bits(node[2])
+        if _is_constant(node[2]):
+            size = _value(exponent)
+            if _is_constant(node[1]):
+                return _bounded(max(base, 1.0) * size)
+            if size > MAX_SYMBOLIC_POWER and node[2][0] == "n":
+                raise TooCostly(f"a power of {size:.3g} of a sum; at most {MAX_SYMBOLIC_POWER:.0f}")
+        return _bounded(base + exponent)
+    if kind == "f" and node[1] in ("factorial", "factorial2", "binom"):
+        size = max(_value(_bits(part)) for part in node[2])
+        if _is_constant(node[2][0]):
+            if size > MAX_FACTORIAL:
+                raise TooCostly(f"a factorial of about {size:.3g}; at most {MAX_FACTORIAL:.0f}")
+            return _bounded(size * math.log2(size + 2))
+        return 2.0
+    parts = [part for part in _parts(node) if part]
+    return _bounded(sum(_bits(part) for part in parts) + 1.0)
+
+
+def _parts(node: Node) -> list[Node]:
+    found: list[Node] = []
+    for item in node[1:]:
+        if isinstance(item, tuple) and item:
+            if isinstance(item[0], str):
+                found.append(item)
+            else:
+                found.extend(part for part in item if isinstance(part, tuple) and part)
+    return [part for part in found if isinstance(part[0], str)]
+
+
+def _is_constant(node: Node) -> bool:
+    if node[0] in ("s", "app", "big"):
+        return False
+    return all(_is_constant(part) for part in _parts(node))

@@ -1,0 +1,212 @@
+"""Subsets of the real line, from intervals, unions, finite sets and inequalities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cmp_to_key
+
+from rlmath.grading.arith import Approximate, Exact, Undecidable, symbols
+from rlmath.grading.parser import Node
+
+_PLUS: Node = ("k", "oo")
+_MINUS: Node = ("neg", ("k", "oo"))
+_FLIP = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One interval; a point has equal ends, both closed."""
+
+    low: Node
+    low_closed: bool
+    high: Node
+    high_closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Disjoint pieces in increasing order, and the name of the variable if one was written."""
+
+    pieces: tuple[Piece, ...]
+    variable: str
+
+
+class _NoOrder(Exception):
+    """Two ends cannot be put in order."""
+
+
+def region(node: Node, exact: Exact) -> Region | None:
+    """The set of reals that `node` describes, or None if it describes none that we can read."""
+    try:
+        found = _Reader(exact).read(node)
+    except (_NoOrder, RecursionError):
+        return None
+    return found
+
+
+def _infinite(node: Node) -> int:
+    if node == _PLUS or (node[0] == "+" and node[1] == (_PLUS,)):
+        return 1
+    return -1 if node == _MINUS else 0
+
+
+class _Reader:
+    def __init__(self, exact: Exact) -> None:
+        self.exact = exact
+
+    def value(self, node: Node) -> float:
+        sign = _infinite(node)
+        if sign:
+            return sign * float("inf")
+        if next(symbols(node), None) is not None:
+            raise _NoOrder
+        try:
+            value = Approximate(self.exact, 0)(node)
+        except Undecidable as error:
+            raise _NoOrder from error
+        if abs(value.imag) > 1e-12 * abs(value):
+            raise _NoOrder
+        return value.real
+
+    def order(self, first: Node, second: Node) -> int:
+        if first == second:
+            return 0
+        x, y = self.exact(first), self.exact(second)
+        if x is not None and y is not None:
+            return (x > y) - (x < y)
+        a, b = self.value(first), self.value(second)
+        return (a > b) - (a < b)
+
+    def read(self, node: Node) -> Region | None:
+        kind = node[0]
+        if kind == "tup" and len(node[3]) == 2 and node[1] in "([" and node[2] in ")]":
+            low, high = node[3]
+            if self.order(low, high) >= 0 and not (node[1] == "[" and node[2] == "]"):
+                return None
+            return Region((Piece(low, node[1] == "[", high, node[2] == "]"),), "")
+        if kind == "set":
+            return self.union([Region((Piece(item, True, item, True),), "") for item in node[1]])
+        if kind == "s" and node[1] == "domain_R":
+            return Region((Piece(_MINUS, False, _PLUS, False),), "")
+        if kind == "s" and node[1] == "domain_R+":
+            return Region((Piece(("n", 0), False, _PLUS, False),), "")
+        if kind == "setop":
+            return self.operation(node)
+        if kind == "rel":
+            return self.relation(node)
+        if kind == "setb":
+            return self.builder(node)
+        if kind == "list":
+            return self.listing(node)
+        return None
+
+    def operation(self, node: Node) -> Region | None:
+        first, second = self.read(node[2]), self.read(node[3])
+        if first is None or second is None:
+            return None
+        if node[1] == "cup":
+            return self.union([first, second])
+        if node[1] == "setminus":
+            second = self.complement(second)
+        return self.intersection(first, second)
+
+    def builder(self, node: Node) -> Region | None:
+        head, condition = node[1], node[2]
+        found = self.read(condition)
+        if found is None:
+            return None
+        if head[0] == "rel" and head[1] == ("in",):
+            domain = self.read(head[2][1])
+            if domain is None:
+                return None
+            found = self.intersection(found, domain)
+            head = head[2][0]
+        return found if head[0] == "s" and found.variable in ("", head[1]) else None
+
+    def listing(self, node: Node) -> Region | None:
+        """`x > 3 or x < 1` is a union; `x > 1, x < 3` is an intersection."""
+        if not all(item[0] == "rel" and not set(item[1]) <= {"=", "~"} for item in node[1]):
+            return None
+        parts = [self.read(item) for item in node[1]]
+        known = [part for part in parts if part is not None]
+        if len(known) != len(parts) or len({part.variable for part in known}) > 1:
+            return None
+        if node[2] == "or":
+            return self.union(known)
+        result = known[0]
+        for part in known[1:]:
+            result = self.intersection(result, part)
+        return result
+
+    def relation(self, node: Node) -> Region | None:
+        operators, sides = node[1], node[2]
+        if operators == ("in",):
+            if sides[0][0] != "s":
+                return None
+            inner = self.read(sides[1])
+            return None if inner is None else Region(inner.pieces, sides[0][1])
+        if len(operators) == 1:
+            if sides[0][0] == "s":
+                return self.half_line(sides[0][1], operators[0], sides[1])
+            if sides[1][0] == "s" and operators[0] in _FLIP:
+                return self.half_line(sides[1][1], _FLIP[operators[0]], sides[0])
+            return None
+        if len(operators) == 2 and sides[1][0] == "s" and set(operators) <= {"<", "<=", ">", ">="}:
+            first = self.half_line(sides[1][1], _FLIP[operators[0]], sides[0])
+            second = self.half_line(sides[1][1], operators[1], sides[2])
+            if first is None or second is None:
+                return None
+            return self.intersection(first, second)
+        return None
+
+    def half_line(self, name: str, operator: str, bound: Node) -> Region | None:
+        if operator not in ("<", "<=", ">", ">=", "!="):
+            return None
+        self.value(bound)
+        if operator == "!=":
+            return self.complement(Region((Piece(bound, True, bound, True),), name))
+        if operator in ("<", "<="):
+            return Region((Piece(_MINUS, False, bound, operator == "<="),), name)
+        return Region((Piece(bound, operator == ">=", _PLUS, False),), name)
+
+    # -- set algebra
+
+    def union(self, regions: list[Region]) -> Region:
+        pieces = [piece for found in regions for piece in found.pieces]
+        pieces.sort(key=cmp_to_key(self.by_start))
+        merged: list[Piece] = []
+        for piece in pieces:
+            if merged:
+                last = merged[-1]
+                gap = self.order(piece.low, last.high)
+                if gap < 0 or (gap == 0 and (piece.low_closed or last.high_closed)):
+                    further = self.order(piece.high, last.high)
+                    high = piece.high if further > 0 else last.high
+                    closed = piece.high_closed if further > 0 else last.high_closed
+                    if further == 0:
+                        closed = piece.high_closed or last.high_closed
+                    merged[-1] = Piece(last.low, last.low_closed, high, closed)
+                    continue
+            merged.append(piece)
+        names = {found.variable for found in regions} - {""}
+        if len(names) > 1:
+            raise _NoOrder
+        return Region(tuple(merged), next(iter(names), ""))
+
+    def by_start(self, a: Piece, b: Piece) -> int:
+        return self.order(a.low, b.low) or (b.low_closed - a.low_closed)
+
+    def complement(self, found: Region) -> Region:
+        pieces: list[Piece] = []
+        low, closed = _MINUS, False
+        for piece in found.pieces:
+            if self.order(low, piece.low) < 0 or (closed and piece.low_closed is False):
+                pieces.append(Piece(low, closed, piece.low, not piece.low_closed))
+            low, closed = piece.high, not piece.high_closed
+        if _infinite(low) <= 0:
+            pieces.append(Piece(low, closed, _PLUS, False))
+        return Region(tuple(pieces), found.variable)
+
+    def intersection(self, a: Region, b: Region) -> Region:
+        outside = self.union([self.complement(a), self.complement(b)])
+        return Region(self.complement(outside).pieces, outside.variable)

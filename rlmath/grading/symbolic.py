@@ -1,0 +1,182 @@
+"""Equality of two expressions with SymPy. Runs in worker processes only.
+
+Trees are turned into SymPy objects node by node; no string is ever evaluated. Equality is refuted
+by evaluation to many digits and otherwise needs agreement to 60 digits at several points, or a
+proof by simplification.
+"""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from typing import Any
+
+import sympy as sp
+
+from rlmath.grading import guard
+from rlmath.grading.parser import Node
+
+_DIGITS = 60
+_POINTS = 4
+_FUNCTIONS: dict[str, Any] = {
+    "sin": sp.sin, "cos": sp.cos, "tan": sp.tan, "cot": sp.cot, "sec": sp.sec, "csc": sp.csc,
+    "arcsin": sp.asin, "arccos": sp.acos, "arctan": sp.atan, "arccot": sp.acot, "sinh": sp.sinh,
+    "arcsec": sp.asec, "arccsc": sp.acsc, "cosh": sp.cosh, "tanh": sp.tanh, "coth": sp.coth,
+    "asinh": sp.asinh, "acosh": sp.acosh, "atanh": sp.atanh, "abs": sp.Abs, "floor": sp.floor,
+    "ceil": sp.ceiling, "sgn": sp.sign, "Re": sp.re, "Im": sp.im, "arg": sp.arg,
+    "factorial": sp.factorial, "factorial2": sp.factorial2, "binom": sp.binomial, "max": sp.Max,
+    "min": sp.Min, "gcd": sp.gcd, "lcm": sp.lcm, "mod": sp.Mod,
+}  # fmt: skip
+
+
+class Unsupported(Exception):
+    """The tree has no SymPy counterpart here."""
+
+
+def build(node: Node) -> Any:
+    """The SymPy expression of a tree.
+
+    Raises:
+        Unsupported: it holds something that is not an expression.
+    """
+    kind = node[0]
+    if kind == "n":
+        return sp.Integer(node[1])
+    if kind in ("d", "rep"):
+        value = Fraction(node[1])
+        return sp.Rational(value.numerator, value.denominator)
+    if kind == "s":
+        return sp.Symbol(node[1])
+    if kind == "k":
+        return {"pi": sp.pi, "e": sp.E, "i": sp.I, "oo": sp.oo}[node[1]]
+    if kind == "neg":
+        return -build(node[1])
+    if kind == "+":
+        return sp.Add(*[build(part) for part in node[1]])
+    if kind == "*":
+        return sp.Mul(*[build(part) for part in node[1]])
+    if kind == "/":
+        return build(node[1]) / build(node[2])
+    if kind == "^":
+        return sp.Pow(build(node[1]), build(node[2]))
+    if kind == "f":
+        return _function(node[1], [build(part) for part in node[2]])
+    if kind == "app":
+        return sp.Function("user_" + node[1])(*[build(part) for part in node[2]])
+    if kind == "pct":
+        return build(node[1]) / 100
+    if kind == "grouped":
+        return sp.Rational(node[1].replace(",", ""))
+    if kind == "unit":
+        return build(node[1]) * (sp.pi / 180 if node[2] == "°" else sp.Symbol("unit_" + node[2]))
+    if kind == "big":
+        return _big(node)
+    raise Unsupported(kind)
+
+
+def _function(name: str, args: list[Any]) -> Any:
+    if name == "root":
+        base, degree = args
+        if degree.is_Integer and degree % 2 == 1 and base.is_negative:
+            return -sp.root(-base, degree)
+        return sp.root(base, degree)
+    if name == "log":
+        return sp.log(*args)
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name](*args)
+    return sp.Function("user_" + name)(*args)
+
+
+def _big(node: Node) -> Any:
+    _, name, below, above, body = node
+    if name == "lim":
+        if below is None or below[0] != "rel" or below[1] != ("to",):
+            raise Unsupported("limit")
+        return sp.limit(build(body), build(below[2][0]), build(below[2][1]))
+    if name in ("sum", "prod"):
+        if below is None or above is None or below[0] != "rel" or below[1] != ("=",):
+            raise Unsupported(name)
+        limits = (build(below[2][0]), build(below[2][1]), build(above))
+        return (sp.Sum if name == "sum" else sp.Product)(build(body), limits).doit()
+    if name == "int":
+        integrand, variable = _integrand(body)
+        if below is None or above is None:
+            raise Unsupported("indefinite integral")
+        return sp.integrate(integrand, (variable, build(below), build(above)))
+    raise Unsupported(name)
+
+
+def _integrand(body: Node) -> tuple[Any, Any]:
+    """Split `x^2 dx` into the integrand and its variable."""
+    factors = _flat(body)
+    for index in range(len(factors) - 1):
+        if factors[index] == ("s", "d") and factors[index + 1][0] == "s":
+            rest = factors[:index] + factors[index + 2 :]
+            return sp.Mul(*[build(part) for part in rest]), build(factors[index + 1])
+    raise Unsupported("integral without dx")
+
+
+def _flat(node: Node) -> list[Node]:
+    if node[0] != "*":
+        return [node]
+    return [leaf for part in node[1] for leaf in _flat(part)]
+
+
+def equal(first: Node, second: Node) -> bool | None:
+    """Whether two expressions are equal; None if that is too costly or cannot be told."""
+    try:
+        guard.check(first)
+        guard.check(second)
+        a, b = build(first), build(second)
+    except (guard.TooCostly, Unsupported, ZeroDivisionError, ValueError, TypeError, AttributeError):
+        return None
+    if a == b:
+        return True
+    if a.has(sp.zoo, sp.nan) or b.has(sp.zoo, sp.nan):
+        return False
+    try:
+        return _numerically(a, b)
+    except (
+        TypeError,
+        ValueError,
+        ZeroDivisionError,
+        OverflowError,
+        AttributeError,
+        NotImplementedError,
+    ):
+        return None
+
+
+def _numerically(a: Any, b: Any) -> bool | None:
+    names = sorted(a.free_symbols | b.free_symbols, key=str)
+    stepped = (sp.floor, sp.ceiling, sp.factorial, sp.factorial2, sp.Mod, sp.Sum, sp.Product)
+    whole = a.has(*stepped) or b.has(*stepped) or _alternates(a) or _alternates(b)
+    source = random.Random(20_240_607)
+    agreed = 0
+    for point in range((_POINTS + 4 if whole else _POINTS) if names else 1):
+        if whole:
+            values = {name: sp.Integer(source.randint(1, 30)) for name in names}
+        else:
+            values = {name: sp.Rational(source.randint(10_007, 99_991), 40_009) for name in names}
+        x, y = sp.N(a.subs(values), _DIGITS), sp.N(b.subs(values), _DIGITS)
+        if not (x.is_number and y.is_number) or not (x.is_finite and y.is_finite):
+            continue
+        gap, size = abs(sp.N(x - y, 20)), max(abs(sp.N(x, 20)), abs(sp.N(y, 20)))
+        if gap > size * sp.Float(10) ** (-_DIGITS + 15) + sp.Float(10) ** (-_DIGITS + 10):
+            return False
+        agreed += 1
+    if agreed:
+        return True if names or _zero(a - b) else None
+    return True if sp.simplify(a - b) == 0 else None
+
+
+def _alternates(expression: Any) -> bool:
+    return any(
+        power.base.is_negative and power.exp.free_symbols for power in expression.atoms(sp.Pow)
+    )
+
+
+def _zero(difference: Any) -> bool:
+    """Whether a constant that is 0 to 60 digits is 0 to 300, or by proof."""
+    value = sp.N(difference, 30, maxn=400)
+    return bool(difference == 0 or value == 0 or abs(value) < sp.Float(10) ** -250)

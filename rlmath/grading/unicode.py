@@ -1,0 +1,83 @@
+"""Turn typographic characters into the LaTeX they stand for."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸ", "0123456789+-()nixy", strict=True))
+_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙₓ", "0123456789+-()nx", strict=True))
+_VULGAR = {
+    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5",
+    "⅗": "3/5", "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅐": "1/7", "⅛": "1/8", "⅜": "3/8",
+    "⅝": "5/8", "⅞": "7/8", "⅑": "1/9", "⅒": "1/10",
+}  # fmt: skip
+_SIGNS = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "－": "-",
+    "×": r"\times ", "✕": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "∙": r"\cdot ",
+    "•": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/", "∗": "*", "±": r"\pm ", "∓": r"\mp ",
+    "≤": r"\le ", "⩽": r"\le ", "≦": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≧": r"\ge ",
+    "≠": r"\ne ", "≈": r"\approx ", "≃": r"\approx ", "≅": r"\cong ", "≡": r"\equiv ",
+    "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∉": r"\notin ",
+    "∅": r"\emptyset ", "⌀": r"\emptyset ", "∖": r"\setminus ", "⊂": r"\subset ",
+    "⊆": r"\subseteq ", "√": r"\sqrt ", "∛": r"\sqrt[3] ", "∜": r"\sqrt[4] ",
+    "°": r"^{\circ}", "º": r"^{\circ}", "˚": r"^{\circ}", "℃": r"^{\circ}C", "℉": r"^{\circ}F",
+    "′": "'", "’": "'", "‘": "'", "″": "''", "“": '"', "”": '"',
+    "⟨": r"\langle ", "⟩": r"\rangle ", "〈": r"\langle ", "〉": r"\rangle ",
+    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
+    "ℂ": r"\mathbb{C}", "…": r"\ldots ", "⋯": r"\ldots ", "→": r"\to ", "⇒": r"\Rightarrow ",
+    "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ", "∂": r"\partial ", "∠": r"\angle ",
+    "∥": r"\| ", "∧": r"\land ", "∨": r"\lor ", "Å": r"\AA ", "Å": r"\AA ", "ℓ": r"\ell ",
+    "μ": r"\mu ", "µ": r"\mu ", "Ω": r"\Omega ", "ﬁ": "fi", "\u00a0": " ", "\u202f": r"\,",
+    "\u2009": r"\,", "\u2007": r"\,", "\u3000": " ", "、": ",", "，": ",", "。": ".",
+    "；": ";", "：": ":", "（": "(", "）": ")", "【": "[", "】": "]", "｛": r"\{", "｝": r"\}",
+    "％": r"\%", "＄": r"\$", "＝": "=", "＜": "<", "＞": ">", "＋": "+", "｜": "|",
+    "和": " and ", "或": " or ", "ⅈ": "i", "ⅇ": "e", "𝑖": "i", "𝑒": "e",
+}  # fmt: skip
+_GREEK = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ϵ": "epsilon",
+    "ζ": "zeta", "η": "eta", "θ": "theta", "ι": "iota", "κ": "kappa", "λ": "lambda",
+    "ν": "nu", "ξ": "xi", "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "υ": "upsilon",
+    "φ": "phi", "ϕ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "Γ": "Gamma", "Δ": "Delta",
+    "Θ": "Theta", "Λ": "Lambda", "Ξ": "Xi", "Π": "Pi", "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi",
+}  # fmt: skip
+_SIGNS.update({sign: f"\\{name} " for sign, name in _GREEK.items()})
+_SIGNS.update(
+    {sign: f"{{\\frac{{{v.split('/')[0]}}}{{{v.split('/')[1]}}}}}" for sign, v in _VULGAR.items()}
+)
+_INVISIBLE = dict.fromkeys(
+    "\u200b\u200c\u200d\u2060\ufeff\u00ad\u200e\u200f\u2061\u2062\u2063\u2064", ""
+)
+_MIXED_VULGAR = re.compile("(\\d)\\s?([" + "".join(_VULGAR) + "])")
+_RAISED = re.compile("[" + re.escape("".join(_SUPERSCRIPTS)) + "]+")
+_LOWERED = re.compile("[" + re.escape("".join(_SUBSCRIPTS)) + "]+")
+_ROOT = re.compile(r"(√|∛|∜)\s*(\d+(?:\.\d+)?|[A-Za-z])")
+_OVERLINED = re.compile("((?:[0-9]\u0305)+)")
+_COMBINING_DOT = re.compile("([0-9])\u0307")
+_TABLE = str.maketrans({**_SIGNS, **_INVISIBLE})
+
+
+def to_latex(text: str) -> str:
+    """`text` with typographic characters written in LaTeX or ASCII; ASCII text is unchanged.
+
+    Superscripts and subscripts, vulgar fractions (also in mixed numbers), roots, Greek letters,
+    full-width forms, digits of every script, operators, and invisible characters.
+    """
+    if text.isascii():
+        return text
+    text = _OVERLINED.sub(lambda m: r"\overline{" + m[1].replace("\u0305", "") + "}", text)
+    text = _COMBINING_DOT.sub(r"\\dot{\1}", text)
+    text = _MIXED_VULGAR.sub(
+        lambda m: m[1] + r"\frac{%s}{%s}" % tuple(_VULGAR[m[2]].split("/")), text
+    )
+    text = _RAISED.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
+    text = _LOWERED.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
+    text = _ROOT.sub(lambda m: m[1] + "{" + m[2] + "}", text)
+    text = text.translate(_TABLE)
+    if text.isascii():
+        return text
+    text = unicodedata.normalize("NFKC", text).translate(_TABLE)
+    if text.isascii():
+        return text
+    return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
