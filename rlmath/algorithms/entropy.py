@@ -65,6 +65,7 @@ def top_entropy_mask(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
     values = entropy[mask]
     if not values.numel():
         return mask.clone()
-    keep = math.ceil(share * values.numel())
+    # Not one token more for a product such as 0.1 * 30, which is a little above 3.
+    keep = max(math.ceil(share * values.numel() - 1e-9), 1)
     threshold = torch.kthvalue(values, values.numel() - keep + 1).values
     return mask & (entropy >= threshold)

@@ -23,7 +23,8 @@ class Advantage(Protocol):
             whiten over tokens; the others do not read it.
 
     Returns:
-        ``[N]`` of the rewards' dtype (worked out in float64), one advantage for all tokens of a sequence.
+        ``[N]``, of the rewards' dtype (worked out in float64): one advantage for all tokens of a
+        sequence.
     """
 
     def __call__(

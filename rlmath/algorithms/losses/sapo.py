@@ -18,6 +18,8 @@ def sapo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
     spread over all other tokens of the vocabulary.
     """
     advantages = inputs.token_advantages()
-    tau = torch.where(advantages > 0, settings.sapo_tau_positive, settings.sapo_tau_negative)
+    # Not of two plain numbers: torch would make them float32 whatever the log-probs are.
+    tau = torch.full_like(advantages, settings.sapo_tau_negative)
+    tau = torch.where(advantages > 0, settings.sapo_tau_positive, tau)
     gate = torch.sigmoid(tau * (inputs.log_ratio().exp() - 1.0)) * (4.0 / tau)
     return -gate * advantages, {}

@@ -1,0 +1,242 @@
+"""Advantages: hand-worked cases, straightforward implementations, and what always holds."""
+
+import itertools
+import math
+
+import plain_algorithms as plain
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlmath.algorithms.advantages import ADVANTAGES, gae, gdpo, get_advantage, grpo, pass_at_k
+
+NAN = float("nan")
+COUNTED = ("reinforce_pp", "reinforce_pp_baseline")
+
+
+def run(name, rewards, group_ids, counts=None, dtype=torch.float64, **settings_):
+    counts = [1] * len(rewards) if counts is None else counts
+    out = get_advantage(name)(
+        torch.tensor(rewards, dtype=dtype),
+        torch.tensor(group_ids),
+        token_counts=torch.tensor(counts),
+        **settings_,
+    )
+    return out.tolist()
+
+
+def test_grpo_by_hand():
+    # mean 0, Bessel's std of (5, -5, 5, -5) is sqrt(100 / 3).
+    got = run("grpo", [5.0, -5.0, 5.0, -5.0], [3, 3, 3, 3])
+    assert got == pytest.approx([5 / math.sqrt(100 / 3) * s for s in (1, -1, 1, -1)], abs=1e-6)
+
+
+def test_grpo_leave_one_out_by_hand():
+    # Sample 0: the others' mean is -1, std of (2, -2, 0) is 2.
+    got = run("grpo", [2.0, -2.0, 0.0], [0, 0, 0], leave_one_out=True)
+    assert got == pytest.approx([1.5, -1.5, 0.0], abs=1e-5)
+
+
+def test_dr_grpo_and_rloo_by_hand():
+    assert run("dr_grpo", [1.0, 0.0, 0.0, 1.0, 7.0], [0, 0, 0, 0, 1]) == [0.5, -0.5, -0.5, 0.5, 0]
+    assert run("rloo", [3.0, 0.0, 0.0], [0, 0, 0]) == pytest.approx([3.0, -1.5, -1.5])
+
+
+def test_reinforce_pp_weighs_sequences_by_their_tokens():
+    # Rewards 1 (3 tokens) and 0 (1 token): mean 3/4, Bessel's variance 3/4 / 3 = 1/4.
+    got = run("reinforce_pp", [1.0, 0.0], [0, 1], counts=[3, 1])
+    assert got == pytest.approx([0.5, -1.5], abs=1e-5)
+
+
+def test_reinforce_pp_baseline_by_hand():
+    # Centered: 1, -1, 0, 0; one token each: mean 0, variance 2/3.
+    got = run("reinforce_pp_baseline", [1.0, -1.0, 5.0, 5.0], [0, 0, 1, 1])
+    scale = math.sqrt(2 / 3)
+    assert got == pytest.approx([1 / scale, -1 / scale, 0, 0], abs=1e-5)
+
+
+def test_batch_std_by_hand():
+    # Std of (0, 2, 4, 6) with Bessel: sqrt(20 / 3).
+    got = run("batch_std", [0.0, 2.0, 4.0, 6.0], [0, 0, 1, 1])
+    assert got == pytest.approx([s / math.sqrt(20 / 3) for s in (-1, 1, -1, 1)], abs=1e-6)
+
+
+def test_gdpo_tells_combinations_apart_that_a_sum_does_not():
+    # Both wrong samples of group 0 sum to 1, by different rewards whose spread differs.
+    table = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    got = gdpo(table, torch.zeros(4, dtype=torch.int64))
+    assert got[0] != pytest.approx(float(got[1]))
+    with pytest.raises(ValueError, match="3 weights for 2 rewards"):
+        gdpo(table, torch.zeros(4, dtype=torch.int64), weights=[1, 1, 1])
+
+
+def test_pass_at_k_by_hand():
+    # n = 3, c = 1, k = 2: sets {r w}, {r w}, {w w}: m = 2/3, s = sqrt(2) / 3.
+    got = run("pass_at_k", [5.0, -5.0, -5.0], [0, 0, 0], k=2)
+    s = math.sqrt(2) / 3
+    assert got == pytest.approx([(1 / 3) / s, (1 / 3 - 1 / 2) / s, (1 / 3 - 1 / 2) / s], abs=1e-5)
+    with pytest.raises(ValueError, match="k = 0"):
+        pass_at_k(torch.tensor([1.0]), torch.tensor([0]), k=0)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES.names())
+def test_equal_rewards_give_exactly_zero(name):
+    # 0.1 is no binary fraction: a mean of equal values may be off by rounding.
+    assert run(name, [0.1] * 7, [0] * 7, dtype=torch.float32) == [0.0] * 7
+
+
+# reinforce_pp has no groups.
+@pytest.mark.parametrize("name", [n for n in ADVANTAGES.names() if n != "reinforce_pp"])
+def test_a_group_of_one_gets_zero(name):
+    got = run(name, [1.0, -1.0, 9.0], [0, 0, 1])
+    assert got[2] == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES.names())
+def test_unscored_samples_get_zero_and_change_nothing(name):
+    rewards, groups, counts = [1.0, -1.0, 1.0, 0.0, 1.0], [0, 0, 0, 1, 1], [3, 1, 2, 5, 4]
+    without = run(name, rewards, groups, counts)
+    got = run(name, [*rewards, NAN, NAN], [*groups, 1, 2], [*counts, 9, 9])
+    assert got[5:] == [0.0, 0.0]
+    assert got[:5] == pytest.approx(without, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES.names())
+def test_float32_rewards_give_float32_advantages(name):
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    got = get_advantage(name)(
+        rewards, torch.tensor([0, 0, 1, 1]), token_counts=torch.ones(4, dtype=torch.int64)
+    )
+    assert got.dtype == torch.float32
+    assert got.isfinite().all()
+
+
+REWARDS = st.lists(
+    st.tuples(
+        st.one_of(st.sampled_from([5.0, -5.0, 0.1]), st.floats(-10, 10), st.just(NAN)),
+        st.integers(0, 4),
+        st.integers(1, 9),
+    ),
+    min_size=1,
+    max_size=24,
+)
+PLAIN = {
+    "grpo": lambda r, g, n: plain.grpo(r, g),
+    "dr_grpo": lambda r, g, n: plain.dr_grpo(r, g),
+    "rloo": lambda r, g, n: plain.rloo(r, g),
+    "reinforce_pp": plain.reinforce_pp,
+    "reinforce_pp_baseline": plain.reinforce_pp_baseline,
+    "batch_std": lambda r, g, n: plain.batch_std(r, g),
+    "pass_at_k": lambda r, g, n: plain.pass_at_k(r, g, 4),
+    "gdpo": lambda r, g, n: plain.gdpo([[v] for v in r], g, [1.0]),
+}
+
+
+def test_each_estimator_has_a_straightforward_twin():
+    assert sorted(PLAIN) == ADVANTAGES.names()
+
+
+def well_separated(rewards):
+    """Differences of rounding errors alone would be divided by epsilon in both versions."""
+    values = sorted(r for r in rewards if not math.isnan(r))
+    return all(b == a or b - a > 1e-3 for a, b in itertools.pairwise(values))
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN))
+@settings(max_examples=40, deadline=None)
+@given(REWARDS)
+def test_agrees_with_a_straightforward_implementation(name, batch):
+    rewards, groups, counts = (list(column) for column in zip(*batch, strict=True))
+    if not well_separated(rewards):
+        return
+    want = PLAIN[name](rewards, groups, counts)
+    got = run(name, rewards, groups, counts)
+    assert got == pytest.approx(want, rel=1e-10, abs=1e-10)
+
+
+def test_gdpo_agrees_with_several_rewards():
+    torch.manual_seed(0)
+    table = torch.randn(20, 3, dtype=torch.float64)
+    table[2, 1] = NAN
+    table[5] = NAN
+    groups = torch.arange(20) % 4
+    want = plain.gdpo(table.tolist(), groups.tolist(), [1.0, 0.5, 2.0])
+    assert gdpo(table, groups, weights=[1.0, 0.5, 2.0]).tolist() == pytest.approx(want, rel=1e-10)
+
+
+def test_grpo_leave_one_out_agrees():
+    torch.manual_seed(1)
+    rewards, groups = torch.randn(30, dtype=torch.float64), torch.arange(30) % 7
+    want = plain.grpo(rewards.tolist(), groups.tolist(), leave_one_out=True)
+    assert grpo(rewards, groups, leave_one_out=True).tolist() == pytest.approx(want, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES.names())
+@settings(max_examples=20, deadline=None)
+@given(REWARDS, st.randoms(use_true_random=False))
+def test_the_order_of_samples_makes_no_difference(name, batch, rng):
+    if not well_separated([r for r, _, _ in batch]):
+        return
+    order = list(range(len(batch)))
+    rng.shuffle(order)
+    columns = [list(c) for c in zip(*batch, strict=True)]
+    straight = run(name, *columns)
+    shuffled = run(name, *[[c[i] for i in order] for c in columns])
+    assert shuffled == pytest.approx([straight[i] for i in order], rel=1e-9, abs=1e-9)
+
+
+def test_missing_token_counts_are_asked_for():
+    for name in COUNTED:
+        with pytest.raises(ValueError, match=f"{name}.*token_counts"):
+            get_advantage(name)(torch.tensor([1.0]), torch.tensor([0]))
+
+
+def test_errors_name_what_is_wrong():
+    with pytest.raises(ValueError, match=r"advantage = 'grop'.*grpo.*rloo"):
+        get_advantage("grop")
+    with pytest.raises(ValueError, match=r"\[2\].*\[3\]"):
+        grpo(torch.ones(2), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="reward 1 is infinite"):
+        grpo(torch.tensor([1.0, math.inf]), torch.tensor([0, 0]))
+
+
+def test_gae_by_hand():
+    # One response of 2 tokens, gamma = 1, lam = 0.5: delta = (0 + 2 - 1, 3 - 2) = (1, 1).
+    advantages, returns = gae(
+        torch.tensor([0.0, 3.0]), torch.tensor([1.0, 2.0]), torch.tensor([2]), lam=0.5
+    )
+    assert advantages.tolist() == [1.5, 1.0]
+    assert returns.tolist() == [2.5, 3.0]
+
+
+def test_gae_with_lambda_and_gamma_one_is_reward_less_value():
+    values = torch.tensor([0.5, 0.2, -1.0, 4.0, 4.0])
+    rewards = torch.tensor([0.0, 0.0, 5.0, 0.0, -5.0])
+    advantages, _ = gae(rewards, values, torch.tensor([3, 2]))
+    want = [5 - 0.5, 5 - 0.2, 5 + 1.0, -5 - 4.0, -5 - 4.0]
+    assert advantages.tolist() == pytest.approx(want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
+    st.integers(0, 99),
+)
+def test_gae_agrees_with_its_definition(lengths, gamma, lam, seed):
+    generator = torch.Generator().manual_seed(seed)
+    r, v = torch.randn(2, sum(lengths), dtype=torch.float64, generator=generator)
+    last = torch.randn(len(lengths), dtype=torch.float64, generator=generator)
+    want = plain.gae(r.tolist(), v.tolist(), lengths, gamma, lam, last.tolist())
+    advantages, returns = gae(
+        r, v, torch.tensor(lengths), gamma=gamma, lam=lam, bootstrap_values=last
+    )
+    assert advantages.tolist() == pytest.approx(want, rel=1e-10, abs=1e-10)
+    assert torch.equal(returns, advantages + v)
+
+
+def test_gae_refuses_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match="5 tokens, but there are 4 rewards"):
+        gae(torch.zeros(4), torch.zeros(5), torch.tensor([2, 3]))

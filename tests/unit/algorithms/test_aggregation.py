@@ -1,0 +1,91 @@
+"""Aggregation: weights by hand, against loops, and that cutting the batch changes nothing."""
+
+import plain_algorithms as plain
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlmath.algorithms.aggregation import AGGREGATIONS, token_weights
+
+KINDS = AGGREGATIONS.names()
+
+
+def weights(kind, mask, lengths, groups):
+    return token_weights(
+        kind,
+        torch.tensor(mask, dtype=torch.bool),
+        torch.tensor(lengths),
+        torch.tensor(groups),
+        constant_length=10,
+        dtype=torch.float64,
+    ).tolist()
+
+
+# Two sequences of one prompt (2 and 1 tokens), one of another (3 tokens, one of them masked).
+CASE = ([1, 1, 1, 1, 0, 1], [2, 1, 3], [7, 7, 4])
+
+
+@pytest.mark.parametrize(
+    "kind, want",
+    [
+        ("token_mean", [1 / 5, 1 / 5, 1 / 5, 1 / 5, 0, 1 / 5]),
+        ("seq_mean_token_mean", [1 / 6, 1 / 6, 1 / 3, 1 / 6, 0, 1 / 6]),
+        ("seq_mean_token_sum", [1 / 3, 1 / 3, 1 / 3, 1 / 3, 0, 1 / 3]),
+        ("seq_sum_constant", [1 / 30, 1 / 30, 1 / 30, 1 / 30, 0, 1 / 30]),
+        ("prompt_mean", [1 / 6, 1 / 6, 1 / 6, 1 / 4, 0, 1 / 4]),
+    ],
+)
+def test_by_hand(kind, want):
+    assert weights(kind, *CASE) == pytest.approx(want, rel=1e-14)
+
+
+BATCH = st.lists(
+    st.tuples(st.lists(st.booleans(), min_size=1, max_size=6), st.integers(0, 3)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(BATCH)
+def test_agrees_with_loops(kind, batch):
+    mask = [m for row, _ in batch for m in row]
+    lengths, groups = [len(row) for row, _ in batch], [g for _, g in batch]
+    want = plain.token_weights(kind, mask, lengths, groups, 10)
+    assert weights(kind, mask, lengths, groups) == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["token_mean", "seq_mean_token_mean", "prompt_mean"])
+@settings(max_examples=30, deadline=None)
+@given(BATCH)
+def test_means_weigh_one_in_all_or_nothing_is_unmasked(kind, batch):
+    mask = [m for row, _ in batch for m in row]
+    total = sum(weights(kind, mask, [len(row) for row, _ in batch], [g for _, g in batch]))
+    assert total == pytest.approx(1.0 if any(mask) else 0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_without_a_token_in_the_loss_are_not_counted(kind):
+    mask, lengths, groups = CASE
+    assert weights(kind, [*mask, 0, 0], [*lengths, 2], [*groups, 9])[:6] == weights(kind, *CASE)
+
+
+def test_default_is_float32():
+    got = token_weights(
+        "token_mean", torch.ones(2, dtype=torch.bool), torch.tensor([2]), torch.tensor([0])
+    )
+    assert got.dtype == torch.float32
+
+
+def test_errors_name_what_is_wrong():
+    mask, one = torch.ones(3, dtype=torch.bool), torch.tensor([0])
+    with pytest.raises(ValueError, match=r"aggregation = 'mean'.*token_mean"):
+        token_weights("mean", mask, torch.tensor([3]), one)
+    with pytest.raises(ValueError, match="add up to 2 tokens, but loss_mask has 3"):
+        token_weights("token_mean", mask, torch.tensor([2]), one)
+    with pytest.raises(ValueError, match="2 response_lengths, but 1 group_ids"):
+        token_weights("token_mean", mask, torch.tensor([2, 1]), one)
+    with pytest.raises(ValueError, match=r"constant_length.*None.*max_response_tokens"):
+        token_weights("seq_sum_constant", mask, torch.tensor([3]), one)

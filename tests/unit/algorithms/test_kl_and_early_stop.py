@@ -1,0 +1,157 @@
+"""KL estimators, the KL term's control, and the decision to discard a minibatch."""
+
+import math
+
+import pytest
+import torch
+
+from rlmath.algorithms.early_stop import decide
+from rlmath.algorithms.kl import KL_ESTIMATORS, kl_estimate
+from rlmath.algorithms.kl_control import kl_in_reward, next_kl_coef, reference_weight
+
+# Two distributions over four tokens: expectations are exact sums, not samples.
+LOGITS = torch.tensor([0.3, -1.0, 1.2, 0.1], dtype=torch.float64)
+REF = torch.tensor([-0.4, 0.2, 0.9, 0.5], dtype=torch.float64).log_softmax(0)
+OLD = torch.tensor([0.0, -0.5, 0.8, 0.4], dtype=torch.float64).log_softmax(0)
+
+
+def exact_kl(logits):
+    logp = logits.log_softmax(0)
+    return (logp.exp() * (logp - REF)).sum()
+
+
+def expected(name, sampler, logits):
+    """Mean over tokens drawn from ``sampler`` of the estimate, exactly."""
+    logp = logits.log_softmax(0)
+    values = kl_estimate(name, logp, REF, sampler)
+    return (sampler.exp() * values).sum()
+
+
+@pytest.mark.parametrize("name", ["k1", "k3"])
+def test_on_policy_value_is_unbiased(name):
+    logp = LOGITS.log_softmax(0)
+    assert float(expected(name, logp, LOGITS)) == pytest.approx(float(exact_kl(LOGITS)), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["k2", "k3_unbiased"])
+def test_on_policy_gradient_is_the_gradient_of_the_kl(name):
+    logits = LOGITS.clone().requires_grad_()
+    want = torch.autograd.grad(exact_kl(logits), logits)[0]
+    got = torch.autograd.grad(expected(name, LOGITS.log_softmax(0), logits), logits)[0]
+    assert torch.allclose(got, want, rtol=1e-10, atol=1e-12)
+
+
+def test_k1_in_the_loss_has_no_gradient_on_average():
+    logits = LOGITS.clone().requires_grad_()
+    got = torch.autograd.grad(expected("k1", LOGITS.log_softmax(0), logits), logits)[0]
+    assert torch.allclose(got, torch.zeros(4, dtype=torch.float64), atol=1e-14)
+
+
+def test_k3_unbiased_is_right_off_policy_too():
+    logits = LOGITS.clone().requires_grad_()
+    value = expected("k3_unbiased", OLD, logits)
+    want = exact_kl(logits)
+    assert float(value.detach()) == pytest.approx(float(want.detach()), rel=1e-12)
+    got = torch.autograd.grad(value, logits)[0]
+    assert torch.allclose(got, torch.autograd.grad(want, logits)[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", KL_ESTIMATORS.names())
+def test_by_hand_and_gradcheck(name):
+    x = torch.tensor([math.log(0.5)], dtype=torch.float64, requires_grad=True)
+    ref = torch.tensor([math.log(0.25)], dtype=torch.float64)
+    old = torch.tensor([math.log(0.4)], dtype=torch.float64)
+    ln2 = math.log(2)
+    want = {"k1": ln2, "k2": ln2**2 / 2, "k3": 0.5 - 1 + ln2, "k3_unbiased": 1.25 * (ln2 - 0.5)}
+    assert float(kl_estimate(name, x, ref, old).detach()) == pytest.approx(want[name], rel=1e-12)
+    assert torch.autograd.gradcheck(lambda v: kl_estimate(name, v, ref, old), x)
+
+
+def test_k3_keeps_the_digits_of_a_small_difference():
+    x, ref = torch.tensor([-1.0]), torch.tensor([-1.0 + 2.0**-12])
+    assert float(kl_estimate("k3", x, ref, x)) == pytest.approx(2.0**-25, rel=1e-3)
+
+
+def test_an_unknown_estimator_is_answered_with_the_known():
+    with pytest.raises(ValueError, match=r"kl_estimator = 'k4'.*k1, k2, k3, k3_unbiased"):
+        kl_estimate("k4", LOGITS, REF, OLD)
+
+
+def test_kl_coefficient_follows_its_target():
+    assert next_kl_coef(0.1, 0.06, 0.06, 1000, 100) == 0.1
+    assert next_kl_coef(0.1, 9.0, 0.06, 1000, 100) == pytest.approx(0.1 * 1.02)
+    assert next_kl_coef(0.1, 0.0, 0.06, 1000, 100) == pytest.approx(0.1 * 0.98)
+    assert next_kl_coef(0.1, 0.066, 0.06, 1000, 1000) == pytest.approx(0.11)
+    with pytest.raises(ValueError, match="target = 0"):
+        next_kl_coef(0.1, 0.1, 0, 1000, 100)
+
+
+def test_kl_in_the_reward_bears_on_this_token_and_those_before_it():
+    kl = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
+    mask = torch.tensor([True, True, False, True, True])
+    got = kl_in_reward(kl, mask, torch.tensor([3, 2]), 0.5)
+    assert got.tolist() == [-1.5, -1.0, 0.0, -12.0, -8.0]
+
+
+@pytest.mark.parametrize(
+    "kind, step, want",
+    [
+        ("frozen", 100, 0.0),
+        ("reset", 99, 0.0),
+        ("reset", 100, 1.0),
+        ("reset", 0, 0.0),
+        ("averaged", 100, 0.25),
+        ("averaged", 101, 0.0),
+    ],
+)
+def test_reference_renewal(kind, step, want):
+    assert reference_weight(kind, step, every=50, decay=0.75) == want
+
+
+def test_reference_renewal_refuses_what_cannot_work():
+    with pytest.raises(ValueError, match=r"'fixed'.*averaged, frozen, reset"):
+        reference_weight("fixed", 1)
+    with pytest.raises(ValueError, match="every = 0"):
+        reference_weight("reset", 1, every=0)
+
+
+def sums(ratio_sum=10.0, tokens=10.0, nonfinite=0.0, signal=1.0, **more):
+    return {
+        "token/importance_ratio": ratio_sum,
+        "count/token": tokens,
+        "count/nonfinite": nonfinite,
+        "weighted/signal": signal,
+        **more,
+    }
+
+
+def test_a_normal_minibatch_is_kept_up_to_and_at_the_threshold():
+    assert decide(sums(), 5.0).kind == "keep"
+    assert not decide(sums(ratio_sum=50.0), 5.0).discard
+    assert decide(sums(), 5.0).reason == ""
+
+
+def test_a_ratio_over_the_threshold_stops_with_the_numbers():
+    got = decide(sums(ratio_sum=51.0), 5.0)
+    assert got.kind == "early_stop" and got.discard
+    assert "5.1 over 10 tokens" in got.reason and "early_stop_ratio = 5" in got.reason
+    assert decide(sums(ratio_sum=51.0), None).kind == "keep"
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_anything_not_finite_stops_and_is_named(value):
+    got = decide(sums(grad_norm=value), None)
+    assert got.kind == "early_stop"
+    assert "grad_norm" in got.reason
+    assert decide(sums(ratio_sum=value), 5.0).kind == "early_stop"
+
+
+def test_finite_sums_over_tokens_that_are_not_still_stop():
+    got = decide(sums(nonfinite=2.0), 5.0)
+    assert got.kind == "early_stop" and "2 of 10 tokens" in got.reason
+
+
+def test_nothing_to_learn_is_not_an_early_stop_but_discarded():
+    assert decide(sums(signal=0.0), 5.0).kind == "no_signal"
+    assert decide(sums(ratio_sum=0.0, tokens=0.0, signal=0.0), 5.0).kind == "no_signal"
+    assert decide(sums(signal=0.0), 5.0).discard

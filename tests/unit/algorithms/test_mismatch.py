@@ -1,0 +1,152 @@
+"""Mismatch between engine and trainer: measurement, choice and correction."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlmath.algorithms.correction import CorrectionSettings, choose, correct
+from rlmath.algorithms.mismatch import measure, measure_by_lag
+
+ENGINE = torch.tensor([-1.0, -2.0, -0.5, -3.0])
+
+
+def test_measurement_by_hand():
+    got = measure(ENGINE + torch.tensor([math.log(2), -math.log(2), 0.0, 0.0]), ENGINE).metrics()
+    assert got["mean_exp_abs_diff"] == pytest.approx(1.5)
+    assert got["max_abs_diff"] == pytest.approx(math.log(2))
+    assert got["mean_w"] == pytest.approx((2 + 0.5 + 1 + 1) / 4)
+    assert got["k3"] == pytest.approx((2 - 1 + 0.5 - 1) / 4)
+    assert got["effective_sample_size"] == pytest.approx(4.5**2 / 6.25 / 4)
+    assert got["p99_w"] == pytest.approx(2.0, rel=0.05)
+
+
+def test_perfect_agreement_and_no_tokens():
+    for m in (measure(ENGINE, ENGINE), measure(ENGINE[:0], ENGINE[:0])):
+        got = m.metrics()
+        assert got["mean_exp_abs_diff"] == got["p99_w"] == got["effective_sample_size"] == 1.0
+        assert got["max_abs_diff"] == got["k3"] == 0.0
+
+
+def test_masked_tokens_are_left_out():
+    broken = ENGINE.clone()
+    broken[1] = float("nan")
+    mask = torch.tensor([True, False, True, True])
+    assert measure(broken, ENGINE, mask).tokens == 3
+    assert measure(broken, ENGINE, mask).metrics()["mean_exp_abs_diff"] == 1.0
+    assert math.isnan(measure(broken, ENGINE).metrics()["max_abs_diff"])
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.05, 1.0])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_quantiles_are_right_to_five_percent_of_the_difference(scale, share):
+    d = scale * torch.randn(20001, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    zero = torch.zeros_like(d)
+    got = math.log(measure(d, zero).w_quantile(share))
+    # The definition: the smallest value that this share of all values does not exceed.
+    want = float(d.sort().values[math.ceil(share * d.numel()) - 1])
+    assert got == pytest.approx(want, rel=0.05, abs=2e-8)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 40), st.integers(0, 99))
+def test_measurements_of_parts_add_up(cut, seed):
+    d = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    zero = torch.zeros_like(d)
+    whole = measure(d, zero).metrics()
+    parts = (measure(d[:cut], zero[:cut]) + measure(d[cut:], zero[cut:])).metrics()
+    assert parts == pytest.approx(whole, rel=1e-12)
+
+
+def test_by_lag_splits_sequences():
+    d = torch.tensor([0.1, 0.1, 0.3])
+    got = measure_by_lag(d, torch.zeros(3), torch.tensor([2, 1]), torch.tensor([0, 3]))
+    assert {lag: round(m.metrics()["mean_abs_diff"], 6) for lag, m in got.items()} == {
+        0: 0.1,
+        3: 0.3,
+    }
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="4 log-probs of the trainer, but 3 of the engine"):
+        measure(ENGINE, ENGINE[:3])
+
+
+# Sequence 0: w = 2, 0.5, 4 (the last masked); sequence 1: w = 8; sequence 2: w = 1.005, 1.
+W = torch.tensor([2.0, 0.5, 4.0, 8.0, 1.005, 1.0], dtype=torch.float64)
+MASK = torch.tensor([True, True, False, True, True, True])
+LENGTHS = torch.tensor([3, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "kind, want",
+    [
+        ("none", [1, 1, 0, 1, 1, 1]),
+        ("token_truncate", [2, 0.5, 0, 2, 1.005, 1]),
+        ("token_mask", [2, 0.5, 0, 0, 1.005, 1]),
+        ("seq_truncate", [1, 1, 0, 2, 1.005, 1.005]),
+        ("seq_mask_geometric", [1, 1, 0, 0, 1, 1]),
+        ("seq_mask_sum", [1, 1, 0, 0, 1.005, 1.005]),
+    ],
+)
+def test_each_correction_by_hand(kind, want):
+    zero = torch.zeros_like(W)
+    got = correct(W.log(), zero, MASK, LENGTHS, CorrectionSettings(kind=kind))
+    assert got.weights.tolist() == pytest.approx(want, rel=1e-12)
+    assert got.kind == kind
+
+
+def test_bounds_can_be_moved_and_are_inclusive():
+    s = CorrectionSettings(kind="token_mask", low=0.5, high=8.0 * (1 + 1e-12))
+    got = correct(W.log(), torch.zeros_like(W), MASK, LENGTHS, s)
+    assert got.weights.tolist() == pytest.approx([2, 0.5, 0, 8, 1.005, 1])
+
+
+def test_one_outlier_vetoes_its_sequence_and_masked_tokens_do_not():
+    w = W.clone()
+    w[1] = 1e-5
+    w[2] = 1e-9
+    s = CorrectionSettings(kind="none", veto_below=1e-4)
+    got = correct(w.log(), torch.zeros_like(w), MASK, LENGTHS, s)
+    assert got.weights.tolist() == [0, 0, 0, 1, 1, 1]
+    assert got.metrics["vetoed_sequences"] == pytest.approx(1 / 3)
+    assert got.metrics["rejected_tokens"] == pytest.approx(2 / 5)
+    w[1] = 1.0
+    assert correct(w.log(), torch.zeros_like(w), MASK, LENGTHS, s).weights.sum() == 5
+
+
+@pytest.mark.parametrize(
+    "scale, kind", [(1e-6, "none"), (0.02, "token_truncate"), (1.0, "token_mask")]
+)
+def test_auto_picks_by_its_thresholds_and_says_why(scale, kind):
+    d = scale * torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    chosen, why = choose(measure(d, torch.zeros_like(d)))
+    assert chosen == kind
+    assert "mean exp|d| = " in why and "effective sample size = " in why
+
+
+def test_auto_has_to_be_resolved():
+    with pytest.raises(ValueError, match=r"choose\(\)"):
+        correct(W, W, MASK, LENGTHS, CorrectionSettings(kind="auto"))
+
+
+@pytest.mark.parametrize(
+    "wrong, match",
+    [
+        ({"kind": "tis"}, "'tis'.*auto.*token_truncate"),
+        ({"kind": "token_truncate", "low": 0.1}, "no bound 'low'"),
+        ({"kind": "none", "high": 2.0}, "no bound 'high'"),
+        ({"kind": "token_mask", "low": 6.0}, "low = 6.0 is above high = 5.0"),
+        ({"kind": "token_mask", "low": -1.0}, "above 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        CorrectionSettings(**wrong)
+
+
+def test_a_mask_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="add up to 3 tokens, but the mask has 6"):
+        correct(W, W, MASK, torch.tensor([3]), CorrectionSettings())

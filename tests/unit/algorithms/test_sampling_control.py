@@ -1,0 +1,187 @@
+"""Filters, dynamic sampling, curriculum, and control of the entropy."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlmath.algorithms.curriculum import CurriculumSettings, PassRates, staged_length
+from rlmath.algorithms.dynamic_sampling import GroupPool
+from rlmath.algorithms.entropy import active_entropy_coef, next_entropy_coef, top_entropy_mask
+from rlmath.algorithms.filters import GroupFilter, duplicates, handle_truncated, pass_rate
+
+MIXED, EQUAL = [5.0, -5.0], [5.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    "group_filter, rewards, want",
+    [
+        (GroupFilter("variance"), MIXED, None),
+        (GroupFilter("variance"), EQUAL, "equal_rewards"),
+        (GroupFilter("variance"), [5.0, None, None], "unscored"),
+        (GroupFilter("variance", max_unscored_share=1.0), [5.0, None, -5.0], None),
+        (GroupFilter("variance", max_unscored_share=1.0), [None, None], "unscored"),
+        (GroupFilter("all"), EQUAL, None),
+        (GroupFilter("mean_range", low=-1.0, high=0.0), MIXED, None),
+        (GroupFilter("mean_range", low=-1.0, high=0.0), EQUAL, "mean_out_of_range"),
+    ],
+)
+def test_group_filter(group_filter, rewards, want):
+    assert group_filter.reason_to_drop(rewards) == want
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rule": "std"}, {"low": 1.0, "high": 0.0}, {"max_unscored_share": 2.0}]
+)
+def test_filters_that_cannot_work_are_refused(wrong):
+    with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
+        GroupFilter(**wrong)
+
+
+def test_pass_rate_counts_graded_samples_alone():
+    assert pass_rate([True, False, None, True]) == pytest.approx(2 / 3)
+    assert pass_rate([None]) is None
+
+
+def test_later_copies_are_duplicates():
+    assert duplicates([(1, 2), (3,), (1, 2), (1,), (1, 2)]) == [False, False, True, False, True]
+
+
+def test_truncated_responses():
+    rewards, cut = torch.tensor([5.0, -5.0]), torch.tensor([False, True])
+    same, taking_part = handle_truncated(rewards, cut, "keep")
+    assert torch.equal(same, rewards) and taking_part.tolist() == [True, True]
+    same, taking_part = handle_truncated(rewards, cut, "mask")
+    assert torch.equal(same, rewards) and taking_part.tolist() == [True, False]
+    less, taking_part = handle_truncated(rewards, cut, "penalise", penalty=2.0)
+    assert less.tolist() == [5.0, -7.0] and taking_part.tolist() == [True, True]
+    with pytest.raises(ValueError, match="penalty = 0"):
+        handle_truncated(rewards, cut, "penalise")
+    with pytest.raises(ValueError, match=r"'drop'.*keep, mask, penalise"):
+        handle_truncated(rewards, cut, "drop")
+
+
+def test_each_dropped_group_is_made_up_for_by_one_prompt_at_once():
+    pool = GroupPool(target=3, max_rounds=4, group_filter=GroupFilter("variance"))
+    assert pool.to_request(in_flight=0) == 3
+    assert pool.to_request(in_flight=3) == 0
+    assert pool.offer(0, "a", MIXED, [True, False]) is None
+    assert pool.to_request(in_flight=2) == 0
+    assert pool.offer(1, "b", EQUAL, [True, True]) == "equal_rewards"
+    assert pool.to_request(in_flight=1) == 1
+    assert not pool.done(in_flight=2)
+    pool.offer(3, "d", MIXED, [True, False])
+    pool.offer(2, "c", MIXED, [True, None])
+    assert pool.done(in_flight=0)
+    groups, counts = pool.take()
+    assert groups == ["a", "c", "d"]
+    assert (counts.requested, counts.finished, counts.kept) == (4, 4, 3)
+    assert counts.dropped == {"equal_rewards": 1}
+    # Over all that came back: (1 + 2 + 1 + 1) right of 7 graded.
+    assert counts.pass_rate == pytest.approx(5 / 7)
+
+
+def test_rounds_are_limited_and_the_step_is_then_smaller():
+    pool = GroupPool(target=2, max_rounds=2, group_filter=GroupFilter("variance"))
+    order = 0
+    while not pool.done(in_flight=0):
+        for _ in range(pool.to_request(in_flight=0)):
+            pool.offer(order, order, MIXED if order == 1 else EQUAL)
+            order += 1
+    groups, counts = pool.take()
+    assert groups == [1]
+    assert (counts.requested, counts.dropped, counts.pass_rate) == (4, {"equal_rewards": 3}, None)
+    assert pool.to_request(in_flight=0) == 2  # a new step has a new limit
+
+
+def test_surplus_goes_to_the_next_step_and_through_a_checkpoint():
+    pool = GroupPool(target=1, max_rounds=9, group_filter=GroupFilter("all"))
+    pool.to_request(0)
+    for order in (5, 3, 4):
+        pool.offer(order, f"g{order}", MIXED)
+    groups, counts = pool.take()
+    assert groups == ["g3"] and counts.surplus == 2
+    resumed = GroupPool(target=1, max_rounds=9, group_filter=GroupFilter("all"))
+    resumed.load_state(json.loads(json.dumps(pool.state())))
+    for p in (pool, resumed):
+        assert p.to_request(in_flight=0) == 0 and p.done(in_flight=0)
+        assert p.take()[0] == ["g4"]
+
+
+def test_a_pool_without_room_is_refused():
+    with pytest.raises(ValueError, match="target = 0"):
+        GroupPool(0, 1, GroupFilter())
+
+
+def test_problems_that_are_too_easy_or_too_hard_rest_for_a_while():
+    rates = PassRates(CurriculumSettings(too_easy=0.9, too_hard=0.1, rest_steps=5, decay=0.5))
+    for problem, passed in (("easy", 8), ("hard", 0), ("good", 4)):
+        rates.update(problem, passed, 8, step=0)
+        assert not rates.rests(problem, 1)  # one visit is not enough
+        rates.update(problem, passed, 8, step=1)
+    assert [rates.rests(p, 2) for p in ("easy", "hard", "good", "new")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert rates.rests("easy", 6) and not rates.rests("easy", 7)
+    rates.update("easy", 0, 8, step=7)
+    assert rates.rate("easy") == 0.5 and not rates.rests("easy", 8)
+    rates.update("good", 0, 0, step=9)
+    assert rates.rate("good") == 0.5 and rates.rate("new") is None
+    resumed = PassRates(CurriculumSettings())
+    resumed.load_state(json.loads(json.dumps(rates.state())))
+    assert resumed.state() == rates.state()
+
+
+def test_curriculum_refuses_what_cannot_work():
+    with pytest.raises(ValueError, match=r"too_hard = 0.9"):
+        CurriculumSettings(too_easy=0.5, too_hard=0.9)
+    with pytest.raises(ValueError, match=r"decay = 1.0"):
+        CurriculumSettings(decay=1.0)
+    with pytest.raises(ValueError, match="p: 3 of 2"):
+        PassRates(CurriculumSettings()).update("p", 3, 2, step=0)
+
+
+def test_staged_lengths():
+    stages = [(0, 8192), (100, 16384), (200, 24576)]
+    assert [staged_length(s, stages) for s in (0, 99, 100, 500)] == [8192, 8192, 16384, 24576]
+    for wrong in ([], [(1, 8)], [(0, 8), (0, 9)], [(0, 8), (5, 0)]):
+        with pytest.raises(ValueError, match="length stages"):
+            staged_length(0, wrong)
+
+
+def test_entropy_coefficient_steps_towards_the_target():
+    step = lambda coef, entropy: next_entropy_coef(coef, entropy, 0.2, 1e-3, 5e-3)  # noqa: E731
+    assert step(1e-3, 0.1) == pytest.approx(2e-3)
+    assert step(1e-3, 0.3) == 0.0
+    assert step(5e-3, 0.1) == 5e-3
+    assert active_entropy_coef(0.01, 0.2, 0.2) == 0.01
+    assert active_entropy_coef(0.01, 0.21, 0.2) == 0.0
+    with pytest.raises(ValueError, match="entropy = nan"):
+        step(1e-3, float("nan"))
+
+
+def test_top_entropy_tokens_by_hand():
+    entropy = torch.tensor([0.1, 0.9, 0.5, 9.0, 0.3, 0.2])
+    mask = torch.tensor([True, True, True, False, True, True])
+    got = top_entropy_mask(entropy, mask, 0.4)
+    assert got.tolist() == [False, True, True, False, False, False]
+    assert torch.equal(top_entropy_mask(entropy, mask, 1.0), mask)
+    assert not top_entropy_mask(entropy, torch.zeros_like(mask), 0.2).any()
+    with pytest.raises(ValueError, match=r"0.0"):
+        top_entropy_mask(entropy, mask, 0.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.floats(0.01, 1.0))
+def test_top_entropy_keeps_the_share_and_the_highest(values, share):
+    entropy = torch.tensor(values, dtype=torch.float64)
+    mask = torch.ones(len(values), dtype=torch.bool)
+    got = top_entropy_mask(entropy, mask, share)
+    assert int(got.sum()) >= share * len(values)
+    if not got.all():
+        assert entropy[got].min() > entropy[~got].max()
