@@ -16,7 +16,6 @@ from rlmath.config.facts import (
     Machine,
     ModelFacts,
     existing_parent,
-    free_bytes,
     has_chat_template,
     missing_model_files,
     peek_rows,
@@ -188,14 +187,14 @@ def memory(
         )
 
 
-def disk(config: Config, model: ModelFacts) -> Iterator[str]:
+def disk(config: Config, model: ModelFacts, machine: Machine) -> Iterator[str]:
     """The checkpoints that are kept, one that is being written, and the HF folder fit the disk."""
     runner, value_bytes = config.runner, _value_bytes(config)
     # Adam's moments and, for bfloat16 weights, their float32 copy.
     checkpoint = model.num_parameters * (value_bytes + 8 + (4 if value_bytes == 2 else 0))
     kept = runner.keep_checkpoints + 1 if runner.save_every else 1
     needed = kept * checkpoint + model.num_parameters * value_bytes
-    free = free_bytes(runner.run_dir)
+    free = machine.free_bytes(runner.run_dir)
     if needed > free:
         yield (
             f"runner.run_dir={runner.run_dir}: {kept} checkpoints (kept ones and one being "

@@ -69,7 +69,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         if layout is not None and device is Device.cpu:
             yield from check_files.memory(config, model, layout, machine, command)
         if command != "evaluate":
-            yield from check_files.disk(config, model)
+            yield from check_files.disk(config, model, machine)
 
 
 def _model_or_none(config: Config) -> ModelFacts | None:

@@ -59,11 +59,13 @@ class Machine:
         gpus: NVIDIA GPUs that this process may use.
         torch_build: torch's version, such as ``2.13.0+cpu``; ``None`` when it is not installed.
         memory_bytes: Memory, the container's limit where there is one.
+        disk_bytes: Free space where runs go; ``None``: asked of the run folder's disk.
     """
 
     gpus: int
     torch_build: str | None
     memory_bytes: int
+    disk_bytes: int | None = None
 
     @property
     def has_cuda(self) -> bool:
@@ -75,6 +77,12 @@ class Machine:
         if wanted is Device.auto:
             return Device.cuda if self.has_cuda else Device.cpu
         return wanted
+
+    def free_bytes(self, path: str | Path) -> int:
+        """Free space on the disk on which ``path`` is, or will be."""
+        if self.disk_bytes is not None:
+            return self.disk_bytes
+        return shutil.disk_usage(existing_parent(path)).free
 
     @classmethod
     def here(cls) -> Machine:
@@ -179,11 +187,6 @@ def peek_rows(path: str | Path) -> list[tuple[str, Any]]:
     if not rows:
         raise ConfigError(f"{path}: no rows in it")
     return rows
-
-
-def free_bytes(path: str | Path) -> int:
-    """Free space on the disk on which ``path`` is, or will be."""
-    return shutil.disk_usage(existing_parent(path)).free
 
 
 def existing_parent(path: str | Path) -> Path:
