@@ -130,7 +130,7 @@ def correct(
     """Weights for the tokens of a batch, from whole sequences, before the batch is cut.
 
     Papers: TIS, "Your efficient RL framework secretly brings you off-policy RL training" (Yao et
-    al. 2025); IcePop, Ring-1T (arXiv:2510.18855), §3; sequence kinds and the veto, "When speed
+    al. 2025); IcePop, Ring-1T (arXiv:2510.18855); sequence kinds and the veto, "When speed
     kills stability" (Liu et al. 2025).
 
     Args:

@@ -105,7 +105,7 @@ class PassRates:
 def staged_length(step: int, stages: Sequence[tuple[int, int]]) -> int:
     """Longest response at a step, in tokens.
 
-    DeepScaleR and Skywork-OR1 (arXiv:2505.22312, §3.1) train short contexts first.
+    DeepScaleR and Skywork-OR1 (arXiv:2505.22312) train short contexts first.
 
     Args:
         step: From 0.

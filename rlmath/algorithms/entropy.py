@@ -13,8 +13,8 @@ def next_entropy_coef(
 ) -> float:
     """The entropy bonus' weight for the next step.
 
-    Skywork-OR1 (arXiv:2505.22312), §3.2: up by ``step_size`` while the entropy is below the
-    target, down by as much while it is above, never below 0.
+    Skywork-OR1 (arXiv:2505.22312), adaptive entropy control: up by ``step_size`` while the entropy
+    is below the target, down by as much while it is not, never below 0.
 
     Args:
         coef: The weight now.
@@ -36,14 +36,14 @@ def next_entropy_coef(
 
 
 def active_entropy_coef(coef: float, entropy: float, target: float) -> float:
-    """``coef`` while the entropy is at most the target, else 0 (Skywork-OR1, eq. 5)."""
+    """``coef`` while the entropy is at most the target, else 0 (Skywork-OR1)."""
     return coef if entropy <= target else 0.0
 
 
 def top_entropy_mask(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
     """The unmasked tokens of highest entropy.
 
-    "Beyond the 80/20 rule" (arXiv:2506.01939), eq. 6: the gradient of the 20 % of tokens at which
+    "Beyond the 80/20 rule" (arXiv:2506.01939): the gradient of the 20 % of tokens at which
     the reasoning forks is enough, or better than that of all. The threshold is taken over the
     whole batch, so the mask has to be made before the batch is cut; put it in place of the loss
     mask.

@@ -41,7 +41,7 @@ def kl_in_reward(kl: Tensor, mask: Tensor, response_lengths: Tensor, coef: float
     """What a KL penalty in the reward does to each token's advantage.
 
     Each token costs ``coef * kl``; a token's advantage bears its own cost and that of the tokens
-    after it in the response: ``-coef * sum_{s >= t} kl_s`` (REINFORCE++, arXiv:2501.03262, eq. 7).
+    after it in the response: ``-coef * sum_{s >= t} kl_s`` (REINFORCE++, arXiv:2501.03262).
     Add it to the advantages; those of ``reinforce_pp`` are whitened after that.
 
     Args:
@@ -70,7 +70,7 @@ def reference_weight(
 
     Args:
         kind: ``frozen``: never changes; ``averaged``: an exponential mean, every ``every`` steps;
-            ``reset``: becomes the policy every ``every`` steps (ProRL, arXiv:2505.24864, §2.2.2).
+            ``reset``: becomes the policy every ``every`` steps (ProRL, arXiv:2505.24864).
         step: Steps done, from 1.
         every: Steps between changes.
         decay: What ``averaged`` keeps of the reference.

@@ -18,7 +18,7 @@ def batch_std(
 ) -> Tensor:
     """``(r - mean of the group) / (std of all rewards + epsilon)``.
 
-    Lite PPO ("Tricks or Traps", arXiv:2508.08221), §4.1: with the standard deviation of the whole
+    Lite PPO ("Tricks or Traps", arXiv:2508.08221): with the standard deviation of the whole
     batch, a group in which one sample differs by chance is not blown up. Bessel's standard
     deviation, over samples.
 

@@ -22,7 +22,7 @@ def gdpo(
 ) -> Tensor:
     """Z-score of each reward in its group, weighted sum, z-score of the sum over the batch.
 
-    GDPO (arXiv:2601.05242), eqs. 4 to 6: added up before the z-score, different combinations of
+    GDPO (arXiv:2601.05242): added up before the z-score, different combinations of
     rewards fall on the same advantage.
 
     Args:

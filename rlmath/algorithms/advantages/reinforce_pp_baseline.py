@@ -14,7 +14,7 @@ def reinforce_pp_baseline(
 ) -> Tensor:
     """``a = r - mean of the group``, then ``(a - mean) / std`` over all tokens of the batch.
 
-    REINFORCE++-baseline (arXiv:2501.03262), §3.3, as in ProRLv2: the group gives the baseline, the
+    REINFORCE++ with baseline (arXiv:2501.03262), as in ProRLv2: the group gives the baseline, the
     batch gives the scale, which does not blow up for problems that are nearly always solved.
 
     Args:

@@ -11,8 +11,8 @@ from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
 def rloo(rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None) -> Tensor:
     """``r_i - mean of the other rewards of the group``.
 
-    RLOO (arXiv:2402.14740), eq. 7. It is ``n / (n - 1)`` times ``dr_grpo``'s advantage, which is
-    how it is worked out, because a group of equal rewards then gives exactly 0.
+    RLOO (arXiv:2402.14740). It is ``n / (n - 1)`` times ``dr_grpo``'s advantage, which is how it
+    is worked out, because a group of equal rewards then gives exactly 0.
 
     Args:
         rewards: ``[N]``, not-a-number where unscored.

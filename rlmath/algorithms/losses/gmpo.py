@@ -16,7 +16,7 @@ def gmpo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
     """``-A exp(mean over the sequence of clipped log r)`` for each token of a sequence.
 
     Token ratios are clipped as in PPO, on the side that the advantage pushes to, and then averaged
-    geometrically, so that a few outliers do not carry a sequence. GMPO (arXiv:2507.20673), eq. 4.
+    geometrically, so that a few outliers do not carry a sequence. GMPO (arXiv:2507.20673).
     The paper's bounds ``e^-0.4`` and ``e^0.4`` are ``clip_low = 0.33`` and ``clip_high = 0.49``.
     """
     advantages = inputs.token_advantages()

@@ -15,8 +15,8 @@ def ppo_clip(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, d
 
     PPO (arXiv:1707.06347), eq. 7; separate bounds ("clip-higher") from DAPO (arXiv:2503.14476),
     eq. 8 and §3.1. With ``dual_clip = c`` the loss of a token with ``A < 0`` is at most ``-c A``
-    (arXiv:1912.09729, eq. 5), which is the same as capping its ratio at ``c``, the two-sided clip
-    of INTELLECT-2 (arXiv:2505.07291).
+    (dual clip, arXiv:1912.09729), which is the same as capping its ratio at ``c``: the two-sided
+    clip of INTELLECT-2 (arXiv:2505.07291).
     """
     ratio = inputs.log_ratio().exp()
     advantages = inputs.token_advantages()

@@ -13,7 +13,7 @@ from rlmath.algorithms.settings import ObjectiveSettings
 def sapo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """``-(4 / tau) sigmoid(tau (r - 1)) A``, with a ``tau`` for each sign of ``A``.
 
-    SAPO (arXiv:2511.20347), eqs. 5 and 6. At ``r = 1`` the gradient is that of ``-r A``; away
+    SAPO (arXiv:2511.20347). At ``r = 1`` the gradient is that of ``-r A``; away
     from it the gradient fades instead of stopping, faster for negative advantages, whose pushes
     spread over all other tokens of the vocabulary.
     """
