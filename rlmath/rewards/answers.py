@@ -1,0 +1,116 @@
+"""Final answers graded for rewards: one grader, started on first use, shared or owned."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlmath.grading import Grade, MathGrader
+from rlmath.rewards.base import Reward, RewardSettingError, golds_of, texts_of
+
+FALLBACKS = ("none", "marker", "number")
+
+# RewardMix grades a response once and hands the grades to every reward under this name.
+GRADES_COLUMN = "rlmath_grades"
+
+
+class AnswerGrader:
+    """Starts a ``MathGrader`` when the first answer comes, and closes it if it started it.
+
+    Args:
+        num_workers: Worker processes that compare answers.
+        timeout_s: Limit of one comparison, in seconds.
+        fallback: Where to look for an answer without a box: ``none`` (nowhere), ``marker`` or
+            ``number``.
+        grader: A running grader to use instead; the caller closes it.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_workers: int = 2,
+        timeout_s: float = 2.0,
+        fallback: str = "none",
+        grader: MathGrader | None = None,
+    ) -> None:
+        if fallback not in FALLBACKS:
+            raise RewardSettingError(
+                f"fallback={fallback!r} is unknown; use one of {', '.join(FALLBACKS)}"
+            )
+        if num_workers < 1 or timeout_s <= 0:
+            raise RewardSettingError(
+                f"num_workers={num_workers} and timeout_s={timeout_s}: at least 1 worker and a "
+                f"limit above 0 s are needed"
+            )
+        self.num_workers = num_workers
+        self.timeout_s = timeout_s
+        self.fallback = fallback
+        self._grader = grader
+        self._owned = grader is None
+        self._lock = threading.Lock()
+
+    def _running(self) -> MathGrader:
+        with self._lock:
+            if self._grader is None:
+                self._grader = MathGrader(
+                    num_workers=self.num_workers,
+                    timeout_s=self.timeout_s,
+                    fallback=self.fallback,
+                )
+            return self._grader
+
+    def grade(self, texts: Sequence[str], golds: Sequence[list[str]]) -> list[Grade]:
+        """Grades in order. A row without any accepted answer has the status ``bad_gold``."""
+        if len(texts) == 1:
+            return [self._running().grade_one(texts[0], golds[0])]
+        return self._running().grade_batch(list(texts), list(golds))
+
+    def close(self) -> None:
+        """Stop the grader's workers if they are ours. A later grade starts them again."""
+        with self._lock:
+            if self._owned and self._grader is not None:
+                self._grader.close()
+                self._grader = None
+
+
+class GradedReward(Reward):
+    """A reward that depends on whether the final answer is right.
+
+    Settings: those of :class:`AnswerGrader`, or ``answer_grader`` to share one.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_workers: int = 2,
+        timeout_s: float = 2.0,
+        fallback: str = "none",
+        grader: MathGrader | None = None,
+        answer_grader: AnswerGrader | None = None,
+    ) -> None:
+        self._owns_grader = answer_grader is None
+        self.answer_grader = answer_grader or AnswerGrader(
+            num_workers=num_workers, timeout_s=timeout_s, fallback=fallback, grader=grader
+        )
+
+    def grades(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Grade]:
+        """The grade of each completion's final answer."""
+        given = columns.get(GRADES_COLUMN)
+        if given is not None:
+            return list(given)
+        texts = texts_of(completions)
+        return self.answer_grader.grade(texts, golds_of(self.__name__, columns, len(texts)))
+
+    def close(self) -> None:
+        if self._owns_grader:
+            self.answer_grader.close()
+
+
+def correctness(grades: Sequence[Grade]) -> list[bool | None]:
+    """Right or wrong; ``None`` where the accepted answer itself cannot be read.
+
+    Whatever else happened (no answer, a comparison that ran out of time, an error on this
+    answer) is wrong: a response that upsets the grader must not escape the penalty.
+    """
+    return [None if g.status == "bad_gold" else bool(g.correct) for g in grades]

@@ -1,0 +1,254 @@
+"""What a reward is, and the few helpers that every reward shares.
+
+A reward is a callable ``f(completions, **columns) -> list[float | None]``, the signature of TRL's
+GRPOTrainer and of Open-R1. ``completions`` are strings or lists of chat messages; every other
+column (``completion_ids``, ``finish_reason``, ``solution``, the fields of the data row) comes by
+keyword, one value per completion. ``None`` means that the reward cannot score that completion.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from rlmath.errors import ConfigError
+
+Value = float | None
+Values = list[Value]
+
+GOLD_COLUMNS = ("answers", "solution", "solutions", "answer", "label", "labels")
+
+
+class RewardSettingError(ConfigError, ValueError):
+    """A reward's setting, or the data that it was given, cannot work."""
+
+
+class RewardError(RuntimeError):
+    """A reward broke its contract while it ran: it raised, or returned something else."""
+
+
+class Reward:
+    """Base of the rewards in this package.
+
+    Attributes:
+        needs_group: It compares a problem's completions with each other, so it has to see all of
+            them in one call. False: it may be called on any part of a group.
+        needs_tokens: It counts tokens and wants ``completion_ids``.
+        thread_safe: It may be called from several threads at once.
+    """
+
+    needs_group: ClassVar[bool] = False
+    needs_tokens: ClassVar[bool] = False
+    thread_safe: ClassVar[bool] = True
+    __name__: str = "reward"
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
+        """One value per completion, in order; ``None`` where it cannot be scored."""
+        raise TypeError(f"{type(self).__name__} defines no __call__")
+
+    def drain_metrics(self) -> dict[str, float]:
+        """Figures of its own since the last call, by short name; they are then reset."""
+        return {}
+
+    def close(self) -> None:
+        """Release processes, threads and files. Calling it twice does no harm."""
+
+    def __enter__(self) -> Reward:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def text_of(message_or_text: Any) -> str:
+    """The text of one completion or prompt.
+
+    Args:
+        message_or_text: A string, one chat message, or a list of them. Of several messages the
+            assistant's are joined (all of them if none is the assistant's). A message's content
+            may itself be a list of parts; their ``text`` is joined.
+
+    Raises:
+        RewardSettingError: It is none of these.
+    """
+    if isinstance(message_or_text, str):
+        return message_or_text
+    if message_or_text is None:
+        return ""
+    if isinstance(message_or_text, Mapping):
+        content = message_or_text.get("content")
+        if content is None or isinstance(content, str):
+            return content or ""
+        return "".join(
+            part if isinstance(part, str) else str(part.get("text", "")) for part in content
+        )
+    if isinstance(message_or_text, Sequence) and all(
+        isinstance(m, Mapping) for m in message_or_text
+    ):
+        of_assistant = [m for m in message_or_text if m.get("role", "assistant") == "assistant"]
+        return "\n".join(text_of(m) for m in (of_assistant or message_or_text))
+    raise RewardSettingError(
+        f"a completion is a string or a list of chat messages, not {type(message_or_text).__name__}"
+        f" ({str(message_or_text)[:60]!r})"
+    )
+
+
+def prompt_text_of(prompt: Any) -> str:
+    """The text of a prompt: itself, or the contents of its messages, one to a line."""
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        return "\n".join(text_of(message) for message in prompt)
+    return text_of(prompt)
+
+
+def texts_of(completions: Sequence[Any]) -> list[str]:
+    """The texts of all completions."""
+    return [text_of(completion) for completion in completions]
+
+
+def _is_token_ids(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and all(isinstance(v, int) for v in value)
+    )
+
+
+def token_counts(
+    reward: str, completions: Sequence[Any] | None, completion_ids: Sequence[Any] | None
+) -> list[int]:
+    """Length of each completion in tokens.
+
+    Args:
+        reward: Name of the reward, for the message.
+        completions: Texts or messages; or token ids, as TRL's length rewards take them first.
+        completion_ids: Token ids, one list per completion.
+
+    Without token ids nothing can count tokens. A call by hand then gets the number of characters
+    and a warning; ``RewardMix`` never makes such a call.
+    """
+    if completion_ids is not None:
+        if completions is not None and len(completion_ids) != len(completions):
+            raise RewardSettingError(
+                f"{reward}: completion_ids has {len(completion_ids)} entries for "
+                f"{len(completions)} completions"
+            )
+        return [len(ids) for ids in completion_ids]
+    if completions is None:
+        raise RewardSettingError(f"{reward}: give completion_ids, the token ids of each completion")
+    if completions and all(_is_token_ids(c) and len(c) > 0 for c in completions):
+        return [len(c) for c in completions]
+    warnings.warn(
+        f"{reward}: no completion_ids given, so lengths are characters and not tokens",
+        stacklevel=3,
+    )
+    return [len(text) for text in texts_of(completions)]
+
+
+def column(reward: str, columns: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
+    """The column ``name``, which must be there with ``count`` values.
+
+    Raises:
+        RewardSettingError: It is missing or has another length.
+    """
+    if columns.get(name) is None:
+        have = ", ".join(sorted(k for k, v in columns.items() if v is not None)) or "none"
+        raise RewardSettingError(
+            f"{reward}: the column {name!r} is missing; columns given: {have}. "
+            f"Add it to the data's rows."
+        )
+    values = columns[name]
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        # One value for all completions, as a call by hand may give it.
+        return [values] * count
+    if len(values) != count:
+        raise RewardSettingError(
+            f"{reward}: the column {name!r} has {len(values)} values for {count} completions"
+        )
+    return values
+
+
+def golds_of(reward: str, columns: Mapping[str, Any], count: int) -> list[list[str]]:
+    """Accepted answers of each completion's problem, from the first gold column that is there.
+
+    Returns:
+        ``count`` lists; an empty list where the row has none.
+    """
+    for name in GOLD_COLUMNS:
+        if columns.get(name) is not None:
+            return [_as_answers(v) for v in column(reward, columns, name, count)]
+    have = ", ".join(sorted(columns)) or "none"
+    raise RewardSettingError(
+        f"{reward}: no column with the accepted answers; one of {', '.join(GOLD_COLUMNS)} is "
+        f"needed, the columns given are: {have}"
+    )
+
+
+def _as_answers(value: Any) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, str | int | float):
+        return [str(value)]
+    return [str(v) for v in value if v is not None]
+
+
+def problem_keys(columns: Mapping[str, Any], count: int) -> list[str]:
+    """Which problem each completion belongs to, as a comparable key.
+
+    The first of these columns that is there decides: ``problem_id``, ``prompts``, ``prompt``, then
+    the accepted answers (two problems with different answers are two problems). Without any, all
+    completions are one problem's.
+    """
+    for name in ("problem_id", "group_id", "prompts", "prompt", *GOLD_COLUMNS):
+        values = columns.get(name)
+        if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count:
+            return [json.dumps(v, sort_keys=True, default=str) for v in values]
+    return [""] * count
+
+
+def check_values(reward: str, values: Any, count: int) -> tuple[Values, int]:
+    """Bring what a reward returned to ``list[float | None]``.
+
+    Args:
+        reward: Name, for the message.
+        values: A list, tuple, NumPy array or tensor of ``count`` numbers or ``None``.
+        count: Number of completions.
+
+    Returns:
+        The values, and how many were NaN or infinite: those became ``None``, for a total with
+        them would spoil its whole group.
+
+    Raises:
+        RewardError: Another length, or an entry that is no number.
+    """
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, int | float) and count == 1:
+        values = [values]
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise RewardError(
+            f"reward {reward}: returned {type(values).__name__}, a list of {count} numbers or None "
+            f"was expected"
+        )
+    if len(values) != count:
+        raise RewardError(f"reward {reward}: returned {len(values)} values for {count} completions")
+    result: Values = []
+    not_finite = 0
+    for value in values:
+        if value is None:
+            result.append(None)
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            raise RewardError(
+                f"reward {reward}: returned {value!r}, which is neither a number nor None"
+            ) from error
+        if not math.isfinite(number):
+            not_finite += 1
+            result.append(None)
+        else:
+            result.append(number)
+    return result, not_finite

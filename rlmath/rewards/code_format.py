@@ -1,0 +1,50 @@
+"""``code_format``: 1 for the think/answer layout with a program of the right language, else 0.
+
+Open-R1's form: ``format``, and in the answer a fenced block of the language. A column ``language``
+says which one, row by row. Corrected like ``format`` (nothing after the answer, one ``<think>``,
+templates that pre-fill it); the language is matched as a whole, so that ``c`` is not found in
+```` ```cpp ````, and the block has to close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlmath.rewards.base import Reward, Values, column
+from rlmath.rewards.program_tests import extract_code
+from rlmath.rewards.tags import answer_body, full_texts
+
+
+class CodeFormat(Reward):
+    """1.0 or 0.0.
+
+    Args:
+        language: Where the data has no column ``language``.
+        think_prefilled: As in :class:`~rlmath.rewards.format.Format`.
+        strict: Each tag stands on a line of its own.
+    """
+
+    __name__ = "code_format_reward"
+
+    def __init__(
+        self,
+        language: str = "python",
+        think_prefilled: bool | None = None,
+        strict: bool = True,
+    ) -> None:
+        self.language = language
+        self.think_prefilled = think_prefilled
+        self.strict = strict
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
+        texts = full_texts(completions, columns, self.think_prefilled)
+        languages: Sequence[Any] = [self.language] * len(texts)
+        if columns.get("language") is not None:
+            languages = column(self.__name__, columns, "language", len(texts))
+        values: Values = []
+        for text, language in zip(texts, languages, strict=True):
+            body = answer_body(text, strict=self.strict)
+            found = body is not None and extract_code(body, language or self.language) is not None
+            values.append(float(found))
+        return values

@@ -1,0 +1,51 @@
+"""One event loop, in a thread of its own, on which all async rewards run.
+
+A loop per call would break rewards that keep an HTTP session or a semaphore between calls, and
+``asyncio.run`` cannot be used from a thread that already runs a loop (a Ray async actor).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    global _loop
+    with _lock:
+        if _loop is None or _loop.is_closed():
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="async-rewards", daemon=True).start()
+        return _loop
+
+
+async def _wait(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def run_coroutine(awaitable: Awaitable[T]) -> T:
+    """Run to its end on the shared loop and return the result, from any other thread.
+
+    Raises:
+        RuntimeError: Called from the shared loop itself, where waiting would never end.
+        Whatever the coroutine raises.
+    """
+    loop = _running_loop()
+    if _is_this_loop(loop):
+        raise RuntimeError("an async reward called another async reward through its sync form")
+    result: Any = asyncio.run_coroutine_threadsafe(_wait(awaitable), loop).result()
+    return result
+
+
+def _is_this_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

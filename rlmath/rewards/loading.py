@@ -1,0 +1,248 @@
+"""Reward functions that others wrote, found by import path or file path.
+
+my_pkg.my_mod:my_reward      a function, or a callable object, of a module on Python's path
+path/to/file.py:my_reward    the same of a file
+path/to/file.py              the file's ``reward_func``, or its only public function
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlmath.rewards.base import Reward, RewardError, RewardSettingError, Values, check_values
+from rlmath.rewards.event_loop import run_coroutine
+from rlmath.rewards.openrlhf import OpenRLHFReward
+
+# A callable with one of these parameters is a reward; any other makes a reward when called.
+_REWARD_PARAMETERS = {"completions", "completion_ids", "prompts"}
+_OPENRLHF_PARAMETERS = {"queries", "prompts", "labels"}
+
+
+def is_path(name: str) -> bool:
+    """Whether ``name`` is a file path or an import path and not a registered name."""
+    return ":" in name or name.endswith(".py") or "." in name
+
+
+def load_reward(path: str, params: Mapping[str, Any]) -> Reward:
+    """The reward at an import or file path.
+
+    Args:
+        path: See this module's docstring.
+        params: Keyword arguments: bound to a reward function, or given to the factory or class
+            that makes the reward.
+
+    Raises:
+        RewardSettingError: Nothing is found there, or it takes no such arguments.
+    """
+    found = _find(path)
+    if isinstance(found, Reward):
+        return found
+    label = getattr(found, "__name__", None) or type(found).__name__
+    names = _parameters(found)
+    if inspect.isclass(found) or not _is_reward(found, names):
+        made = _call_factory(path, found, params)
+        if isinstance(made, Reward):
+            return made
+        if not callable(made):
+            raise RewardSettingError(
+                f"reward {path}: {label} takes no 'completions' and made a "
+                f"{type(made).__name__}, which cannot be called; give a function "
+                f"f(completions, **columns), or one that makes such a function"
+            )
+        return _wrap(getattr(made, "__name__", label), made)
+    if params:
+        unknown = set(params) - names
+        if unknown and not _takes_any(found):
+            raise RewardSettingError(
+                f"reward {path}: {label} has no parameter {', '.join(sorted(unknown))}; it has: "
+                f"{', '.join(sorted(names))}"
+            )
+        return _wrap(label, partial(found, **params))
+    return _wrap(label, found)
+
+
+def _wrap(label: str, function: Callable[..., Any]) -> Reward:
+    if _parameters(function) >= _OPENRLHF_PARAMETERS:
+        return OpenRLHFReward(function, name=label)
+    return FunctionReward(function, name=label)
+
+
+def _is_reward(found: Any, names: set[str]) -> bool:
+    if names & _REWARD_PARAMETERS or names >= _OPENRLHF_PARAMETERS:
+        return True
+    return not names and _takes_any(found)  # f(**columns)
+
+
+def _call_factory(path: str, factory: Callable[..., Any], params: Mapping[str, Any]) -> Any:
+    try:
+        return factory(**params)
+    except TypeError as error:
+        raise RewardSettingError(
+            f"reward {path}: {error}; params given: {', '.join(sorted(params)) or 'none'}"
+        ) from error
+
+
+def _parameters(function: Any) -> set[str]:
+    """Names of the parameters, without ``*args`` and ``**kwargs``."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    return {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _takes_any(function: Any) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _find(path: str) -> Any:
+    place, _, attribute = path.rpartition(":")
+    if not place:
+        place, attribute = (path, "") if path.endswith(".py") else tuple(path.rsplit(".", 1))
+    module = _load_file(place) if place.endswith(".py") else _import(path, place)
+    if not attribute:
+        return _only_function(path, module)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise RewardSettingError(
+                f"reward {path}: {place} has no {attribute!r}; it has: "
+                f"{', '.join(_public_functions(module)) or 'no function'}"
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise RewardSettingError(
+            f"reward {path}: {attribute} is a {type(found).__name__} and cannot be called"
+        )
+    return found
+
+
+def _import(path: str, module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module + ".").startswith(error.name + "."):
+            raise RewardSettingError(
+                f"reward {path}: no registered reward and no module {module!r} on Python's path; "
+                f"put its folder on PYTHONPATH, or give the file: path/to/file.py:function"
+            ) from error
+        raise RewardSettingError(
+            f"reward {path}: {module} was found, but it needs the package {error.name!r}, which is "
+            f"not installed"
+        ) from error
+
+
+def _load_file(place: str) -> ModuleType:
+    file = Path(place).expanduser().resolve()
+    if not file.is_file():
+        raise RewardSettingError(f"reward file {place}: no such file (looked at {file})")
+    name = f"rlmath_reward_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise RewardSettingError(f"reward file {place}: Python cannot load it as a module")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickle look their module up by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise RewardSettingError(
+            f"reward file {place}: {type(error).__name__} while loading it: {error}"
+        ) from error
+    return module
+
+
+def _public_functions(module: ModuleType) -> list[str]:
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and inspect.isfunction(value)
+        and value.__module__ == module.__name__
+    ]
+
+
+def _only_function(path: str, module: ModuleType) -> Any:
+    names = _public_functions(module)
+    if "reward_func" in names:
+        return module.reward_func
+    if len(names) == 1:
+        return getattr(module, names[0])
+    raise RewardSettingError(
+        f"reward {path}: which of its functions? It has: {', '.join(names) or 'none'}. "
+        f"Write {path}:name"
+    )
+
+
+class FunctionReward(Reward):
+    """A TRL or Open-R1 reward function, called as those trainers call it: all by keyword.
+
+    Keywords that the function does not take are left out. A coroutine function runs on one event
+    loop that all of them share, so sessions that it keeps open stay usable.
+
+    A function may say of itself ``needs_group`` and ``thread_safe``. Without a word it gets whole
+    groups and one call at a time, as there.
+
+    Args:
+        function: ``f(completions, **columns)``, sync or async.
+        name: For messages and metrics.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.function = function
+        self.__name__ = name
+        target = function.func if isinstance(function, partial) else function
+        # Instance attributes on purpose: the class-wide defaults do not fit a foreign function.
+        self.needs_group = bool(getattr(target, "needs_group", True))  # type: ignore[misc]
+        self.thread_safe = bool(getattr(target, "thread_safe", False))  # type: ignore[misc]
+        self._takes_any = _takes_any(function)
+        self._names = _parameters(function)
+        self._required = _required(function)
+
+    def __call__(self, completions: Any = None, *args: Any, **columns: Any) -> Values:
+        if args:
+            raise RewardSettingError(f"reward {self.__name__}: give columns by keyword")
+        if completions is not None:
+            columns["completions"] = completions
+        if not self._takes_any:
+            columns = {k: v for k, v in columns.items() if k in self._names}
+        missing = self._required - set(columns)
+        if missing:
+            raise RewardSettingError(
+                f"reward {self.__name__}: it wants the column(s) {', '.join(sorted(missing))}, "
+                f"which the data's rows do not have"
+            )
+        result = self.function(**columns)
+        if inspect.isawaitable(result):
+            result = run_coroutine(result)
+        rows = completions if completions is not None else columns.get("completion_ids")
+        if rows is None:
+            raise RewardError(f"reward {self.__name__}: called without completions")
+        # NaN and infinity are kept out here as well, for calls by hand.
+        return check_values(self.__name__, result, len(rows))[0]
+
+
+def _required(function: Any) -> set[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    return {
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }

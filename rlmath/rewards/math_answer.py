@@ -1,0 +1,45 @@
+"""``math``: the recipe's reward, +5 for a right final answer and -5 otherwise.
+
+    R(y) = correct    if the final answer of y equals an accepted answer
+           incorrect  otherwise
+
+The rule-based accuracy reward of DeepSeek-R1 (arXiv 2501.12948), section 2.2.2, alone and with
+other values, which are settings (``reward.correct``, ``reward.incorrect``). An accepted answer that
+cannot be read gives ``None``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlmath.rewards.answers import GradedReward, correctness
+from rlmath.rewards.base import RewardSettingError, Values
+
+
+class MathAnswer(GradedReward):
+    """``correct`` for a right final answer, ``incorrect`` otherwise.
+
+    Args:
+        correct: Reward of a right answer.
+        incorrect: Reward of anything else; below ``correct``.
+        **grading: Settings of :class:`~rlmath.rewards.answers.GradedReward`.
+    """
+
+    __name__ = "math_reward"
+
+    def __init__(self, correct: float = 5.0, incorrect: float = -5.0, **grading: Any) -> None:
+        super().__init__(**grading)
+        if not incorrect < correct:
+            raise RewardSettingError(
+                f"math: incorrect={incorrect} is not below correct={correct}; a wrong answer would "
+                f"be worth as much as a right one"
+            )
+        self.correct = float(correct)
+        self.incorrect = float(incorrect)
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
+        return [
+            None if right is None else self.correct if right else self.incorrect
+            for right in correctness(self.grades(completions, columns))
+        ]

@@ -1,0 +1,482 @@
+"""A weighted sum of rewards: what the training loop calls as samples finish.
+
+    total_i = sum over rewards r of weight_r * r_i, of those with a value for sample i
+
+A reward that returned ``None`` for a sample takes no part in its total, so a mix may hold rewards
+that each score some of the data. A total is ``None`` when no reward with a weight scored the
+sample, or when one marked ``required`` did not: the trainer leaves such a sample out of its group's
+statistics and out of the loss.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from rlmath.grading import Grade
+from rlmath.rewards.answers import GRADES_COLUMN, AnswerGrader, GradedReward
+from rlmath.rewards.base import (
+    Reward,
+    RewardError,
+    RewardSettingError,
+    Value,
+    Values,
+    check_values,
+    texts_of,
+)
+from rlmath.rewards.loading import FunctionReward, is_path
+from rlmath.rewards.registry import get_reward, reward_class
+from rlmath.rewards.stats import RewardStats
+from rlmath.types import GradedSample, Problem, Sample
+
+log = logging.getLogger(__name__)
+
+_ITEM_KEYS = {"name", "weight", "params", "label", "required", "completion_format", "needs_group"}
+
+
+@dataclass(frozen=True)
+class MixItem:
+    """One reward of the mix.
+
+    Attributes:
+        reward: The callable.
+        label: Its name in the metrics.
+        weight: Its factor in the total; 0 only logs it.
+        required: Its ``None`` makes the total ``None``.
+        completion_format: ``chat`` (message lists) or ``text``: what it gets as completions.
+    """
+
+    reward: Reward
+    label: str
+    weight: float = 1.0
+    required: bool = False
+    completion_format: Literal["chat", "text"] = "text"
+
+
+@dataclass(frozen=True)
+class ScoredSample:
+    """What the mix says of one completion.
+
+    Attributes:
+        total: The weighted sum, or ``None``; see this module's docstring.
+        rewards: Each reward's own value, before its weight.
+        grade: The grader's verdict on the final answer, if a reward asked for one.
+        extra: Columns that rewards noted with ``log_extra``.
+    """
+
+    total: Value
+    rewards: Mapping[str, Value]
+    grade: Grade | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the final answer is right; ``None`` when nobody looked or nobody could tell."""
+        if self.grade is None or self.grade.status == "bad_gold":
+            return None
+        return self.grade.correct
+
+    @property
+    def status(self) -> str:
+        """The grader's status, or ``ungraded``."""
+        return "ungraded" if self.grade is None else self.grade.status
+
+
+@dataclass
+class _Partial:
+    """Values so far, by label, of one completion."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    grade: Grade | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class RewardMix:
+    """Any number of rewards with weights. Safe from any number of threads; close it after use.
+
+    Args:
+        items: The rewards.
+        answer_grader: The grader that the items share; closed with the mix.
+        on_error: A reward that raises stops the run (``raise``), or gives ``None`` for that call,
+            counted as ``rewards/<label>/errors`` (``none``).
+    """
+
+    def __init__(
+        self,
+        items: Sequence[MixItem],
+        *,
+        answer_grader: AnswerGrader | None = None,
+        on_error: Literal["raise", "none"] = "raise",
+    ) -> None:
+        if not items:
+            raise RewardSettingError("reward.items is empty; a run needs at least one reward")
+        if all(item.weight == 0 for item in items):
+            raise RewardSettingError(
+                f"all weights are 0 ({', '.join(i.label for i in items)}); every total would be "
+                f"None and nothing would be trained"
+            )
+        if on_error not in ("raise", "none"):
+            raise RewardSettingError(f"on_error={on_error!r}; use raise or none")
+        self.items = tuple(items)
+        self.on_error = on_error
+        self.trainer_state = SimpleNamespace(global_step=0, max_steps=0)
+        self._answer_grader = answer_grader
+        self._stats = RewardStats()
+        self._locks = {
+            item.label: nullcontext() if item.reward.thread_safe else threading.Lock()
+            for item in items
+        }
+
+    @classmethod
+    def from_config(
+        cls,
+        items: Sequence[Any],
+        *,
+        correct: float | None = None,
+        incorrect: float | None = None,
+        fallback: str = "none",
+        num_workers: int = 2,
+        timeout_s: float = 2.0,
+        completion_format: Literal["chat", "text"] = "text",
+        on_error: Literal["raise", "none"] = "raise",
+    ) -> RewardMix:
+        """The mix that ``reward`` in the settings describes.
+
+        Args:
+            items: Names, or mappings (or objects) with ``name``, ``weight`` (1), ``params`` ({}),
+                and if wanted ``label``, ``required``, ``completion_format``, ``needs_group``.
+            correct: Default of the math reward's ``correct``.
+            incorrect: Default of its ``incorrect``.
+            fallback: Of the grader that all items share; an item with grading settings of its own
+                gets its own grader.
+            num_workers: Worker processes of the shared grader.
+            timeout_s: Limit of one comparison, in seconds.
+            completion_format: What rewards from import or file paths get as completions. TRL
+                gives them message lists when the data's prompts are chats, else strings.
+            on_error: As in :class:`RewardMix`.
+
+        Raises:
+            RewardSettingError: An item that does not exist, or a setting that cannot work.
+        """
+        shared = AnswerGrader(num_workers=num_workers, timeout_s=timeout_s, fallback=fallback)
+        built: list[MixItem] = []
+        try:
+            for raw in items:
+                item = _as_mapping(raw)
+                name, params = item["name"], dict(item.get("params") or {})
+                if name == "math":
+                    for key, value in (("correct", correct), ("incorrect", incorrect)):
+                        if value is not None:
+                            params.setdefault(key, value)
+                if _shares_grader(name, params):
+                    params["answer_grader"] = shared
+                reward = get_reward(name, **params)
+                if item.get("needs_group") is not None:
+                    reward.needs_group = bool(item["needs_group"])  # type: ignore[misc]
+                label = item.get("label") or _label(name, reward)
+                taken = {i.label for i in built}
+                if label in taken and item.get("label"):
+                    raise RewardSettingError(f"two rewards have the label {label!r}")
+                number = 2
+                while label in taken:
+                    label = f"{label.rsplit('_', 1)[0] if number > 2 else label}_{number}"
+                    number += 1
+                built.append(
+                    MixItem(
+                        reward,
+                        label,
+                        weight=float(item.get("weight", 1.0)),
+                        required=bool(item.get("required", False)),
+                        completion_format=item.get("completion_format") or completion_format,
+                    )
+                )
+            return cls(built, answer_grader=shared, on_error=on_error)
+        except BaseException:
+            for done in built:
+                done.reward.close()
+            raise
+
+    @property
+    def scope(self) -> Literal["sample", "group"]:
+        """``sample``: completions may be scored one by one as they finish. ``group``: some reward
+        compares a problem's completions, so :meth:`score` wants all of them at once (the others
+        may still be done early with :meth:`prescore`)."""
+        return "group" if any(i.reward.needs_group for i in self.items) else "sample"
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether some reward counts tokens, so that ``completion_ids`` must be given."""
+        return any(i.reward.needs_tokens for i in self.items)
+
+    def set_step(self, step: int, total_steps: int = 0) -> None:
+        """Tell rewards that take ``trainer_state``, as in TRL, where training stands."""
+        self.trainer_state.global_step = step
+        self.trainer_state.max_steps = total_steps
+
+    def prescore(self, completions: Sequence[Any], **columns: Any) -> list[_Partial]:
+        """Score what needs no group, while the rest of the group is still being sampled.
+
+        Returns:
+            One piece per completion, to be given to :meth:`score` in the group's order.
+        """
+        partials = [_Partial() for _ in completions]
+        self._evaluate(
+            [i for i in self.items if not i.reward.needs_group], partials, completions, columns
+        )
+        return partials
+
+    def score(
+        self,
+        completions: Sequence[Any],
+        *,
+        prescored: Sequence[_Partial] | None = None,
+        **columns: Any,
+    ) -> list[ScoredSample]:
+        """Score completions: a whole group if :attr:`scope` says so, any number otherwise.
+
+        Args:
+            completions: Strings or message lists.
+            prescored: What :meth:`prescore` returned for these completions, in this order.
+            **columns: One value per completion: ``prompts``, ``completion_ids``,
+                ``finish_reason``, ``answers`` (accepted answers) or ``solution``, ``problem_id``,
+                and the data's other fields.
+
+        Raises:
+            RewardError: A reward raised or broke its contract (with ``on_error="raise"``).
+        """
+        if prescored is not None and len(prescored) != len(completions):
+            raise RewardSettingError(
+                f"{len(prescored)} prescored pieces for {len(completions)} completions"
+            )
+        partials = list(prescored) if prescored is not None else [_Partial() for _ in completions]
+        if completions:
+            todo = [i for i in self.items if prescored is None or i.reward.needs_group]
+            self._evaluate(todo, partials, completions, columns)
+        scored = [
+            ScoredSample(self._total(p.values), dict(p.values), p.grade, dict(p.extra))
+            for p in partials
+        ]
+        self._stats.add_values("total", (s.total for s in scored))
+        return scored
+
+    def score_group(
+        self,
+        problem: Problem,
+        samples: Sequence[Sample],
+        *,
+        prescored: Sequence[_Partial] | None = None,
+    ) -> list[GradedSample]:
+        """Score samples of one problem, in order."""
+        scored = self.score(
+            [s.text for s in samples], prescored=prescored, **group_columns(problem, samples)
+        )
+        return [
+            GradedSample(
+                sample=sample,
+                reward=result.total,
+                correct=result.correct,
+                status=result.status,
+                answer=None if result.grade is None else result.grade.answer,
+                rewards=result.rewards,
+            )
+            for sample, result in zip(samples, scored, strict=True)
+        ]
+
+    def prescore_group(self, problem: Problem, samples: Sequence[Sample]) -> list[_Partial]:
+        """:meth:`prescore` for samples of one problem."""
+        return self.prescore([s.text for s in samples], **group_columns(problem, samples))
+
+    def metrics(self) -> dict[str, float]:
+        """Figures since the last call; see :meth:`RewardStats.drain`.
+
+        The totals are under ``rewards/total``.
+        """
+        result = self._stats.drain()
+        for item in self.items:
+            for name, value in item.reward.drain_metrics().items():
+                result[f"rewards/{item.label}/{name}"] = value
+        return result
+
+    def close(self) -> None:
+        """Stop all worker processes and threads of the rewards."""
+        for item in self.items:
+            item.reward.close()
+        if self._answer_grader is not None:
+            self._answer_grader.close()
+
+    def __enter__(self) -> RewardMix:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _total(self, values: Mapping[str, Value]) -> Value:
+        total: Value = None
+        for item in self.items:
+            value = values.get(item.label)
+            if value is None:
+                if item.required:
+                    return None
+                continue
+            if item.weight != 0:
+                total = (total or 0.0) + item.weight * value
+        return total
+
+    def _evaluate(
+        self,
+        items: Sequence[MixItem],
+        partials: Sequence[_Partial],
+        completions: Sequence[Any],
+        columns: Mapping[str, Any],
+    ) -> None:
+        """Fill ``partials`` with the values of ``items``."""
+        if not completions:
+            return
+        texts = texts_of(completions)
+        columns = {k: v for k, v in columns.items() if v is not None}
+        if any(i.reward.needs_tokens for i in items) and "completion_ids" not in columns:
+            names = ", ".join(i.label for i in items if i.reward.needs_tokens)
+            raise RewardSettingError(f"{names}: token lengths need the column completion_ids")
+        for item in items:
+            values, seconds = self._call(item, partials, texts, columns)
+            for partial, value in zip(partials, values, strict=True):
+                partial.values[item.label] = value
+            self._stats.add_values(item.label, values, seconds)
+
+    def _call(
+        self,
+        item: MixItem,
+        partials: Sequence[_Partial],
+        texts: list[str],
+        columns: Mapping[str, Any],
+    ) -> tuple[Values, float]:
+        started = time.monotonic()
+        try:
+            if isinstance(item.reward, GradedReward):
+                values = self._call_graded(item, item.reward, partials, texts, columns)
+            elif isinstance(item.reward, FunctionReward):
+                values = self._call_function(item, partials, texts, columns)
+            else:
+                with self._locks[item.label]:
+                    values = item.reward(texts, **columns)
+            values, _ = check_values(item.label, values, len(texts))
+        except RewardSettingError:
+            raise
+        except Exception as error:
+            if self.on_error == "raise":
+                if isinstance(error, RewardError):
+                    raise
+                raise RewardError(
+                    f"reward {item.label}: {type(error).__name__}: {error}"
+                ) from error
+            log.warning("reward %s gave None to %d completions: %s", item.label, len(texts), error)
+            self._stats.add_error(item.label)
+            values = [None] * len(texts)
+        return values, time.monotonic() - started
+
+    def _call_graded(
+        self,
+        item: MixItem,
+        reward: GradedReward,
+        partials: Sequence[_Partial],
+        texts: list[str],
+        columns: Mapping[str, Any],
+    ) -> Values:
+        if reward.answer_grader is not self._answer_grader:
+            return reward(texts, **columns)
+        if any(p.grade is None for p in partials):
+            for partial, grade in zip(partials, reward.grades(texts, columns), strict=True):
+                partial.grade = grade
+            self._stats.add_statuses(item.label, (p.grade.status for p in partials if p.grade))
+        return reward(texts, **{**columns, GRADES_COLUMN: [p.grade for p in partials]})
+
+    def _call_function(
+        self,
+        item: MixItem,
+        partials: Sequence[_Partial],
+        texts: list[str],
+        columns: Mapping[str, Any],
+    ) -> Values:
+        """A foreign function gets what TRL's trainer would give it."""
+        completions: list[Any] = list(texts)
+        if item.completion_format == "chat":
+            completions = [[{"role": "assistant", "content": t}] for t in texts]
+        extended: dict[str, Any] = {
+            **columns,
+            "trainer_state": self.trainer_state,
+            "log_metric": lambda name, value: self._stats.add_note(item.label, name, value),
+            "log_extra": _extra_logger(partials),
+        }
+        extended.setdefault("prompts", [""] * len(texts))
+        if "solution" not in extended and "answers" in extended:
+            extended["solution"] = [
+                a[0] if not isinstance(a, str) and len(a) == 1 else a for a in extended["answers"]
+            ]
+        with self._locks[item.label]:
+            return item.reward(completions, **extended)
+
+
+def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
+    """The columns that rewards get for samples of one problem.
+
+    The data row's own fields keep their names; the rest are TRL's names, ``finish_reason``,
+    ``answers`` (the accepted answers) and ``problem_id``.
+    """
+    count = len(samples)
+    columns: dict[str, Any] = {name: [value] * count for name, value in problem.columns.items()}
+    columns.update(
+        prompts=[problem.prompt] * count,
+        completion_ids=[list(s.token_ids) for s in samples],
+        finish_reason=[s.finish_reason for s in samples],
+        answers=[list(problem.answers)] * count,
+        problem_id=[problem.id] * count,
+    )
+    return columns
+
+
+def _extra_logger(partials: Sequence[_Partial]) -> Callable[[str, Sequence[Any]], None]:
+    def log_extra(name: str, values: Sequence[Any]) -> None:
+        for partial, value in zip(partials, values, strict=False):
+            partial.extra[name] = value
+
+    return log_extra
+
+
+def _as_mapping(raw: Any) -> Mapping[str, Any]:
+    if isinstance(raw, str):
+        return {"name": raw}
+    if hasattr(raw, "items"):
+        item = {str(k): v for k, v in raw.items()}
+    else:
+        item = {k: v for k, v in vars(raw).items() if not k.startswith("_")}
+    unknown = sorted(set(item) - _ITEM_KEYS)
+    if "name" not in item or unknown:
+        raise RewardSettingError(
+            f"reward.items: {item!r} needs a name, and knows only: {', '.join(sorted(_ITEM_KEYS))}"
+        )
+    return item
+
+
+def _shares_grader(name: str, params: Mapping[str, Any]) -> bool:
+    """Whether the item can use the mix's grader: a graded reward with no settings of its own."""
+    own = {"num_workers", "timeout_s", "fallback", "grader", "answer_grader"} & set(params)
+    if own or is_path(name):
+        return False
+    try:
+        factory = reward_class(name)
+    except KeyError:
+        return False  # get_reward says so, with the names that there are
+    return isinstance(factory, type) and issubclass(factory, GradedReward)
+
+
+def _label(name: str, reward: Reward) -> str:
+    """A short name for the metrics: the registered one, or the function's."""
+    if name.startswith(("http://", "https://")):
+        return "remote"
+    return reward.__name__ if is_path(name) else name

@@ -1,0 +1,165 @@
+"""What the code rewards share: find the program in a response, run it on tests, compare output."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rlmath.rewards.base import Reward, RewardSettingError, Value, Values, texts_of
+from rlmath.rewards.sandbox import CodeProvider, Limits, ProviderError, get_provider
+from rlmath.rewards.sandbox.provider import language_names
+
+log = logging.getLogger(__name__)
+
+
+def extract_code(text: str, language: str) -> str | None:
+    """The last fenced block of this language, after the reasoning.
+
+    Args:
+        text: A response. What stands before the last ``</think>`` is not part of its answer.
+        language: Any of the language's names.
+
+    Returns:
+        The block without its fences; ``None`` if there is none that also closes.
+    """
+    answer = text.rpartition("</think>")[2]
+    names = "|".join(re.escape(name) for name in language_names(language))
+    opening = re.compile(rf"```(?:{names})[ \t]*\r?\n", re.IGNORECASE)
+    found = None
+    position = 0
+    while (match := opening.search(answer, position)) is not None:
+        end = answer.find("```", match.end())
+        if end < 0:
+            break
+        found = answer[match.end() : end]
+        position = end + 3
+    return found
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Whether the whole output is right.
+
+    Every line counts, and none may be missing or left over: a correct beginning does not pass.
+    White space at the ends of lines and empty lines at the end are not looked at.
+    """
+    return _lines(printed) == _lines(expected)
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line.rstrip() for line in text.replace("\r\n", "\n").split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def as_text(value: Any) -> str:
+    """A test's input or output as text: data sets hold strings, or lists of lines."""
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return "\n".join(str(line) for line in value)
+    return str(value)
+
+
+def as_record(name: str, value: Any) -> Mapping[str, Any]:
+    """A column's value that is a mapping, or one written as JSON.
+
+    Raises:
+        RewardSettingError: It is neither.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RewardSettingError(f"{name}: {value[:60]!r} is no JSON object") from error
+    if not isinstance(value, Mapping):
+        raise RewardSettingError(f"{name}: {value!r:.60} is no mapping")
+    return value
+
+
+def rows_of(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The columns as one mapping per completion; what is not one value each is left out."""
+    usable = {
+        name: values
+        for name, values in columns.items()
+        if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
+    }
+    return [{name: values[i] for name, values in usable.items()} for i in range(count)]
+
+
+class CodeReward(Reward):
+    """A reward that runs the response's program.
+
+    Args:
+        provider: ``local``, ``piston``, ``e2b``, ``morph``, ``package.module:Class``, or a
+            :class:`CodeProvider` that the caller closes.
+        provider_settings: Settings of that provider.
+        num_parallel: Responses judged at once; ``None``: what the provider runs at once.
+        cpu_s: Processor time of one run, in whole seconds, where the data says nothing.
+        memory_mib: Memory of one run, where the data says nothing.
+
+    A provider that fails gives ``None``, counted as ``provider_errors``: a fault of ours must not
+    look like a wrong program.
+    """
+
+    def __init__(
+        self,
+        provider: str | CodeProvider = "local",
+        provider_settings: Mapping[str, Any] | None = None,
+        num_parallel: int | None = None,
+        cpu_s: int = 5,
+        memory_mib: int = 512,
+    ) -> None:
+        self._owned = isinstance(provider, str)
+        self.provider = (
+            get_provider(provider, **dict(provider_settings or {}))
+            if isinstance(provider, str)
+            else provider
+        )
+        if num_parallel is not None and num_parallel < 1:
+            raise RewardSettingError(f"{self.__name__}: num_parallel={num_parallel}; at least 1")
+        self.limits = limits(cpu_s, memory_mib)
+        self._pool = ThreadPoolExecutor(
+            num_parallel or self.provider.max_parallel, thread_name_prefix="code-reward"
+        )
+        self._lock = threading.Lock()
+        self._provider_errors = 0
+
+    def judge_all(self, completions: Sequence[Any], judge: Callable[[int, str], Value]) -> Values:
+        """``judge(index, text)`` for each completion, several at once, in order."""
+        texts = texts_of(completions)
+        futures = [self._pool.submit(self._judge, judge, i, t) for i, t in enumerate(texts)]
+        return [future.result() for future in futures]
+
+    def _judge(self, judge: Callable[[int, str], Value], index: int, text: str) -> Value:
+        try:
+            return judge(index, text)
+        except ProviderError as error:
+            with self._lock:
+                self._provider_errors += 1
+            log.warning("%s: None for completion %d: %s", self.__name__, index, error)
+            return None
+
+    def drain_metrics(self) -> dict[str, float]:
+        with self._lock:
+            count, self._provider_errors = self._provider_errors, 0
+        return {"provider_errors": float(count)}
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._owned:
+            self.provider.close()
+
+
+def limits(cpu_s: float, memory_mib: float) -> Limits:
+    """Limits of one run: so much processor time, and three times that on the clock.
+
+    The clock is the wider one, so that a busy machine does not fail a program that is fast enough.
+    """
+    whole_s = max(1, int(-(-float(cpu_s) // 1)))
+    return Limits(cpu_s=whole_s, wall_s=3.0 * whole_s + 2.0, memory_mib=max(16, int(memory_mib)))

@@ -1,0 +1,120 @@
+"""Rewards by name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from rlmath.rewards.base import Reward, RewardSettingError
+from rlmath.rewards.loading import FunctionReward, is_path, load_reward
+
+# Name -> where the class stands. Imported when asked for, so that a reward costs nothing unused.
+_BUILT_IN = {
+    "accuracy": "rlmath.rewards.accuracy:Accuracy",
+    "binary_code": "rlmath.rewards.binary_code:BinaryCode",
+    "cf_code": "rlmath.rewards.cf_code:CodeforcesCode",
+    "code": "rlmath.rewards.code:Code",
+    "code_format": "rlmath.rewards.code_format:CodeFormat",
+    "cosine": "rlmath.rewards.cosine:Cosine",
+    "format": "rlmath.rewards.format:Format",
+    "ioi_code": "rlmath.rewards.ioi_code:IOICode",
+    "length": "rlmath.rewards.length:Length",
+    "math": "rlmath.rewards.math_answer:MathAnswer",
+    "reasoning_steps": "rlmath.rewards.reasoning_steps:ReasoningSteps",
+    "remote": "rlmath.rewards.remote:RemoteReward",
+    "repetition_penalty": "rlmath.rewards.repetition_penalty:RepetitionPenalty",
+    "soft_overlong_punishment": "rlmath.rewards.soft_overlong_punishment:SoftOverlongPunishment",
+    "stop_properly": "rlmath.rewards.stop_properly:StopProperly",
+    "tag_count": "rlmath.rewards.tag_count:TagCount",
+}
+_added: dict[str, Callable[..., Any]] = {}
+
+
+def available_rewards() -> list[str]:
+    """Registered names, sorted."""
+    return sorted({*_BUILT_IN, *_added})
+
+
+def register_reward(name: str, factory: Callable[..., Any]) -> None:
+    """Make ``get_reward(name, **params)`` return ``factory(**params)``.
+
+    Args:
+        name: A new name, without a dot or a colon.
+        factory: Returns a reward: a :class:`Reward` or any ``f(completions, **columns)``.
+
+    Raises:
+        RewardSettingError: The name is taken, or looks like a path.
+    """
+    if name in _BUILT_IN or name in _added:
+        raise RewardSettingError(f"the reward name {name!r} is taken")
+    if is_path(name):
+        raise RewardSettingError(f"the reward name {name!r} looks like a path; use none of . and :")
+    _added[name] = factory
+
+
+def reward_class(name: str) -> Any:
+    """The class or factory behind a registered name."""
+    if name in _added:
+        return _added[name]
+    module, _, attribute = _BUILT_IN[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def get_reward(name: str, **params: Any) -> Reward:
+    """A reward, ready to be called as ``reward(completions, **columns)``.
+
+    Args:
+        name: A registered name, an import path (``my_pkg.my_mod:my_reward``), a file path
+            (``my_file.py:my_reward``), or the address of a reward server (``http://...``).
+        **params: Its settings.
+
+    Raises:
+        RewardSettingError: No such reward, or a setting that it does not have or that is out of
+            range.
+    """
+    if name.startswith(("http://", "https://")):
+        params.setdefault("urls", name)
+        name = "remote"
+    if name not in _BUILT_IN and name not in _added:
+        if is_path(name):
+            return load_reward(name, params)
+        raise RewardSettingError(
+            f"no reward named {name!r}; there are: {', '.join(available_rewards())}. "
+            f"Your own is given as package.module:function or file.py:function"
+        )
+    factory = reward_class(name)
+    settings = settings_of(factory)
+    unknown = sorted(set(params) - set(settings)) if inspect.isclass(factory) else []
+    try:
+        if unknown:
+            raise TypeError(f"no setting {', '.join(unknown)}")
+        inspect.signature(factory).bind(**params)
+    except TypeError as error:
+        raise RewardSettingError(
+            f"reward {name}: {error}; its settings: {', '.join(settings) or 'none'}"
+        ) from error
+    made = factory(**params)
+    return made if isinstance(made, Reward) else FunctionReward(made, name=name)
+
+
+def settings_of(factory: Callable[..., Any]) -> list[str]:
+    """Names of the settings, those that a class hands on to its base included."""
+    names: dict[str, None] = {}
+    layers = factory.__mro__ if inspect.isclass(factory) else (factory,)
+    for layer in layers:
+        target = vars(layer).get("__init__") if inspect.isclass(layer) else layer
+        if target is None:
+            continue
+        parameters = list(inspect.signature(target).parameters.values())
+        names.update(
+            {
+                p.name: None
+                for p in parameters
+                if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            }
+        )
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return list(names)

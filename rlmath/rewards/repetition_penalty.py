@@ -1,0 +1,68 @@
+"""``repetition_penalty``: costs in proportion to the n-grams that repeat.
+
+Demystifying Long Chain-of-Thought Reasoning in LLMs (arXiv 2502.03373), appendix C.2:
+
+    R = max_penalty * (1 - distinct n-grams / all n-grams)
+
+over lower-case words separated by white space (Open-R1) or over token ids (the paper, TRL).
+A response of fewer than n units scores 0. Corrected: text in a script without spaces is one "word"
+and could never be found to repeat; ``unit="token"`` counts there as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from rlmath.rewards.base import Reward, RewardSettingError, Values, texts_of
+
+
+class RepetitionPenalty(Reward):
+    """Between ``max_penalty`` and 0.
+
+    Args:
+        ngram_size: Words (or tokens) in an n-gram.
+        max_penalty: The limit for endless repetition; not positive.
+        unit: ``word``, or ``token`` to count over ``completion_ids``.
+    """
+
+    __name__ = "repetition_penalty_reward"
+
+    def __init__(self, ngram_size: int = 3, max_penalty: float = -1.0, unit: str = "word") -> None:
+        if max_penalty > 0:
+            raise RewardSettingError(f"max_penalty {max_penalty} should not be positive")
+        if ngram_size < 1:
+            raise RewardSettingError(f"ngram_size {ngram_size} should be at least 1")
+        if unit not in ("word", "token"):
+            raise RewardSettingError(f"repetition_penalty: unit={unit!r}; use word or token")
+        self.ngram_size = ngram_size
+        self.max_penalty = float(max_penalty)
+        self.unit = unit
+
+    def __call__(
+        self,
+        completions: Sequence[Any] | None = None,
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        **columns: Any,
+    ) -> Values:
+        units: list[Sequence[Hashable]]
+        if self.unit == "token" or completions is None:
+            if completion_ids is None:
+                raise RewardSettingError("repetition_penalty: unit=token needs completion_ids")
+            units = list(completion_ids)
+        elif completions and all(
+            not isinstance(c, str) and len(c) > 0 and all(isinstance(i, int) for i in c)
+            for c in completions
+        ):
+            units = list(completions)  # token ids given first, as TRL's form takes them
+        else:
+            units = [text.lower().split() for text in texts_of(completions)]
+        return [self._value(u) for u in units]
+
+    def _value(self, units: Sequence[Hashable]) -> float:
+        total = len(units) - self.ngram_size + 1
+        if total < 1:
+            return 0.0
+        distinct = len({tuple(units[i : i + self.ngram_size]) for i in range(total)})
+        # The comparison keeps "no repetition" at 0.0 rather than -0.0.
+        return 0.0 if distinct == total else (1 - distinct / total) * self.max_penalty

@@ -1,0 +1,161 @@
+"""The Python script that runs one program inside a rented sandbox, and how its reply is read.
+
+E2B and Morph both offer "run this Python and give me what it prints". The script writes the files,
+compiles, runs the program as a child with limits of its own, and prints one line of JSON behind a
+mark that the program cannot know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import Any
+
+from rlmath.rewards.sandbox.provider import (
+    Execution,
+    Limits,
+    Program,
+    ProviderError,
+    canonical_language,
+)
+
+_COMPILE_S = 60
+_LANGUAGES: dict[str, tuple[str, list[str], list[str]]] = {
+    "python": ("main.py", [], ["python3", "main.py"]),
+    "cpp": ("main.cpp", ["g++", "-O2", "-std=c++17", "-o", "main", "main.cpp"], ["./main"]),
+    "c": ("main.c", ["gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm"], ["./main"]),
+    "javascript": ("main.js", [], ["node", "main.js"]),
+    "bash": ("main.sh", [], ["bash", "main.sh"]),
+}
+
+_SCRIPT = """
+import json, os, resource, signal, subprocess, tempfile, time
+job = json.loads({job!r})
+folder = tempfile.mkdtemp()
+for name, text in job["files"].items():
+    path = os.path.join(folder, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write(text)
+limit = job["output_bytes"]
+
+def bounded():
+    memory = job["memory_bytes"]
+    if job["limit_address_space"]:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (job["cpu_s"], job["cpu_s"] + 1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_bytes"], job["file_bytes"]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+def run(command, timeout_s, stdin, prepare):
+    # Output goes to files: they hold the size limit, where a pipe would be read without one.
+    with open(os.path.join(folder, ".in"), "w+") as given, \\
+            open(os.path.join(folder, ".out"), "wb+") as out, \\
+            open(os.path.join(folder, ".err"), "wb+") as err:
+        given.write(stdin)
+        given.seek(0)
+        begun = time.monotonic()
+        child = subprocess.Popen(command, cwd=folder, stdin=given, stdout=out, stderr=err,
+                                 start_new_session=True, preexec_fn=prepare)
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        seconds = time.monotonic() - begun
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+        out.seek(0)
+        err.seek(0)
+        return (code, out.read(limit + 1).decode("utf-8", "replace"),
+                err.read(limit + 1).decode("utf-8", "replace"), seconds)
+
+reply = {{}}
+if job["compile"]:
+    code, out, err, _ = run(job["compile"], job["compile_s"], "", None)
+    if code != 0:
+        reply["compile_error"] = (err or out or "it took too long")[:20000]
+if "compile_error" not in reply:
+    code, out, err, seconds = run(job["run"], job["wall_s"], job["stdin"], bounded)
+    reply.update(code=code, stdout=out, stderr=err, seconds=seconds, files={{}})
+    for name in job["collect"]:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and not os.path.islink(path):
+            with open(path, errors="replace") as file:
+                reply["files"][name] = file.read(limit)
+print("\\n" + {mark!r} + json.dumps(reply))
+"""
+
+
+def total_limit_s(limits: Limits) -> float:
+    """How long the script may take, compiling included, in seconds."""
+    return limits.wall_s + _COMPILE_S + 15.0
+
+
+def build_script(
+    program: Program, limits: Limits, stdin: str, files: Mapping[str, str]
+) -> tuple[str, str]:
+    """The script for one run, and the mark before its reply.
+
+    Raises:
+        ProviderError: The language is not known here.
+    """
+    name = canonical_language(program.language)
+    if name not in _LANGUAGES:
+        raise ProviderError(
+            f"language {program.language!r}: rented sandboxes run {', '.join(sorted(_LANGUAGES))}"
+        )
+    main, compile_command, run_command = _LANGUAGES[name]
+    mark = f"rlmath-{token_hex(16)}:"
+    job = {
+        "files": {**program.files, **files, main: program.source},
+        "compile": compile_command,
+        "compile_s": _COMPILE_S,
+        "run": [*run_command, *program.args],
+        "stdin": stdin,
+        "cpu_s": limits.cpu_s,
+        "wall_s": limits.wall_s,
+        "memory_bytes": limits.memory_mib * 2**20,
+        "limit_address_space": name != "javascript",
+        "file_bytes": limits.file_size_mib * 2**20,
+        "output_bytes": limits.output_kib * 1024,
+        "collect": list(program.collect),
+    }
+    return _SCRIPT.format(job=json.dumps(job), mark=mark), mark
+
+
+def read_reply(printed: str, mark: str, limits: Limits) -> tuple[Execution, str | None]:
+    """How the run ended, and the compiler's complaint if there was one.
+
+    Raises:
+        ProviderError: The mark is not there: the script did not come to its end.
+    """
+    _, found, tail = printed.rpartition(mark)
+    if not found:
+        raise ProviderError(f"the sandbox printed no reply; it printed {printed[-200:]!r}")
+    reply: dict[str, Any] = json.loads(tail.splitlines()[0])
+    if "compile_error" in reply:
+        message = str(reply["compile_error"])
+        return Execution("runtime_error", stderr=message), message
+    code = reply["code"]
+    limit = limits.output_kib * 1024
+    if code is None or code in (-24, -9):  # SIGXCPU, or SIGKILL past the hard limit
+        status = "timeout"
+    elif len(reply["stdout"]) > limit or len(reply["stderr"]) > limit:
+        status = "output_limit"
+    else:
+        status = "ok" if code == 0 else "runtime_error"
+    return (
+        Execution(
+            status=status,  # type: ignore[arg-type]
+            stdout=reply["stdout"][:limit],
+            stderr=reply["stderr"][:limit],
+            exit_code=code,
+            seconds=reply["seconds"],
+            files=reply["files"],
+        ),
+        None,
+    )

@@ -1,0 +1,484 @@
+"""Programs on this machine, each run in a sandbox of its own.
+
+What a program can reach, by level (``LocalProvider.level`` says which one is in use):
+
+    namespace  its own user, processes, network (none) and files: the system's programs, read-only,
+               and a clean folder in memory. Nothing else of the machine exists for it.
+    user       its own user id in a clean temporary folder; no network, no signals to others, by a
+               filter on system calls. Files that everyone may read can be read.
+    process    as ``user``, but under the trainer's own user id: for machines that allow no more.
+
+All levels limit processor time, time on the clock, memory, file sizes, output and the number of
+processes, start with an empty environment, and end everything that a program left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from secrets import randbelow
+from typing import Any, Literal
+
+from rlmath.rewards.base import RewardSettingError
+from rlmath.rewards.sandbox.memory import tree_memory_mib
+from rlmath.rewards.sandbox.provider import (
+    CodeProvider,
+    Execution,
+    Limits,
+    PreparedProgram,
+    Program,
+    ProviderError,
+    Status,
+    canonical_language,
+)
+
+log = logging.getLogger(__name__)
+
+Level = Literal["namespace", "user", "process"]
+LEVELS: tuple[Level, ...] = ("namespace", "user", "process")
+
+_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+_SYSTEM_PATHS = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
+    "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime",
+)  # fmt: skip
+_SETUP_LIMIT_S = 30.0
+_COMPILE_LIMITS = Limits(
+    cpu_s=30, wall_s=60.0, memory_mib=2048, file_size_mib=128, output_kib=256, processes=32
+)
+# Above a program's own limit: the launcher's two Pythons, and pages counted twice after a fork.
+_MEMORY_SLACK_MIB = 64
+
+
+@dataclass(frozen=True)
+class _Language:
+    """How programs of one language are built and run. ``{python}`` is the interpreter."""
+
+    file: str
+    run: tuple[str, ...]
+    compile: tuple[str, ...] = ()
+    limit_address_space: bool = True
+
+    @property
+    def tool(self) -> str:
+        return (self.compile or self.run)[0]
+
+
+_LANGUAGES = {
+    "python": _Language("main.py", ("{python}", "-B", "main.py")),
+    "cpp": _Language(
+        "main.cpp", ("./main",), ("g++", "-O2", "-std=c++17", "-o", "main", "main.cpp")
+    ),
+    "c": _Language(
+        "main.c", ("./main",), ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm")
+    ),
+    # V8 reserves far more addresses than it uses; resident memory is watched instead.
+    "javascript": _Language("main.js", ("node", "main.js"), limit_address_space=False),
+    "bash": _Language("main.sh", ("bash", "main.sh")),
+}
+
+
+class LocalProvider(CodeProvider):
+    """Runs programs in sandboxes on this machine.
+
+    Args:
+        max_parallel: Runs at once; ``None``: the machine's processors.
+        level: The isolation to use; ``auto`` takes the strongest that works here.
+        python: Interpreter for Python programs; ``None``: the one that rlmath runs on, without its
+            environment's packages.
+        read_only_paths: More of this machine that programs may read (level ``namespace``), for
+            instance a folder with packages.
+
+    Raises:
+        RewardSettingError: The level does not work on this machine; the message says why.
+    """
+
+    def __init__(
+        self,
+        max_parallel: int | None = None,
+        level: Level | Literal["auto"] = "auto",
+        python: str | None = None,
+        read_only_paths: tuple[str, ...] = (),
+    ) -> None:
+        self.max_parallel = max_parallel or os.cpu_count() or 1
+        self._slots = threading.BoundedSemaphore(self.max_parallel)
+        base = python or getattr(sys, "_base_executable", None) or sys.executable
+        self.python = os.path.realpath(base)
+        prefixes = (sys.base_prefix, str(Path(self.python).parent.parent))
+        wanted = (*_SYSTEM_PATHS, *prefixes, *read_only_paths)
+        self._read_only = [p for p in dict.fromkeys(wanted) if p != "/" and os.path.lexists(p)]
+        self._uids = _UserIds()
+        self.level = self._choose(level)
+
+    def _choose(self, wanted: Level | Literal["auto"]) -> Level:
+        if wanted != "auto" and wanted not in LEVELS:
+            raise RewardSettingError(f"sandbox level {wanted!r}; use auto, {', '.join(LEVELS)}")
+        reasons: list[str] = []
+        for level in LEVELS if wanted == "auto" else (wanted,):
+            reason = self._why_not(level)
+            if reason is None:
+                if wanted == "auto" and level != "namespace":
+                    log.warning(
+                        "the code sandbox runs at level %r (%s); programs can read what everyone "
+                        "on this machine can read",
+                        level,
+                        "; ".join(reasons),
+                    )
+                return level
+            reasons.append(f"{level}: {reason}")
+        raise RewardSettingError(
+            f"no sandbox level works on this machine ({'; '.join(reasons)}); use a remote provider "
+            f"(piston, e2b, morph)"
+        )
+
+    def _why_not(self, level: Level) -> str | None:
+        """Run a trivial program at this level; ``None`` if it works."""
+        if level == "user" and os.geteuid() != 0:
+            return "only root can change to another user id"
+        self.level = level
+        probe = Program("python", "print(input()[::-1])")
+        try:
+            with self.prepare(probe, Limits(wall_s=20.0)) as prepared:
+                result = prepared.run("olleh\n")
+        except ProviderError as error:
+            return str(error)
+        if result.stdout != "hello\n":
+            return f"the trial program ended with {result.status}: {result.stderr[:200]}"
+        return None
+
+    def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
+        name = canonical_language(program.language)
+        if name not in _LANGUAGES:
+            raise ProviderError(
+                f"language {program.language!r}: the local sandbox runs "
+                f"{', '.join(sorted(_LANGUAGES))}"
+            )
+        language = _LANGUAGES[name]
+        if not (language.tool.startswith("{") or shutil.which(language.tool)):
+            raise ProviderError(f"language {program.language!r}: {language.tool} is not installed")
+        for path in (*program.files, *program.collect):
+            _check_relative(path)
+        return _Prepared(self, language, program, limits)
+
+    def execute(
+        self,
+        command: tuple[str, ...],
+        files: Mapping[str, str | bytes],
+        stdin: str,
+        limits: Limits,
+        collect: tuple[str, ...],
+        limit_address_space: bool,
+    ) -> tuple[Execution, dict[str, bytes]]:
+        """One command in a new sandbox: how it ended, and the collected files."""
+        with self._slots, _job_folder(files, stdin) as folder, self._uids.one() as uid:
+            return _Run(self, command, folder, uid, limits, collect, limit_address_space).finish()
+
+    def resolve(self, command: tuple[str, ...]) -> list[str]:
+        """The command with full paths, for a program has no ``PATH`` search of ours."""
+        first = self.python if command[0] == "{python}" else command[0]
+        if "/" not in first:
+            first = shutil.which(first) or f"/usr/bin/{first}"
+        return [first, *command[1:]]
+
+    @property
+    def read_only_paths(self) -> list[str]:
+        """What programs may read at level ``namespace``."""
+        return self._read_only
+
+
+class _UserIds:
+    """User ids that no two sandboxes of this process use at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._used: set[int] = set()
+
+    @contextmanager
+    def one(self) -> Iterator[int]:
+        with self._lock:
+            uid = next(u for u in iter(lambda: 20000 + randbelow(40000), 0) if u not in self._used)
+            self._used.add(uid)
+        try:
+            yield uid
+        finally:
+            with self._lock:
+                self._used.discard(uid)
+
+
+def _check_relative(path: str) -> None:
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+        raise ProviderError(f"file {path!r}: only paths inside the program's folder are taken")
+
+
+@contextmanager
+def _job_folder(files: Mapping[str, str | bytes], stdin: str) -> Iterator[Path]:
+    """A temporary folder with ``work`` (the program's), ``out``, ``root`` and ``stdin``."""
+    folder = Path(tempfile.mkdtemp(prefix="rlmath-sandbox-"))
+    try:
+        folder.chmod(0o711)  # a program under another user id has to get to its own folder
+        for name in ("work", "out", "root"):
+            (folder / name).mkdir()
+        (folder / "work").chmod(0o700)
+        for name, content in files.items():
+            path = folder / "work" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            data = content.encode("utf-8", "replace") if isinstance(content, str) else content
+            path.write_bytes(data)
+            if isinstance(content, bytes):
+                path.chmod(0o755)
+        (folder / "stdin").write_bytes(stdin.encode("utf-8", "replace"))
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Prepared(PreparedProgram):
+    def __init__(
+        self, provider: LocalProvider, language: _Language, program: Program, limits: Limits
+    ) -> None:
+        self._provider = provider
+        self._language = language
+        self._program = program
+        self._limits = limits
+        self._binary: bytes | None = None
+        if language.compile:
+            sources = {**program.files, language.file: program.source}
+            result, built = provider.execute(
+                language.compile, sources, "", _COMPILE_LIMITS, ("main",), True
+            )
+            self._binary = built.get("main")
+            if result.status != "ok" or self._binary is None:
+                self.compile_error = result.stderr or result.status
+
+    def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
+        if self.compile_error is not None:
+            raise ProviderError("this program did not compile")
+        for path in files or {}:
+            _check_relative(path)
+        content: dict[str, str | bytes] = {**self._program.files, **(files or {})}
+        if self._binary is None:
+            content[self._language.file] = self._program.source
+        else:
+            content["main"] = self._binary
+        result, collected = self._provider.execute(
+            (*self._language.run, *self._program.args),
+            content,
+            stdin,
+            self._limits,
+            self._program.collect,
+            self._language.limit_address_space,
+        )
+        texts = {name: data.decode("utf-8", "replace") for name, data in collected.items()}
+        return replace(result, files=texts)
+
+
+class _Run:
+    """One sandboxed process tree, from start to the last trace of it."""
+
+    def __init__(
+        self,
+        provider: LocalProvider,
+        command: tuple[str, ...],
+        folder: Path,
+        uid: int,
+        limits: Limits,
+        collect: tuple[str, ...],
+        limit_address_space: bool,
+    ) -> None:
+        self.limits = limits
+        self.folder = folder
+        self.collect = collect
+        self.limit_bytes = limits.output_kib * 1024
+        self.output: dict[str, bytearray] = {
+            "stdout": bytearray(),
+            "stderr": bytearray(),
+            "status": bytearray(),
+        }
+        status_read, status_write = os.pipe()
+        own_disk = provider.level == "namespace"
+        home = "/work" if own_disk else str(folder / "work")
+        job: dict[str, Any] = {
+            "level": provider.level,
+            "uid": uid,
+            "argv": provider.resolve(command),
+            "env": {
+                "PATH": f"{Path(provider.python).parent}:/usr/local/bin:/usr/bin:/bin",
+                "HOME": home,
+                "TMPDIR": "/tmp" if own_disk else home,
+                "LANG": "C.UTF-8",
+                "PYTHONHASHSEED": "0",
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+            },
+            "work_dir": str(folder / "work"),
+            "out_dir": str(folder / "out"),
+            "root_dir": str(folder / "root"),
+            "read_only_paths": provider.read_only_paths,
+            "collect": list(collect),
+            "limits": dict(vars(limits)),
+            "process_limit": limits.processes + _processes_counted_against(provider.level),
+            "limit_address_space": limit_address_space,
+            "status_fd": status_write,
+        }
+        try:
+            with open(folder / "stdin", "rb") as stdin:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", _LAUNCHER, json.dumps(job)],
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=(status_write,),
+                    env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            os.close(status_read)
+            raise ProviderError(f"the sandbox's launcher did not start: {error}") from error
+        finally:
+            os.close(status_write)
+        self.status_read = status_read
+
+    def finish(self) -> tuple[Execution, dict[str, bytes]]:
+        """Wait for the end, or bring it about.
+
+        Raises:
+            ProviderError: The sandbox could not be built.
+        """
+        try:
+            ended, seconds = self._watch()
+        finally:
+            self._kill()
+            os.close(self.status_read)
+        report = self._report()
+        if "error" in report:
+            raise ProviderError(f"the sandbox could not be built: {report['error']}")
+        if ended is None and "exit" not in report:
+            raise ProviderError("the sandbox ended without a report")
+        exit_code = report.get("exit")
+        status: Status = ended or "ok"
+        if ended is None and exit_code != 0:
+            over = float(report.get("cpu_s", 0.0)) >= self.limits.cpu_s * 0.98
+            cut = exit_code in (-signal.SIGXCPU, -signal.SIGKILL)
+            status = "timeout" if cut and over else "runtime_error"
+        result = Execution(
+            status=status,
+            stdout=self.output["stdout"][: self.limit_bytes].decode("utf-8", "replace"),
+            stderr=self.output["stderr"][: self.limit_bytes].decode("utf-8", "replace"),
+            exit_code=exit_code,
+            seconds=seconds,
+        )
+        files = {}
+        for name in self.collect:
+            path = self.folder / "out" / name.replace("/", "_")
+            if path.is_file():
+                files[name] = path.read_bytes()
+        return result, files
+
+    def _watch(self) -> tuple[Status | None, float]:
+        """Read the pipes until the report has come or a limit is passed.
+
+        Returns:
+            The limit that was passed, if one was, and the program's time on the clock.
+        """
+        assert self.process.stdout is not None and self.process.stderr is not None
+        begun = time.monotonic()
+        started: float | None = None
+        next_look = begun + 0.2
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ, "stdout")
+            selector.register(self.process.stderr, selectors.EVENT_READ, "stderr")
+            selector.register(self.status_read, selectors.EVENT_READ, "status")
+            while True:
+                now = time.monotonic()
+                if started is None and b"\n" in self.output["status"]:
+                    started = now
+                limit = begun + _SETUP_LIMIT_S if started is None else started + self.limits.wall_s
+                if now >= limit:
+                    if started is None:
+                        raise ProviderError(f"no sandbox within {_SETUP_LIMIT_S:g} s")
+                    return "timeout", now - started
+                if now >= next_look:
+                    next_look = now + 0.1
+                    used = tree_memory_mib(self.process.pid)
+                    if used > self.limits.memory_mib + _MEMORY_SLACK_MIB:
+                        return "memory", now - (started or begun)
+                for key, _ in selector.select(min(limit, next_look) - now):
+                    block = os.read(key.fd, 65536)
+                    self.output[key.data] += block
+                    if self._over_output():
+                        return "output_limit", now - (started or begun)
+                    # Do not wait for the namespaces to be taken down: that can take seconds.
+                    if key.data == "status" and (
+                        not block or self.output["status"].count(b"\n") > 1
+                    ):
+                        selector.unregister(key.fileobj)
+                        self._drain(selector)
+                        over = self._over_output()
+                        return ("output_limit" if over else None), now - (started or begun)
+                    if not block:
+                        selector.unregister(key.fileobj)
+
+    def _over_output(self) -> bool:
+        return any(len(self.output[n]) > self.limit_bytes for n in ("stdout", "stderr"))
+
+    def _drain(self, selector: selectors.BaseSelector) -> None:
+        """What the program wrote before it ended may still be in the pipes."""
+        self._kill_group()
+        deadline = time.monotonic() + 2.0
+        while selector.get_map() and time.monotonic() < deadline and not self._over_output():
+            for key, _ in selector.select(0.1):
+                block = os.read(key.fd, 65536)
+                if block:
+                    self.output[key.data] += block
+                else:
+                    selector.unregister(key.fileobj)
+
+    def _report(self) -> dict[str, Any]:
+        report: dict[str, Any] = {}
+        for line in bytes(self.output["status"]).splitlines():
+            with suppress(ValueError):
+                report.update(json.loads(line))
+        return report
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _kill(self) -> None:
+        self._kill_group()
+        self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _processes_counted_against(level: Level) -> int:
+    """Processes that the kernel already counts against the sandbox's user id."""
+    if os.geteuid() == 0 and level != "process":
+        return 0  # an id of its own
+    release = os.uname().release.split("-")[0].split(".")
+    if level == "namespace" and (int(release[0]), int(release[1])) >= (5, 14):
+        return 0  # counted for each user namespace since Linux 5.14
+    uid = os.geteuid()
+    count = 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if entry.stat().st_uid == uid:
+                    count += len(os.listdir(f"/proc/{entry.name}/task"))
+    return count

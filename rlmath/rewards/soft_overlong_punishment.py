@@ -1,0 +1,57 @@
+"""``soft_overlong_punishment``: costs for coming near the length limit.
+
+DAPO (arXiv 2503.14476), equation 13: with |y| the length in tokens,
+
+    R(y) = 0                                    |y| <= L_max - L_cache
+           ((L_max - L_cache) - |y|) / L_cache  L_max - L_cache < |y| <= L_max
+           -1                                   L_max < |y|
+
+Corrected against Open-R1's first form, which counted characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlmath.rewards.base import Reward, RewardSettingError, Values, token_counts
+
+
+class SoftOverlongPunishment(Reward):
+    """Between -1 and 0.
+
+    Args:
+        max_completion_len: L_max, in tokens.
+        soft_punish_cache: L_cache, in tokens: over how many the cost rises; 0 makes it a step.
+    """
+
+    needs_tokens = True
+    __name__ = "soft_overlong_punishment_reward"
+
+    def __init__(self, max_completion_len: int, soft_punish_cache: int) -> None:
+        if not 0 <= soft_punish_cache <= max_completion_len:
+            raise RewardSettingError(
+                f"soft_overlong_punishment: soft_punish_cache={soft_punish_cache} tokens must lie "
+                f"between 0 and max_completion_len={max_completion_len}"
+            )
+        self.max_completion_len = max_completion_len
+        self.soft_punish_cache = soft_punish_cache
+
+    def __call__(
+        self,
+        completions: Sequence[Any] | None = None,
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        **columns: Any,
+    ) -> Values:
+        return [
+            self._value(n)
+            for n in token_counts("soft_overlong_punishment", completions, completion_ids)
+        ]
+
+    def _value(self, length_tokens: int) -> float:
+        free = self.max_completion_len - self.soft_punish_cache
+        if length_tokens <= free:
+            return 0.0
+        if length_tokens > self.max_completion_len:
+            return -1.0
+        return (free - length_tokens) / self.soft_punish_cache
