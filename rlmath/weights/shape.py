@@ -160,7 +160,9 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     heads = int(_get(config, "num_attention_heads"))
     hidden = int(_get(config, "hidden_size"))
     layers = int(_get(config, "num_hidden_layers"))
-    experts = int(_get(config, "num_experts")) if family.moe else 0
+    # Published files say num_experts, transformers 5 saves num_local_experts.
+    key = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
+    experts = int(_get(config, key)) if family.moe else 0
     return ModelShape(
         architecture=architecture,
         layers=layers,

@@ -169,7 +169,7 @@ def test_log_probs_are_those_of_transformers(
     _check_log_probs(ranks, folders[family], reference[family], case)
 
 
-@pytest.mark.parametrize("case", [Case(), Case(ep=4), Case(pp=2, ep=2)], ids=str)
+@pytest.mark.parametrize("case", [Case(), Case(ep=4), Case(pp=2, ep=2), Case(tp=2, ep=2)], ids=str)
 def test_log_probs_of_experts_are_those_of_transformers(
     ranks: Ranks, folders: dict[str, Path], reference: dict[str, Tensor], case: Case
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
+import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -42,6 +43,7 @@ class Ranks:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
+        self._broken = ""
         for rank in range(WORLD_SIZE):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, port, theirs), daemon=True)
@@ -51,17 +53,21 @@ class Ranks:
 
     def call(self, function: str, *args: Any, timeout_s: float = 60.0) -> list[Any]:
         """Results of all ranks; raises ``AssertionError`` with the first rank's traceback."""
+        assert not self._broken, f"the ranks were left out of step by {self._broken}"
         for pipe in self._pipes:
             pipe.send((function, args))
         results = []
         errors = []
         for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(timeout_s):
-                errors.append(f"rank {rank} gave no answer to {function} within {timeout_s} s")
-                break
+            if not pipe.poll(1.0 if errors else timeout_s):
+                errors.append(f"rank {rank} gave no answer to {function}")
+                continue
             ok, value = pipe.recv()
             (results if ok else errors).append(value)
-        assert not errors, "\n".join(errors)
+        if errors:
+            # Some ranks may still wait in a collective that the others have left.
+            self._broken = f"{function}{args}"
+            raise AssertionError("\n".join(errors))
         return results
 
     def close(self) -> None:
@@ -69,13 +75,15 @@ class Ranks:
             if process.is_alive():
                 pipe.send(None)
         for process in self._processes:
-            process.join(10)
+            process.join(0.2 if self._broken else 5)
             if process.is_alive():
                 process.kill()
                 process.join()
 
 
 def _serve(rank: int, port: int, pipe: Connection) -> None:
+    # Megatron tells at length which optional packages it does without.
+    warnings.simplefilter("ignore")
     from rlmath.device import CPU
 
     CPU.prepare_megatron_process(local_rank=rank, num_threads=1)
@@ -145,7 +153,8 @@ def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
             "moe_router_topk": shape.experts_per_token,
             "moe_layer_freq": [int(shape.is_moe_layer(n)) for n in range(shape.layers)],
             "moe_router_load_balancing_type": "none",
-            "moe_token_dispatcher_type": "alltoall",
+            # gloo has no all-to-all of uneven sizes.
+            "moe_token_dispatcher_type": "allgather",
             "expert_model_parallel_size": case.ep,
             "expert_tensor_parallel_size": case.etp,
         }
@@ -182,9 +191,7 @@ def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
         **moe,
     )
     if shape.experts:
-        spec = specs.get_gpt_decoder_block_spec(
-            config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
-        )
+        spec = _expert_spec(specs, config, vp_stage)
     else:
         spec = specs.get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
     stage = {} if case.vp is None else {"ignore_virtual": False, "vp_stage": vp_stage}
@@ -201,6 +208,28 @@ def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
         vp_stage=vp_stage if case.vp is not None else None,
     )
     return model
+
+
+def _expert_spec(specs: Any, config: Any, vp_stage: int) -> Any:
+    """Megatron's own layers of a mixture, with norms that allow sequence parallel."""
+    from megatron.core.transformer.moe import moe_utils
+
+    from rlmath.actor.attention import ParallelRMSNorm
+
+    # Megatron 0.16 reads this name in the router although it defines it with Transformer Engine
+    # alone.
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+    spec = specs.get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
+    )
+    spec.layer_norm = ParallelRMSNorm
+    for layer in spec.layer_specs:
+        layer.submodules.input_layernorm = ParallelRMSNorm
+        layer.submodules.pre_mlp_layernorm = ParallelRMSNorm
+        attention = layer.submodules.self_attention.submodules
+        attention.q_layernorm = attention.k_layernorm = ParallelRMSNorm
+    return spec
 
 
 def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any]:
@@ -271,8 +300,11 @@ def logits(folder: str, case: Case, sequences: list[list[int]]) -> Tensor | None
     num_tokens = sum(map(len, sequences))
     with torch.no_grad():
         if shape.experts:
-            outputs = [_forward(model, *_one_sequence(tokens), None) for tokens in sequences]
-            out = None if outputs[0] is None else torch.cat(outputs, 1)
+            parts = []
+            for tokens in sequences:
+                one = _forward(model, *_one_sequence(tokens, case.tp), None)
+                parts += [] if one is None else [one[:, : len(tokens)]]
+            out = torch.cat(parts, 1) if parts else None
         else:
             out = _forward(model, *_packed(sequences, case.tp))
         if out is None:
@@ -282,10 +314,12 @@ def logits(folder: str, case: Case, sequences: list[list[int]]) -> Tensor | None
     return torch.cat(parts, -1)[0, :num_tokens, : shape.vocab].clone()
 
 
-def _one_sequence(tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    n = len(tokens)
+def _one_sequence(tokens: list[int], tp: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Padded at the end, which a causal model does not see, to what tensor ranks share evenly."""
+    padded = tokens + [0] * (-len(tokens) % tp)
+    n = len(padded)
     mask = torch.ones(1, 1, n, n, dtype=torch.bool).triu(1)
-    return torch.tensor([tokens]), torch.arange(n)[None], mask
+    return torch.tensor([padded]), torch.arange(n)[None], mask
 
 
 def _packed(sequences: list[list[int]], tp: int) -> tuple[Tensor, Tensor, None, Any]:
