@@ -1,0 +1,77 @@
+"""The accepted answers in a field of a data row."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from rlmath.data.files import MalformedRowError
+from rlmath.grading.extract import match_brace
+from rlmath.grading.gold import accepted_text
+
+_GROUPED_NUMBER = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
+# What may stand between boxes that together are one answer, as in "\boxed{2} and \boxed{3}".
+_BETWEEN_BOXES = re.compile(r"(?:\s|[$,;.]|and\b|or\b|\\\(|\\\)|\\\[|\\\])*")
+
+
+def accepted_answers(value: Any) -> tuple[str, ...]:
+    r"""The accepted answers that a field holds, without what is around them.
+
+    A text is cut down to its answer: the content of its last ``\boxed{}``; else what follows
+    ``####`` (GSM8K), thousands commas taken out; else all of it. Boxes with nothing else around
+    them (``\boxed{2}, \boxed{3}``) are one answer with several parts. ``27.0`` becomes ``27``.
+
+    Args:
+        value: A text, a number, or a list of them, any of which is right.
+
+    Raises:
+        MalformedRowError: It holds something else, or nothing.
+    """
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise MalformedRowError("an empty list: at least one accepted answer is needed")
+    # A list may repeat itself; the order stays.
+    return tuple(dict.fromkeys(_one_answer(item) for item in values))
+
+
+def _one_answer(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        kind = "null" if value is None else f"a {type(value).__name__}"
+        raise MalformedRowError(f"an answer is a text or a number, this is {kind}")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise MalformedRowError(f"the answer is {value}, no number")
+        return str(int(value)) if value.is_integer() else repr(value)
+    if isinstance(value, int):
+        return str(value)
+    several = len(_BOX.findall(value)) > 1
+    parts = _only_boxes(value) if several else []
+    answer = ", ".join(parts) if parts else accepted_text(value)
+    if not answer:
+        raise MalformedRowError(f"no answer in {_shorten(value)!r}")
+    if not parts and "####" in value and _GROUPED_NUMBER.fullmatch(answer.lstrip("$ ")):
+        answer = answer.lstrip("$ ").replace(",", "")
+    return answer
+
+
+def _only_boxes(text: str) -> list[str]:
+    """The contents of the boxes when the text is nothing but boxes, else nothing."""
+    parts, position = [], _skip(text, 0)
+    while box := _BOX.match(text, position):
+        close = match_brace(text, box.end())
+        if close < 0:
+            return []
+        parts.append(text[box.end() + 1 : close].strip())
+        position = _skip(text, close + 1)
+    return parts if position == len(text) and all(parts) else []
+
+
+def _skip(text: str, position: int) -> int:
+    match = _BETWEEN_BOXES.match(text, position)
+    return match.end() if match else position
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,260 @@
+"""Problems and worked examples out of data files."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlmath.config.schema import DataConfig, MalformedRow, OverlongPrompt
+from rlmath.data.answers import accepted_answers
+from rlmath.data.files import MalformedRowError, read_rows
+from rlmath.data.prompts import Encoder, PromptRenderer
+from rlmath.data.report import LoadReport
+from rlmath.errors import UserError
+from rlmath.grading import check_gold
+from rlmath.types import Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ROWS_IN_REPORT = 10
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt with the response to imitate.
+
+    Attributes:
+        id: The data file's name and the row in it.
+        prompt_token_ids: What the model is given.
+        response_token_ids: What it shall say, the end-of-sequence token included.
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    response_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A readable row before tokenization; ``target`` is its answers or its response."""
+
+    place: str
+    prompt: str
+    target: Any
+    fields: dict[str, Any]
+
+
+def load_problems(
+    paths: Sequence[str | Path],
+    settings: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    limit: int | None = None,
+) -> tuple[list[Problem], LoadReport]:
+    """Read problems, in the files' order.
+
+    Args:
+        paths: Files, see :func:`rlmath.data.files.read_rows`.
+        settings: Which fields, how they become text, and what to do with rows that do not fit.
+        tokenizer: The model's.
+        limit: Keep the first so many; ``None``: all.
+
+    Returns:
+        The problems, and what became of the rows. ``Problem.columns`` has every field of the row
+        but the prompt and the answer.
+
+    Raises:
+        UserError: A file or a row that cannot be read, a prompt that is too long (where the
+            settings say stop), or no problem left.
+    """
+    drafts, rows, skipped = _read(
+        paths, settings, tokenizer, "data.answer_key", settings.answer_key, accepted_answers
+    )
+    drafts, tokens, report = _within_limits(drafts, settings, tokenizer, rows, skipped, limit)
+    bad = _bad_answers(drafts)
+    others = {settings.prompt_key, settings.answer_key}
+    problems = [
+        Problem(
+            id=draft.place,
+            prompt=draft.prompt,
+            prompt_token_ids=ids,
+            answers=draft.target,
+            columns={key: value for key, value in draft.fields.items() if key not in others},
+        )
+        for draft, ids in zip(drafts, tokens, strict=True)
+    ]
+    report = replace(report, num_bad_answers=len(bad), bad_answers=tuple(bad[:_ROWS_IN_REPORT]))
+    return problems, report
+
+
+def load_examples(
+    paths: Sequence[str | Path],
+    settings: DataConfig,
+    response_key: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[list[Example], LoadReport]:
+    """Read worked examples for supervised fine-tuning, in the files' order.
+
+    Prompt and response are encoded apart, as a sampled response follows its prompt. The response
+    ends with the tokenizer's end-of-sequence token, once.
+
+    Args:
+        paths: Files, see :func:`rlmath.data.files.read_rows`.
+        settings: Which field holds the prompt, and the rest as for :func:`load_problems`.
+        response_key: Field that holds the response.
+        tokenizer: The model's.
+
+    Raises:
+        UserError: As :func:`load_problems`, and for a tokenizer without an end-of-sequence token.
+    """
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise UserError(
+            "the model's tokenizer has no end-of-sequence token, which ends a response; name it "
+            "as eos_token in tokenizer_config.json"
+        )
+    drafts, rows, skipped = _read(
+        paths, settings, tokenizer, "sft.response_key", response_key, _response
+    )
+    drafts, prompts, report = _within_limits(drafts, settings, tokenizer, rows, skipped, None)
+    responses = Encoder(tokenizer).encode([draft.target for draft in drafts], False)
+    examples = [
+        Example(draft.place, prompt, response if response[-1] == end else (*response, end))
+        for draft, prompt, response in zip(drafts, prompts, responses, strict=True)
+    ]
+    return examples, report
+
+
+def _read(
+    paths: Sequence[str | Path],
+    settings: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    target_setting: str,
+    target_key: str,
+    read_target: Callable[[Any], Any],
+) -> tuple[list[_Draft], int, list[str]]:
+    """Readable rows, the number of all rows, and why rows were skipped."""
+    renderer = PromptRenderer(settings, tokenizer)
+    drafts: list[_Draft] = []
+    skipped: list[str] = []
+    rows = 0
+    for row in read_rows(paths):
+        rows += 1
+        try:
+            if isinstance(row.fields, MalformedRowError):
+                raise row.fields
+            prompt = _field(row.fields, "data.prompt_key", settings.prompt_key, renderer.render)
+            target = _field(row.fields, target_setting, target_key, read_target)
+        except MalformedRowError as error:
+            message = f"{row.place}: {error}"
+            if settings.malformed_rows is MalformedRow.stop:
+                raise UserError(
+                    f"{message}. Mend the row, or leave such rows out with data.malformed_rows=skip"
+                ) from error
+            skipped.append(message)
+            continue
+        drafts.append(_Draft(row.place, prompt, target, row.fields))
+    if not drafts:
+        names = ", ".join(str(path) for path in paths) or "no file"
+        why = (
+            f"all {rows} rows are malformed, such as {skipped[0]}" if skipped else "it has no rows"
+        )
+        raise UserError(f"{names}: {why}")
+    return drafts, rows, skipped
+
+
+def _field(fields: dict[str, Any], setting: str, key: str, read: Callable[[Any], Any]) -> Any:
+    """What ``read`` makes of a field; ``setting`` is where its name comes from."""
+    if key not in fields:
+        close = difflib.get_close_matches(key, list(fields), n=1)
+        hint = f"; did you mean {setting}={close[0]}?" if close else ""
+        raise MalformedRowError(
+            f"there is no field {key!r} ({setting}); its fields are "
+            f"{', '.join(map(str, fields)) or 'none'}{hint}"
+        )
+    try:
+        value = read(fields[key])
+        for text in value if isinstance(value, tuple) else (value,):
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise MalformedRowError(
+            f"field {key!r}: half of a surrogate pair in it: {error}"
+        ) from error
+    except MalformedRowError as error:
+        raise MalformedRowError(f"field {key!r}: {error}") from error
+    return value
+
+
+def _response(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise MalformedRowError(f"a response is a text, this is {str(value)[:80]!r}")
+    return value
+
+
+def _within_limits(
+    drafts: list[_Draft],
+    settings: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: int,
+    skipped: list[str],
+    limit: int | None,
+) -> tuple[list[_Draft], list[tuple[int, ...]], LoadReport]:
+    """Tokenize, and leave out what is too long or too many."""
+    tokens = Encoder(tokenizer).encode(
+        [draft.prompt for draft in drafts], add_first_tokens=not settings.apply_chat_template
+    )
+    most = settings.max_prompt_tokens
+    fitting = [index for index, ids in enumerate(tokens) if len(ids) <= most]
+    overlong = len(drafts) - len(fitting)
+    at = max(range(len(tokens)), key=lambda index: len(tokens[index]))
+    longest = len(tokens[at])
+    if overlong and (settings.overlong_prompts is OverlongPrompt.stop or not fitting):
+        remedy = "" if not fitting else ", or leave them out with data.overlong_prompts=filter"
+        raise UserError(
+            f"data.max_prompt_tokens={most}: {overlong} of {len(drafts)} prompts are longer, the "
+            f"longest ({drafts[at].place}) has {longest} tokens; set it to {longest}{remedy}"
+        )
+    wanted = fitting if limit is None else fitting[:limit]
+    kept = [drafts[index] for index in wanted]
+    duplicates, contradictions = _repeated(kept)
+    report = LoadReport(
+        rows=rows,
+        kept=len(kept),
+        filtered=overlong,
+        skipped=len(skipped),
+        beyond_limit=len(fitting) - len(wanted),
+        duplicates=duplicates,
+        contradictions=contradictions,
+        longest_prompt_tokens=longest,
+        skipped_rows=tuple(skipped[:_ROWS_IN_REPORT]),
+    )
+    return kept, [tokens[index] for index in wanted], report
+
+
+def _repeated(drafts: list[_Draft]) -> tuple[int, int]:
+    """Rows with the prompt of an earlier row, and those of them with another target."""
+    first: dict[str, Any] = {}
+    duplicates = contradictions = 0
+    for draft in drafts:
+        if draft.prompt in first:
+            duplicates += 1
+            contradictions += first[draft.prompt] != draft.target
+        else:
+            first[draft.prompt] = draft.target
+    return duplicates, contradictions
+
+
+def _bad_answers(drafts: list[_Draft]) -> list[str]:
+    problems: dict[str, str | None] = {}
+    bad = []
+    for draft in drafts:
+        for answer in draft.target:
+            if answer not in problems:
+                problems[answer] = check_gold(answer).problem
+            if problems[answer]:
+                bad.append(f"{draft.place}: {answer!r}: {problems[answer]}")
+                break
+    return bad

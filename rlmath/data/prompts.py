@@ -1,0 +1,175 @@
+"""From the prompt field of a row to text, and from texts to tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlmath.config.schema import DataConfig
+from rlmath.data.files import MalformedRowError
+from rlmath.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TEXTS_PER_CALL = 8192
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face folder.
+
+    Raises:
+        UserError: There is none in it that transformers can load.
+    """
+    from transformers import AutoTokenizer
+
+    if not Path(folder).is_dir():
+        raise UserError(f"model.path={folder}: there is no such folder")
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"model.path={folder}: no tokenizer could be loaded from it ({error}); it needs the "
+            "model's tokenizer.json and tokenizer_config.json"
+        ) from error
+
+
+class PromptRenderer:
+    """Turns the prompt field into the text that the model continues.
+
+    ``prompt_template`` is filled first (for a list of chat messages: with the last one's content),
+    then the chat template is applied.
+    """
+
+    def __init__(self, settings: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        """
+        Raises:
+            UserError: The settings ask for what the tokenizer has not, or contradict each other.
+        """
+        self._settings = settings
+        self._tokenizer = tokenizer
+        if settings.apply_chat_template and not tokenizer.chat_template:
+            raise UserError(
+                "data.apply_chat_template=true: the model's tokenizer has no chat template; use "
+                "data.prompt_template, or prompts with the chat markers in them"
+            )
+        if settings.system_prompt is not None and not settings.apply_chat_template:
+            raise UserError(
+                "data.system_prompt is the first message of a chat: it needs "
+                "data.apply_chat_template=true"
+            )
+        if settings.prompt_template is not None and "{prompt}" not in settings.prompt_template:
+            raise UserError(
+                f"data.prompt_template={settings.prompt_template!r}: there is no {{prompt}} in it"
+            )
+
+    def render(self, value: Any) -> str:
+        """The text for one prompt field.
+
+        Raises:
+            MalformedRowError: The field is neither a text nor a list of chat messages whose last
+                is the user's, or it is empty, or it is a list without ``apply_chat_template``.
+        """
+        if isinstance(value, str):
+            messages = [{"role": "user", "content": value}]
+        elif isinstance(value, list):
+            if not self._settings.apply_chat_template:
+                raise MalformedRowError(
+                    "a list of chat messages: it needs data.apply_chat_template=true"
+                )
+            messages = [_message(item) for item in value]
+        else:
+            kind = "null" if value is None else f"a {type(value).__name__}"
+            raise MalformedRowError(
+                f"a prompt is a text or a list of chat messages, this is {kind}"
+            )
+        if not messages or not messages[-1]["content"].strip():
+            raise MalformedRowError("the prompt is empty")
+        if messages[-1]["role"] != "user":
+            raise MalformedRowError(
+                f"the last chat message is by {messages[-1]['role']!r}; it must be the user's, "
+                "which the model then answers"
+            )
+        text = self._fill_template(messages[-1]["content"])
+        if not self._settings.apply_chat_template:
+            return text
+        messages[-1] = {"role": "user", "content": text}
+        return self._apply_chat_template(messages)
+
+    def _fill_template(self, text: str) -> str:
+        template = self._settings.prompt_template
+        # Not str.format: a template may well hold braces, as in \boxed{}.
+        return text if template is None else template.replace("{prompt}", text)
+
+    def _apply_chat_template(self, messages: list[dict[str, str]]) -> str:
+        from jinja2 import TemplateError
+
+        system = self._settings.system_prompt
+        if system is not None:
+            rest = messages[1:] if messages[0]["role"] == "system" else messages
+            messages = [{"role": "system", "content": system}, *rest]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise MalformedRowError(
+                f"the chat template refuses the messages ({roles}): {error}"
+            ) from error
+
+
+class Encoder:
+    """Texts to token ids, in batches; special tokens that a text already has are not doubled.
+
+    A tokenizer may put tokens of its own first (Llama's and DeepSeek's begin-of-sequence). They
+    are put before a plain text, once: not when the text begins with them already, and not after
+    a chat template, which writes its own. What a tokenizer would put last is never added, because
+    a model does not continue after its end-of-sequence token.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        bare = self._plain(["1"])[0]
+        full = list(tokenizer("1").input_ids)
+        place = next(
+            (at for at in range(len(full)) if full[at : at + len(bare)] == bare),
+            0,
+        )
+        self.first_tokens: tuple[int, ...] = tuple(full[:place])
+
+    def encode(self, texts: Sequence[str], add_first_tokens: bool) -> list[tuple[int, ...]]:
+        """Token ids of each text.
+
+        Args:
+            texts: What to encode; markers of special tokens in them become those tokens.
+            add_first_tokens: Begin with what this tokenizer begins with, unless it is there.
+        """
+        first = self.first_tokens if add_first_tokens else ()
+        result: list[tuple[int, ...]] = []
+        for start in range(0, len(texts), _TEXTS_PER_CALL):
+            for ids in self._plain(texts[start : start + _TEXTS_PER_CALL]):
+                tokens = tuple(ids)
+                result.append(tokens if tokens[: len(first)] == first else first + tokens)
+        return result
+
+    def _plain(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = self._tokenizer(
+            list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
+        )
+        return encoded["input_ids"]
+
+
+def _message(item: Any) -> dict[str, str]:
+    if (
+        not isinstance(item, dict)
+        or not isinstance(item.get("role"), str)
+        or not isinstance(item.get("content"), str)
+    ):
+        raise MalformedRowError(
+            f'a chat message is {{"role": text, "content": text}}, this is {str(item)[:80]!r}'
+        )
+    return {"role": item["role"], "content": item["content"]}

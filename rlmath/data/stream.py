@@ -1,0 +1,108 @@
+"""An endless, shuffled, resumable order of problems."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from rlmath.errors import UserError
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=_HasId)
+
+
+class ProblemStream(Generic[Item]):
+    """Problems (or worked examples) one epoch after the other, each epoch in an order of its own.
+
+    What comes after n problems depends on the seed, the problems and n alone, not on how many
+    were asked for at a time: ``next(2)`` twice is ``next(4)``. A batch that goes over the end of
+    an epoch may therefore hold a problem twice.
+    """
+
+    def __init__(self, items: Sequence[Item], seed: int = 0, shuffle: bool = True) -> None:
+        """
+        Args:
+            items: At least one.
+            seed: Of the orders.
+            shuffle: Order each epoch anew; otherwise every epoch has the order of ``items``.
+        """
+        if not items:
+            raise ValueError("a stream needs at least one problem")
+        self._items = list(items)
+        self._seed = seed
+        self._shuffle = shuffle
+        self._taken = 0
+        self._epoch_of_order = -1
+        self._order: list[int] = []
+        digest = hashlib.sha256("\n".join(item.id for item in self._items).encode())
+        self._fingerprint = digest.hexdigest()[:16]
+
+    @property
+    def taken(self) -> int:
+        """Problems handed out so far, over all epochs."""
+        return self._taken
+
+    @property
+    def epoch(self) -> float:
+        """Epochs gone by, with the fraction of the present one."""
+        return self._taken / len(self._items)
+
+    def __len__(self) -> int:
+        """Problems of one epoch."""
+        return len(self._items)
+
+    def next(self, k: int) -> list[Item]:
+        """The next ``k`` problems."""
+        batch = []
+        for _ in range(k):
+            epoch, position = divmod(self._taken, len(self._items))
+            if epoch != self._epoch_of_order:
+                self._order = self._order_of(epoch)
+                self._epoch_of_order = epoch
+            batch.append(self._items[self._order[position]])
+            self._taken += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as JSON-able values, and what it is a position in."""
+        return {
+            "taken": self._taken,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "num_problems": len(self._items),
+            "fingerprint": self._fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position.
+
+        Raises:
+            UserError: It is a position in other data or in another order.
+        """
+        own = self.state_dict()
+        for key, setting in (
+            ("num_problems", "the number of problems that data.train_paths gives"),
+            ("fingerprint", "the fingerprint of the problems' files and rows"),
+            ("seed", "data.seed"),
+            ("shuffle", "data.shuffle"),
+        ):
+            if state[key] != own[key]:
+                raise UserError(
+                    f"the checkpoint's place in the data cannot be found again: {setting} was "
+                    f"{state[key]} and is {own[key]}; restore it, or begin anew with "
+                    "runner.resume=never"
+                )
+        self._taken = int(state["taken"])
+
+    def _order_of(self, epoch: int) -> list[int]:
+        order = list(range(len(self._items)))
+        if self._shuffle:
+            random.Random(f"{self._seed}/{epoch}").shuffle(order)
+        return order
