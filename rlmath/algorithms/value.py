@@ -1,0 +1,38 @@
+"""The value model's loss, for PPO with ``gae``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def value_losses(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None = 0.2
+) -> Tensor:
+    """Half the squared error of each value, with the value kept near where it was.
+
+    ``max((v - R)^2, (v_c - R)^2) / 2`` with ``v_c = v_old + clamp(v - v_old, -clip, clip)``, as in
+    PPO's reference implementation. It is summed with the policy loss's token weights.
+
+    Args:
+        values: ``[r]``, of the value model in training; carries the gradient.
+        old_values: ``[r]``, before this step's first update; those that ``gae`` used.
+        returns: ``[r]``, from ``gae``.
+        mask: ``[r]`` bool; false tokens get 0, whatever stands there.
+        clip: Largest move, in units of the reward; ``None``: no bound.
+
+    Returns:
+        ``[r]``.
+
+    Raises:
+        ValueError: ``clip`` is not above 0.
+    """
+    if clip is not None and clip <= 0.0:
+        raise ValueError(f"value clip = {clip}: above 0 is needed, or none")
+    zero = torch.zeros_like(values)
+    moved = torch.where(mask, values - old_values, zero)
+    error = torch.where(mask, values - returns, zero)
+    losses = error.square()
+    if clip is not None:
+        losses = torch.maximum(losses, (error - moved + moved.clamp(-clip, clip)).square())
+    return 0.5 * losses

@@ -1,0 +1,27 @@
+"""House rule: algorithms and batching import torch and the standard library at most."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlmath
+
+ROOT = Path(rlmath.__file__).parent
+FILES = sorted([*(ROOT / "algorithms").rglob("*.py"), *(ROOT / "batching").rglob("*.py")])
+ALLOWED = {*sys.stdlib_module_names, "torch"}
+OWN = ("rlmath.algorithms", "rlmath.batching", "rlmath.types")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            assert name.split(".")[0] in ALLOWED or name.startswith(OWN), name
