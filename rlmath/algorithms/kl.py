@@ -14,7 +14,7 @@ k3_unbiased ``r (exp(d) - 1 - d)``         k3 times the importance ratio ``r = p
 =========== ============================== =====================================================
 
 k1 to k3: J. Schulman, "Approximating KL divergence" (2020); k3 in GRPO (arXiv:2402.03300), eq. 4;
-gradients of k2 and k3: arXiv:2510.01555; k3_unbiased: DeepSeek-V3.2 (arXiv:2512.02556), eq. 7.
+gradients of k2 and k3: arXiv:2512.21852; k3_unbiased: DeepSeek-V3.2 (arXiv:2512.02556), eq. 7.
 """
 
 from __future__ import annotations
