@@ -6,9 +6,10 @@ whole batch, works out the same cut of it and takes its share, so nothing has to
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -48,6 +49,7 @@ class ActorSettings:
         temperature: Of sampling; log-probs are taken at it.
         max_tokens_per_microbatch: Token budget of a micro-batch.
         max_sequence_length: Longest prompt and response together, in tokens.
+        keep_reference: Keep the weights to begin with, in host memory, as the reference model.
     """
 
     model_path: str
@@ -56,6 +58,7 @@ class ActorSettings:
     temperature: float
     max_tokens_per_microbatch: int
     max_sequence_length: int
+    keep_reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,9 @@ class MegatronActor:
             self.hf_config, layout, platform, settings.model, settings.max_sequence_length
         )
         load_from_hf([self.module], settings.model_path, self.shape, self.parallel)
+        self.reference: list[Tensor] | None = None
+        if settings.keep_reference:
+            self.reference = [p.detach().cpu().clone() for p in self.module.parameters()]
         if settings.optimizer is None:
             self.model = self.module.eval().requires_grad_(False)
             return
@@ -134,23 +140,42 @@ class MegatronActor:
     # -- log-probs ------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def log_probs(self, batch: TrainingBatch) -> TokenValues | None:
-        """Log-probs and entropies of the batch's response tokens under the current weights.
+    def log_probs(self, batch: TrainingBatch, reference: bool = False) -> TokenValues | None:
+        """Log-probs and entropies of the batch's response tokens.
+
+        Args:
+            reference: Under the reference model's weights instead of the current ones.
 
         Returns:
             This data-parallel share's values on the rank that reports, else ``None``.
         """
         packs = self._packs(batch)
         self.model.eval()
-        values = run_schedule(
-            self.model,
-            packs,
-            _keep_values,
-            temperature=self.settings.temperature,
-            vocab_size=self.shape.vocab,
-            backward=False,
-        )
+        with self._reference_weights() if reference else contextlib.nullcontext():
+            values = run_schedule(
+                self.model,
+                packs,
+                _keep_values,
+                temperature=self.settings.temperature,
+                vocab_size=self.shape.vocab,
+                backward=False,
+            )
         return _concatenate(values) if self.reports else None
+
+    @contextlib.contextmanager
+    def _reference_weights(self) -> Iterator[None]:
+        """Run the model with the reference's weights for a while. The optimizer never sees them."""
+        if self.reference is None:
+            raise ValueError("there is no reference model: ActorSettings.keep_reference is false")
+        parameters = list(self.module.parameters())
+        own = [p.detach().clone() for p in parameters]
+        try:
+            for parameter, value in zip(parameters, self.reference, strict=True):
+                parameter.data.copy_(value)
+            yield
+        finally:
+            for parameter, value in zip(parameters, own, strict=True):
+                parameter.data.copy_(value)
 
     # -- update ---------------------------------------------------------------------------------
 

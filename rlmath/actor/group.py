@@ -1,0 +1,216 @@
+"""The driver's side of the Megatron ranks: calls all of them and puts their shares together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import ray
+import torch
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from torch import Tensor
+
+from rlmath.actor.parallel import Layout
+from rlmath.actor.worker import ActorWorker
+from rlmath.errors import UserError
+from rlmath.types import TrainingBatch
+
+if TYPE_CHECKING:
+    from rlmath.actor.actor import ActorSettings, TokenValues, UpdateResult, UpdateSettings
+    from rlmath.weights.transports import TransportPlan
+
+LOG_TAIL_LINES = 20
+SHUTDOWN_TIMEOUT_S = 5.0
+
+
+class ActorError(RuntimeError):
+    """A Megatron rank failed. The message names it and shows the end of its log."""
+
+
+class ActorGroup:
+    """All Megatron ranks, as Ray actors. A context manager; ``start`` is called on entry.
+
+    Args:
+        settings: What each rank builds.
+        layout: How the ranks share model and data.
+        device: ``cpu`` or ``cuda``.
+        seed: Of Megatron's random streams.
+        num_threads: Threads of one CPU operator in a rank.
+        log_dir: Folder for each rank's output.
+        actor_options: Ray options of each rank (its place, its GPU); none: anywhere.
+    """
+
+    def __init__(
+        self,
+        settings: ActorSettings,
+        layout: Layout,
+        *,
+        device: str,
+        seed: int,
+        num_threads: int,
+        log_dir: str,
+        actor_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.settings, self.layout, self._device = settings, layout, device
+        self._seed, self._num_threads = seed, num_threads
+        self._log_dir = log_dir
+        self._options = actor_options or [{}] * layout.world_size
+        self._workers: list[Any] = []
+        self._starting: list[Any] = []
+
+    def launch(self) -> None:
+        """Begin to start the ranks and return at once, so that other parts start meanwhile."""
+        environment = {"TOKENIZERS_PARALLELISM": "false"}
+        if self._device == "cpu":
+            environment["OMP_NUM_THREADS"] = str(self._num_threads)
+        for rank, options in enumerate(self._options):
+            worker = ray.remote(ActorWorker).options(
+                **{
+                    "num_cpus": 0,
+                    "max_restarts": 0,
+                    "runtime_env": {"env_vars": environment},
+                    **options,
+                }
+            )
+            self._workers.append(worker.remote(rank, self._log_path(rank), environment))
+        place = self._get([self._workers[0].meeting_place.remote()])[0]
+        self._starting = [
+            worker.start.remote(
+                self.settings, self.layout, self._device, place, self._seed, self._num_threads
+            )
+            for worker in self._workers
+        ]
+
+    def wait_until_ready(self) -> None:
+        """Wait for what ``launch`` began.
+
+        Raises:
+            UserError: The model cannot be built or read.
+            ActorError: A rank failed in another way.
+        """
+        self._get(self._starting)
+        self._starting = []
+
+    def log_probs(self, batch: TrainingBatch, reference: bool = False) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies ``[R]`` of the response tokens, under the current weights or the
+        reference model's."""
+        shares = self._all("log_probs", ray.put(batch), reference)
+        return _assemble(shares, batch)
+
+    def update(
+        self, batch: TrainingBatch, settings: UpdateSettings, seed: int
+    ) -> tuple[UpdateResult, tuple[Tensor, Tensor] | None]:
+        """Optimizer steps from a batch.
+
+        Returns:
+            The result, and, when the batch came without old log-probs, log-probs and entropies
+            ``[R]`` of the policy before the update.
+        """
+        results = self._all("update", ray.put(batch), settings, seed)
+        values = None
+        if batch.old_log_probs is None:
+            values = _assemble([result.values for result in results], batch)
+        return dataclasses.replace(results[0], values=None), values
+
+    def connect_engines(self, plan: TransportPlan) -> None:
+        """Meet the engines, which must be ready."""
+        self._all("connect_engines", plan)
+
+    def send_weights(self, version: int) -> None:
+        """Send the present weights to all engines; returns when they have them."""
+        self._all("send_weights", version)
+
+    def save_hf(self, folder: str | Path, card: str | None = None) -> None:
+        """Write the model as a Hugging Face folder, with the files of the one it came from."""
+        self._all("save_hf", str(folder), self.settings.model_path, card)
+
+    def save_checkpoint(self, folder: str | Path) -> None:
+        """Write model, optimizer, schedule and random states to a folder."""
+        self._all("save_checkpoint", str(folder))
+
+    def load_checkpoint(self, folder: str | Path) -> None:
+        """Read what ``save_checkpoint`` wrote."""
+        self._all("load_checkpoint", str(folder))
+
+    def peak_memory_gib(self) -> list[float]:
+        """Highest memory of each rank so far."""
+        return self._all("peak_memory_gib")
+
+    def shutdown(self) -> None:
+        """End all ranks; what does not end in seconds is killed."""
+        workers, self._workers = self._workers, []
+        refs = [worker.shutdown.remote() for worker in workers]
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_S)
+        for worker in workers:
+            ray.kill(worker, no_restart=True)
+
+    def __enter__(self) -> ActorGroup:
+        self.launch()
+        self.wait_until_ready()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return self._get([getattr(w, method).remote(*arguments) for w in self._workers])
+
+    def _get(self, refs: list[Any]) -> list[Any]:
+        """Results in order of rank. The first rank to fail speaks: the others only wait for it."""
+        rank_of = {ref: rank for rank, ref in enumerate(refs)}
+        results: list[Any] = [None] * len(refs)
+        left = list(refs)
+        while left:
+            done, left = ray.wait(left, num_returns=1)
+            for ref in done:
+                rank = rank_of[ref]
+                try:
+                    results[rank] = ray.get(ref)
+                except RayError as error:
+                    raise self._explained(error, rank) from error
+        return results
+
+    def _explained(self, error: RayError, rank: int) -> Exception:
+        if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
+            return error.cause
+        reason = str(error)
+        if isinstance(error, RayTaskError):
+            reason = f"{type(error.cause).__name__}: {error.cause}"
+        elif isinstance(error, RayActorError):
+            reason = "its process ended"
+        return ActorError(f"Megatron rank {rank} failed: {reason}" + self._log_tail(rank))
+
+    def _log_path(self, rank: int) -> str:
+        return f"{self._log_dir}/actor_{rank}.log"
+
+    def _log_tail(self, rank: int) -> str:
+        path = Path(self._log_path(rank))
+        if not path.exists():
+            return f"\n(its output is in {path} on the machine where it ran)"
+        lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join([f"\n--- end of {path}", *lines, "---"])
+
+
+def _assemble(shares: list[TokenValues | None], batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+    """Put the data-parallel shares in the batch's order; each token has to come exactly once."""
+    present = [share for share in shares if share is not None]
+    rows = torch.cat([share.response_rows for share in present])
+    total = int(batch.response_lengths.sum())
+    if rows.numel() != total or int(torch.bincount(rows, minlength=total).max()) != 1:
+        raise ActorError(
+            f"{rows.numel()} token values came back for {total} response tokens: some are missing "
+            "or double"
+        )
+    log_probs, entropy = torch.empty(total), torch.empty(total)
+    log_probs[rows] = torch.cat([share.log_probs for share in present])
+    entropy[rows] = torch.cat([share.entropy for share in present])
+    return log_probs, entropy

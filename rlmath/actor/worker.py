@@ -1,0 +1,109 @@
+"""The Ray actor that hosts one Megatron rank."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import Any
+
+from rlmath.types import TrainingBatch
+
+
+class ActorWorker:
+    """One rank, in a process of its own. torch and Megatron are imported by ``start``."""
+
+    def __init__(self, rank: int, log_path: str, environment: dict[str, str]) -> None:
+        os.environ.update(environment)
+        self.rank = rank
+        os.makedirs(os.path.dirname(log_path), exist_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+
+    def meeting_place(self) -> tuple[str, int]:
+        """Address and free port of this process's host, for rank 0 to be found at."""
+        import ray
+
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, int(probe.getsockname()[1])
+
+    def start(
+        self,
+        settings: Any,
+        layout: Any,
+        device: str,
+        meeting_place: tuple[str, int],
+        seed: int,
+        num_threads: int,
+    ) -> None:
+        """Join the other ranks and load this one's part of the model. Collective."""
+        from rlmath.device import choose_platform
+
+        platform = choose_platform(device)
+        platform.prepare_megatron_process(local_rank=0, num_threads=num_threads)
+        from rlmath.actor.actor import MegatronActor
+        from rlmath.actor.parallel import initialize
+
+        address, port = meeting_place
+        initialize(layout, platform, self.rank, address, port, seed)
+        self.actor = MegatronActor(settings, layout, platform)
+        self.platform = platform
+        self.connection: Any = None
+
+    def log_probs(self, batch: TrainingBatch, reference: bool) -> Any:
+        """See :meth:`rlmath.actor.actor.MegatronActor.log_probs`."""
+        return self.actor.log_probs(batch, reference)
+
+    def update(self, batch: TrainingBatch, settings: Any, seed: int) -> Any:
+        """See :meth:`rlmath.actor.actor.MegatronActor.update`."""
+        return self.actor.update(batch, settings, seed)
+
+    def connect_engines(self, plan: Any) -> None:
+        """Meet the engines. Collective."""
+        from rlmath.weights.gather import BucketGatherer
+        from rlmath.weights.transports import connect
+
+        gatherer = BucketGatherer(
+            [self.actor.module], self.actor.shape, self.actor.parallel, plan.bucket_size_mib
+        )
+        self.connection = connect(plan, gatherer)
+
+    def send_weights(self, version: int) -> None:
+        """Send the present weights to the engines. Collective."""
+        self.connection.send_weights(version)
+
+    def save_hf(self, folder: str, source: str, card: str | None) -> None:
+        """Write the model as a Hugging Face folder. Collective."""
+        from rlmath.weights.megatron import save_to_hf
+
+        save_to_hf(
+            [self.actor.module], folder, source, self.actor.shape, self.actor.parallel, card=card
+        )
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Write model, optimizer, schedule and random states. Collective."""
+        from rlmath.checkpoint.actor_state import save_actor
+
+        save_actor(self.actor, folder)
+
+    def load_checkpoint(self, folder: str) -> None:
+        """Read what ``save_checkpoint`` wrote, under this layout or another. Collective."""
+        from rlmath.checkpoint.actor_state import load_actor
+
+        load_actor(self.actor, folder)
+
+    def peak_memory_gib(self) -> float:
+        """Highest memory of this process so far."""
+        return self.platform.peak_memory_gib()
+
+    def shutdown(self) -> None:
+        """Release what the transport holds; the process itself is ended by its group."""
+        if getattr(self, "connection", None) is not None:
+            self.connection.shutdown()
+            self.connection = None

@@ -1,0 +1,63 @@
+"""From graded groups to the batch that the actor trains on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from rlmath.algorithms.advantages import get_advantage
+from rlmath.types import Group, TrainingBatch
+
+
+def training_batch(
+    groups: Sequence[Group], advantage: str, *, mask_truncated: bool = False
+) -> TrainingBatch:
+    """Lay the samples of all groups end to end, with an advantage for each.
+
+    A sample without a reward is kept, so that the batch keeps its size, but takes no part: its
+    advantage is 0 and its tokens are masked.
+
+    Args:
+        groups: At least one, each with at least one sample.
+        advantage: Name of the estimator, see ``rlmath/algorithms/advantages/``.
+        mask_truncated: Mask responses that were cut off at the limit as well. Their rewards still
+            count in their group's statistics.
+
+    Returns:
+        The batch, without old and reference log-probs.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    prompts = [group.problem.prompt_token_ids for group in groups for _ in group.samples]
+    group_ids = torch.tensor([i for i, group in enumerate(groups) for _ in group.samples])
+    rewards = torch.tensor(
+        [math.nan if s.reward is None else s.reward for s in samples], dtype=torch.float32
+    )
+    responses = torch.tensor([len(s.sample.token_ids) for s in samples])
+    takes_part = torch.tensor(
+        [
+            s.reward is not None and not (mask_truncated and s.sample.finish_reason == "length")
+            for s in samples
+        ]
+    )
+    advantages = get_advantage(advantage)(
+        rewards, group_ids, token_counts=responses * takes_part.long()
+    )
+    tokens: list[int] = []
+    log_probs: list[float] = []
+    for prompt, graded in zip(prompts, samples, strict=True):
+        tokens.extend(prompt)
+        tokens.extend(graded.sample.token_ids)
+        log_probs.extend(graded.sample.log_probs)
+    return TrainingBatch(
+        tokens=torch.tensor(tokens, dtype=torch.int64),
+        prompt_lengths=torch.tensor([len(p) for p in prompts]),
+        response_lengths=responses,
+        group_ids=group_ids,
+        weights_versions=torch.tensor([s.sample.weights_version for s in samples]),
+        rewards=rewards.nan_to_num(0.0),
+        engine_log_probs=torch.tensor(log_probs, dtype=torch.float32),
+        advantages=torch.repeat_interleave(advantages.float(), responses),
+        loss_mask=torch.repeat_interleave(takes_part, responses),
+    )

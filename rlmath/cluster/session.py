@@ -1,0 +1,51 @@
+"""Starting and joining Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import ray
+
+from rlmath.config.schema import ClusterConfig
+from rlmath.errors import UserError
+
+
+@contextlib.contextmanager
+def ray_session(config: ClusterConfig) -> Iterator[None]:
+    """Ray for the length of a run: the cluster at ``ray_address``, or one of this machine alone.
+
+    One of our own listens on the loopback interface only and ends with the run.
+
+    Raises:
+        UserError: There is no cluster at the address.
+    """
+    # Ray turns authentication on by itself where it finds a token; nodes that differ in that
+    # cannot talk to each other, so it is said outright unless the user has said it.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if config.ray_address is None:
+        # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
+        ray.init(
+            address="local",
+            num_cpus=max(4, os.cpu_count() or 1),
+            object_store_memory=(config.object_store_mib or 0) * 2**20 or None,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="warning",
+            _node_ip_address="127.0.0.1",
+        )
+    else:
+        try:
+            ray.init(address=config.ray_address, log_to_driver=False, logging_level="warning")
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"cluster.ray_address={config.ray_address}: no Ray cluster answers there "
+                f"({str(error).strip().splitlines()[0]}); start one, or set it to null to run on "
+                "this machine alone."
+            ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()

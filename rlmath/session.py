@@ -1,0 +1,255 @@
+"""The parts of a run, made from the settings, started side by side and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlmath.actor.actor import ActorSettings, UpdateSettings
+from rlmath.actor.group import ActorGroup
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.optimizer import OptimizerSettings
+from rlmath.actor.parallel import Layout as ActorLayout
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.cluster.placement import placed
+from rlmath.cluster.session import ray_session
+from rlmath.config.arithmetic import Layout, resolve_layout
+from rlmath.config.facts import TINY
+from rlmath.config.schema import Config, Device, OptimizerConfig, Placement
+from rlmath.device import choose_platform
+from rlmath.rewards.mix import RewardMix
+from rlmath.rollout.collect import Collector
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import EngineSpec
+from rlmath.weights.transports import TransportPlan, choose_transport
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a loop works with.
+
+    Attributes:
+        config: With the model's path resolved.
+        layout: Ranks and engines.
+        actor: The Megatron ranks, ready; ``None`` when the loop does not train.
+        pool: The engines, ready and connected to the actor; ``None`` when it does not sample.
+        rewards: The mix; ``None`` without engines.
+        collector: Grades what the pool samples; ``None`` without engines.
+    """
+
+    config: Config
+    layout: Layout
+    actor: ActorGroup | None
+    pool: RolloutPool | None
+    rewards: RewardMix | None
+    collector: Collector | None
+
+
+@contextlib.contextmanager
+def open_session(
+    config: Config,
+    *,
+    optimizer: OptimizerConfig | None,
+    optimizer_steps: int = 1,
+    temperature: float = 1.0,
+    samples: bool = True,
+) -> Iterator[Session]:
+    """Start what a loop needs; actor and engines start at the same time.
+
+    Args:
+        config: Checked settings.
+        optimizer: Of the actor; ``None``: no actor.
+        optimizer_steps: Of the whole run, where a decaying schedule ends if the settings leave it
+            open.
+        temperature: At which the actor takes log-probs.
+        samples: Whether engines and rewards are wanted.
+
+    Raises:
+        UserError: The model, the cluster or the machine does not allow it.
+    """
+    config = with_model_folder(config)
+    device = Device(choose_platform(config.cluster.device.value).name)
+    layout = resolve_layout(config, device)
+    with contextlib.ExitStack() as stack:
+        rewards = stack.enter_context(reward_mix(config)) if samples else None
+        stack.enter_context(ray_session(config.cluster))
+        places = stack.enter_context(placed(layout))
+        pool = None
+        if samples:
+            pool = RolloutPool(
+                engine_spec(config, layout),
+                num_engines=layout.engines,
+                stall_timeout_s=config.rollout.stall_timeout_s,
+                actor_options=places.engines,
+            )
+            stack.callback(pool.shutdown)
+            pool.launch()
+        actor = None
+        if optimizer is not None:
+            settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
+            actor = ActorGroup(
+                settings,
+                ActorLayout(layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel),
+                device=device.value,
+                seed=config.runner.seed,
+                num_threads=config.actor.num_threads or cpu_threads(layout.actor_ranks),
+                log_dir=str(log_dir(config)),
+                actor_options=places.actor_ranks,
+            )
+            stack.callback(actor.shutdown)
+            actor.launch()
+            actor.wait_until_ready()
+        if pool is not None:
+            pool.wait_until_ready()
+        if actor is not None and pool is not None:
+            actor.connect_engines(transport_plan(config, pool))
+        collector = None
+        if rewards is not None:
+            collector = Collector(rewards)
+            stack.callback(collector.close)
+        yield Session(config, layout, actor, pool, rewards, collector)
+
+
+def with_model_folder(config: Config) -> Config:
+    """The settings with ``model.path=tiny`` replaced by the folder of a tiny model made for it."""
+    if config.model.path != TINY:
+        return config
+    from rlmath.quickstart import make_tiny_model
+
+    folder = Path(config.runner.run_dir) / "model"
+    if not (folder / "config.json").exists():
+        make_tiny_model(folder, seed=config.runner.seed)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
+
+
+def log_dir(config: Config) -> Path:
+    """Where ranks and engines write their output."""
+    return Path(config.runner.run_dir).absolute() / "logs"
+
+
+def cpu_threads(ranks: int) -> int:
+    """Threads of each of so many CPU processes, so that together they fill the cores."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def reward_mix(config: Config) -> RewardMix:
+    """The rewards that ``reward`` describes."""
+    reward = config.reward
+    return RewardMix.from_config(
+        reward.items,
+        correct=reward.correct,
+        incorrect=reward.incorrect,
+        fallback=reward.fallback.value,
+        num_workers=reward.num_workers,
+        timeout_s=reward.timeout_s,
+    )
+
+
+def engine_spec(config: Config, layout: Layout) -> EngineSpec:
+    """How each engine is set up."""
+    rollout = config.rollout
+    on_cuda = layout.device is Device.cuda
+    colocated = layout.placement is Placement.colocated
+    longest_response = max(
+        rollout.max_response_tokens, config.eval.max_response_tokens or rollout.max_response_tokens
+    )
+    return EngineSpec(
+        model_path=str(Path(config.model.path).absolute()),
+        dtype=config.model.dtype.value,  # type: ignore[arg-type]
+        device="cuda" if on_cuda else "cpu",
+        tensor_parallel=layout.engine_tensor_parallel,
+        max_sequence_tokens=config.data.max_prompt_tokens + longest_response,
+        max_running_sequences=rollout.max_running_sequences,
+        transport=choose_transport(
+            config.weights.transport.value,
+            device="cuda" if on_cuda else "cpu",
+            colocated=colocated,
+        ),
+        log_dir=str(log_dir(config)),
+        prefix_caching=rollout.prefix_caching,
+        enforce_eager=rollout.enforce_eager,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        cpu_kv_cache_gib=rollout.cpu_kv_cache_gib,
+        sleeps=on_cuda and colocated,
+    )
+
+
+def transport_plan(config: Config, pool: RolloutPool) -> TransportPlan:
+    """What the actor has to know to send weights to the pool's engines."""
+    return TransportPlan(
+        transport=pool.spec.transport,  # type: ignore[arg-type]
+        engines=tuple(pool.engines),
+        ranks_per_engine=pool.spec.tensor_parallel,
+        bucket_size_mib=config.weights.bucket_size_mib,
+        run_id=uuid.uuid4().hex[:12],
+    )
+
+
+def actor_settings(
+    config: Config,
+    layout: Layout,
+    optimizer: OptimizerConfig,
+    optimizer_steps: int,
+    temperature: float,
+) -> ActorSettings:
+    """What each Megatron rank builds."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, config.model.dtype.value)
+    return ActorSettings(
+        model_path=str(Path(config.model.path).absolute()),
+        model=ModelSettings(
+            dtype=dtype,
+            sequence_parallel=config.actor.sequence_parallel,
+            recompute=config.actor.recompute.value,
+            recompute_num_layers=config.actor.recompute_num_layers,
+        ),
+        optimizer=OptimizerSettings(
+            lr=optimizer.lr,
+            min_lr=optimizer.min_lr,
+            schedule=optimizer.schedule.value,
+            warmup_steps=optimizer.warmup_steps,
+            decay_steps=optimizer.decay_steps or optimizer_steps,
+            adam_beta1=optimizer.adam_beta1,
+            adam_beta2=optimizer.adam_beta2,
+            adam_eps=optimizer.adam_eps,
+            weight_decay=optimizer.weight_decay,
+            clip_grad_norm=optimizer.clip_grad_norm,
+            distributed=config.actor.distributed_optimizer,
+        ),
+        temperature=temperature,
+        max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
+        max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
+        keep_reference=config.algorithm.kl_coef > 0,
+    )
+
+
+def update_settings(config: Config) -> UpdateSettings:
+    """How a batch becomes optimizer steps."""
+    algorithm = config.algorithm
+    return UpdateSettings(
+        objective=ObjectiveSettings(
+            loss=algorithm.loss,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
+            kl_coef=algorithm.kl_coef,
+            kl_estimator=algorithm.kl_estimator,
+            entropy_coef=algorithm.entropy_coef,
+            ratio_threshold=algorithm.early_stop_ratio or 5.0,
+        ),
+        aggregation=algorithm.aggregation,
+        constant_length=config.rollout.max_response_tokens,
+        minibatches=algorithm.minibatches_per_step,
+        early_stop_ratio=algorithm.early_stop_ratio,
+        early_stop_rest=algorithm.early_stop_rest,
+    )

@@ -1,0 +1,91 @@
+"""Supervised fine-tuning on worked examples: the light warm start before reinforcement learning.
+
+The same actor, packing and update as in training: an example is a sequence whose response has
+advantage 1, and the loss is ``reinforce``, whose value is then the negative log-likelihood of the
+responses, averaged over all their tokens. Prompts are read and not learned.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rlmath.actor.actor import UpdateSettings
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.config.load import save
+from rlmath.config.schema import Config
+from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
+from rlmath.monitor import Monitor
+from rlmath.session import open_session, with_model_folder
+from rlmath.types import TrainingBatch
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Config) -> int:
+    """Fine-tune and leave a Hugging Face folder in ``run_dir/sft``. Returns the exit code."""
+    config = with_model_folder(config)
+    run_dir = Path(config.runner.run_dir)
+    save(config, run_dir / "sft_config.yaml")
+    tokenizer = load_tokenizer(config.model.path)
+    examples, report = load_examples(
+        config.sft.train_paths, config.data, config.sft.response_key, tokenizer
+    )
+    print(report.describe(config.data.max_prompt_tokens))
+    stream = ProblemStream(examples, seed=config.data.seed)
+    update = UpdateSettings(objective=ObjectiveSettings(loss="reinforce"))
+    sft = config.sft
+    with (
+        open_session(
+            config, optimizer=sft.optimizer, optimizer_steps=sft.steps, samples=False
+        ) as session,
+        Monitor.open(config, name="sft", total_steps=sft.steps) as monitor,
+    ):
+        actor = session.actor
+        assert actor is not None
+        for step in range(1, sft.steps + 1):
+            started_s = time.monotonic()
+            batch = batch_of(stream.next(sft.sequences_per_step))
+            result, values = actor.update(batch, update, seed=step)
+            (metrics,) = result.minibatches
+            assert values is not None
+            seconds = time.monotonic() - started_s
+            monitor.log_step(
+                step,
+                {
+                    "sft/loss": metrics["policy_loss"],
+                    "sft/perplexity": float(torch.exp(-values[0].mean())),
+                    "sft/entropy": metrics["entropy"],
+                    "sft/grad_norm": metrics["grad_norm"],
+                    "sft/lr": metrics["lr"],
+                    "sft/discarded": metrics["discarded"],
+                    "timing/step": seconds,
+                    "throughput/tokens_per_s": batch.tokens.numel() / seconds,
+                },
+            )
+        actor.save_hf(run_dir / "sft")
+    print(f"fine-tuned model: {run_dir / 'sft'}")
+    return 0
+
+
+def batch_of(examples: Sequence[Example]) -> TrainingBatch:
+    """Examples laid end to end, with advantage 1 for each response token."""
+    responses = torch.tensor([len(e.response_token_ids) for e in examples])
+    tokens = [t for e in examples for t in (*e.prompt_token_ids, *e.response_token_ids)]
+    total = int(responses.sum())
+    count = len(examples)
+    return TrainingBatch(
+        tokens=torch.tensor(tokens, dtype=torch.int64),
+        prompt_lengths=torch.tensor([len(e.prompt_token_ids) for e in examples]),
+        response_lengths=responses,
+        group_ids=torch.arange(count),
+        weights_versions=torch.zeros(count, dtype=torch.int64),
+        rewards=torch.zeros(count),
+        engine_log_probs=torch.zeros(total),
+        advantages=torch.ones(total),
+        loss_mask=torch.ones(total, dtype=torch.bool),
+    )

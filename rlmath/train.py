@@ -1,0 +1,176 @@
+"""Reinforcement learning: generate, grade, advantage, update, refit, evaluate, save.
+
+One step, top to bottom, is :func:`train_step`. The names of its phases are those of the metrics
+``timing/...``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rlmath.actor.actor import UpdateResult
+from rlmath.algorithms.mismatch import measure
+from rlmath.batching.from_groups import training_batch
+from rlmath.checkpoint import CheckpointStore, resume
+from rlmath.config.load import save
+from rlmath.config.schema import Config, OldLogProbs
+from rlmath.data import ProblemStream, load_problems, load_tokenizer
+from rlmath.evaluate import evaluate
+from rlmath.monitor import Monitor
+from rlmath.rollout.refit import refit
+from rlmath.rollout.requests import requests_for
+from rlmath.session import Session, open_session, update_settings, with_model_folder
+from rlmath.train_metrics import batch_metrics, rollout_metrics, update_metrics
+from rlmath.types import Problem, TrainingBatch
+
+
+class AlignmentError(RuntimeError):
+    """Engine and actor disagree on the log-probs of the same tokens under the same weights."""
+
+
+def run(config: Config) -> int:
+    """Train as the settings say. Returns the exit code."""
+    config = with_model_folder(config)
+    run_dir = Path(config.runner.run_dir)
+    save(config, run_dir / "config.yaml")
+    tokenizer = load_tokenizer(config.model.path)
+    problems, report = load_problems(config.data.train_paths, config.data, tokenizer)
+    print("training problems:", report.describe(config.data.max_prompt_tokens), flush=True)
+    held_out: list[Problem] = []
+    if config.data.eval_paths:
+        held_out, report = load_problems(
+            config.data.eval_paths, config.data, tokenizer, limit=config.data.max_eval_problems
+        )
+        print("held-out problems:", report.describe(config.data.max_prompt_tokens), flush=True)
+    stream = ProblemStream(problems, seed=config.data.seed, shuffle=config.data.shuffle)
+    store = CheckpointStore(run_dir / "checkpoints", keep=config.runner.keep_checkpoints)
+    steps = config.runner.steps
+    with (
+        Monitor.open(config, total_steps=steps) as monitor,
+        open_session(
+            config,
+            optimizer=config.actor.optimizer,
+            optimizer_steps=steps * config.algorithm.minibatches_per_step,
+            temperature=config.rollout.temperature,
+        ) as session,
+    ):
+        done = resume(config, store, session, stream, monitor)
+        if held_out and config.eval.every and done == 0:
+            monitor.log_step(0, evaluate(session, held_out, monitor, step=0))
+        for step in range(done + 1, steps + 1):
+            metrics = train_step(session, stream, monitor, step)
+            if held_out and config.eval.every and (step % config.eval.every == 0 or step == steps):
+                metrics |= evaluate(session, held_out, monitor, step)
+            due = config.runner.save_every and step % config.runner.save_every == 0
+            if due or step == steps:
+                with monitor.phase("save"):
+                    store.save(session, stream, step, metrics)
+            monitor.log_step(step, metrics)
+        with monitor.phase("export"):
+            session.actor.save_hf(run_dir / "hf")
+    return 0
+
+
+def train_step(
+    session: Session, stream: ProblemStream[Problem], monitor: Monitor, step: int
+) -> dict[str, float]:
+    """One rollout and the optimizer steps from it.
+
+    Returns:
+        The step's metrics but the timings, which the monitor has.
+    """
+    config, actor, pool = session.config, session.actor, session.pool
+    algorithm = config.algorithm
+
+    problems = distinct(stream.next(algorithm.prompts_per_step))
+    requests = requests_for(
+        problems,
+        samples=algorithm.group_size,
+        max_tokens=config.rollout.max_response_tokens,
+        temperature=config.rollout.temperature,
+        run_seed=config.runner.seed,
+        step=step,
+    )
+    collected = session.collector.collect(problems, pool.generate(requests), algorithm.group_size)
+    monitor.add_seconds("generate", collected.generate_s)
+    monitor.add_seconds("grade", collected.grade_s)
+    groups = collected.groups
+    monitor.log_samples(step, groups)
+
+    with monitor.phase("advantage"):
+        batch = training_batch(groups, algorithm.advantage, mask_truncated=algorithm.mask_truncated)
+        metrics = rollout_metrics(groups) | batch_metrics(batch) | session.rewards.metrics()
+    pool.sleep()
+    with monitor.phase("log_probs"):
+        batch, alignment = with_log_probs(session, batch)
+    with monitor.phase("update"):
+        result, first = actor.update(batch, update_settings(config), seed=config.runner.seed + step)
+        if first is not None:
+            alignment = aligned(config, first[0], batch)
+    with monitor.phase("refit"):
+        refit(actor, pool, version=step)
+    report_discarded(monitor, step, result)
+    return metrics | alignment | update_metrics(result)
+
+
+def with_log_probs(
+    session: Session, batch: TrainingBatch
+) -> tuple[TrainingBatch, dict[str, float]]:
+    """The batch with old and reference log-probs, as far as the algorithm needs them.
+
+    With a single minibatch the policy that is updated is the one that sampled; its log-probs then
+    come with the update, which saves a forward pass over the batch.
+    """
+    config, actor = session.config, session.actor
+    alignment: dict[str, float] = {}
+    if config.algorithm.old_log_probs is OldLogProbs.engine:
+        batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
+    elif config.algorithm.minibatches_per_step > 1:
+        old, _ = actor.log_probs(batch)
+        alignment = aligned(config, old, batch)
+        batch = dataclasses.replace(batch, old_log_probs=old)
+    if config.algorithm.kl_coef > 0:
+        reference, _ = actor.log_probs(batch, reference=True)
+        batch = dataclasses.replace(batch, ref_log_probs=reference)
+    return batch, alignment
+
+
+def aligned(config: Config, log_probs: torch.Tensor, batch: TrainingBatch) -> dict[str, float]:
+    """How far engine and actor are apart on the tokens that the engine sampled.
+
+    Raises:
+        AlignmentError: Further than ``alignment.max_mean_exp_abs_diff``.
+    """
+    metrics = measure(log_probs, batch.engine_log_probs).metrics()
+    limit = config.alignment.max_mean_exp_abs_diff
+    if not metrics["mean_exp_abs_diff"] <= limit:
+        worst = int((log_probs - batch.engine_log_probs).abs().argmax())
+        raise AlignmentError(
+            f"mean exp|logp_actor - logp_engine| is {metrics['mean_exp_abs_diff']:.4f} over "
+            f"{log_probs.numel()} tokens, above alignment.max_mean_exp_abs_diff={limit}; worst at "
+            f"response token {worst}: actor {float(log_probs[worst]):.4f}, engine "
+            f"{float(batch.engine_log_probs[worst]):.4f}. The engine runs other weights or "
+            "another precision than the actor, so training on its samples would be wrong."
+        )
+    return {f"alignment/{name}": value for name, value in metrics.items()}
+
+
+def distinct(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems with ids of their own: at an epoch's end one may come twice in a step."""
+    seen: dict[str, int] = {}
+    result = []
+    for problem in problems:
+        count = seen[problem.id] = seen.get(problem.id, 0) + 1
+        again = dataclasses.replace(problem, id=f"{problem.id}#{count}")
+        result.append(problem if count == 1 else again)
+    return result
+
+
+def report_discarded(monitor: Monitor, step: int, result: UpdateResult) -> None:
+    """Say which minibatches were discarded, and why."""
+    for index, reason in result.discarded.items():
+        monitor.warn(f"step {step}: minibatch {index} discarded: {reason}")
