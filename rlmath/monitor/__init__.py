@@ -1,0 +1,21 @@
+"""What a run shows: metrics, samples, curves, a display, a summary."""
+
+from rlmath.monitor.curves import plot_curves
+from rlmath.monitor.progress import ProgressDisplay
+from rlmath.monitor.samples import read_samples, sample_as_text, write_samples
+from rlmath.monitor.summary import read_summary, update_summary
+from rlmath.monitor.timing import PhaseTimer
+from rlmath.monitor.writer import MetricsWriter, read_metrics
+
+__all__ = [
+    "MetricsWriter",
+    "PhaseTimer",
+    "ProgressDisplay",
+    "plot_curves",
+    "read_metrics",
+    "read_samples",
+    "read_summary",
+    "sample_as_text",
+    "update_summary",
+    "write_samples",
+]

@@ -1,0 +1,126 @@
+"""Every sample of a step as a file, and some of them as text for TensorBoard."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlmath.monitor.files import replacing, to_json
+from rlmath.types import GradedSample, Group, Problem
+
+FOLDER = "samples"
+# Long-response runs make hundreds of MB a step, of which gzip leaves a quarter.
+COMPRESS_ABOVE_CHARACTERS = 32_000_000
+_SHOWN_CHARACTERS = 6000
+
+
+def write_samples(
+    run_dir: str | Path,
+    step: int,
+    groups: Sequence[Group],
+    compress_above_characters: int = COMPRESS_ABOVE_CHARACTERS,
+) -> Path:
+    """Write ``samples/step_000012.jsonl``, one line per sample; it appears whole or not at all.
+
+    Args:
+        run_dir: The run's folder.
+        step: Optimization step, from 1.
+        groups: The step's samples.
+        compress_above_characters: With more characters of prompts and responses than this the
+            file is ``.jsonl.gz``.
+
+    Returns:
+        The file.
+    """
+    characters = sum(
+        len(group.problem.prompt) + len(graded.sample.text)
+        for group in groups
+        for graded in group.samples
+    )
+    name = f"step_{step:06d}.jsonl"
+    plain, compressed = Path(run_dir, FOLDER, name), Path(run_dir, FOLDER, f"{name}.gz")
+    path, other = plain, compressed
+    if characters > compress_above_characters:
+        path, other = compressed, plain
+    lines = (
+        f"{to_json(_row(step, group.problem, graded))}\n".encode("utf-8", "backslashreplace")
+        for group in groups
+        for graded in group.samples
+    )
+    with replacing(path) as file:
+        if path is compressed:
+            with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1, filename=name) as packed:
+                packed.writelines(lines)
+        else:
+            file.writelines(lines)
+    other.unlink(missing_ok=True)
+    return path
+
+
+def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file of :func:`write_samples`."""
+    path = Path(path)
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def drop_samples_after(run_dir: str | Path, step: int) -> None:
+    """Remove the files of later steps: a run that continues after ``step`` makes them anew."""
+    for path in Path(run_dir, FOLDER).glob("step_*.jsonl*"):
+        number = path.name.removeprefix("step_").partition(".")[0]
+        if number.isdigit() and int(number) > step:
+            path.unlink(missing_ok=True)
+
+
+def sample_as_text(problem: Problem, graded: GradedSample) -> str:
+    """A sample for reading: what it is worth, the prompt, the response; long ones are cut."""
+    sample = graded.sample
+    worth = "none" if graded.reward is None else f"{graded.reward:g}"
+    return "\n".join(
+        [
+            f"problem {problem.id}, sample {sample.index}",
+            f"reward {worth}, {graded.status}, answer {graded.answer!r}, "
+            f"accepted {list(problem.answers)}",
+            f"{len(sample.token_ids)} tokens, finish reason {sample.finish_reason}, "
+            f"weights version {sample.weights_version}",
+            "",
+            "── prompt",
+            _cut(problem.prompt),
+            "── response",
+            _cut(sample.text),
+        ]
+    )
+
+
+def _row(step: int, problem: Problem, graded: GradedSample) -> dict[str, Any]:
+    sample = graded.sample
+    return {
+        "step": step,
+        "problem_id": problem.id,
+        "index": sample.index,
+        "prompt": problem.prompt,
+        "response": sample.text,
+        "answer": graded.answer,
+        "accepted": list(problem.answers),
+        "status": graded.status,
+        "correct": graded.correct,
+        "reward": graded.reward,
+        "rewards": dict(graded.rewards),
+        "finish_reason": sample.finish_reason,
+        "response_tokens": len(sample.token_ids),
+        "weights_version": sample.weights_version,
+        "engine": sample.engine,
+        "seed": sample.seed,
+    }
+
+
+def _cut(text: str) -> str:
+    left_out = len(text) - _SHOWN_CHARACTERS
+    if left_out <= 0:
+        return text
+    half = _SHOWN_CHARACTERS // 2
+    return f"{text[:half]}\n[… {left_out} characters left out …]\n{text[-half:]}"

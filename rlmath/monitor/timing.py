@@ -1,0 +1,71 @@
+"""Seconds of each phase of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class PhaseTimer:
+    """Collects wall-clock seconds by phase, from the start of a step to its end.
+
+    ``with timer("generate"): ...`` counts towards ``timing/generate``. A phase within a phase
+    stops the clock of the outer one, so that the phases and ``timing/other`` add up to
+    ``timing/step``. For the thread that runs the loop; phases of other threads overlap.
+    """
+
+    def __init__(self, on_phase: Callable[[str], None] | None = None) -> None:
+        """
+        Args:
+            on_phase: Told the name of each phase that begins, or that is gone back to.
+        """
+        self._on_phase = on_phase
+        self._seconds: dict[str, float] = {}
+        self._open: list[str] = []
+        self._step_start = self._since = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Count the seconds of this block towards ``phase``."""
+        self._charge()
+        self._open.append(phase)
+        self._tell(phase)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+            if self._open:
+                self._tell(self._open[-1])
+
+    def finish_step(self) -> dict[str, float]:
+        """``timing/<phase>`` in seconds for each phase since the last call, and begin anew.
+
+        ``timing/step`` is the whole, ``timing/other`` what no phase claims.
+
+        Raises:
+            RuntimeError: A phase is still open.
+        """
+        if self._open:
+            raise RuntimeError(f"the step ends within the phase {self._open[-1]!r}")
+        now = time.perf_counter()
+        step = now - self._step_start
+        seconds, self._seconds = self._seconds, {}
+        self._step_start = self._since = now
+        metrics = {f"timing/{phase}": value for phase, value in seconds.items()}
+        metrics["timing/other"] = max(step - sum(seconds.values()), 0.0)
+        metrics["timing/step"] = step
+        return metrics
+
+    def _charge(self) -> None:
+        """Give the time since the last change of phase to the innermost open one."""
+        now = time.perf_counter()
+        if self._open:
+            phase = self._open[-1]
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+
+    def _tell(self, phase: str) -> None:
+        if self._on_phase is not None:
+            self._on_phase(phase)

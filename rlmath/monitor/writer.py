@@ -1,0 +1,131 @@
+"""The metrics of each step, to TensorBoard and to ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rlmath.monitor.files import replacing, to_json
+from rlmath.monitor.samples import drop_samples_after
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+# Keys of a line of metrics.jsonl that are no metrics.
+STEP, TIME, NOT_FINITE = "step", "time_s", "not_finite"
+
+
+class MetricsWriter:
+    """Writes ``<run_dir>/metrics.jsonl`` and ``<run_dir>/tensorboard/``.
+
+    A line of ``metrics.jsonl`` is one step: ``{"step": 12, "time_s": <Unix time>, "<tag>": number,
+    ...}``. A value that is NaN or infinite is ``null`` there, and ``"not_finite": {"<tag>":
+    "nan"}`` says which it was. What is written has left the process before a call returns.
+    """
+
+    def __init__(self, run_dir: str | Path, last_step: int | None = None) -> None:
+        """
+        Args:
+            run_dir: The run's folder; made if missing.
+            last_step: The step of the checkpoint that the run continues from: what an interrupted
+                run wrote of later steps is dropped. ``None``: the run begins anew, and all that
+                an earlier one wrote here is dropped.
+        """
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._run_dir = Path(run_dir)
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        self._last_step = -1 if last_step is None else last_step
+        path = self._run_dir / METRICS_FILE
+        kept = [line for line in _lines(path) if line[STEP] <= self._last_step]
+        with replacing(path) as file:
+            file.writelines(f"{to_json(line)}\n".encode() for line in kept)
+        drop_samples_after(self._run_dir, self._last_step)
+        if last_step is None:
+            for events in (self._run_dir / TENSORBOARD_FOLDER).glob("events.out.tfevents.*"):
+                events.unlink()
+        self._file = path.open("a", encoding="utf-8")
+        # TensorBoard hides events from purge_step on that were written before this writer's.
+        self._tensorboard = SummaryWriter(
+            str(self._run_dir / TENSORBOARD_FOLDER),
+            purge_step=None if last_step is None else last_step + 1,
+        )
+
+    def write(self, step: int, metrics: Mapping[str, float], texts: Sequence[str] = ()) -> None:
+        """Write one step; each step once, in rising order.
+
+        Args:
+            step: Optimization step; 0 is what is known before the first.
+            metrics: Tag to value.
+            texts: Sampled responses, shown by TensorBoard as ``rollout/sample_0``, ... exactly as
+                they are, markup in them included.
+
+        Raises:
+            ValueError: A step that is not after the last one.
+            TypeError: A value that is no number.
+        """
+        if step <= self._last_step:
+            raise ValueError(f"step {step} comes after step {self._last_step} was written")
+        values = {tag: _number(tag, value) for tag, value in metrics.items()}
+        now = time.time()
+        line: dict[str, Any] = {STEP: step, TIME: round(now, 3), **values}
+        odd = {tag: str(value) for tag, value in values.items() if not math.isfinite(value)}
+        if odd:
+            line[NOT_FINITE] = odd
+        self._file.write(f"{to_json(line)}\n")
+        self._file.flush()
+        for tag, value in values.items():
+            self._tensorboard.add_scalar(tag, value, step, walltime=now)
+        for index, text in enumerate(texts):
+            self._tensorboard.add_text(f"rollout/sample_{index}", as_markdown_code(text), step)
+        self._tensorboard.flush()
+        self._last_step = step
+
+    def close(self) -> None:
+        """Close the files; writing after that is an error."""
+        self._file.close()
+        self._tensorboard.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The lines of a run's ``metrics.jsonl``; a last line that was cut off is left out."""
+    return list(_lines(Path(run_dir) / METRICS_FILE))
+
+
+def as_markdown_code(text: str) -> str:
+    """Markdown that shows ``text`` as it is: an indented block, in which no markup is read."""
+    return "\n".join(f"    {line}" for line in text.splitlines() or [""])
+
+
+def _number(tag: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metric {tag!r} is no number but {value!r}") from error
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.is_file():
+        return
+    with path.open("rb") as lines:
+        for text in lines:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                return  # The process was ended while it wrote this line; nothing follows it.
+            yield line
