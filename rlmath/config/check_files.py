@@ -12,6 +12,7 @@ from rlmath.config.arithmetic import Layout
 from rlmath.config.check_layout import GIB
 from rlmath.config.facts import (
     ARCHITECTURES,
+    ROPE_TYPES,
     TINY,
     Machine,
     ModelFacts,
@@ -49,6 +50,11 @@ def model_folder(config: Config) -> Iterator[str]:
             f"model.architecture={expected}: the model in {path} is a {model.architecture}; take "
             "that, or null"
         )
+    if model.rope_type not in ROPE_TYPES:
+        yield (
+            f"model.path={path}: its rotary embedding is of type {model.rope_type}; those that "
+            f"work are {', '.join(ROPE_TYPES)}"
+        )
     if config.data.apply_chat_template and not has_chat_template(path):
         yield (
             f"data.apply_chat_template=true: the tokenizer in {path} has no chat template; set it "
@@ -78,7 +84,9 @@ def data_files(config: Config, command: str) -> Iterator[str]:
     if not paths:
         what = "worked examples" if command == "sft" else "problems"
         yield f"{key} is empty: give files with {what}, such as {key}=[{what.split()[-1]}.jsonl]"
-    for path in paths:
+    for path in dict.fromkeys(paths):
+        if paths.count(path) > 1:
+            yield f"{key}: {path} is given {paths.count(path)} times; give it once"
         yield from _data_file(config, key, path, answer_setting, answer_key)
     if command == "train":
         for path in data.eval_paths:

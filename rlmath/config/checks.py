@@ -16,9 +16,17 @@ from typing import Literal
 
 from rlmath.config import arithmetic, check_files, check_layout
 from rlmath.config.facts import Machine, ModelFacts, read_model
-from rlmath.config.names import registered_names
+from rlmath.config.names import registered_names, reward_names
 from rlmath.config.ranges import out_of_range
-from rlmath.config.schema import Config, Device, Placement, Recompute, Schedule, Transport
+from rlmath.config.schema import (
+    Config,
+    Device,
+    Placement,
+    Recompute,
+    RewardItem,
+    Schedule,
+    Transport,
+)
 from rlmath.errors import ConfigError
 
 Command = Literal["train", "sft", "evaluate"]
@@ -81,8 +89,6 @@ def _model_or_none(config: Config) -> ModelFacts | None:
 
 
 def _names(config: Config) -> Iterator[str]:
-    from rlmath.rewards.registry import available_rewards, reward_class, settings_of
-
     algorithm = config.algorithm
     chosen = {
         "algorithm.advantage": algorithm.advantage,
@@ -98,21 +104,25 @@ def _names(config: Config) -> Iterator[str]:
         yield "reward.items=[]: at least one reward is needed, such as [{name: math}]"
     for index, item in enumerate(config.reward.items):
         key = f"reward.items[{index}]"
-        if item.name in available_rewards():
-            # The class is imported only when there is a parameter to look up in it.
-            known = settings_of(reward_class(item.name)) if item.params else []
-            for name in sorted(set(item.params) - set(known)):
-                yield f"{key}.params.{name}: reward {item.name} has no such setting; " + (
-                    _among(name, known) if known else "it has none"
-                )
+        if item.name in reward_names():
+            yield from _reward_params(key, item)
         else:
             yield from _reward_path(f"{key}.name={item.name}", item.name)
 
 
+def _reward_params(key: str, item: RewardItem) -> Iterator[str]:
+    if not item.params:
+        return
+    from rlmath.rewards.registry import reward_class, settings_of
+
+    known = settings_of(reward_class(item.name))
+    for name in sorted(set(item.params) - set(known)):
+        names = _among(name, known) if known else "it has none"
+        yield f"{key}.params.{name}: reward {item.name} has no such setting; {names}"
+
+
 def _reward_path(key: str, name: str) -> Iterator[str]:
     """Whether a reward given by file or import path can be there, without running its code."""
-    from rlmath.rewards.registry import available_rewards
-
     place = name.rpartition(":")[0] or name
     if name.startswith(("http://", "https://")):
         return
@@ -128,7 +138,7 @@ def _reward_path(key: str, name: str) -> Iterator[str]:
             )
     else:
         yield (
-            f"{key}: there is no reward of that name; {_among(name, available_rewards())}, "
+            f"{key}: there is no reward of that name; {_among(name, reward_names())}, "
             "package.module:function, or file.py:function"
         )
 

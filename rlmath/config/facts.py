@@ -18,6 +18,8 @@ from rlmath.config.schema import Device
 from rlmath.errors import ConfigError
 
 ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
+# Kinds of rotary embedding that Megatron's can express: those that leave attention's scale alone.
+ROPE_TYPES = ("default", "linear", "llama3")
 # ``model.path=tiny``: the model of rlmath.quickstart.model, made when the run starts.
 TINY = "tiny"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -39,6 +41,7 @@ class ModelFacts:
     vocab_size: int
     max_position_embeddings: int
     tie_word_embeddings: bool
+    rope_type: str = "default"
 
     @property
     def num_parameters(self) -> int:
@@ -109,6 +112,8 @@ def read_model(path: str) -> ModelFacts:
         raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         heads = int(raw["num_attention_heads"])
         hidden = int(raw["hidden_size"])
+        # The first since transformers 5, the second before.
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         return ModelFacts(
             architecture=(raw.get("architectures") or ["(none)"])[0],
             num_layers=int(raw["num_hidden_layers"]),
@@ -120,6 +125,7 @@ def read_model(path: str) -> ModelFacts:
             vocab_size=int(raw["vocab_size"]),
             max_position_embeddings=int(raw["max_position_embeddings"]),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            rope_type=str(rope.get("rope_type") or rope.get("type") or "default"),
         )
     except KeyError as error:
         raise ConfigError(
@@ -221,7 +227,7 @@ def _tiny_model() -> ModelFacts:
 
 def _jsonl_rows(path: Path) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -236,8 +242,11 @@ def _jsonl_rows(path: Path) -> list[tuple[str, Any]]:
 
 def _json_rows(path: Path) -> list[tuple[str, Any]]:
     data = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(data, dict):  # An object with the list of rows in it.
+        lists = [value for value in data.values() if isinstance(value, list)]
+        data = lists[0] if len(lists) == 1 else data
     if not isinstance(data, list):
-        raise ValueError("a .json data file is one list of rows")
+        raise ValueError("a .json data file is a list of rows, or an object with one list in it")
     return [(f"{path}, row {i + 1}", row) for i, row in enumerate(data[:PEEKED_ROWS])]
 
 

@@ -1,8 +1,8 @@
 """Names that settings choose among, found without importing torch.
 
-The registries of ``rlmath/algorithms/`` fill when their modules are imported, which takes torch
-and more than a second. A check of the settings should not, so the registrations are read from the
-source: ``X = Registry("algorithm.loss")`` and the decorators that file functions in ``X``.
+The registries fill when their packages are imported, which takes torch and more than a second. A
+check of the settings should not, so the names are read from the source. In ``rlmath/algorithms/``
+these are ``X = Registry("algorithm.loss")`` and the decorators that file functions in ``X``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,18 @@ def registered_names() -> dict[str, list[str]]:
     assert spec is not None and spec.origin is not None
     files = sorted(Path(spec.origin).parent.rglob("*.py"))
     return _names_in([ast.parse(file.read_text(encoding="utf-8")) for file in files])
+
+
+@cache
+def reward_names() -> list[str]:
+    """Names of the rewards that come with rlmath, sorted: the keys of the registry's table."""
+    spec = find_spec("rlmath")
+    assert spec is not None and spec.origin is not None
+    file = Path(spec.origin).parent / "rewards" / "registry.py"
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_BUILT_IN":
+            return sorted(ast.literal_eval(node.value))
+    raise LookupError(f"{file} has no table _BUILT_IN of rewards")
 
 
 def _names_in(modules: list[ast.Module]) -> dict[str, list[str]]:

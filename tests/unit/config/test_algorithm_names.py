@@ -1,6 +1,6 @@
 """The names read from the source are those that the registries hold."""
 
-from rlmath.config.names import registered_names
+from rlmath.config.names import registered_names, reward_names
 
 
 def test_names_agree_with_the_registries() -> None:
@@ -16,3 +16,10 @@ def test_names_agree_with_the_registries() -> None:
     assert names["algorithm.kl_estimator"] == KL_ESTIMATORS.names()
     assert "grpo" in names["algorithm.advantage"]
     assert "ppo_clip" in names["algorithm.loss"]
+
+
+def test_reward_names_agree_with_the_registry() -> None:
+    from rlmath.rewards.registry import available_rewards
+
+    assert reward_names() == available_rewards()
+    assert "math" in reward_names()

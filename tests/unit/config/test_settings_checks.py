@@ -214,7 +214,9 @@ def test_data_files(refusal: Callable[..., str], make_data: MakeData, tmp_path: 
     broken = make_data(name="broken.jsonl", text='\n{"prompt": "1", "solutions": ["1"]}\n{"pro\n')
     assert f"{broken}:3: not a JSON object" in with_file(broken)
     listed = make_data(name="rows.json", text='{"prompt": 1}')
-    assert "one list of rows" in with_file(listed)
+    assert "a list of rows, or an object with one list" in with_file(listed)
+    twice = make_data()
+    assert "is given 2 times" in refusal(f"data.train_paths=[{twice},{twice}]")
     parquet = make_data(name="rows.parquet", text="not parquet")
     assert "rows.parquet: cannot be read" in with_file(parquet)
     assert "data.eval_paths" in refusal(f"data.eval_paths=[{tmp_path / 'no.jsonl'}]")
@@ -236,8 +238,9 @@ def test_rows_are_peeked_in_every_format(tmp_path: Path, make_data: MakeData) ->
     rows = [{"prompt": str(i), "solutions": [str(i)]} for i in range(9)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "r.parquet")
     make_data(name="r.json", text=json.dumps(rows))
+    make_data(name="in.json", text=json.dumps({"version": 1, "rows": rows}))
     make_data(*rows, name="r.jsonl")
-    for name in ("r.parquet", "r.json", "r.jsonl"):
+    for name in ("r.parquet", "r.json", "in.json", "r.jsonl"):
         peeked = peek_rows(tmp_path / name)
         assert [row for _, row in peeked] == rows[:4]
         assert peeked[2][0].endswith((":3", ", row 3"))
@@ -268,6 +271,9 @@ def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_pa
     message = refusal(f"model.path={folder}")
     assert "its architecture is GPT2LMHeadModel" in message
     assert "Qwen3ForCausalLM" in message
+    rope = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
+    message = refusal(f"model.path={make_model(QWEN_1_5B | rope, name='yarn')}")
+    assert "its rotary embedding is of type yarn" in message
     folder = make_model(QWEN_1_5B, name="qwen")
     message = refusal(f"model.path={folder}", "model.architecture=LlamaForCausalLM")
     assert "model.architecture=LlamaForCausalLM" in message

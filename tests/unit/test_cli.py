@@ -1,0 +1,160 @@
+"""The console command: exit codes, one message on standard error, no traceback, in a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlmath
+from rlmath.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    file = tmp_path / "problems.jsonl"
+    file.write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}) + "\n")
+    return file
+
+
+def rlmath_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlmath", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rlmath {rlmath.__version__}\n"
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("train", "sft", "evaluate"))
+    assert main([]) == 2
+
+
+def test_every_command_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("train", "sft", "evaluate"):
+        assert (ROOT / "rlmath" / f"{command}.py").is_file()
+        with pytest.raises(SystemExit) as exit_info:
+            main([command, "--help"])
+        assert exit_info.value.code == 0
+        out = capsys.readouterr().out
+        assert "quickstart" in out
+        assert "--cfg" in out
+
+
+def test_cfg_prints_resolved_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "experiment=quickstart", "--cfg", "actor.tensor_parallel=1"]) == 0
+    out = capsys.readouterr().out
+    assert "tensor_parallel: 1" in out
+    assert "run_dir: runs/quickstart" in out
+
+
+def test_check_prints_the_arithmetic(
+    capsys: pytest.CaptureFixture[str], problems: Path, tmp_path: Path
+) -> None:
+    overrides = ["experiment=gsm8k_smoke", f"data.train_paths=[{problems}]", "cluster.device=cpu"]
+    assert main(["train", *overrides, f"runner.run_dir={tmp_path}/run", "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "8 prompts x 4 samples = 32 sequences a step" in out
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trian"], ["no command 'trian'", "train, sft, evaluate"]),
+        (["train", "--nope"], ["unrecognized arguments: --nope", "rlmath train --help"]),
+        (["train"], ["model.path has to be given", "experiment=NAME"]),
+        (["train", "experiment=quickstart", "actor.tensr_parallel=2"], ["actor.tensor_parallel"]),
+        (["sft", "model=tiny", "runner.run_dir=r"], ["sft.train_paths is empty"]),
+        (["evaluate", "model=tiny", "runner.run_dir=r"], ["data.eval_paths is empty"]),
+    ],
+    ids=" ".join,
+)
+def test_usage_errors_exit_2_with_one_message(
+    arguments: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    for part in expected:
+        assert part in captured.err
+
+
+def test_a_mistake_costs_a_second_and_shows_no_traceback(tmp_path: Path, problems: Path) -> None:
+    arguments = ["train", "experiment=gsm8k_smoke", f"data.train_paths=[{problems}]"]
+    arguments += ["actor.tensor_parallel=3", "data.answer_key=solution"]
+    before = os.times()
+    result = rlmath_process(*arguments, cwd=tmp_path)
+    after = os.times()
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert "actor.tensor_parallel=3" in result.stderr
+    assert "data.answer_key=solution" in result.stderr
+    # CPU time: the wall clock of a busy machine says little about the command.
+    used_s = (after.children_user + after.children_system) - (
+        before.children_user + before.children_system
+    )
+    assert used_s < 2, f"took {used_s:.1f} s of CPU"
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from rlmath.cli import main\n"
+        "main(['train', 'experiment=quickstart', '--check'])\n"
+        "print([m for m in ('torch', 'vllm', 'megatron', 'ray', 'transformers') "
+        "if m in sys.modules])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout == "[]\n"
+
+
+def test_interrupted_exits_130(tmp_path: Path, problems: Path) -> None:
+    """A real SIGINT, sent while the command waits for a file of the model that is a pipe."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    sizes = {"num_attention_heads": 4, "hidden_size": 128, "intermediate_size": 256}
+    sizes |= {"num_hidden_layers": 4, "vocab_size": 261, "max_position_embeddings": 2048}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    os.mkfifo(folder / "tokenizer_config.json")
+    overrides = ["experiment=gsm8k_smoke", f"model.path={folder}"]
+    overrides += [f"data.train_paths=[{problems}]", "data.apply_chat_template=true"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlmath", "train", *overrides],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        # Opening the pipe's other end returns when the command has opened this one.
+        with (folder / "tokenizer_config.json").open("w"):
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == "interrupted\n"
+    finally:
+        process.kill()
+        process.wait()
