@@ -10,7 +10,7 @@ from pathlib import Path
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import load_problems, load_tokenizer
-from rlmath.monitor import Monitor
+from rlmath.monitor import Monitor, open_monitor
 from rlmath.rollout.requests import requests_for
 from rlmath.session import Session, open_session, with_model_folder
 from rlmath.train_metrics import STATUSES
@@ -31,10 +31,11 @@ def run(config: Config) -> int:
     )
     print("held-out problems:", report.describe(config.data.max_prompt_tokens), flush=True)
     with (
-        Monitor.open(config, name="evaluate", total_steps=1) as monitor,
         open_session(config, optimizer=None) as session,
+        open_monitor(run_dir, config.runner, total_steps=0) as monitor,
     ):
         metrics = evaluate(session, problems, monitor, step=0)
+        metrics = monitor.log_step(0, metrics)
     path = run_dir / "evaluation.json"
     path.write_text(json.dumps(metrics, indent=2) + "\n")
     for name, value in metrics.items():
@@ -49,6 +50,7 @@ def evaluate(
     """Sample and grade the held-out problems with the engines' present weights."""
     config = session.config
     settings = config.eval
+    sampling = session.sampling
     with monitor.phase("evaluate"):
         requests = requests_for(
             problems,
@@ -59,14 +61,11 @@ def evaluate(
             run_seed=config.runner.seed + SEED_OFFSET,
             step=step,
         )
-        assert session.pool is not None and session.collector is not None
-        collected = session.collector.collect(
-            problems, session.pool.generate(requests), settings.samples
-        )
-        if session.rewards is not None:
-            session.rewards.metrics()  # Evaluation's figures are not training's.
-    monitor.log_samples(step, collected.groups, kind="eval")
-    return eval_metrics(collected.groups)
+        samples = sampling.pool.generate(requests)
+        groups = sampling.collector.collect(problems, samples, settings.samples).wait()
+        sampling.rewards.metrics()  # Evaluation's figures are not training's.
+    monitor.log_samples(step, groups, kind="eval")
+    return eval_metrics(groups)
 
 
 def eval_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -34,24 +34,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """What samples and grades.
+
+    Attributes:
+        pool: The engines, ready, and connected to the actor if there is one.
+        rewards: The mix.
+        collector: Grades what the pool samples, while it samples.
+    """
+
+    pool: RolloutPool
+    rewards: RewardMix
+    collector: Collector
+
+
 class Session:
-    """What a loop works with.
+    """What a loop works with. Made by :func:`open_session`.
 
     Attributes:
         config: With the model's path resolved.
         layout: Ranks and engines.
-        actor: The Megatron ranks, ready; ``None`` when the loop does not train.
-        pool: The engines, ready and connected to the actor; ``None`` when it does not sample.
-        rewards: The mix; ``None`` without engines.
-        collector: Grades what the pool samples; ``None`` without engines.
     """
 
-    config: Config
-    layout: Layout
-    actor: ActorGroup | None
-    pool: RolloutPool | None
-    rewards: RewardMix | None
-    collector: Collector | None
+    def __init__(
+        self, config: Config, layout: Layout, actor: ActorGroup | None, sampling: Sampling | None
+    ) -> None:
+        self.config, self.layout = config, layout
+        self._actor, self._sampling = actor, sampling
+
+    @property
+    def actor(self) -> ActorGroup:
+        """The Megatron ranks; the session was opened with an optimizer."""
+        assert self._actor is not None, "this session was opened without an optimizer"
+        return self._actor
+
+    @property
+    def sampling(self) -> Sampling:
+        """Engines and rewards; the session was opened with ``samples``."""
+        assert self._sampling is not None, "this session was opened without engines"
+        return self._sampling
 
 
 @contextlib.contextmanager
@@ -95,9 +116,8 @@ def open_session(
             pool.launch()
         actor = None
         if optimizer is not None:
-            settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
             actor = ActorGroup(
-                settings,
+                actor_settings(config, layout, optimizer, optimizer_steps, temperature),
                 ActorLayout(layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel),
                 device=device.value,
                 seed=config.runner.seed,
@@ -108,15 +128,15 @@ def open_session(
             stack.callback(actor.shutdown)
             actor.launch()
             actor.wait_until_ready()
-        if pool is not None:
+        sampling = None
+        if pool is not None and rewards is not None:
             pool.wait_until_ready()
-        if actor is not None and pool is not None:
-            actor.connect_engines(transport_plan(config, pool))
-        collector = None
-        if rewards is not None:
+            if actor is not None:
+                actor.connect_engines(transport_plan(config, pool))
             collector = Collector(rewards)
             stack.callback(collector.close)
-        yield Session(config, layout, actor, pool, rewards, collector)
+            sampling = Sampling(pool, rewards, collector)
+        yield Session(config, layout, actor, sampling)
 
 
 def with_model_folder(config: Config) -> Config:

@@ -8,7 +8,6 @@ responses, averaged over all their tokens. Prompts are read and not learned.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
-from rlmath.monitor import Monitor
+from rlmath.monitor import open_monitor
 from rlmath.session import open_session, with_model_folder
 from rlmath.types import TrainingBatch
 
@@ -43,17 +42,17 @@ def run(config: Config) -> int:
         open_session(
             config, optimizer=sft.optimizer, optimizer_steps=sft.steps, samples=False
         ) as session,
-        Monitor.open(config, name="sft", total_steps=sft.steps) as monitor,
+        open_monitor(run_dir / "sft_log", config.runner, total_steps=sft.steps) as monitor,
     ):
         actor = session.actor
-        assert actor is not None
+        monitor.begin_step()
         for step in range(1, sft.steps + 1):
-            started_s = time.monotonic()
-            batch = batch_of(stream.next(sft.sequences_per_step))
-            result, values = actor.update(batch, update, seed=step)
+            with monitor.phase("update"):
+                batch = batch_of(stream.next(sft.sequences_per_step))
+                result, values = actor.update(batch, update, seed=step)
             (metrics,) = result.minibatches
             assert values is not None
-            seconds = time.monotonic() - started_s
+            monitor.count_tokens(batch.tokens.numel())
             monitor.log_step(
                 step,
                 {
@@ -63,8 +62,6 @@ def run(config: Config) -> int:
                     "sft/grad_norm": metrics["grad_norm"],
                     "sft/lr": metrics["lr"],
                     "sft/discarded": metrics["discarded"],
-                    "timing/step": seconds,
-                    "throughput/tokens_per_s": batch.tokens.numel() / seconds,
                 },
             )
         actor.save_hf(run_dir / "sft")

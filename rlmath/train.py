@@ -12,15 +12,14 @@ from pathlib import Path
 
 import torch
 
-from rlmath.actor.actor import UpdateResult
 from rlmath.algorithms.mismatch import measure
 from rlmath.batching.from_groups import training_batch
-from rlmath.checkpoint import CheckpointStore, resume
+from rlmath.checkpoint import Checkpoint, CheckpointStore
 from rlmath.config.load import save
 from rlmath.config.schema import Config, OldLogProbs
 from rlmath.data import ProblemStream, load_problems, load_tokenizer
 from rlmath.evaluate import evaluate
-from rlmath.monitor import Monitor
+from rlmath.monitor import Monitor, open_monitor
 from rlmath.rollout.refit import refit
 from rlmath.rollout.requests import requests_for
 from rlmath.session import Session, open_session, update_settings, with_model_folder
@@ -48,17 +47,21 @@ def run(config: Config) -> int:
         print("held-out problems:", report.describe(config.data.max_prompt_tokens), flush=True)
     stream = ProblemStream(problems, seed=config.data.seed, shuffle=config.data.shuffle)
     store = CheckpointStore(run_dir / "checkpoints", keep=config.runner.keep_checkpoints)
+    checkpoint = store.resume(config.runner.resume.value)
+    done = 0 if checkpoint is None else checkpoint.step
     steps = config.runner.steps
     with (
-        Monitor.open(config, total_steps=steps) as monitor,
         open_session(
             config,
             optimizer=config.actor.optimizer,
             optimizer_steps=steps * config.algorithm.minibatches_per_step,
             temperature=config.rollout.temperature,
         ) as session,
+        open_monitor(run_dir, config.runner, steps, done if checkpoint else None) as monitor,
     ):
-        done = resume(config, store, session, stream, monitor)
+        if checkpoint is not None:
+            restore(checkpoint, session, stream)
+        monitor.begin_step()
         if held_out and config.eval.every and done == 0:
             monitor.log_step(0, evaluate(session, held_out, monitor, step=0))
         for step in range(done + 1, steps + 1):
@@ -68,7 +71,7 @@ def run(config: Config) -> int:
             due = config.runner.save_every and step % config.runner.save_every == 0
             if due or step == steps:
                 with monitor.phase("save"):
-                    store.save(session, stream, step, metrics)
+                    save_checkpoint(store, session, stream, step, metrics)
             monitor.log_step(step, metrics)
         with monitor.phase("export"):
             session.actor.save_hf(run_dir / "hf")
@@ -83,28 +86,29 @@ def train_step(
     Returns:
         The step's metrics but the timings, which the monitor has.
     """
-    config, actor, pool = session.config, session.actor, session.pool
-    algorithm = config.algorithm
+    config, actor, sampling = session.config, session.actor, session.sampling
+    pool, algorithm = sampling.pool, config.algorithm
 
-    problems = distinct(stream.next(algorithm.prompts_per_step))
-    requests = requests_for(
-        problems,
-        samples=algorithm.group_size,
-        max_tokens=config.rollout.max_response_tokens,
-        temperature=config.rollout.temperature,
-        run_seed=config.runner.seed,
-        step=step,
-    )
-    collected = session.collector.collect(problems, pool.generate(requests), algorithm.group_size)
-    monitor.add_seconds("generate", collected.generate_s)
-    monitor.add_seconds("grade", collected.grade_s)
-    groups = collected.groups
-    monitor.log_samples(step, groups)
-
+    with monitor.phase("generate"):
+        problems = distinct(stream.next(algorithm.prompts_per_step))
+        requests = requests_for(
+            problems,
+            samples=algorithm.group_size,
+            max_tokens=config.rollout.max_response_tokens,
+            temperature=config.rollout.temperature,
+            run_seed=config.runner.seed,
+            step=step,
+        )
+        # Grading begins with the first sample that is finished.
+        grading = sampling.collector.collect(
+            problems, pool.generate(requests), algorithm.group_size
+        )
+    with monitor.phase("grade"):
+        groups = grading.wait()
+    pool.sleep()
     with monitor.phase("advantage"):
         batch = training_batch(groups, algorithm.advantage, mask_truncated=algorithm.mask_truncated)
-        metrics = rollout_metrics(groups) | batch_metrics(batch) | session.rewards.metrics()
-    pool.sleep()
+        metrics = rollout_metrics(groups) | batch_metrics(batch) | sampling.rewards.metrics()
     with monitor.phase("log_probs"):
         batch, alignment = with_log_probs(session, batch)
     with monitor.phase("update"):
@@ -113,7 +117,10 @@ def train_step(
             alignment = aligned(config, first[0], batch)
     with monitor.phase("refit"):
         refit(actor, pool, version=step)
-    report_discarded(monitor, step, result)
+    monitor.log_samples(step, groups)
+    monitor.count_tokens(batch.tokens.numel())
+    for index, reason in result.discarded.items():
+        monitor.warn(f"step {step}: minibatch {index} discarded: {reason}")
     return metrics | alignment | update_metrics(result)
 
 
@@ -170,7 +177,26 @@ def distinct(problems: Sequence[Problem]) -> list[Problem]:
     return result
 
 
-def report_discarded(monitor: Monitor, step: int, result: UpdateResult) -> None:
-    """Say which minibatches were discarded, and why."""
-    for index, reason in result.discarded.items():
-        monitor.warn(f"step {step}: minibatch {index} discarded: {reason}")
+def save_checkpoint(
+    store: CheckpointStore,
+    session: Session,
+    stream: ProblemStream[Problem],
+    step: int,
+    metrics: dict[str, float],
+) -> None:
+    """Write the actor and the driver's own state; the checkpoint appears when it is whole."""
+    folder = store.begin(step)
+    try:
+        session.actor.save_checkpoint(folder)
+        store.commit(step, {"stream": stream.state_dict(), "weights_version": step}, metrics)
+    except BaseException:
+        store.abandon(step)
+        raise
+
+
+def restore(checkpoint: Checkpoint, session: Session, stream: ProblemStream[Problem]) -> None:
+    """Bring actor, data and engines to where a checkpoint was made."""
+    session.actor.load_checkpoint(checkpoint.path)
+    stream.load_state_dict(checkpoint.driver_state["stream"])
+    refit(session.actor, session.sampling.pool, checkpoint.driver_state["weights_version"])
+    print(f"resumed after step {checkpoint.step} from {checkpoint.path}", flush=True)

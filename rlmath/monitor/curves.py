@@ -41,7 +41,7 @@ PANELS = (
         "Accuracy",
         "share of right answers",
         (("rollout/accuracy", "rollout"), ("eval/accuracy", "held-out problems")),
-        limits=(0, 1),
+        limits=(0, 1.02),
     ),
     Panel(
         "Response length",
@@ -131,7 +131,7 @@ def _draw_panel(ax: Any, panel: Panel, lines: Sequence[dict[str, Any]]) -> None:
     if panel.right and points:
         _, name, unit = panel.right
         beside = ax.twinx()
-        handles += _draw_series(beside, points, f"{name} (right)", _COLOURS[1])
+        handles += _draw_series(beside, points, f"{name} (right)", _COLOURS[1], faint=True)
         beside.set_ylabel(unit)
         beside.set_ylim(bottom=0)
         beside.spines["top"].set_visible(False)
@@ -139,13 +139,22 @@ def _draw_panel(ax: Any, panel: Panel, lines: Sequence[dict[str, Any]]) -> None:
         ax.legend(handles=handles, fontsize=8, frameon=False, loc="best")
 
 
-def _draw_series(ax: Any, points: Sequence[tuple[int, float]], name: str, colour: str) -> list[Any]:
+def _draw_series(
+    ax: Any, points: Sequence[tuple[int, float]], name: str, colour: str, faint: bool = False
+) -> list[Any]:
     steps, values = zip(*points, strict=True)
     # Few points, as of an evaluation every ten steps, are marked one by one.
     marker = "o" if len(points) <= 25 else None
     return list(
         ax.plot(
-            steps, values, color=colour, linewidth=1.6, marker=marker, markersize=3.5, label=name
+            steps,
+            values,
+            color=colour,
+            linewidth=1.1 if faint else 1.6,
+            alpha=0.6 if faint else 1.0,
+            marker=marker,
+            markersize=3.5,
+            label=name,
         )
     )
 
@@ -165,8 +174,9 @@ def _draw_timing(ax: Any, phases: Sequence[str], lines: Sequence[dict[str, Any]]
         ax.stackplot(steps, values, labels=names, colors=colours, alpha=0.85)
     ax.set_title("Time of a step", fontsize=11, loc="left")
     ax.set_ylabel("seconds")
-    ax.set_ylim(bottom=0)
-    ax.legend(fontsize=8, ncols=min(len(names), 4), frameon=False, loc="best")
+    highest = max(sum(seconds) for seconds in zip(*values, strict=True))
+    ax.set_ylim(0, 1.35 * highest or 1.0)  # The upper part is for the legend.
+    ax.legend(fontsize=8, ncols=min(len(names), 4), frameon=False, loc="upper left")
 
 
 def _phases(lines: Sequence[dict[str, Any]]) -> list[str]:

@@ -22,6 +22,7 @@ def write_samples(
     step: int,
     groups: Sequence[Group],
     compress_above_characters: int = COMPRESS_ABOVE_CHARACTERS,
+    kind: str = "step",
 ) -> Path:
     """Write ``samples/step_000012.jsonl``, one line per sample; it appears whole or not at all.
 
@@ -31,6 +32,7 @@ def write_samples(
         groups: The step's samples.
         compress_above_characters: With more characters of prompts and responses than this the
             file is ``.jsonl.gz``.
+        kind: First part of the file's name: ``step``, or ``eval`` for held-out problems.
 
     Returns:
         The file.
@@ -40,7 +42,7 @@ def write_samples(
         for group in groups
         for graded in group.samples
     )
-    name = f"step_{step:06d}.jsonl"
+    name = f"{kind}_{step:06d}.jsonl"
     plain, compressed = Path(run_dir, FOLDER, name), Path(run_dir, FOLDER, f"{name}.gz")
     path, other = plain, compressed
     if characters > compress_above_characters:
@@ -70,8 +72,8 @@ def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:
 
 def drop_samples_after(run_dir: str | Path, step: int) -> None:
     """Remove the files of later steps: a run that continues after ``step`` makes them anew."""
-    for path in Path(run_dir, FOLDER).glob("step_*.jsonl*"):
-        number = path.name.removeprefix("step_").partition(".")[0]
+    for path in Path(run_dir, FOLDER).glob("*_*.jsonl*"):
+        number = path.name.partition("_")[2].partition(".")[0]
         if number.isdigit() and int(number) > step:
             path.unlink(missing_ok=True)
 

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from rlmath.rewards.mix import RewardMix
 from rlmath.types import Group, Problem, Sample
 
 
-@dataclass(frozen=True)
-class Collected:
-    """A step's groups, in the order of the problems.
+class Grading:
+    """Groups whose samples are all there and whose grading may still be under way."""
 
-    Attributes:
-        groups: One for each problem, its samples by index.
-        generate_s: Seconds until the last sample was there.
-        grade_s: Seconds of grading that were left after that.
-    """
+    def __init__(self, groups: Sequence[Future[Group]]) -> None:
+        self._groups = groups
 
-    groups: tuple[Group, ...]
-    generate_s: float
-    grade_s: float
+    def wait(self) -> tuple[Group, ...]:
+        """The groups, in the order of the problems, each with its samples by index.
+
+        Raises:
+            RewardError: A reward failed.
+        """
+        return tuple(group.result() for group in self._groups)
 
 
 class Collector:
@@ -41,8 +39,8 @@ class Collector:
 
     def collect(
         self, problems: Sequence[Problem], samples: Iterable[Sample], group_size: int
-    ) -> Collected:
-        """Take samples as they come and grade each at once.
+    ) -> Grading:
+        """Take samples as they come and grade each at once; returns when the last is there.
 
         What compares the samples of a problem is graded when its last sample is there.
 
@@ -50,11 +48,7 @@ class Collector:
             problems: With ids of their own; every sample answers one of them.
             samples: In any order.
             group_size: Samples of each problem.
-
-        Raises:
-            RewardError: A reward failed.
         """
-        started_s = time.monotonic()
         by_id = {problem.id: problem for problem in problems}
         arrived: dict[str, list[tuple[Sample, Future[Any]]]] = {id_: [] for id_ in by_id}
         graded: dict[str, Future[Group]] = {}
@@ -65,9 +59,7 @@ class Collector:
             own.append((sample, piece))
             if len(own) == group_size:
                 graded[problem.id] = self._threads.submit(self._finish, problem, own)
-        generated_s = time.monotonic()
-        groups = tuple(graded[problem.id].result() for problem in problems)
-        return Collected(groups, generated_s - started_s, time.monotonic() - generated_s)
+        return Grading([graded[problem.id] for problem in problems])
 
     def close(self) -> None:
         """End the threads once what they do now is done."""

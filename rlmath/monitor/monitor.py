@@ -1,0 +1,87 @@
+"""What the loops talk to: one object for metrics, samples, phases and the display."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rlmath.config.schema import RunnerConfig
+from rlmath.monitor.progress import ProgressDisplay
+from rlmath.monitor.samples import sample_as_text, write_samples
+from rlmath.monitor.timing import PhaseTimer
+from rlmath.monitor.writer import MetricsWriter
+from rlmath.types import Group
+
+
+class Monitor:
+    """Shows and records a run. Made by :func:`open_monitor`."""
+
+    def __init__(
+        self, run_dir: Path, writer: MetricsWriter, display: ProgressDisplay, runner: RunnerConfig
+    ) -> None:
+        self.run_dir = run_dir
+        self._writer, self._display, self._runner = writer, display, runner
+        self.phase = PhaseTimer(on_phase=display.phase)
+        self._texts: list[str] = []
+        self._tokens = 0
+
+    def count_tokens(self, tokens: int) -> None:
+        """Tokens of this step, prompts and responses, for ``throughput/tokens_per_s``."""
+        self._tokens += tokens
+
+    def log_samples(self, step: int, groups: Sequence[Group], kind: str = "step") -> None:
+        """Every sample to ``samples/``, and a few to TensorBoard with the step's metrics.
+
+        Args:
+            kind: ``step`` for training's samples, ``eval`` for evaluation's, which are all kept.
+        """
+        every = self._runner.samples_every
+        if kind == "eval" or (every and step % every == 0):
+            write_samples(self.run_dir, step, groups, kind=kind)
+        shown = [
+            sample_as_text(group.problem, group.samples[0])
+            for group in groups[: self._runner.tensorboard_samples]
+        ]
+        self._texts = shown
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """End a step: its metrics with the timings since the last one, shown and written.
+
+        Returns:
+            What was written.
+        """
+        timings = self.phase.finish_step()
+        everything = {**metrics, **timings}
+        if self._tokens:
+            everything["throughput/tokens_per_s"] = self._tokens / timings["timing/step"]
+        self._writer.write(step, everything, self._texts)
+        self._display.step(step, everything)
+        self._texts, self._tokens = [], 0
+        return everything
+
+    def begin_step(self) -> None:
+        """Forget the time that has passed outside of steps (starting, exporting)."""
+        self.phase.finish_step()
+
+    def warn(self, message: str) -> None:
+        """A line on standard error; the live display stays below it."""
+        print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def open_monitor(
+    run_dir: str | Path, runner: RunnerConfig, total_steps: int, last_step: int | None = None
+) -> Iterator[Monitor]:
+    """A monitor for the length of a run.
+
+    Args:
+        run_dir: Where everything goes.
+        runner: How much is shown.
+        total_steps: Number of the run's last step.
+        last_step: The step that the run continues from; ``None``: it begins anew.
+    """
+    display = ProgressDisplay(total_steps, (last_step or 0) + 1, live=runner.progress)
+    with MetricsWriter(run_dir, last_step) as writer, display:
+        yield Monitor(Path(run_dir), writer, display, runner)
