@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from rlmath.grading.extract import last_box
 from rlmath.grading.lexer import Token, TooLong, lex
-from rlmath.grading.parser import FUNCTIONS, Node, ParseError, Parser
+from rlmath.grading.parser import Parser
 from rlmath.grading.settings import GradingSettings
+from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError
 from rlmath.grading.unicode import to_latex
 
 _TRAILING = " \t\r\n.,;:!?*"
@@ -26,6 +27,9 @@ _STYLE = re.compile(
 )
 _SPACE_COMMAND = re.compile(r"\\[,;:!> ]|~|\\q?quad\b")
 _BARE_INTEGER = re.compile(r"[-+]?\d{1,300}", re.ASCII)
+_SHORT_WORDS = frozenset(
+    ("yes", "no", "red", "one", "two", "ten", "odd", "all", "any", "none", "true")
+)
 _ARTICLES = frozenset(("a", "an", "the"))
 _TEXT_OPERATORS = frozenset(".,'\"-!?:;&()/`")
 _ENDING = frozenset((".", ",", ";", ":", "!", "?"))
@@ -42,6 +46,7 @@ class Answer:
         words: lower-case words, for the comparison of text.
         letter: the option letter in `B`, `(B)` or `B) 12`, else "".
         rest: what follows that letter, else "".
+        wordy: whether it holds an English word, so that its words can be compared.
         problem: why the text cannot be an accepted answer (unbalanced braces, …), else "".
     """
 
@@ -51,7 +56,13 @@ class Answer:
     words: str
     letter: str = ""
     rest: str = ""
+    wordy: bool = False
     problem: str = ""
+
+    @property
+    def plain_letter(self) -> bool:
+        """Whether it is a capital letter and nothing else, in any dress: B, (B), \\text{B}."""
+        return bool(self.letter) and not self.rest
 
 
 def read(text: str, settings: GradingSettings) -> Answer:
@@ -70,13 +81,7 @@ def read(text: str, settings: GradingSettings) -> Answer:
     if "\\boxed" in stripped or "\\fbox" in stripped:
         box = last_box(stripped)
         stripped = stripped if box is None else box
-    latex = (
-        to_latex(stripped).rstrip(_TRAILING)
-        if not stripped.endswith(("!", "...", "…"))
-        else to_latex(stripped)
-    )
-    if not latex:
-        latex = to_latex(stripped)
+    latex = to_latex(stripped).strip("* ")
     problem = _malformed(latex)
     prefix = _PREFIX.match(latex)
     if prefix is not None and prefix.end() < len(latex):
@@ -103,7 +108,8 @@ def read(text: str, settings: GradingSettings) -> Answer:
             stripped, key, ("text", ""), words, letter, rest, problem or "nothing to compare"
         )
     node = _tree(list(tokens), words, settings)
-    return Answer(stripped, key, node, words, letter, rest, problem)
+    wordy = any(_is_word(token) for token in tokens)
+    return Answer(stripped, key, node, words, letter, rest, wordy, problem)
 
 
 def is_answer(text: str, settings: GradingSettings) -> bool:
@@ -127,43 +133,44 @@ def _malformed(latex: str) -> str:
 
 
 def _words(tokens: list[Token]) -> str:
+    numeric = any(token.kind in ("num", "grouped") for token in tokens)
     found: list[str] = []
     for token in tokens:
-        if token.kind in ("word", "text", "num", "grouped"):
-            found.extend(
-                token.value.lower().replace(",", " ").replace(".", " ").split()
-                if token.kind == "text"
-                else [token.value.lower()]
-            )
+        if token.kind == "text":
+            found.extend(token.value.lower().replace(",", " ").replace(".", " ").split())
+        elif token.kind in ("word", "num", "grouped"):
+            found.append(token.value.lower())
         elif token.kind == "cmd":
             found.append("\\" + token.value)
-        elif token.value not in _TEXT_OPERATORS:
+        elif token.value not in _TEXT_OPERATORS or (numeric and token.value in "-/()!"):
             found.append(token.value)
     kept = [w for w in found if w not in _ARTICLES] if len(found) > 1 else found
     return " ".join(kept)
 
 
+def _is_word(token: Token) -> bool:
+    """Whether a token reads as an English word rather than as names of variables."""
+    value = token.value
+    if token.kind not in ("word", "text") or value in FUNCTIONS or value in GREEK:
+        return False
+    if len(value) >= 4:
+        return not (value.isupper() and len(value) <= 6)
+    return value.lower() in _SHORT_WORDS or (
+        len(value) == 3 and value[1:].islower() and value[0].isupper()
+    )
+
+
 def _is_prose(tokens: list[Token]) -> bool:
-    """Words and punctuation only, at least one word longer than a variable name."""
-    long_word = False
-    for token in tokens:
-        if token.kind in ("word", "text"):
-            if len(token.value) > 1 and token.value not in FUNCTIONS:
-                long_word = True
-        elif not (token.kind == "op" and token.value in _TEXT_OPERATORS):
-            return False
-    return long_word
+    """Words and punctuation only, with at least one English word."""
+    return any(_is_word(token) for token in tokens) and all(
+        token.kind in ("word", "text") or (token.kind == "op" and token.value in _TEXT_OPERATORS)
+        for token in tokens
+    )
 
 
 def _tree(tokens: list[Token], words: str, settings: GradingSettings) -> Node:
-    if _is_prose(tokens) and not (len(tokens) == 1 and len(tokens[0].value) <= 5):
-        try:
-            node = Parser(list(tokens), settings.max_depth).parse()
-        except (ParseError, RecursionError):
-            return ("text", words)
-        # `x, y` and `sin x` are formulas; `Mrs. Hilt` and `a prime number` are not
-        longest = max((len(w) for w in words.split() if w not in FUNCTIONS), default=0)
-        return node if longest <= 1 else ("text", words)
+    if _is_prose(tokens):
+        return ("text", words)
     try:
         return Parser(tokens, settings.max_depth).parse()
     except (ParseError, RecursionError):

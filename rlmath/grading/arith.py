@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from rlmath.grading.parser import Node
+from rlmath.grading.syntax import Node
 
 Rational = int | Fraction
 _MAX_FACTORIAL = 2_000
@@ -255,7 +255,7 @@ class Approximate:
                 else float(node[1].replace(",", ""))
             )
         if kind == "unit":
-            factor = math.pi / 180 if node[2] == "°" else sample("unit " + node[2], self.point)
+            factor = math.pi / 180 if node[2] == "°" else sample(node[2], self.point)
             return self.value(node[1]) * factor
         if kind == "app":
             values = [complex(self.value(part)) for part in node[2]]

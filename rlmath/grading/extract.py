@@ -53,6 +53,13 @@ _CLOSERS = {"\\[": "\\]", "\\(": "\\)", "$$": "$$", "$": "$"}
 _TRAILING = " \t\r\n.,;:!?。，；：！？*_"
 
 
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    found = None
+    for match in pattern.finditer(text):
+        found = match
+    return found
+
+
 def after_thinking(response: str) -> str | None:
     """The text after the last `</think>`; None if a `<think>` is open at the end."""
     end = response.rfind("</think>")
@@ -125,9 +132,7 @@ def _first_sentence(line: str) -> str:
 
 
 def _after_last_marker(text: str) -> str | None:
-    last = None
-    for last in _MARKER.finditer(text):
-        pass
+    last = _last_match(_MARKER, text)
     if last is None:
         return None
     found = _AFTER_MARKER.match(text, last.end())
@@ -146,9 +151,7 @@ def _number_in_prose(line: str) -> str | None:
     """The value that a sentence such as `the largest n is 34` states."""
     if _NEGATION.search(line):
         return None
-    last = None
-    for last in _IS.finditer(line):
-        pass
+    last = _last_match(_IS, line)
     if last is not None and _DIGIT.search(line, last.end()):
         line = line[last.end() :].strip()
         if len(line.split()) <= 3:
@@ -196,9 +199,7 @@ def _last_number(text: str) -> str | None:
         end += 1
     word = text[start:end].strip(_TRAILING + "\"'()[]<>`“”’|")
     line = text[max(text.rfind("\n", 0, start) + 1, start - 60) : end]
-    last = None
-    for last in _NUMBER.finditer(line):
-        pass
+    last = _last_match(_NUMBER, line)
     inside = last is not None and last.end() >= len(line) - (end - position - 1)
     if last is not None and inside:
         tail = line[last.end() : last.end() + 1]
@@ -250,9 +251,7 @@ def extract(
     if 0 < len(stripped) <= 400 and is_answer(stripped):
         return Extraction(stripped, "whole")
     if task == "multiple_choice":
-        last = None
-        for last in _CHOICE.finditer(text):
-            pass
+        last = _last_match(_CHOICE, text)
         return NOTHING if last is None else Extraction(last.group(1), "number")
     number = _last_number(text)
     return NOTHING if number is None else Extraction(number, "number")

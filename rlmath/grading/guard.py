@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from rlmath.grading.parser import Node
+from rlmath.grading.syntax import Node
 
 MAX_NODES = 600
 MAX_BITS = 60_000.0  # of any number that SymPy may build

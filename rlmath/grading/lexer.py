@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from rlmath.grading.extract import match_brace
+from rlmath.grading.syntax import CONSTANTS, FUNCTIONS
 
 
 class Token(NamedTuple):
@@ -30,10 +31,89 @@ class TooLong(Exception):
 
 
 _SKIPPED = frozenset(
-    ["left", "right", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr", "displaystyle", "textstyle", "quad", "qquad", "limits", "nolimits", "nonumber", "scriptstyle", "hfill", "noindent", "rm", "bf", "it", "middle", "thinspace", "medspace", "thickspace", "enspace", "hspace", "vspace", "strut", "mathstrut", "left.", "right.", "allowbreak", "normalsize", "large", "Large", "tiny", "small", "hline", "cr", "protect", "ensuremath", "boldmath"]
+    [
+        "left",
+        "right",
+        "big",
+        "Big",
+        "bigg",
+        "Bigg",
+        "bigl",
+        "bigr",
+        "Bigl",
+        "Bigr",
+        "biggl",
+        "biggr",
+        "displaystyle",
+        "textstyle",
+        "quad",
+        "qquad",
+        "limits",
+        "nolimits",
+        "nonumber",
+        "scriptstyle",
+        "hfill",
+        "noindent",
+        "rm",
+        "bf",
+        "it",
+        "middle",
+        "thinspace",
+        "medspace",
+        "thickspace",
+        "enspace",
+        "hspace",
+        "vspace",
+        "strut",
+        "mathstrut",
+        "left.",
+        "right.",
+        "allowbreak",
+        "normalsize",
+        "large",
+        "Large",
+        "tiny",
+        "small",
+        "hline",
+        "cr",
+        "protect",
+        "ensuremath",
+        "boldmath",
+    ]
 )
 _TEXT = frozenset(
-    ["text", "textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "mbox", "hbox", "mathrm", "mathbf", "mathit", "mathsf", "mathtt", "operatorname", "bf", "rm", "emph", "bm", "boldsymbol", "mathcal", "mathscr", "mathfrak", "underline", "boxed", "fbox", "color", "textcolor", "vec", "overrightarrow"]
+    [
+        "text",
+        "textbf",
+        "textit",
+        "textrm",
+        "textsf",
+        "texttt",
+        "textnormal",
+        "mbox",
+        "hbox",
+        "mathrm",
+        "mathbf",
+        "mathit",
+        "mathsf",
+        "mathtt",
+        "operatorname",
+        "bf",
+        "rm",
+        "emph",
+        "bm",
+        "boldsymbol",
+        "mathcal",
+        "mathscr",
+        "mathfrak",
+        "underline",
+        "boxed",
+        "fbox",
+        "color",
+        "textcolor",
+        "vec",
+        "overrightarrow",
+    ]
 )
 _ALIASES = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
@@ -61,6 +141,7 @@ _CHARACTER_COMMANDS = {
 }
 _LEX = re.compile(
     r"""(?P<space>(?:\s|~|\\[,;:!>\ \n]|\{\})+)
+    |(?P<group>(?<![\d.,/^_])[1-9]\d{0,2}(?:[ ]\d{3})+(?![\d/]|[ ]\d|[ ]?[.,]\d{3}\b)(?:\.\d+)?)
     |(?P<num>\d+(?:\{,\}\d{3}(?!\d)|,\\!\s?\d{3}(?!\d)|\\[,;:\ ]\s?\d{3}(?!\d)|\\!,\d{3}(?!\d)|,\d+)*
         (?:\.\d+|\.(?!\.|\s|$|\d))?(?:[eE][-+]?\d+(?![a-zA-Z]))?|\.\d+(?:[eE][-+]?\d+(?![a-zA-Z]))?)
     |(?P<cmd>\\[a-zA-Z]+\*?)
@@ -101,7 +182,9 @@ def _lex_into(text: str, tokens: list[Token], max_tokens: int, nesting: int) -> 
             continue
         if len(tokens) >= max_tokens:
             raise TooLong
-        if kind == "num":
+        if kind == "group":
+            tokens.append(Token("num", value.replace(" ", ""), spaced))
+        elif kind == "num":
             _number(value, depth, spaced, tokens)
         elif kind == "cmd":
             name = value[1:]
@@ -219,10 +302,13 @@ def _styled(
         return position
     content = text[start + 1 : close]
     if name in ("color", "textcolor"):
-        return close + 1 if name == "color" else close + 1
+        return close + 1  # the colour; what it colours follows
     stripped = (
         content.replace("~", " ").replace("\\,", " ").replace("\\ ", " ").replace("$", "").strip()
     )
+    if stripped in FUNCTIONS or stripped in CONSTANTS:
+        tokens.append(Token("word", stripped, spaced))
+        return close + 1
     wordy = name.startswith(
         ("text", "mbox", "hbox", "mathrm", "operatorname", "emph", "rm", "mathbf")
     )

@@ -18,7 +18,7 @@ from fractions import Fraction
 from typing import Any
 
 from rlmath.grading.arith import Exact
-from rlmath.grading.parser import Node
+from rlmath.grading.syntax import Node
 
 # Primes p with p = 3 mod 4 and p - 1 prime to 3, 5, 7, 11 and 13: square roots and those odd roots
 # are unique. In the first one all primes up to 31 are squares.
@@ -142,7 +142,7 @@ class Field:
                 return self.times(
                     self.value(node[1]), self.times(self.constant("pi"), self.inverse((180, 0)))
                 )
-            return self.times(self.value(node[1]), self.atom("unit " + node[2]))
+            return self.times(self.value(node[1]), (self.variable(node[2]) % self.p, 0))
         raise NoValue
 
     def fraction(self, value: int | Fraction) -> Pair:

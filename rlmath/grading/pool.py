@@ -2,35 +2,27 @@
 
 Each slot of the pool is a thread of the parent that owns one process and gives it one job at a
 time. The thread counts the deadline from the moment it sends the job, kills the process group when
-it passes, and starts another process; the other slots go on. No signal handler is installed, so the
-pool works from any thread and inside Ray actors.
+it passes, and has another process forked; the other slots go on. No signal handler is installed, so
+the pool works from any thread and inside Ray actors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import queue
 import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
+from rlmath.grading.forkserver import ForkServer, ForkServerDied
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.worker import receive, send
 
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR")
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from rlmath.grading.worker import main; main()"
-)
 _MAX_ATTEMPTS = 3
 
 
@@ -39,55 +31,34 @@ class WorkerDied(Exception):
 
 
 class WorkerTimeout(Exception):
-    """The job ran past its deadline; the process group has been killed."""
+    """The job ran past its deadline."""
 
 
 class Worker:
-    """One process, in a session of its own, without the parent's secrets."""
+    """One process, in a session of its own.
 
-    def __init__(self, settings: GradingSettings) -> None:
-        package_root = str(Path(__file__).resolve().parents[2])
-        paths = [package_root, *[p for p in sys.path if p and p != package_root]]
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        environment.update(
-            PYTHONHASHSEED="0", LC_ALL="C.UTF-8", OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1"
-        )
-        self.settings = settings
+    Raises:
+        ForkServerDied: the fork server is gone.
+    """
+
+    def __init__(self, server: ForkServer, settings: GradingSettings) -> None:
+        self.server = server
+        self.timeout_s = settings.timeout_s
         self.jobs = 0
-        self.process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-c", _PROGRAM, json.dumps(paths)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=environment,
-            start_new_session=True,
-            close_fds=True,
-        )
-        self.pid = self.process.pid
+        theirs_in, self._requests = os.pipe()
+        self._replies, theirs_out = os.pipe()
         try:
-            start = {
-                "memory_limit_mib": settings.memory_limit_mib,
-                "settings": dataclasses.asdict(settings),
-            }
-            self._exchange(start, settings.startup_timeout_s)
-        except BaseException:
-            self.kill()
+            self.pid = server.fork(theirs_in, theirs_out)
+        except ForkServerDied:
+            self._close_pipes()
             raise
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
 
-    def _exchange(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        deadline = time.monotonic() + timeout_s
-        try:
-            send(self.process.stdin.fileno(), message)
-            poller = select.poll()
-            poller.register(self.process.stdout.fileno(), select.POLLIN | select.POLLHUP)
-            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                self.kill()
-                raise WorkerTimeout
-            return receive(self.process.stdout.fileno())
-        except (OSError, EOFError, ValueError) as error:
-            raise WorkerDied from error
+    def _close_pipes(self) -> None:
+        os.close(self._requests)
+        os.close(self._replies)
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """Do one job.
@@ -97,20 +68,27 @@ class Worker:
             WorkerDied: the process is gone.
         """
         self.jobs += 1
-        return self._exchange(job, self.settings.timeout_s)
+        deadline = time.monotonic() + self.timeout_s
+        try:
+            send(self._requests, job)
+            poller = select.poll()
+            poller.register(self._replies, select.POLLIN)
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise WorkerTimeout
+            return receive(self._replies)
+        except (OSError, EOFError, ValueError) as error:
+            raise WorkerDied from error
 
     def kill(self) -> None:
-        """Kill the process and all that it started, and wait for its end."""
+        """Kill the process group and release the process id."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        with contextlib.suppress(ForkServerDied):
+            self.server.reap(self.pid)
+        self._close_pipes()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True, slots=True)
 class Result:
     """What came of a job: the worker's reply, `timeout` or `error`, and its run time."""
 
@@ -123,11 +101,12 @@ class WorkerPool:
 
     def __init__(self, settings: GradingSettings) -> None:
         self.settings = settings
-        self._queue: queue.SimpleQueue[tuple[dict[str, Any], Future[Result]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._queue: queue.SimpleQueue[tuple[dict[str, Any], Future[Result]] | None]
+        self._queue = queue.SimpleQueue()
         self._closed = threading.Event()
         self._lock = threading.Lock()
+        self._server_lock = threading.Lock()
+        self._server: ForkServer | None = None
         self._workers: dict[int, Worker] = {}
         self._threads = [
             threading.Thread(target=self._serve, args=(slot,), name=f"grading-{slot}", daemon=True)
@@ -146,30 +125,31 @@ class WorkerPool:
         return future
 
     def pids(self) -> list[int]:
-        """Process ids of the live workers."""
+        """Process ids of the workers."""
         with self._lock:
             return [worker.pid for worker in self._workers.values()]
 
     def close(self) -> None:
-        """Kill the workers; jobs still queued end as errors."""
+        """Kill the workers; jobs that run or wait end as errors."""
         self._closed.set()
         for _ in self._threads:
             self._queue.put(None)
         with self._lock:
-            workers = list(self._workers.values())
-        for worker in workers:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(worker.pid, signal.SIGKILL)
+            for worker in self._workers.values():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(worker.pid, signal.SIGKILL)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=10)
-        while True:
-            try:
+        with self._server_lock:
+            if self._server is not None:
+                self._server.close()
+                self._server = None
+        with contextlib.suppress(queue.Empty):
+            while True:
                 entry = self._queue.get_nowait()
-            except queue.Empty:
-                break
-            if entry is not None:
-                entry[1].set_result(Result({"error": "the pool was closed"}, 0.0))
+                if entry is not None:
+                    entry[1].set_result(Result({"error": "the pool was closed"}, 0.0))
 
     # -- one slot
 
@@ -184,20 +164,43 @@ class WorkerPool:
                 return
             job, future = entry
             try:
-                future.set_result(self._do(slot, job))
+                result = self._do(slot, job)
+                future.set_result(result)
             except Exception as error:  # the future must get an answer whatever happens
                 future.set_result(Result({"error": f"{type(error).__name__}: {error}"}, 0.0))
+            if not self._closed.is_set():
+                self._ensure(slot)  # replace a worker that was killed before it is needed
+
+    def _fork_server(self) -> ForkServer:
+        with self._server_lock:
+            if self._closed.is_set():
+                raise ForkServerDied
+            if self._server is None:
+                self._server = ForkServer(self.settings)
+            return self._server
+
+    def _forget_server(self, server: ForkServer) -> None:
+        with self._server_lock:
+            if self._server is server:
+                server.close()
+                self._server = None
 
     def _ensure(self, slot: int) -> Worker | None:
+        """The worker of this slot, a new one if it is used up; None if none can be started."""
         with self._lock:
             worker = self._workers.get(slot)
         if worker is not None:
-            if worker.jobs < self.settings.max_jobs_per_worker and worker.process.poll() is None:
+            if worker.jobs < self.settings.max_jobs_per_worker:
                 return worker
             self._drop(slot)
         try:
-            worker = Worker(self.settings)
-        except (WorkerDied, WorkerTimeout, OSError):
+            server = self._fork_server()
+        except ForkServerDied:
+            return None
+        try:
+            worker = Worker(server, self.settings)
+        except ForkServerDied:
+            self._forget_server(server)
             return None
         with self._lock:
             self._workers[slot] = worker
@@ -210,8 +213,7 @@ class WorkerPool:
             worker.kill()
 
     def _do(self, slot: int, job: dict[str, Any]) -> Result:
-        """Run a job; a worker that someone else killed costs it a second attempt."""
-        seconds = 0.0
+        """Run a job; a worker that someone else killed costs it another attempt."""
         for _ in range(_MAX_ATTEMPTS):
             worker = self._ensure(slot)
             if worker is None:
@@ -224,9 +226,11 @@ class WorkerPool:
                 return Result({"timeout": True}, time.perf_counter() - started)
             except WorkerDied:
                 self._drop(slot)
-                seconds += time.perf_counter() - started
                 if self._closed.is_set():
                     break
                 continue
-            return Result(reply, seconds + time.perf_counter() - started)
-        return Result({"error": "worker processes died or did not start"}, seconds)
+            seconds = time.perf_counter() - started
+            if reply.get("error") == "out of memory":
+                self._drop(slot)
+            return Result(reply, seconds)
+        return Result({"error": "worker processes died or could not be started"}, 0.0)

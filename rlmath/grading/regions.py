@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cmp_to_key
 
 from rlmath.grading.arith import Approximate, Exact, Undecidable, symbols
-from rlmath.grading.parser import Node
+from rlmath.grading.syntax import Node
 
 _PLUS: Node = ("k", "oo")
 _MINUS: Node = ("neg", ("k", "oo"))

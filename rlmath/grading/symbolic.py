@@ -14,7 +14,7 @@ from typing import Any
 import sympy as sp
 
 from rlmath.grading import guard
-from rlmath.grading.parser import Node
+from rlmath.grading.syntax import Node
 
 _DIGITS = 60
 _POINTS = 4
@@ -68,7 +68,7 @@ def build(node: Node) -> Any:
     if kind == "grouped":
         return sp.Rational(node[1].replace(",", ""))
     if kind == "unit":
-        return build(node[1]) * (sp.pi / 180 if node[2] == "°" else sp.Symbol("unit_" + node[2]))
+        return build(node[1]) * (sp.pi / 180 if node[2] == "°" else sp.Symbol(node[2]))
     if kind == "big":
         return _big(node)
     raise Unsupported(kind)
@@ -161,13 +161,24 @@ def _numerically(a: Any, b: Any) -> bool | None:
         x, y = sp.N(a.subs(values), _DIGITS), sp.N(b.subs(values), _DIGITS)
         if not (x.is_number and y.is_number) or not (x.is_finite and y.is_finite):
             continue
-        gap, size = abs(sp.N(x - y, 20)), max(abs(sp.N(x, 20)), abs(sp.N(y, 20)))
-        if gap > size * sp.Float(10) ** (-_DIGITS + 15) + sp.Float(10) ** (-_DIGITS + 10):
+        if not _close(x, y):
             return False
         agreed += 1
     if agreed:
         return True if names or _zero(a - b) else None
     return True if sp.simplify(a - b) == 0 else None
+
+
+def _close(x: Any, y: Any) -> bool:
+    """Equal to about 45 digits. A value without a correct digit is a rounded zero."""
+    x, y = (_rounded(v) for v in (x, y))
+    size = max(abs(x), abs(y))
+    return bool(abs(x - y) <= size * sp.Float(10) ** (15 - _DIGITS))
+
+
+def _rounded(value: Any) -> Any:
+    parts = [sp.S.Zero if getattr(p, "_prec", 2) == 1 else p for p in value.as_real_imag()]
+    return parts[0] + sp.I * parts[1]
 
 
 def _alternates(expression: Any) -> bool:
@@ -180,3 +191,12 @@ def _zero(difference: Any) -> bool:
     """Whether a constant that is 0 to 60 digits is 0 to 300, or by proof."""
     value = sp.N(difference, 30, maxn=400)
     return bool(difference == 0 or value == 0 or abs(value) < sp.Float(10) ** -250)
+
+
+def warm_up() -> None:
+    """Import what SymPy loads late, so that forked workers have it."""
+    x: Node = ("s", "x")
+    square: Node = ("^", ("f", "sin", (x,)), ("n", 2))
+    equal(("+", (square, ("^", ("f", "cos", (x,)), ("n", 2)))), ("n", 1))
+    equal(("f", "root", (("n", 2), ("n", 2))), ("f", "log", (("n", 2),)))
+    sp.simplify(sp.Symbol("x") * sp.sqrt(2))

@@ -28,7 +28,7 @@ _SIGNS = {
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}",
     "ℂ": r"\mathbb{C}", "…": r"\ldots ", "⋯": r"\ldots ", "→": r"\to ", "⇒": r"\Rightarrow ",
     "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ", "∂": r"\partial ", "∠": r"\angle ",
-    "∥": r"\| ", "∧": r"\land ", "∨": r"\lor ", "Å": r"\AA ", "Å": r"\AA ", "ℓ": r"\ell ",
+    "∥": r"\| ", "∧": r"\land ", "∨": r"\lor ", "\u00c5": r"\AA ", "\u212b": r"\AA ", "ℓ": r"\ell ",
     "μ": r"\mu ", "µ": r"\mu ", "Ω": r"\Omega ", "ﬁ": "fi", "\u00a0": " ", "\u202f": r"\,",
     "\u2009": r"\,", "\u2007": r"\,", "\u3000": " ", "、": ",", "，": ",", "。": ".",
     "；": ";", "：": ":", "（": "(", "）": ")", "【": "[", "】": "]", "｛": r"\{", "｝": r"\}",
@@ -58,6 +58,11 @@ _COMBINING_DOT = re.compile("([0-9])\u0307")
 _TABLE = str.maketrans({**_SIGNS, **_INVISIBLE})
 
 
+def _fraction(text: str) -> str:
+    top, bottom = text.split("/")
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
 def to_latex(text: str) -> str:
     """`text` with typographic characters written in LaTeX or ASCII; ASCII text is unchanged.
 
@@ -68,9 +73,7 @@ def to_latex(text: str) -> str:
         return text
     text = _OVERLINED.sub(lambda m: r"\overline{" + m[1].replace("\u0305", "") + "}", text)
     text = _COMBINING_DOT.sub(r"\\dot{\1}", text)
-    text = _MIXED_VULGAR.sub(
-        lambda m: m[1] + r"\frac{%s}{%s}" % tuple(_VULGAR[m[2]].split("/")), text
-    )
+    text = _MIXED_VULGAR.sub(lambda m: m[1] + _fraction(_VULGAR[m[2]]), text)
     text = _RAISED.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
     text = _LOWERED.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
     text = _ROOT.sub(lambda m: m[1] + "{" + m[2] + "}", text)

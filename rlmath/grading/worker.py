@@ -1,8 +1,8 @@
 """The worker process: one symbolic comparison at a time, asked and answered over pipes.
 
-A message is a 4-byte big-endian length and that many bytes of JSON. The parent owns the deadline
-and kills the process group; in case the parent is gone, an alarm with its default action (death)
-ends a job that runs on. Both ends of the pipe carry plain data, never code.
+A message is a 4-byte big-endian length and that many bytes of JSON: plain data, never code. The
+parent owns the deadline and kills the process group; in case the parent is gone, an alarm with its
+default action (death) ends a job that runs on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ import signal
 import struct
 import sys
 from typing import Any
+
+from rlmath.grading.answer import read
+from rlmath.grading.compare import Comparer
+from rlmath.grading.settings import GradingSettings
 
 _HEADER = struct.Struct(">I")
 _GRACE_S = 10
@@ -45,7 +49,8 @@ def receive(descriptor: int) -> dict[str, Any]:
     return message
 
 
-def _limit_resources(memory_limit_mib: int) -> None:
+def limit_resources(memory_limit_mib: int) -> None:
+    """Bound the address space; allow no files, core dumps or further processes."""
     size = memory_limit_mib * 1024 * 1024
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -54,26 +59,16 @@ def _limit_resources(memory_limit_mib: int) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
-def main() -> None:
-    """Serve comparisons until standard input closes."""
-    requests, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    start = receive(requests)
-    _limit_resources(int(start["memory_limit_mib"]))
-    sys.setrecursionlimit(5_000)
-
+def serve(requests: int, replies: int, settings: GradingSettings) -> None:
+    """Answer comparisons from one pipe on the other until the first one closes."""
     from rlmath.grading import symbolic
-    from rlmath.grading.answer import read
-    from rlmath.grading.compare import Comparer
-    from rlmath.grading.settings import GradingSettings
 
-    settings = GradingSettings(**start["settings"])
+    limit_resources(settings.memory_limit_mib)
+    sys.setrecursionlimit(5_000)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     alarm_s = int(settings.timeout_s) + _GRACE_S
     comparer = Comparer(settings, symbolic.equal)
     auditor = Comparer(settings, symbolic.equal, only_oracle=True)
-    send(replies, {"ready": os.getpid()})
     while True:
         try:
             job = receive(requests)
@@ -84,7 +79,8 @@ def main() -> None:
         try:
             answer, gold = read(job["answer"], settings), read(job["gold"], settings)
             chosen = auditor if job.get("audit") else comparer
-            reply = {"verdict": chosen.same(answer, gold, job["task"]), "method": chosen.last_layer}
+            verdict = chosen.same(answer, gold, job["task"])
+            reply = {"verdict": verdict, "method": chosen.last_layer}
         except MemoryError:
             reply = {"error": "out of memory"}
         except RecursionError:

@@ -1,0 +1,449 @@
+"""Factors: numbers, symbols, functions, roots, brackets, matrices."""
+
+from __future__ import annotations
+
+from rlmath.grading.lexer import Token
+from rlmath.grading.numerals import number
+from rlmath.grading.quantities import Quantities
+from rlmath.grading.syntax import (
+    APPLIED,
+    BIG_OPERATORS,
+    CONSTANTS,
+    CURRENCIES,
+    DECORATIONS,
+    DOMAINS,
+    FENCES,
+    FUNCTION_ALIASES,
+    FUNCTIONS,
+    GREEK,
+    INVERTIBLE,
+    MATRICES,
+    MAYBE_APPLIED,
+    ONE,
+    Node,
+    ParseError,
+    is_numeric,
+    symbol,
+    times,
+)
+
+
+class Atoms(Quantities):
+    """Reads one factor."""
+
+    def factor(self) -> Node:
+        """An atom with its powers, factorials, primes, percent and degree signs."""
+        self.enter()
+        node = self.atom()
+        while (token := self.peek()) is not None:
+            kind, value = token.kind, token.value
+            if kind == "op" and value == "^":
+                node = self.power(node)
+            elif kind == "op" and value == "*" and self.at("op", "*", 1):
+                self.position += 2
+                node = ("^", node, self.signed_factor())
+            elif kind == "op" and value == "!" and not self.at("op", "=", 1):
+                self.position += 1
+                node = ("f", "factorial2" if self.op("!") else "factorial", (node,))
+            elif kind == "op" and value == "'":
+                node = self.prime(node)
+            elif kind == "op" and value == "%":
+                self.position += 1
+                node = ("pct", node)
+            elif kind == "cmd" and value == "circ":
+                self.position += 1
+                node = self.degree(node)
+            elif kind == "cmd" and value == "choose":
+                self.position += 1
+                node = ("f", "binom", (node, self.factor()))
+            else:
+                break
+        self.depth -= 1
+        return node
+
+    def atom(self, script: bool = False) -> Node:
+        token = self.peek()
+        if token is None:
+            raise ParseError("unexpected end")
+        kind, value = token.kind, token.value
+        self.position += 1
+        if kind == "num":
+            return self.numeric(value) if not script else number(value)
+        if kind == "grouped":
+            return ("grouped", value)
+        if kind == "word":
+            return self.word(value, script)
+        if kind == "text":
+            return self.subscripted(value if len(value) == 1 else value.lower())
+        if kind == "begin":
+            return self.environment(value)
+        if kind == "op":
+            return self.bracket(value)
+        if kind == "cmd":
+            return self.command(value)
+        raise ParseError(f"unexpected {value}")
+
+    def word(self, value: str, script: bool) -> Node:
+        if value in FUNCTIONS and not script:
+            return self.function(value)
+        if value in CONSTANTS:
+            return ("k", CONSTANTS[value])
+        if len(value) == 1:
+            return self.subscripted(value)
+        if value in GREEK:
+            return self.subscripted(value)
+        for prefix in (
+            "sqrt",
+            "arcsin",
+            "arccos",
+            "arctan",
+            "sin",
+            "cos",
+            "tan",
+            "log",
+            "ln",
+            "exp",
+            "pi",
+        ):
+            if value.startswith(prefix) and len(value) - len(prefix) <= 2 and not script:
+                # sinx, piR: a function or constant written against its neighbour
+                self.position -= 1
+                self.tokens[self.position : self.position + 1] = [
+                    Token("word", prefix, False),
+                    Token("word", value[len(prefix) :], False),
+                ]
+                self.size += 1
+                return self.atom()
+        if len(value) <= 3 or value.isupper():
+            # a run of one-letter names; the last one takes the subscript or the arguments
+            head = [symbol(letter) for letter in value[:-1]]
+            last = self.subscripted(value[-1])
+            if self.at("op", "^") and head:
+                last = self.power(last)
+            return ("*", (*head, last))
+        return self.subscripted(value)
+
+    def subscripted(self, name: str) -> Node:
+        """A symbol with its subscript, primes and arguments."""
+        if self.at("op", "_"):
+            self.position += 1
+            name += "_" + self.subscript()
+        return self.applied(name)
+
+    def subscript(self) -> str:
+        if not self.op("{"):
+            token = self.peek()
+            if token is None:
+                raise ParseError("empty subscript")
+            self.position += 1
+            if token.kind == "num" and len(token.value) > 1:
+                self.tokens[self.position - 1] = Token("num", token.value[1:], False)
+                self.position -= 1
+                return token.value[0]
+            return token.value
+        depth, parts = 1, []
+        while depth:
+            token = self.peek()
+            if token is None:
+                raise ParseError("open subscript")
+            self.position += 1
+            if token.kind == "op" and token.value in "{}":
+                depth += 1 if token.value == "{" else -1
+            else:
+                parts.append(token.value)
+        return "".join(parts)
+
+    def applied(self, name: str) -> Node:
+        """`f(x)` is an application if `f` is a usual name of a function, else a product."""
+        if self.at("op", "(") and self.is_application(name):
+            self.position += 1
+            inner = self.items()
+            self.expect("op", ")")
+            return ("app", name, tuple(inner[1]) if inner[0] == "list" else (inner,))
+        return symbol(name)
+
+    def is_application(self, name: str) -> bool:
+        if self.bracketed_words():
+            return False
+        plain = name.rstrip("'").split("_")[0]
+        if plain in APPLIED or len(plain) > 3 or name.endswith("'"):
+            return True
+        return plain in MAYBE_APPLIED and self.at("op", ")", 2) and self.at("op", "=", 3)
+
+    def bracket(self, value: str) -> Node:
+        if value in ("(", "["):
+            return self.parenthesis(value)
+        if value == "{":
+            if self.op("}"):
+                raise ParseError("empty group")
+            inner = self.items()
+            self.expect("op", "}")
+            return ("set", inner[1]) if inner[0] == "list" else inner
+        if value == "\\{":
+            return self.set_braces()
+        if value in ("|", "||"):
+            self.bars += 1
+            saved, self.braces = self.braces, 0
+            inner = self.items()
+            self.bars -= 1
+            self.braces = saved
+            self.expect("op", value)
+            return ("f", "abs", (inner,))
+        if value in CURRENCIES:
+            return ("unit", self.signed_factor_checked(), value)
+        if value == "-":
+            return ("neg", self.signed_factor_checked())
+        raise ParseError(f"unexpected {value}")
+
+    def parenthesis(self, opener: str) -> Node:
+        if self.op(")") or self.op("]"):
+            raise ParseError("empty brackets")
+        saved_bars, self.bars = self.bars, 0
+        inner = self.items()
+        self.bars = saved_bars
+        closer = "]" if self.at("op", "]") else ")"
+        self.expect("op", closer)
+        if inner[0] == "list" and inner[2] == ",":
+            return ("tup", opener, closer, inner[1])
+        if inner[0] == "base" or (self.at("op", "_") and inner[0] == "n" and opener == "("):
+            if inner[0] == "n":
+                return ("base", str(inner[1]), self.base())
+        if (opener == "(") != (closer == ")"):
+            raise ParseError("unequal brackets")
+        return inner
+
+    def set_braces(self) -> Node:
+        if self.op("\\}"):
+            return ("empty",)
+        saved_bars, self.bars = self.bars, 0
+        self.braces += 1
+        inner = self.items()
+        if self.op("|") or self.op(":"):
+            condition = self.items()
+            self.braces -= 1
+            self.expect("op", "\\}")
+            self.bars = saved_bars
+            return ("setb", inner, condition)
+        self.braces -= 1
+        self.expect("op", "\\}")
+        self.bars = saved_bars
+        if inner[0] == "ratio" and len(inner[1]) == 2:
+            raise ParseError("set builder with a colon")
+        return ("set", inner[1] if inner[0] == "list" else (inner,))
+
+    def command(self, name: str) -> Node:
+        if name == "frac":
+            top, bottom = self.argument(), self.argument()
+            return ("/", top, bottom)
+        if name == "binom":
+            top, bottom = self.argument(), self.argument()
+            return ("f", "binom", (top, bottom))
+        if name == "sqrt":
+            return self.root()
+        if name in CONSTANTS:
+            return ("k", CONSTANTS[name])
+        if name in FUNCTIONS:
+            return self.function(name)
+        if name in GREEK:
+            return self.subscripted(name)
+        if name == "emptyset":
+            return ("empty",)
+        if name == "mathbb":
+            argument = self.argument()
+            domain = argument[1] if argument[0] == "s" and argument[1] in DOMAINS else None
+            suffix = ""
+            if domain and self.at("op", "^") and (self.at("op", "+", 1) or self.at("op", "-", 1)):
+                suffix = self.tokens[self.position + 1].value
+                self.position += 2
+            return ("s", "domain_" + (domain or str(argument)) + suffix)
+        if name in DECORATIONS:
+            argument = self.argument()
+            if argument[0] == "s":
+                return self.applied(f"{name}_{argument[1]}")
+            return ("app", name, (argument,))
+        if name in FENCES:
+            closer, function = FENCES[name]
+            inner = self.items()
+            self.expect("cmd", closer)
+            return ("f", function, (inner,))
+        if name == "langle":
+            inner = self.items()
+            self.expect("cmd", "rangle")
+            return ("tup", "<", ">", inner[1] if inner[0] == "list" else (inner,))
+        if name in BIG_OPERATORS:
+            return self.big(name)
+        if name in ("angle", "triangle", "measuredangle", "square", "operatorname"):
+            token = self.peek()
+            if token is None:
+                raise ParseError("bare " + name)
+            return ("app", name, (self.factor(),))
+        if name in ("i", "e"):
+            return symbol(name)
+        if name == "ldots":
+            return ("s", "ldots")
+        if name == "AA":
+            return ("s", "AA")
+        raise ParseError(f"unknown command {name}")
+
+    def argument(self) -> Node:
+        """One argument of `\\frac` and its like: a group, one digit, one letter or a command."""
+        token = self.peek()
+        if token is None:
+            raise ParseError("missing argument")
+        if token.kind == "num" and len(token.value) > 1 and token.value.isdigit():
+            self.tokens[self.position] = Token("num", token.value[1:], False)
+            return number(token.value[0])
+        if token.kind == "word" and len(token.value) > 1:
+            self.tokens[self.position] = Token("word", token.value[1:], False)
+            return symbol(token.value[0])
+        self.enter()
+        node = self.atom(script=True)
+        self.depth -= 1
+        return node
+
+    def root(self) -> Node:
+        degree: Node = ("n", 2)
+        if self.op("["):
+            degree = self.sum()
+            self.expect("op", "]")
+        token = self.peek()
+        if token is not None and token.kind == "num":
+            self.position += 1
+            return ("f", "root", (number(token.value), degree))
+        return ("f", "root", (self.argument(), degree))
+
+    def function(self, name: str) -> Node:
+        name = FUNCTION_ALIASES.get(name, name)
+        exponent: Node | None = None
+        base: Node | None = None
+        for _ in range(2):
+            if self.at("op", "^"):
+                self.position += 1
+                exponent = self.script()
+            elif self.at("op", "_"):
+                self.position += 1
+                base = self.script()
+        if name == "sqrt":
+            argument = self.function_argument()
+            return ("f", "root", (argument[0], ("n", 2)))
+        if name == "cbrt":
+            return ("f", "root", (self.function_argument()[0], ("n", 3)))
+        arguments = self.function_argument()
+        if exponent is not None and exponent == ("neg", ONE) and name in INVERTIBLE:
+            name, exponent = "arc" + name, None
+        node: Node
+        if name == "exp" and len(arguments) == 1:
+            node = ("^", ("k", "e"), arguments[0])
+        elif name == "lg":
+            node = ("f", "log", (arguments[0], ("n", 10)))
+        elif name in ("ln", "log") and len(arguments) == 1:
+            node = ("f", "log", (arguments[0],) if base is None else (arguments[0], base))
+        elif base is not None:
+            node = ("app", f"{name}_{base}", arguments)
+        else:
+            node = ("f", name, arguments)
+        return node if exponent is None else ("^", node, exponent)
+
+    def function_argument(self) -> tuple[Node, ...]:
+        token = self.peek()
+        if token is None:
+            raise ParseError("function without argument")
+        if token.kind == "op" and token.value in ("(", "{", "["):
+            self.position += 1
+            inner = self.items()
+            self.expect("op", {"(": ")", "{": "}", "[": "]"}[token.value])
+            node = inner
+            if token.value == "{" and self.at("op", "^"):
+                node = self.power(node)
+            return tuple(node[1]) if node[0] == "list" else (node,)
+        # \sin 2\pi x: the product up to the next sign, operator or function
+        self.enter()
+        product = self.factor()
+        while (following := self.peek()) is not None:
+            if following.kind == "cmd" and (
+                following.value in FUNCTIONS or following.value in BIG_OPERATORS
+            ):
+                break
+            if following.kind == "word" and following.value in FUNCTIONS:
+                break
+            if following.kind == "op" and following.value in ("(", "[", "\\{"):
+                break
+            if (
+                following.kind == "op"
+                and following.value == "/"
+                and is_numeric(product, constants=True)
+            ):
+                self.position += 1
+                product = ("/", product, self.factor())
+                continue
+            if self.unit_ahead(following, product) or not self.starts_factor(following):
+                break
+            product = times(product, self.factor())
+        self.depth -= 1
+        return (product,)
+
+    def big(self, name: str) -> Node:
+        below: Node | None = None
+        above: Node | None = None
+        for _ in range(2):
+            if self.at("op", "_"):
+                self.position += 1
+                below = self.braced_items()
+            elif self.at("op", "^"):
+                self.position += 1
+                above = self.script()
+        body = self.term()
+        return ("big", name, below, above, body)
+
+    def braced_items(self) -> Node:
+        if self.op("{"):
+            inner = self.items()
+            self.expect("op", "}")
+            return inner
+        return self.script()
+
+    def environment(self, name: str) -> Node:
+        if name in (
+            "align",
+            "align*",
+            "aligned",
+            "equation",
+            "equation*",
+            "gather",
+            "gathered",
+            "gather*",
+        ):
+            self.tokens[self.position :] = [
+                t for t in self.tokens[self.position :] if not (t.kind == "op" and t.value == "&")
+            ]
+            self.size = len(self.tokens)
+            inner = self.items()
+            self.expect("end", name)
+            return inner
+        if name not in MATRICES:
+            raise ParseError(f"unknown environment {name}")
+        if name == "array" and self.op("{"):
+            while not self.op("}"):
+                if self.position >= self.size:
+                    raise ParseError("open array")
+                self.position += 1
+        rows: list[tuple[Node, ...]] = []
+        row: list[Node] = []
+        while True:
+            if self.at("end", name):
+                self.position += 1
+                if row:
+                    rows.append(tuple(row))
+                break
+            row.append(self.sum())
+            if self.op("&"):
+                continue
+            if self.at("cmd", "newline"):
+                self.position += 1
+                rows.append(tuple(row))
+                row = []
+            elif not self.at("end", name):
+                raise ParseError("bad matrix")
+        if not rows or any(len(r) != len(rows[0]) for r in rows):
+            raise ParseError("ragged matrix")
+        return ("matrix", tuple(rows), "det" if name == "vmatrix" else "matrix")

@@ -1,0 +1,156 @@
+"""What lists, `±` and names of values stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rlmath.grading.syntax import Node
+
+
+def every(verdicts: Iterable[bool | None]) -> bool | None:
+    """Three-valued and."""
+    unknown = False
+    for verdict in verdicts:
+        if verdict is False:
+            return False
+        unknown = unknown or verdict is None
+    return None if unknown else True
+
+
+def is_label(node: Node) -> bool:
+    """Whether a node can be the name on the left of `x = v`: x, f(x), AB, m+n, (x, y), ∠ABC."""
+    kind = node[0]
+    if kind in ("s", "app"):
+        return True
+    if kind == "k":
+        return node[1] in ("e", "i")
+    if kind == "+":
+        return all(part[0] == "s" for part in node[1])
+    if kind == "*":
+        return all(
+            part[0] in ("s", "app") or (part[0] == "*" and is_label(part)) for part in node[1]
+        )
+    if kind == "tup":
+        return all(part[0] == "s" for part in node[3])
+    if kind == "f":
+        return node[1] in (
+            "abs",
+            "det",
+            "Pr",
+            "min",
+            "max",
+            "deg",
+            "gcd",
+            "Re",
+            "Im",
+            "arg",
+            "tr",
+        ) and all(is_label(part) for part in node[2])
+    if kind == "/":
+        return is_label(node[1]) and is_label(node[2])
+    return False
+
+
+def unwrap(node: Node) -> Node:
+    """Drop an empty left side: `= 5` and `≈ 5` are 5."""
+    while (
+        node[0] == "rel" and node[2][0] == ("blank",) and len(node[1]) == 1 and node[1][0] in "=~"
+    ):
+        node = node[2][1]
+    return node
+
+
+def is_listing(node: Node) -> bool:
+    if node[0] in ("list", "pm", "grouped"):
+        return True
+    return node[0] == "rel" and set(node[1]) <= {"="} and node[2][-1][0] in ("pm", "list")
+
+
+def expand(items: Sequence[Node]) -> list[Node]:
+    """Write every top-level ± as two items."""
+    result: list[Node] = []
+    for item in items:
+        split = plus_minus(item)
+        result.extend(split if split is not None else (item,))
+    return result
+
+
+def plus_minus(node: Node) -> tuple[Node, Node] | None:
+    """The two values of a node that contains one ±, else None."""
+    kind = node[0]
+    if kind == "pm":
+        if node[1] is None:
+            return node[2], ("neg", node[2])
+        return ("+", (node[1], node[2])), ("+", (node[1], ("neg", node[2])))
+    if kind in ("+", "*"):
+        for index, part in enumerate(node[1]):
+            split = plus_minus(part)
+            if split is not None:
+                before, after = node[1][:index], node[1][index + 1 :]
+                return (kind, (*before, split[0], *after)), (kind, (*before, split[1], *after))
+    if kind == "/":
+        split = plus_minus(node[1])
+        if split is not None:
+            return ("/", split[0], node[2]), ("/", split[1], node[2])
+    if kind == "neg":
+        split = plus_minus(node[1])
+        if split is not None:
+            return ("neg", split[0]), ("neg", split[1])
+    if kind == "unit":
+        split = plus_minus(node[1])
+        if split is not None:
+            return ("unit", split[0], node[2]), ("unit", split[1], node[2])
+    if kind == "tup":
+        for index, part in enumerate(node[3]):
+            split = plus_minus(part)
+            if split is not None:
+                before, after = node[3][:index], node[3][index + 1 :]
+                return (*node[:3], (*before, split[0], *after)), (
+                    *node[:3],
+                    (*before, split[1], *after),
+                )
+    return None
+
+
+def listed(node: Node) -> tuple[Node | None, list[Node]]:
+    """(name, items) of `1, 2`, `x = 1, 2`, `x = 1 or x = 2`, `x = ±1` or a single value."""
+    if node[0] == "set":
+        return None, expand(node[1])
+    if node[0] == "rel" and set(node[1]) <= {"="} and is_label(node[2][0]):
+        value = node[2][-1]
+        return node[2][0], expand(value[1] if value[0] == "list" else (value,))
+    if node[0] != "list":
+        return None, expand((node,))
+    items = list(node[1])
+    first = items[0]
+    if first[0] == "rel" and set(first[1]) <= {"="} and is_label(first[2][0]):
+        label = first[2][0]
+        values: list[Node] = []
+        for item in items:
+            if item[0] == "rel":
+                if not set(item[1]) <= {"="} or item[2][0] != label:
+                    return None, expand(items)
+                values.append(item[2][-1])
+            else:
+                values.append(item)
+        return label, expand(values)
+    return None, expand(items)
+
+
+def assignments(node: Node) -> list[tuple[Node, Node]] | None:
+    if node[0] == "rel" and node[1] == ("=",) and node[2][0][0] == node[2][1][0] == "tup":
+        names, values = node[2][0][3], node[2][1][3]
+        if len(names) == len(values) and all(name[0] == "s" for name in names):
+            return list(zip(names, values, strict=True))
+    if node[0] != "list":
+        return None
+    pairs = []
+    for item in node[1]:
+        if item[0] != "rel" or item[1] != ("=",) or item[2][0][0] != "s":
+            return None
+        pairs.append((item[2][0], item[2][1]))
+    return pairs
+
+
+def difference(node: Node) -> Node:
+    return ("+", (node[2][0], ("neg", node[2][1])))

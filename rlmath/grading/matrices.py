@@ -1,0 +1,91 @@
+"""Matrices and vectors, and sums and products of them."""
+
+from __future__ import annotations
+
+from rlmath.grading.syntax import Node
+
+Rows = tuple[tuple[Node, ...], ...]
+_MAX_ENTRIES = 400
+
+
+def as_matrix(node: Node) -> tuple[tuple[tuple[Node, ...], ...], str] | None:
+    """Rows of a matrix; a point or vector counts as one column, nested brackets as rows."""
+    if node[0] == "matrix":
+        return node[1], node[2]
+    if node[0] != "tup":
+        return None
+    if all(part[0] == "tup" for part in node[3]) and node[1] == "[":
+        widths = {len(part[3]) for part in node[3]}
+        if len(widths) == 1:
+            return tuple(part[3] for part in node[3]), "matrix"
+    return tuple((part,) for part in node[3]), "matrix"
+
+
+def folded(node: Node) -> Node:
+    """Carry out sums, products and multiples of matrices; other nodes come back unchanged."""
+    kind = node[0]
+    if kind == "neg":
+        inner = folded(node[1])
+        return _scaled(("n", -1), inner) if inner[0] == "matrix" else node
+    if kind == "/":
+        inner = folded(node[1])
+        if inner[0] == "matrix":
+            return _scaled(("/", ("n", 1), node[2]), inner)
+        return node
+    if kind not in ("+", "*") or not any(_holds_matrix(part) for part in node[1]):
+        return node
+    parts = [folded(part) for part in node[1]]
+    result = parts[0]
+    for part in parts[1:]:
+        combined = _added(result, part) if kind == "+" else _multiplied(result, part)
+        if combined is None:
+            return node
+        result = combined
+    return result
+
+
+def _holds_matrix(node: Node) -> bool:
+    if node[0] == "matrix":
+        return node[2] == "matrix"
+    if node[0] in ("+", "*"):
+        return any(_holds_matrix(part) for part in node[1])
+    return node[0] in ("neg", "/") and _holds_matrix(node[1])
+
+
+def _is_matrix(node: Node) -> bool:
+    return node[0] == "matrix" and node[2] == "matrix"
+
+
+def _scaled(factor: Node, matrix: Node) -> Node:
+    rows = tuple(tuple(("*", (factor, entry)) for entry in row) for row in matrix[1])
+    return ("matrix", rows, matrix[2])
+
+
+def _added(a: Node, b: Node) -> Node | None:
+    if not _is_matrix(a) or not _is_matrix(b):
+        return None
+    if len(a[1]) != len(b[1]) or len(a[1][0]) != len(b[1][0]):
+        return None
+    rows = tuple(
+        tuple(("+", (x, y)) for x, y in zip(p, q, strict=True))
+        for p, q in zip(a[1], b[1], strict=True)
+    )
+    return ("matrix", rows, "matrix")
+
+
+def _multiplied(a: Node, b: Node) -> Node | None:
+    if _is_matrix(a) and _is_matrix(b):
+        if len(a[1][0]) != len(b[1]) or len(a[1]) * len(b[1][0]) * len(b[1]) > _MAX_ENTRIES:
+            return None
+        columns = list(zip(*b[1], strict=True))
+        rows = tuple(
+            tuple(
+                ("+", tuple(("*", (x, y)) for x, y in zip(row, column, strict=True)))
+                for column in columns
+            )
+            for row in a[1]
+        )
+        return ("matrix", rows, "matrix")
+    if _is_matrix(b):
+        return _scaled(a, b)
+    return _scaled(b, a) if _is_matrix(a) else ("*", (a, b))

@@ -1,0 +1,262 @@
+"""Numbers in all their spellings: decimals, periods, mixed numbers, bases, clock times."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from rlmath.grading.lexer import Token
+from rlmath.grading.stream import TokenStream
+from rlmath.grading.syntax import BASE_NAMES, Node, ParseError
+
+_MAX_DIGITS = 4_000
+_MAX_EXPONENT = 400  # above it, 1e999 stays a power and is not written out
+
+
+def number(text: str) -> Node:
+    """The node of a number literal such as `1234`, `0.50`, `1.2e5`."""
+    if len(text) > _MAX_DIGITS:
+        raise ParseError("too many digits")
+    mantissa, _, exponent = text.lower().partition("e")
+    if not exponent:
+        if "." not in mantissa:
+            return ("n", int(mantissa))
+        whole, _, part = mantissa.partition(".")
+        if not part:
+            return ("n", int(whole or "0"))
+        digits = (whole + part).lstrip("0")
+        value = Fraction(int(whole + part), 10 ** len(part))
+        return ("d", value, max(len(digits), 1))
+    power = int(exponent)
+    base = number(mantissa)
+    if abs(power) > _MAX_EXPONENT:
+        return ("*", (base, ("^", ("n", 10), ("n", power))))
+    value = Fraction(base[1]) * Fraction(10) ** power
+    if value.denominator == 1 and base[0] == "n":
+        return ("n", int(value))
+    significant = base[2] if base[0] == "d" else len(mantissa.lstrip("0").rstrip(".")) or 1
+    return ("d", value, significant)
+
+
+def repeating(head: str, period: str) -> Node:
+    """`head` such as `0.1`, followed by `period` for ever."""
+    whole, _, fixed = head.partition(".")
+    if not period or len(head) + len(period) > _MAX_DIGITS:
+        raise ParseError("not a repeating decimal")
+    start = int((whole + fixed) or "0")
+    nines = 10 ** len(period) - 1
+    return ("rep", (start + Fraction(int(period), nines)) / 10 ** len(fixed))
+
+
+def with_dots(text: str) -> Node:
+    """`0.333…` repeats its last block if that block is written out; `3.14159…` is a decimal."""
+    head, _, part = text.partition(".")
+    for size in range(1, len(part) // 2 + 1):
+        block = part[-size:]
+        times = 3 if size == 1 else 2
+        if len(part) >= size * times and part.endswith(block * times):
+            start = len(part)
+            while start >= size and part[start - size : start] == block:
+                start -= size
+            return repeating(f"{head}.{part[:start]}", block)
+    return number(text)
+
+
+class Numerals(TokenStream):
+    """Reads a number with what may belong to it."""
+
+    def numeric(self, text: str) -> Node:
+        """A number with what may belong to it: a base, a period, a fraction, a clock time."""
+        token = self.peek()
+        if token is None:
+            return number(text)
+        kind, value = token.kind, token.value
+        if kind == "op" and value == "_" and text.isdigit():
+            base = self.base()
+            return ("base", text.lstrip("0") or "0", base)
+        if kind == "op" and value == ":" and not token.spaced:
+            clock = self.clock(text)
+            if clock is not None:
+                return clock
+        if kind == "cmd" and value in ("overline", "dot", "bar") and "." in text:
+            return self.period(text)
+        if kind == "op" and value == "(" and "." in text and not token.spaced:
+            inner = self.peek(1)
+            if (
+                inner is not None
+                and inner.kind == "num"
+                and self.at("op", ")", 2)
+                and inner.value.isdigit()
+            ):
+                self.position += 3
+                return repeating(text, inner.value)
+        if kind == "cmd" and value == "ldots" and "." in text:
+            self.position += 1
+            return with_dots(text)
+        if text.isdigit():
+            mixed = self.mixed(text, token)
+            if mixed is not None:
+                return mixed
+        if (
+            kind == "word"
+            and value.lower() in ("am", "pm", "a", "p")
+            and text.isdigit()
+            and int(text[:4]) <= 12
+        ):
+            half = self.half_day()
+            if half:
+                return ("clock", int(text), 0, 0, half)
+        return number(text)
+
+    def base(self) -> int:
+        self.position += 1
+        braced = self.op("{")
+        token = self.peek()
+        if token is None:
+            raise ParseError("no base")
+        self.position += 1
+        if token.kind == "num" and token.value.isdigit() and len(token.value) < 3:
+            base = int(token.value)
+        elif token.kind in ("text", "word") and token.value.lower() in BASE_NAMES:
+            base = BASE_NAMES[token.value.lower()]
+        else:
+            raise ParseError("not a base")
+        if braced:
+            self.expect("op", "}")
+        return base
+
+    def clock(self, hours: str) -> Node | None:
+        minutes = self.peek(1)
+        if minutes is None or minutes.kind != "num" or not minutes.value.isdigit():
+            return None
+        if (
+            len(minutes.value) != 2
+            or int(minutes.value) > 59
+            or not hours.isdigit()
+            or len(hours) > 2
+        ):
+            return None
+        if int(hours) > 24:
+            return None
+        seconds = 0
+        end = 2
+        third = self.peek(3)
+        if self.at("op", ":", 2):
+            if (
+                third is None
+                or third.kind != "num"
+                or len(third.value) != 2
+                or not third.value.isdigit()
+            ):
+                return None
+            seconds, end = int(third.value), 4
+        self.position += end
+        return ("clock", int(hours), int(minutes.value), seconds, self.half_day())
+
+    def half_day(self) -> str:
+        """`am`, `pm` or "" from `AM`, `p.m.` and the like."""
+        token = self.peek()
+        if token is None or token.kind not in ("word", "text"):
+            return ""
+        word = token.value.lower().replace(".", "").replace(" ", "")
+        if word in ("am", "pm"):
+            self.position += 1
+            return word
+        following = self.peek(2)
+        if word in ("a", "p") and self.at("op", ".", 1) and following is not None:
+            if following.kind == "word" and following.value.lower() == "m":
+                self.position += 3
+                self.op(".")
+                return word + "m"
+        return ""
+
+    def period(self, head: str) -> Node:
+        token = self.peek()
+        assert token is not None
+        if token.value in ("overline", "bar"):
+            self.position += 1
+            return repeating(head, self.digits())
+        period = ""
+        while True:
+            if self.at("cmd", "dot"):
+                self.position += 1
+                period += self.digits()
+                if len(period) > 1 and not self.at("cmd", "dot"):
+                    break
+            elif (
+                (found := self.peek()) is not None
+                and found.kind == "num"
+                and period
+                and self.dot_after()
+            ):
+                period += found.value
+                self.position += 1
+            else:
+                break
+        return repeating(head, period)
+
+    def dot_after(self) -> bool:
+        return self.at("cmd", "dot", 1)
+
+    def digits(self) -> str:
+        braced = self.op("{")
+        token = self.peek()
+        if token is None or token.kind != "num" or not token.value.isdigit():
+            raise ParseError("digits expected")
+        self.position += 1
+        if braced:
+            self.expect("op", "}")
+        return token.value
+
+    def mixed(self, whole: str, token: Token) -> Node | None:
+        """`1\\frac{1}{2}` or `1 1/2`: a whole number followed by a proper fraction."""
+        mark = self.position
+        top = bottom = None
+        if token.kind == "cmd" and token.value == "frac":
+            self.position += 1
+            top, bottom = self.short_integer(), self.short_integer()
+        elif token.kind == "op" and token.value == "{" and self.at("cmd", "frac", 1):
+            self.position += 2
+            top, bottom = self.short_integer(), self.short_integer()
+            if not self.op("}"):
+                top = None
+        elif (
+            token.kind == "num" and token.spaced and token.value.isdigit() and self.at("op", "/", 1)
+        ):
+            under = self.peek(2)
+            if under is not None and under.kind == "num" and under.value.isdigit():
+                self.position += 3
+                top, bottom = token.value, under.value
+        if (
+            top is None
+            or bottom is None
+            or len(top) > 9
+            or len(bottom) > 9
+            or not 0 < int(top) < int(bottom)
+        ):
+            self.position = mark
+            return None
+        return ("+", (number(whole), ("/", number(top), number(bottom))))
+
+    def short_integer(self) -> str | None:
+        """An argument of `\\frac` that is an integer: `{12}`, or one digit of `12`."""
+        token = self.peek()
+        if token is None:
+            return None
+        if token.kind == "op" and token.value == "{":
+            inner = self.peek(1)
+            if (
+                inner is not None
+                and inner.kind == "num"
+                and inner.value.isdigit()
+                and self.at("op", "}", 2)
+            ):
+                self.position += 3
+                return inner.value
+            return None
+        if token.kind == "num" and token.value.isdigit():
+            if len(token.value) == 1:
+                self.position += 1
+            else:
+                self.tokens[self.position] = Token("num", token.value[1:], False)
+            return token.value[0]
+        return None

@@ -1,0 +1,219 @@
+"""Units, percent and degree signs after a number, and exponents."""
+
+from __future__ import annotations
+
+from rlmath.grading import units
+from rlmath.grading.lexer import Token
+from rlmath.grading.numerals import Numerals
+from rlmath.grading.syntax import (
+    CONSTANTS,
+    CURRENCIES,
+    FUNCTIONS,
+    GREEK,
+    SMALL_UNITS,
+    STOP_WORDS,
+    Node,
+    ParseError,
+    is_numeric,
+    symbol,
+)
+
+
+class Quantities(Numerals):
+    """Reads what follows a number or a symbol."""
+
+    def unit_ahead(self, token: Token, product: Node) -> bool:
+        numeric = is_numeric(product)
+        if token.kind == "text":
+            word = token.value.lower()
+            if word in STOP_WORDS or token.value in FUNCTIONS:
+                return False
+            return len(token.value) > 1 or (numeric and token.value in SMALL_UNITS)
+        if token.kind == "word":
+            if numeric and token.spaced and token.value in SMALL_UNITS:
+                return self.closes_with_unit()
+            if not numeric or len(token.value) < 2 or token.value in STOP_WORDS:
+                return False
+            if token.value == "min" and not self.at("op", "(", 1):
+                return True
+            if token.value in FUNCTIONS or token.value in CONSTANTS or token.value in GREEK:
+                return False
+            if units.is_unit_word(token.value) or token.value.lower() in units.ORDINALS:
+                return True
+            return len(token.value) >= 3 and token.spaced and token.value[1:].islower()
+        if token.kind == "op":
+            if token.value in CURRENCIES or token.value == "%":
+                return True
+            if token.value == "(" and numeric:
+                return self.bracketed_words() > 0
+            return len(token.value) == 1 and "\u4e00" <= token.value <= "\u9fff"
+        return (
+            token.kind == "cmd"
+            and numeric
+            and token.value in ("AA", "Omega")
+            and self.size - self.position < 3
+        )
+
+    def closes_with_unit(self) -> bool:
+        """Whether `m`, `m^2` or `m/s` is all that follows: a unit and no variable."""
+        offset = 1
+        while (token := self.peek(offset)) is not None:
+            unit = token.kind == "word" and self.at("op", "/", offset - 1)
+            power = token.kind == "num" and self.at("op", "^", offset - 1)
+            if not unit and not power and not (token.kind == "op" and token.value in "/^"):
+                return False
+            offset += 1
+        return True
+
+    def bracketed_words(self) -> int:
+        """Number of tokens of `(red apples)` if such a note comes next, else 0."""
+        offset = 1
+        while (token := self.peek(offset)) is not None and (
+            token.kind in ("word", "text") or (token.kind == "op" and token.value in "-'.&,")
+        ):
+            if token.kind != "op" and len(token.value) < 2 and offset == 1:
+                return 0
+            if token.value.lower() in units.HEDGES:
+                return 0
+            offset += 1
+        if offset == 1 or not self.at("op", ")", offset):
+            return 0
+        first = self.peek(1)
+        if (
+            first is None
+            or first.value in FUNCTIONS
+            or first.value in CONSTANTS
+            or first.value in GREEK
+        ):
+            return 0
+        return offset + 1
+
+    def with_unit(self, product: Node) -> Node:
+        if self.at("op", "%"):
+            self.position += 1
+            return ("pct", product)
+        if self.at("op", "("):
+            count = self.bracketed_words()
+            words = self.tokens[self.position + 1 : self.position + count - 1]
+            self.position += count
+            return ("unit", product, " ".join(t.value for t in words))
+        words_found: list[str] = []
+        while (token := self.peek()) is not None:
+            kind, value = token.kind, token.value
+            if kind in ("word", "text"):
+                lowered = value.lower()
+                if lowered in ("and", "or") or (words_found and lowered in STOP_WORDS):
+                    break
+                if any(word in units.HEDGES for word in lowered.replace("/", " ").split()):
+                    raise ParseError("a hedge after a number")
+                words_found.append(value)
+                self.position += 1
+            elif kind == "op" and value in CURRENCIES:
+                words_found.append(value)
+                self.position += 1
+            elif kind == "op" and len(value) == 1 and "\u4e00" <= value <= "\u9fff":
+                if words_found and not token.spaced:
+                    words_found[-1] += value
+                else:
+                    words_found.append(value)
+                self.position += 1
+            elif kind == "cmd" and value in ("AA", "Omega", "mu"):
+                words_found.append(value)
+                self.position += 1
+            elif kind == "op" and value == "/" and self.unit_word(1):
+                words_found.append("/")
+                self.position += 1
+            elif (kind == "op" and value in ".*" and words_found and self.unit_word(1)) or (
+                kind == "op" and value == "-" and not token.spaced and self.unit_word(1)
+            ):
+                self.position += 1
+            elif kind == "op" and value == "^" and words_found:
+                exponent = self.unit_exponent()
+                if exponent is None:
+                    break
+                words_found[-1] += "^" + exponent
+            else:
+                break
+        if len(words_found) > 8:
+            raise ParseError("prose after a number")
+        phrase = " ".join(words_found)
+        if phrase.lower().strip(". ") in units.PERCENT:
+            return ("pct", product)
+        return ("unit", product, phrase)
+
+    def unit_word(self, offset: int) -> bool:
+        token = self.peek(offset)
+        return token is not None and token.kind in ("word", "text")
+
+    def unit_exponent(self) -> str | None:
+        mark = self.position
+        self.position += 1
+        braced = self.op("{")
+        sign = "-" if self.op("-") else ""
+        token = self.peek()
+        if token is None or token.kind != "num" or not token.value.isdigit():
+            self.position = mark
+            return None
+        self.position += 1
+        if braced and not self.op("}"):
+            self.position = mark
+            return None
+        return sign + token.value
+
+    def degree(self, node: Node) -> Node:
+        token = self.peek()
+        if token is not None and token.kind in ("word", "text") and token.value in ("C", "F"):
+            self.position += 1
+            return ("unit", node, "°" + token.value)
+        return ("unit", node, "°")
+
+    def prime(self, node: Node) -> Node:
+        count = 0
+        while self.op("'"):
+            count += 1
+        if node[0] == "s":
+            return self.applied(node[1] + "'" * count)
+        if is_numeric(node):
+            return ("unit", node, "arcmin" if count == 1 else "arcsec")
+        return ("app", "'" * count, (node,))
+
+    def power(self, base: Node) -> Node:
+        self.position += 1
+        if self.at("cmd", "circ"):
+            self.position += 1
+            return self.degree(base)
+        if self.at("op", "'"):
+            return self.prime(base)
+        if self.at("op", "{"):
+            if self.at("cmd", "circ", 1) and self.at("op", "}", 2):
+                self.position += 3
+                return self.degree(base)
+            offset = 1
+            while self.at("op", "'", offset):
+                offset += 1
+            if offset > 1 and self.at("op", "}", offset):
+                del self.tokens[self.position + offset]
+                del self.tokens[self.position]
+                self.size -= 2
+                return self.prime(base)
+        exponent = self.script()
+        return ("^", base, exponent)
+
+    def script(self) -> Node:
+        """What follows `^`: a group, or one sign, digit run, letter or command."""
+        if self.op("-"):
+            return ("neg", self.script_checked())
+        if self.op("+"):
+            return self.script_checked()
+        token = self.peek()
+        if token is not None and token.kind == "word" and len(token.value) > 1:
+            # x^ab means x^a b
+            self.tokens[self.position] = Token("word", token.value[1:], False)
+            return symbol(token.value[0])
+        return self.atom(script=True)
+
+    def script_checked(self) -> Node:
+        self.enter()
+        node = self.script()
+        self.depth -= 1
+        return node

@@ -1,0 +1,151 @@
+"""Equations, inequalities, intervals and unions."""
+
+from __future__ import annotations
+
+from rlmath.grading import modular
+from rlmath.grading.arith import Approximate, Undecidable, symbols
+from rlmath.grading.listing import difference, every, is_label, unwrap
+from rlmath.grading.regions import Piece, region
+from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict
+from rlmath.grading.syntax import Node
+
+
+class RelationComparer(ScalarComparer):
+    """Compares statements about variables."""
+
+    def regions(self, a: Node, g: Node) -> Verdict:
+        """Subsets of the real line: intervals, unions, inequalities. None if one is none."""
+        one, two = region(a, self.exact), region(g, self.exact)
+        if one is None or two is None:
+            return None
+        if one.variable and two.variable and one.variable != two.variable:
+            return False
+        if len(one.pieces) != len(two.pieces):
+            return False
+        return every(self.pieces(x, y) for x, y in zip(one.pieces, two.pieces, strict=True))
+
+    def pieces(self, a: Piece, g: Piece) -> Verdict:
+        if (a.low_closed, a.high_closed) != (g.low_closed, g.high_closed):
+            return False
+        return every((self.nodes(a.low, g.low), self.nodes(a.high, g.high)))
+
+    def relations(self, a: Node, g: Node) -> Verdict:
+        if a[0] == "rel" and g[0] == "rel":
+            regions = self.regions(a, g)
+            if regions is not None:
+                return regions
+            if set(a[1]) <= {"=", "~"} and set(g[1]) <= {"=", "~"}:
+                return self.equations(a, g)
+            if len(a[1]) != len(g[1]):
+                return False
+            same_way = every(
+                [a[1] == g[1], *(self.nodes(x, y) for x, y in zip(a[2], g[2], strict=True))]
+            )
+            if same_way is True:
+                return True
+            return self.inequalities(a, g)
+        stated, plain = (a, g) if a[0] == "rel" else (g, a)
+        if not set(stated[1]) <= {"=", "~"}:
+            verdict = self.regions(a, g)
+            return False if verdict is None else verdict
+        label, value = self.assignment(stated)
+        if value is None:
+            return False
+        if label is None and plain[0] not in SCALARS:
+            return False
+        return self.nodes(value, g) if stated is a else self.nodes(a, value)
+
+    def assignment(self, node: Node) -> tuple[Node | None, Node | None]:
+        """(name, value) of `x = v` or of a chain `x = u = v`; (None, None) if it is neither."""
+        sides = list(node[2])
+        operators = list(node[1])
+        label: Node | None = None
+        if is_label(sides[0]):
+            label = sides.pop(0)
+            operators.pop(0)
+        elif is_label(sides[-1]) and sides[-1][0] != "k" and len(sides) == 2:
+            label = sides.pop()
+            operators.pop()
+        elif next(symbols(sides[0]), None) is not None:
+            return None, None
+        if "~" in operators:
+            first = operators.index("~")
+            if label is None and self.roughly(sides[first], sides[first + 1]) is not True:
+                return None, None
+            return label, sides[first]
+        value = sides[-1]
+        if label is None and any(self.nodes(side, value) is not True for side in sides[:-1]):
+            return None, None  # 41 = 42 states nothing
+        return label, value
+
+    def roughly(self, a: Node, b: Node) -> Verdict:
+        try:
+            x = Approximate(self.exact, 0)(unwrap(a))
+            y = Approximate(self.exact, 0)(unwrap(b))
+        except Undecidable:
+            return None
+        return abs(x - y) <= 0.01 * max(abs(x), abs(y))
+
+    def equations(self, a: Node, g: Node) -> Verdict:
+        label_a, value_a = self.assignment(a)
+        label_g, value_g = self.assignment(g)
+        if (
+            label_a is not None
+            and label_g is not None
+            and value_a is not None
+            and value_g is not None
+        ):
+            if self.nodes(label_a, label_g) is True:
+                return self.nodes(value_a, value_g)
+        if (value_a is None and len(a[2]) > 2) or (value_g is None and len(g[2]) > 2):
+            return False
+        if len(a[2]) != 2 or len(g[2]) != 2:
+            return False
+        pinned_a = (
+            label_a is not None and value_a is not None and next(symbols(value_a), None) is None
+        )
+        pinned_g = (
+            label_g is not None and value_g is not None and next(symbols(value_g), None) is None
+        )
+        if pinned_a or pinned_g:
+            return False  # x = 5 is not 2x = 10: it says more
+        return self.multiples(difference(a), difference(g))
+
+    def multiples(self, a: Node, g: Node) -> Verdict:
+        """Whether one side-difference is a constant multiple of the other."""
+        ratios = []
+        for point in range(3):
+            try:
+                x, y = Approximate(self.exact, point)(a), Approximate(self.exact, point)(g)
+            except Undecidable:
+                continue
+            if abs(y) < 1e-9 or abs(x) < 1e-9:
+                continue
+            ratios.append(x / y)
+        if not ratios:
+            return None
+        if any(abs(r - ratios[0]) > 1e-8 * abs(ratios[0]) for r in ratios):
+            return False
+        if len(ratios) < 2:
+            return None
+        return modular.proportional(a, g, self.settings.max_exact_bits)
+
+    def inequalities(self, a: Node, g: Node) -> Verdict:
+        """Two inequalities in several variables, up to sides and a positive factor."""
+        if len(a[1]) != 1 or len(g[1]) != 1:
+            return False
+        flipped = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+        if a[1][0] not in flipped or g[1][0] not in flipped:
+            return False
+        one, two = difference(a), difference(g)
+        if a[1][0] != g[1][0]:
+            if flipped[a[1][0]] != g[1][0]:
+                return False
+            one = ("neg", one)
+        try:
+            x, y = Approximate(self.exact, 0)(one), Approximate(self.exact, 0)(two)
+        except Undecidable:
+            return None
+        if not y or (x / y).real <= 0:
+            return False
+        return self.multiples(one, two)

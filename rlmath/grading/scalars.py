@@ -1,0 +1,178 @@
+"""Equality of numbers and expressions: exact first, then refuted in floats, proved in finite fields."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from fractions import Fraction
+
+from rlmath.grading import modular
+from rlmath.grading.arith import Approximate, Exact, Rational, Undecidable, symbols
+from rlmath.grading.settings import GradingSettings
+from rlmath.grading.syntax import Node
+
+Verdict = bool | None
+Oracle = Callable[[Node, Node], Verdict]
+SCALARS = frozenset(
+    ("n", "d", "rep", "k", "s", "+", "*", "/", "^", "neg", "f", "app", "big", "grouped")
+)
+
+
+def significant_digits(node: Node) -> int | None:
+    """Significant digits of a decimal literal, also with a sign or a power of ten; else None."""
+    kind = node[0]
+    if kind == "d":
+        return int(node[2])
+    if kind == "neg":
+        return significant_digits(node[1])
+    if kind == "*" and len(node[1]) == 2:
+        power = node[1][1]
+        if power[0] == "^" and power[1] == ("n", 10):
+            return significant_digits(node[1][0])
+        scale = node[1][1]
+        if scale == ("/", ("n", 1), ("n", 100)):
+            return significant_digits(node[1][0])
+    if kind == "grouped" and "." in node[1]:
+        return len(node[1].replace(",", "").replace(".", ""))
+    return None
+
+
+def is_stepped(node: Node) -> bool:
+    """Whether a tree has a floor, a ceiling, a remainder, or a sign such as (-1)^n."""
+    if node[0] == "f" and node[1] in ("floor", "ceil", "mod", "gcd", "lcm"):
+        return True
+    if node[0] == "^" and node[1][0] == "neg":
+        return True
+    parts = (part for item in node[1:] if isinstance(item, tuple) for part in (item, *item))
+    return any(
+        isinstance(p, tuple) and p and isinstance(p[0], str) and is_stepped(p) for p in parts
+    )
+
+
+class ScalarComparer(ABC):
+    """Compares numbers and expressions.
+
+    Args:
+        settings: tolerances and limits.
+        oracle: decides pairs of expressions that the fast tests leave open.
+        only_oracle: skip the fast tests of expressions; for audits.
+
+    Attributes:
+        last_layer: the layer that settled the last comparison.
+    """
+
+    def __init__(
+        self, settings: GradingSettings, oracle: Oracle | None = None, *, only_oracle: bool = False
+    ) -> None:
+        self.settings = settings
+        self.oracle = oracle
+        self.only_oracle = only_oracle
+        self.exact = Exact(settings.max_exact_bits)
+        self.last_layer = "exact"
+
+    @abstractmethod
+    def nodes(self, answer: Node, gold: Node) -> Verdict:
+        """Whether the two trees are equal answers."""
+
+    def scalars(self, a: Node, g: Node) -> Verdict:
+        """Equality of two expressions."""
+        if a == g:
+            return True
+        x, y = self.exact(a), self.exact(g)
+        if x is not None and y is not None:
+            self.last_layer = "numeric"
+            return x == y or self.decimal_match(a, g, x, y)
+        if a[0] not in SCALARS or g[0] not in SCALARS:
+            if a[0] not in ("unit", "pct") and g[0] not in ("unit", "pct"):
+                return False
+        if a == ("k", "oo") or g == ("k", "oo") or ("neg", ("k", "oo")) in (a, g):
+            return False
+        self.last_layer = "expression"
+        verdict = None if self.only_oracle else self.expressions(a, g)
+        if verdict is None and self.oracle is not None:
+            self.last_layer = "sympy"
+            verdict = self.oracle(a, g)
+        if verdict is not True and (x is None) != (y is None):
+            near = self.near_irrational(a, g, x, y)
+            if near is not None:
+                return near
+        return verdict
+
+    def decimal_match(self, a: Node, g: Node, x: Rational, y: Rational) -> bool:
+        """A decimal against a fraction that is no decimal: six digits and 1e-6 by default."""
+        first, second = significant_digits(a), significant_digits(g)
+        if (first is None) == (second is None):
+            return False
+        digits = second if first is None else first
+        other = y if first is not None else x
+        if (
+            digits is None
+            or digits < self.settings.min_significant_digits
+            or isinstance(other, int)
+        ):
+            return False
+        return abs(x - y) <= Fraction(str(self.settings.decimal_rel_tol)) * abs(other)
+
+    def near_irrational(self, a: Node, g: Node, x: Rational | None, y: Rational | None) -> Verdict:
+        decimal, value, other = (a, x, g) if x is not None else (g, y, a)
+        digits = significant_digits(decimal)
+        if digits is None or digits < self.settings.min_significant_digits or value is None:
+            return None
+        if next(symbols(other), None) is not None:
+            return None
+        try:
+            approximate = Approximate(self.exact, 0)(other)
+        except Undecidable:
+            return None
+        if abs(approximate.imag) > 1e-12 * abs(approximate):
+            return False
+        return abs(float(value) - approximate.real) <= self.settings.decimal_rel_tol * abs(
+            approximate.real
+        ) * (1 + 1e-9)
+
+    def expressions(self, a: Node, g: Node) -> Verdict:
+        """Refute by floating point, prove in finite fields; None if neither succeeds."""
+        names = set(symbols(a)) | set(symbols(g))
+        if names and (is_stepped(a) or is_stepped(g)):
+            return self.at_integers(a, g, sorted(names))
+        agreed = 0
+        for point in range(3 if names else 1):
+            agrees = self.agree_at(a, g, point)
+            if agrees is False:
+                return False
+            agreed += agrees is True
+        if agreed == 0:
+            return None
+        return (
+            True if modular.equal(a, g, self.settings.max_exact_bits, constant=not names) else None
+        )
+
+    def at_integers(self, a: Node, g: Node, names: list[str]) -> Verdict:
+        """Refute an equality of floors, ceilings or alternating signs at integer points."""
+        for point in range(1, 13):
+            values = {
+                name: 1 + (point * (7 + 4 * i)) % (11 + 2 * i) for i, name in enumerate(names)
+            }
+            first = Approximate(self.exact, 0, values)
+            second = Approximate(self.exact, 0, values)
+            try:
+                x, y = first(a), second(g)
+            except (Undecidable, RecursionError):
+                continue
+            if abs(x - y) > 1e-9 * max(abs(x), abs(y)) + 1e-12 * max(first.scale, second.scale):
+                return False
+        return None
+
+    def agree_at(self, a: Node, g: Node, point: int) -> Verdict:
+        first, second = Approximate(self.exact, point), Approximate(self.exact, point)
+        try:
+            x, y = first(a), second(g)
+        except (Undecidable, RecursionError):
+            return None
+        if point == 2 and (x.imag or y.imag):
+            return None  # branches of roots and logarithms at negative values
+        size = max(abs(x), abs(y))
+        noise = 1e-12 * max(first.scale, second.scale)
+        if abs(x - y) > 1e-9 * size + noise:
+            return False
+        return True if size > 100 * noise or size == 0 else None

@@ -1,0 +1,87 @@
+"""A position in a list of tokens, and the parts of the grammar that call each other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from rlmath.grading.lexer import Token
+from rlmath.grading.syntax import Node, ParseError
+
+
+class TokenStream(ABC):
+    """One pass over the tokens of one answer."""
+
+    def __init__(self, tokens: list[Token], max_depth: int) -> None:
+        self.tokens = tokens
+        self.size = len(tokens)
+        self.position = 0
+        self.depth = 0
+        self.max_depth = max_depth
+        self.bars = 0  # open |…|
+        self.braces = 0  # open sets, where a | means "such that"
+
+    def peek(self, offset: int = 0) -> Token | None:
+        index = self.position + offset
+        return self.tokens[index] if index < self.size else None
+
+    def at(self, kind: str, value: str, offset: int = 0) -> bool:
+        index = self.position + offset
+        if index >= self.size:
+            return False
+        token = self.tokens[index]
+        return token.kind == kind and token.value == value
+
+    def op(self, value: str) -> bool:
+        """Take the operator if it is next."""
+        if self.at("op", value):
+            self.position += 1
+            return True
+        return False
+
+    def expect(self, kind: str, value: str) -> None:
+        if not self.at(kind, value):
+            raise ParseError(f"expected {value}")
+        self.position += 1
+
+    def enter(self) -> None:
+        self.depth += 1
+        if self.depth > self.max_depth:
+            raise ParseError("nested too deeply")
+
+    # the grammar's entry points, defined further down the chain of classes
+
+    @abstractmethod
+    def items(self) -> Node:
+        """`a, b or c`: one relation, or a list of them."""
+
+    @abstractmethod
+    def sum(self) -> Node:
+        """A sum of terms."""
+
+    @abstractmethod
+    def signed_factor(self) -> Node:
+        """A factor with the signs before it."""
+
+    @abstractmethod
+    def signed_factor_checked(self) -> Node:
+        """`signed_factor`, one level deeper."""
+
+    @abstractmethod
+    def term(self) -> Node:
+        """A product."""
+
+    @abstractmethod
+    def factor(self) -> Node:
+        """An atom with its powers."""
+
+    @abstractmethod
+    def atom(self, script: bool = False) -> Node:
+        """A number, symbol, function, fraction or bracket."""
+
+    @abstractmethod
+    def applied(self, name: str) -> Node:
+        """A symbol, or a function applied to what follows."""
+
+    @abstractmethod
+    def starts_factor(self, token: Token) -> bool:
+        """Whether a factor can begin with this token."""

@@ -1,0 +1,99 @@
+"""The kinds of tree nodes, and the names that the parser knows.
+
+A tree is a tuple whose first item names its kind, so it can be hashed, compared and sent to another
+process:
+
+    numbers    ("n", int)  ("d", Fraction, significant_digits)  ("rep", Fraction)
+               ("k", "pi" | "e" | "i" | "oo")  ("grouped", text)
+    symbols    ("s", name)  ("app", name, args)
+    arithmetic ("+", terms)  ("*", factors)  ("/", a, b)  ("^", a, b)  ("neg", a)  ("pm", a, b)
+    functions  ("f", name, args)  ("big", name, below, above, body)
+    units      ("unit", node, name)  ("pct", node)
+    structures ("tup", open, close, items)  ("set", items)  ("list", items, "or" | ",")
+               ("matrix", rows, kind)  ("rel", operators, sides)  ("setop", operator, a, b)
+               ("setb", variable, condition)  ("ratio", items)  ("clock", h, m, s, half)
+               ("base", digits, base)  ("text", text)  ("blank",)  ("empty",)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Node = tuple[Any, ...]
+ZERO: Node = ("n", 0)
+ONE: Node = ("n", 1)
+TWO: Node = ("n", 2)
+
+
+class ParseError(Exception):
+    """The tokens are not a formula that we can read."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTIONS = _names(
+    """sin cos tan cot sec csc arcsin arccos arctan arccot arccsc arcsec asin acos atan sinh cosh
+    tanh coth asinh acosh atanh ln log lg exp sqrt cbrt abs min max gcd lcm det Re Im arg sgn sign
+    floor ceil deg dim ker mod Pr tr rank"""
+)
+FUNCTION_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "sign": "sgn"}
+INVERTIBLE = _names("sin cos tan cot sec csc")
+GREEK = _names(
+    """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho sigma tau
+    upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
+    aleph partial nabla"""
+)
+CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo"}
+DOMAINS = _names("R Z N Q C")
+RELATIONS = {
+    "=": "=", "<": "<", ">": ">", "le": "<=", "ge": ">=", "ne": "!=", "in": "in", "notin": "notin",
+    "approx": "~", "equiv": "equiv", "cong": "equiv", "to": "to", "mapsto": "to", "subset": "subset",
+    "subseteq": "subset", "Rightarrow": "=>", "implies": "=>", "iff": "=>", "ll": "<", "gg": ">",
+    "propto": "propto", "parallel": "parallel", "perp": "perp",
+}  # fmt: skip
+STOP_WORDS = _names("and or for where if with when such mod")
+BIG_OPERATORS = _names("sum prod int lim oint iint iiint")
+DECORATIONS = _names("hat bar tilde widehat widetilde overline ddot dot overset")
+FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
+MATRICES = _names("pmatrix bmatrix matrix Bmatrix smallmatrix array vmatrix")
+ALIGNMENTS = _names("align align* aligned equation equation* gather gathered gather*")
+APPLIED = _names("f g h F G H P Q p q phi psi")  # `f(x)` is an application
+MAYBE_APPLIED = _names("T u v w y z r s x a b c d sigma tau Phi N S A V M")  # only in `y(x) =`
+SMALL_UNITS = _names("m g s h L J N V W K C F A l M T B")
+CURRENCIES = frozenset("$€£¥₹₩₽")
+BASE_NAMES = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "twelve": 12, "sixteen": 16,
+}  # fmt: skip
+
+
+def symbol(name: str) -> Node:
+    """The node of a one-letter name: e and i are constants."""
+    return ("k", name) if name in ("e", "i") else ("s", name)
+
+
+def times(left: Node, right: Node) -> Node:
+    """A product, kept flat on its left."""
+    return ("*", (*left[1], right)) if left[0] == "*" else ("*", (left, right))
+
+
+def is_numeric(node: Node, constants: bool = False) -> bool:
+    """Whether a node is built of numbers alone (and, if asked, of named constants)."""
+    kind = node[0]
+    if kind in ("n", "d", "rep", "grouped"):
+        return True
+    if kind == "k":
+        return True
+    if kind in ("+", "*"):
+        return all(is_numeric(part, constants) for part in node[1])
+    if kind in ("/", "^"):
+        return is_numeric(node[1], constants) and is_numeric(node[2], constants)
+    if kind in ("neg", "pct"):
+        return is_numeric(node[1], constants)
+    if kind == "f":
+        return all(is_numeric(part, constants) for part in node[2])
+    if kind == "unit":
+        return False
+    return False
