@@ -36,27 +36,37 @@ class RolloutEngine:
         _send_output_to(self._spec.log_path(self._index))
         self._loop.start()
 
-    def exchange(self, requests: Sequence[Request], timeout_s: float) -> Progress:
+    def process_id(self) -> int:
+        """Of the actor's process; its workers are its children."""
+        return os.getpid()
+
+    def exchange(self, generation: int, requests: Sequence[Request], timeout_s: float) -> Progress:
         """Take new requests; give the samples that finished since the last call.
 
         Waits until there is one, the engine has no work, or ``timeout_s`` has passed.
+
+        Args:
+            generation: Number of the pool's ``generate``. A higher one than before drops what the
+                engine still has; calls with a lower one come too late and do nothing.
+            requests: To add.
+            timeout_s: Longest wait.
 
         Raises:
             ValueError: A request is longer than the engine's longest sequence.
             RuntimeError: The engine has no valid weights, or has failed.
         """
+        if requests and not self._weights_valid:
+            raise RuntimeError(
+                f"engine {self._index} has no valid weights: the last update to it did not "
+                "finish, or it slept and has had none since; send the weights first"
+            )
         if requests:
-            if not self._weights_valid:
-                raise RuntimeError(
-                    f"engine {self._index} has no valid weights: the last update to it did not "
-                    "finish, or it slept and has had none since; send the weights first"
-                )
-            self._loop.submit(requests)
-        return self._loop.progress(timeout_s)
+            self._loop.submit(generation, requests)
+        return self._loop.progress(generation, timeout_s)
 
-    def abort(self) -> None:
-        """Drop all requests and the samples not yet fetched."""
-        self._loop.abort()
+    def abort(self, generation: int) -> None:
+        """Drop all requests of this generation, and its samples that were not yet fetched."""
+        self._loop.submit(generation + 1, [])
 
     def stats(self) -> dict[str, int]:
         """Requests in the engine, response tokens since its start, version of its weights."""

@@ -53,10 +53,13 @@ class RolloutPool:
         self._spec = spec
         self._num_engines = num_engines
         self._stall_timeout_s = stall_timeout_s
+        self._answer_every_s = min(ANSWER_EVERY_S, stall_timeout_s / 4)
         self._start_timeout_s = start_timeout_s
         self._actor_options = actor_options or [{}] * num_engines
         self._engines: list[Any] = []
         self._generating = False
+        # Even numbers: an abort ends one by going to the number after it.
+        self._generation = 0
         self.weights_version = 0
 
     @property
@@ -143,11 +146,12 @@ class RolloutPool:
         answers: dict[Any, int] = {}
         waited_s = [0.0] * len(self._engines)
         self._generating = True
+        self._generation += 2
         try:
             self._top_up(queue, held, answers)
             while answers:
                 waiting_since = time.monotonic()
-                ready, _ = ray.wait(list(answers), num_returns=1, timeout=ANSWER_EVERY_S)
+                ready, _ = ray.wait(list(answers), num_returns=1, timeout=self._answer_every_s)
                 waited = time.monotonic() - waiting_since
                 for index in answers.values():
                     waited_s[index] += waited
@@ -159,6 +163,11 @@ class RolloutPool:
                     for sample in progress.samples:
                         del held[index][(sample.problem_id, sample.index)]
                     samples += progress.samples
+                    if held[index] and not progress.unfinished:
+                        raise EngineError(
+                            f"engine {index} has no work but owes {len(held[index])} samples: "
+                            f"{list(held[index])[:5]}" + self._log_tail(index)
+                        )
                     self._check_stall(index, progress.quiet_s, progress.unfinished, held[index])
                 for index in answers.values():
                     self._check_stall(index, waited_s[index], len(held[index]), held[index])
@@ -250,7 +259,8 @@ class RolloutPool:
         for index in free:
             if held[index]:
                 engine = self._engines[index]
-                answers[engine.exchange.remote(dealt[index], ANSWER_EVERY_S)] = index
+                arguments = (self._generation, dealt[index], self._answer_every_s)
+                answers[engine.exchange.remote(*arguments)] = index
 
     def _answer(self, ref: Any, index: int) -> Progress:
         progress: Progress = self._get(ref, index)
@@ -293,7 +303,7 @@ class RolloutPool:
 
     def _abort(self, answers: Mapping[Any, int]) -> None:
         """After an early end: leave no request in an engine. A dead engine has none."""
-        refs = [engine.abort.remote() for engine in self._engines]
+        refs = [engine.abort.remote(self._generation) for engine in self._engines]
         ray.wait(refs + list(answers), num_returns=len(refs) + len(answers), timeout=ANSWER_EVERY_S)
 
     def _log_tail(self, index: int) -> str:

@@ -149,5 +149,7 @@ class EngineSpec:
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "VLLM_WORKER_MULTIPROC_METHOD": "fork",
                 "TORCH_COMPILE_DISABLE": "1",
+                # Workers that have been told to end sleep through more than this; then SIGTERM.
+                "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
             }
         return variables

@@ -7,6 +7,8 @@ other threads asked for. This module imports vLLM when an engine is made, not be
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 import time
@@ -38,6 +40,20 @@ class _Running:
     log_probs: list[float] = field(default_factory=list)
 
 
+def unlink_worker_segments(worker: Any) -> None:
+    """Take away the names of the shared memory through which a CPU engine's workers talk.
+
+    vLLM leaves the names behind when it ends. All workers have opened the segments by now, so the
+    names serve nobody, and the memory is freed with the last worker, however it ends.
+    """
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if "/dev/shm/vllm_dist_" in line}
+    for path in paths:
+        # The other worker may be faster.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
 class StepLoop:
     """Owns the engine. ``submit``, ``progress`` and ``call`` may be used from any thread."""
 
@@ -50,6 +66,7 @@ class StepLoop:
         self._changed = threading.Condition()
         self._finished: list[Sample] = []
         self._unfinished = 0
+        self._generation = 0
         self._tokens_generated = 0
         self._last_token_s = time.monotonic()
         self._failure: BaseException | None = None
@@ -72,25 +89,19 @@ class StepLoop:
         self._thread.start()
         ready.result()
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, generation: int, requests: Sequence[Request]) -> None:
         """Hand requests to the engine.
+
+        What an older generation left is dropped, and what comes late from one is not taken: a call
+        that its caller gave up on may still arrive.
 
         Raises:
             ValueError: A request does not fit in the engine's longest sequence.
         """
-        with self._changed:
-            if self._unfinished == 0:
-                self._last_token_s = time.monotonic()
-            self._unfinished += len(requests)
-        try:
-            self.call(lambda: self._add(requests))
-        except BaseException:
-            with self._changed:
-                self._unfinished -= len(requests)
-            raise
+        self.call(lambda: self._add(generation, requests))
 
-    def progress(self, timeout_s: float) -> Progress:
-        """Samples finished since the last call.
+    def progress(self, generation: int, timeout_s: float) -> Progress:
+        """Samples of this generation finished since the last call.
 
         Waits until there is one, the engine has no work, or ``timeout_s`` has passed.
 
@@ -98,15 +109,19 @@ class StepLoop:
             BaseException: What stopped the thread, if it has stopped.
         """
         deadline = time.monotonic() + timeout_s
+
+        def over() -> bool:
+            return bool(self._failure) or not self._unfinished or self._generation != generation
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._finished or not self._unfinished or self._failure, timeout_s
-            )
-            if self._finished and self._unfinished and not self._failure:
+            self._changed.wait_for(lambda: self._finished or over(), timeout_s)
+            if not over():
                 rest_s = max(0.0, min(GATHER_S, deadline - time.monotonic()))
-                self._changed.wait_for(lambda: not self._unfinished or self._failure, rest_s)
+                self._changed.wait_for(over, rest_s)
             if self._failure:
                 raise self._failure
+            if self._generation != generation:
+                return Progress((), 0, self._tokens_generated, 0.0)
             samples, self._finished = tuple(self._finished), []
             quiet_s = time.monotonic() - self._last_token_s if self._unfinished else 0.0
             return Progress(samples, self._unfinished, self._tokens_generated, quiet_s)
@@ -140,10 +155,6 @@ class StepLoop:
     def engine_call(self, function: Callable[[Any], T]) -> T:
         """Call a function with vLLM's ``LLMEngine``, in its thread."""
         return self.call(lambda: function(self._engine))
-
-    def abort(self) -> None:
-        """Drop all requests; they give no sample."""
-        self.call(self._abort)
 
     def stop(self) -> None:
         """End the thread and the engine with its workers. Safe to call twice."""
@@ -213,11 +224,17 @@ class StepLoop:
             seed=0,
         )
         self._engine = LLMEngine.from_engine_args(arguments)
+        if on_cpu and spec.tensor_parallel > 1:
+            self._engine.collective_rpc(unlink_worker_segments)
         self._tokenizer = self._engine.get_tokenizer()
 
-    def _add(self, requests: Sequence[Request]) -> None:
+    def _add(self, generation: int, requests: Sequence[Request]) -> None:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+        if generation < self._generation:
+            return
+        if generation > self._generation:
+            self._drop_all(generation)
         longest = self._spec.max_sequence_tokens
         for request in requests:
             total = len(request.prompt_token_ids) + request.max_tokens
@@ -247,11 +264,17 @@ class StepLoop:
             )
             self._engine.engine_core.add_request(core_request)
             self._running[request_id] = _Running(request, self.weights_version)
+        with self._changed:
+            if self._unfinished == 0:
+                self._last_token_s = time.monotonic()
+            self._unfinished = len(self._running)
 
-    def _abort(self) -> None:
+    def _drop_all(self, generation: int) -> None:
+        """Begin a generation with an empty engine."""
         self._engine.engine_core.abort_requests(list(self._running))
         self._running.clear()
         with self._changed:
+            self._generation = generation
             self._unfinished = 0
             self._finished = []
             self._changed.notify_all()
@@ -280,7 +303,7 @@ class StepLoop:
                 self._last_token_s = time.monotonic()
             if finished:
                 self._finished += finished
-                self._unfinished -= len(finished)
+                self._unfinished = len(self._running)
                 self._changed.notify_all()
 
     def _sample(self, running: _Running, finish_reason: str) -> Sample:

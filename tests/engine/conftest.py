@@ -1,0 +1,87 @@
+"""One Ray session and one pool of two engines for all engine tests: both are slow to start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import sender as sender_module
+from reference import Reference
+
+from rlmath.quickstart.model import make_tiny_model
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import EngineSpec
+from rlmath.weights.transports import TransportPlan
+
+# Several buckets for the tiny model, so that layers' tensors are spread over two of them.
+BUCKET_SIZE_MIB = 0.3
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    # Actors cannot import test files; let the class travel whole.
+    ray.cloudpickle.register_pickle_by_value(sender_module)
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def engine_spec(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
+    return EngineSpec(
+        model_path=str(model_folder),
+        dtype="float32",
+        device="cpu",
+        tensor_parallel=1,
+        max_sequence_tokens=512,
+        max_running_sequences=32,
+        transport="shared_memory",
+        log_dir=str(tmp_path_factory.mktemp("logs")),
+        cpu_kv_cache_gib=0.125,
+    )
+
+
+@pytest.fixture(scope="session")
+def pool(ray_session: None, engine_spec: EngineSpec) -> Iterator[RolloutPool]:
+    with RolloutPool(engine_spec, num_engines=2, stall_timeout_s=120) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def reference(model_folder: Path) -> Reference:
+    return Reference(model_folder)
+
+
+@pytest.fixture(scope="session")
+def sender(pool: RolloutPool, reference: Reference) -> Any:
+    """Sends the reference's weights, or others', to the session's pool."""
+    return start_sender(pool, reference)
+
+
+@pytest.fixture
+def log_dir_spec(engine_spec: EngineSpec, tmp_path: Path) -> EngineSpec:
+    """The same settings, with logs of their own."""
+    return replace(engine_spec, log_dir=str(tmp_path))
+
+
+def start_sender(pool: RolloutPool, reference: Reference) -> Any:
+    plan = TransportPlan(
+        "shared_memory",
+        pool.engines,
+        pool.spec.tensor_parallel,
+        bucket_size_mib=1,
+        run_id="engine-tests",
+    )
+    actor = ray.remote(sender_module.Sender).options(num_cpus=0)
+    return actor.remote(plan, reference.tensors(), BUCKET_SIZE_MIB)

@@ -1,0 +1,113 @@
+"""The same model in transformers, in float32: what the engines have to agree with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import ray
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.refit import refit
+from rlmath.rollout.requests import Request
+from rlmath.rollout.seeds import request_seed
+from rlmath.types import Sample
+
+VOCABULARY = 261
+
+
+class Reference:
+    """A model whose weights can be moved away from the folder's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: t.detach().clone() for name, t in self._model.state_dict().items()}
+
+    @torch.no_grad()
+    def perturb(self, seed: int) -> dict[str, Tensor]:
+        """Move every weight; gives the new tensors."""
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self._model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.1 * parameter.std() * noise + 0.01 * noise)
+        return self.tensors()
+
+    @torch.no_grad()
+    def log_probs(self, prompt: Sequence[int], sample: Sample, temperature: float) -> Tensor:
+        """Log-probability of each response token. Float32 of its length."""
+        tokens = torch.tensor([[*prompt, *sample.token_ids]])
+        logits = self._model(tokens).logits[0, len(prompt) - 1 : -1].float()
+        log_probs = torch.log_softmax(logits / temperature, dim=-1)
+        return log_probs.gather(1, torch.tensor(sample.token_ids).unsqueeze(1)).squeeze(1)
+
+    def largest_difference(
+        self, prompts: dict[str, tuple[int, ...]], samples: Sequence[Sample], temperature: float
+    ) -> float:
+        """Between the engines' log-probabilities and this model's, over all response tokens."""
+        return max(
+            float(
+                (self.log_probs(prompts[s.problem_id], s, temperature) - torch.tensor(s.log_probs))
+                .abs()
+                .max()
+            )
+            for s in samples
+        )
+
+
+class Actor:
+    """What ``refit`` takes for the actor: the sender, waited for."""
+
+    def __init__(self, sender: object) -> None:
+        self._sender = sender
+
+    def send_weights(self, version: int) -> None:
+        ray.get(self._sender.send_weights.remote(version))  # type: ignore[attr-defined]
+
+
+def send(sender: object, pool: RolloutPool) -> int:
+    """Give the engines the sender's weights as the next version."""
+    version = pool.weights_version + 1
+    refit(Actor(sender), pool, version)
+    return version
+
+
+def random_prompts(count: int, length: int, seed: int = 0) -> dict[str, tuple[int, ...]]:
+    """Prompts of ordinary characters."""
+    rng = random.Random(seed)
+    return {
+        f"problem-{i}": tuple(rng.randrange(32, 127) for _ in range(length)) for i in range(count)
+    }
+
+
+def make_requests(
+    prompts: dict[str, tuple[int, ...]],
+    samples: int,
+    *,
+    max_tokens: int = 24,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    step: int = 0,
+) -> list[Request]:
+    return [
+        Request(
+            problem_id,
+            index,
+            prompt,
+            max_tokens,
+            temperature,
+            top_p,
+            request_seed(0, step, problem_id, index),
+        )
+        for problem_id, prompt in prompts.items()
+        for index in range(samples)
+    ]
+
+
+def by_key(samples: Sequence[Sample]) -> dict[tuple[str, int], Sample]:
+    return {(sample.problem_id, sample.index): sample for sample in samples}

@@ -1,0 +1,99 @@
+"""Samples of real engines: random streams, log-probabilities, limits, delivery."""
+
+from __future__ import annotations
+
+import pytest
+from reference import VOCABULARY, Reference, by_key, make_requests, random_prompts
+
+from rlmath.rollout.pool import RolloutPool
+
+
+def test_each_request_gives_one_sample_with_all_its_fields(pool: RolloutPool) -> None:
+    requests = make_requests(random_prompts(5, 12), samples=4)
+    samples = list(pool.generate(requests))
+    assert sorted((s.problem_id, s.index) for s in samples) == sorted(r.key for r in requests)
+    seeds = {request.key: request.seed for request in requests}
+    for sample in samples:
+        assert len(sample.token_ids) == len(sample.log_probs) <= 24
+        assert (sample.finish_reason == "length") == (len(sample.token_ids) == 24)
+        assert sample.seed == seeds[(sample.problem_id, sample.index)]
+        assert sample.weights_version == pool.weights_version
+        assert "<|" not in sample.text
+    assert {sample.engine for sample in samples} == {0, 1}
+
+
+def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_on_the_other_engine(
+    pool: RolloutPool,
+) -> None:
+    # More requests than fit at once, so that some wait and join a running batch.
+    requests = make_requests(random_prompts(20, 10, seed=1), samples=5)
+    crowd = by_key(list(pool.generate(requests)))
+    few = by_key(list(pool.generate(list(reversed(requests))[:11])))
+    for key, sample in few.items():
+        assert sample.token_ids == crowd[key].token_ids
+    assert any(few[key].engine != crowd[key].engine for key in few)
+    alone = next(iter(pool.generate([requests[42]])))
+    assert alone.token_ids == crowd[requests[42].key].token_ids
+    assert len({sample.token_ids for sample in crowd.values()}) > 90
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_those_of_the_model_at_the_sampling_temperature(
+    pool: RolloutPool, sender: object, reference: Reference, temperature: float
+) -> None:
+    prompts = random_prompts(4, 30, seed=2)
+    requests = make_requests(prompts, samples=3, temperature=temperature)
+    samples = list(pool.generate(requests))
+    assert reference.largest_difference(prompts, samples, temperature) < 1e-4
+
+
+def test_temperature_0_takes_the_likeliest_token(pool: RolloutPool, reference: Reference) -> None:
+    prompts = random_prompts(2, 20, seed=3)
+    samples = list(pool.generate(make_requests(prompts, samples=2, temperature=0.0)))
+    first, second = (
+        [s.token_ids for s in samples if s.problem_id == f"problem-{i}"] for i in (0, 1)
+    )
+    assert first[0] == first[1] and second[0] == second[1]
+    for sample in samples:
+        assert all(reference.log_probs(prompts[sample.problem_id], sample, 1.0) > -5.0), (
+            "a token that is not among the likeliest of 261"
+        )
+
+
+def test_a_small_top_p_leaves_only_likely_tokens(pool: RolloutPool) -> None:
+    prompts = random_prompts(2, 20, seed=4)
+    narrow = list(pool.generate(make_requests(prompts, samples=4, temperature=0.6, top_p=1e-6)))
+    for problem_id in prompts:
+        of_problem = [s.token_ids for s in narrow if s.problem_id == problem_id]
+        assert len(set(of_problem)) == 1
+
+
+def test_padding_of_the_vocabulary_is_never_sampled(pool: RolloutPool) -> None:
+    prompts = random_prompts(4, 8, seed=5)
+    samples = list(pool.generate(make_requests(prompts, samples=8, temperature=50.0)))
+    tokens = [token for sample in samples for token in sample.token_ids]
+    # Nearly uniform over 261 ids; with vLLM's 320 rows one in five would be padding.
+    assert len(tokens) > 300
+    assert max(tokens) < VOCABULARY
+    assert len(set(tokens)) > 150
+
+
+def test_a_caller_that_stops_early_leaves_nothing_behind(pool: RolloutPool) -> None:
+    prompts = random_prompts(6, 10, seed=6)
+    generation = pool.generate(make_requests(prompts, samples=8, max_tokens=400))
+    next(generation)
+    generation.close()
+    assert [stats["unfinished"] for stats in pool.stats()] == [0, 0]
+    again = list(pool.generate(make_requests(prompts, samples=1)))
+    assert len(again) == 6
+
+
+def test_what_cannot_be_sampled_is_refused_before_it_is_sent(pool: RolloutPool) -> None:
+    prompts = random_prompts(1, 500, seed=7)
+    with pytest.raises(ValueError, match=r"problem-0.*500.*24.*524.*512"):
+        list(pool.generate(make_requests(prompts, samples=1)))
+    twice = make_requests(random_prompts(1, 10), samples=1) * 2
+    with pytest.raises(ValueError, match="2 requests have 1 keys"):
+        list(pool.generate(twice))
+    unlikely = make_requests(random_prompts(1, 10), samples=1)
+    assert len(list(pool.generate(unlikely))) == 1

@@ -1,0 +1,136 @@
+"""New weights in running engines: they arrive whole, at any parallelism, and nothing old stays."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from conftest import start_sender
+from reference import VOCABULARY, Reference, by_key, make_requests, random_prompts, send
+
+from rlmath.errors import UserError
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.refit import refit
+from rlmath.rollout.requests import EngineSpec
+from rlmath.weights.transports.segments import NamedSegments
+
+# Two whole blocks of the prefix cache and a bit: a CPU engine's blocks hold 128 tokens.
+LONG_PROMPT_TOKENS = 300
+
+
+def test_an_update_gives_the_samples_of_the_new_weights_and_forgets_the_old_prefixes(
+    pool: RolloutPool, sender: Any, reference: Reference
+) -> None:
+    prompts = random_prompts(2, LONG_PROMPT_TOKENS, seed=10)
+    requests = make_requests(prompts, samples=4)
+    before = by_key(list(pool.generate(requests)))
+    assert reference.largest_difference(prompts, list(before.values()), 1.0) < 1e-4
+    ray.get(sender.set_tensors.remote(reference.perturb(seed=1)))
+    version = send(sender, pool)
+
+    after = by_key(list(pool.generate(requests)))
+    assert {sample.weights_version for sample in after.values()} == {version}
+    assert all(after[key].token_ids != before[key].token_ids for key in after)
+    assert reference.largest_difference(prompts, list(after.values()), 1.0) < 1e-4
+    # The check can fail: the old samples' log-probabilities are not the new model's.
+    assert reference.largest_difference(prompts, list(before.values()), 1.0) > 0.05
+
+
+def test_the_same_weights_again_give_the_same_samples(
+    pool: RolloutPool, sender: Any, reference: Reference
+) -> None:
+    requests = make_requests(random_prompts(4, 20, seed=11), samples=4)
+    send(sender, pool)
+    before = by_key(list(pool.generate(requests)))
+    send(sender, pool)
+    after = by_key(list(pool.generate(requests)))
+    assert all(after[key].token_ids == before[key].token_ids for key in after)
+    assert all(after[key].log_probs == before[key].log_probs for key in after)
+
+
+def test_layers_travel_in_several_buckets(sender: Any) -> None:
+    assert ray.get(sender.num_buckets.remote()) > 6
+
+
+def test_a_version_has_to_be_new(pool: RolloutPool, sender: Any) -> None:
+    with pytest.raises(ValueError, match="is not after"):
+        refit(sender, pool, pool.weights_version)
+
+
+def test_two_ranks_of_one_engine_get_their_shards_and_leave_nothing(
+    ray_session: None, engine_spec: EngineSpec, model_folder: Path, tmp_path: Path
+) -> None:
+    shared_memory = set(os.listdir("/dev/shm"))
+    reference = Reference(model_folder)
+    prompts = random_prompts(4, 20, seed=12)
+    spec = replace(engine_spec, tensor_parallel=2, log_dir=str(tmp_path))
+    with RolloutPool(spec, num_engines=1, stall_timeout_s=120) as pool:
+        processes = [p for p in psutil.process_iter() if _is_engine(p)]
+        tree = {p for process in processes for p in (process, *process.children(recursive=True))}
+        sender = start_sender(pool, reference)
+        for seed in (1, 2):
+            ray.get(sender.set_tensors.remote(reference.perturb(seed)))
+            send(sender, pool)
+            samples = list(pool.generate(make_requests(prompts, samples=3, temperature=2.0)))
+            assert reference.largest_difference(prompts, samples, 2.0) < 1e-4
+            assert max(token for s in samples for token in s.token_ids) < VOCABULARY
+        checksums = pool.weights_checksums()[0]
+        assert {key.split(":")[3] for key in checksums} == {"tp0", "tp1"}
+    ray.kill(sender)
+    workers = {p for p in tree if p not in {q for q in psutil.process_iter() if _is_engine(q)}}
+    _, alive = psutil.wait_procs(list(workers), timeout=5)
+    assert len(workers) >= 3, "the actor and its two workers"
+    assert not alive
+    left = set(os.listdir("/dev/shm")) - shared_memory
+    assert not {name for name in left if name.startswith(("rlmath", "vllm", "psm", "sem"))}
+
+
+def test_a_missing_tensor_is_named_and_the_engine_samples_no_more(
+    ray_session: None, log_dir_spec: EngineSpec, reference: Reference
+) -> None:
+    incomplete = _Without(reference, "model.layers.2.mlp.down_proj.weight")
+    with RolloutPool(log_dir_spec, num_engines=1, stall_timeout_s=120) as pool:
+        sender = start_sender(pool, incomplete)  # type: ignore[arg-type]
+        with pytest.raises(Exception, match=r"layers\.2\.mlp\.down_proj\.weight"):
+            send(sender, pool)
+        with pytest.raises(Exception, match="no valid weights"):
+            list(pool.generate(make_requests(random_prompts(1, 10), samples=1)))
+    ray.kill(sender)
+
+
+def test_a_sender_that_is_killed_leaves_no_shared_memory(
+    pool: RolloutPool, reference: Reference
+) -> None:
+    sender = start_sender(pool, reference)
+    send(sender, pool)
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("rlmath")]
+    ray.kill(sender)
+    # The engines meet the next one as they met the first.
+    sender = start_sender(pool, reference)
+    send(sender, pool)
+    ray.kill(sender)
+
+
+def test_too_little_shared_memory_is_said_with_the_figures() -> None:
+    with pytest.raises(UserError, match=r"= 2000000000\.0 MiB .*weights\.bucket_size_mib"):
+        NamedSegments("run", [10**9 * 2**20] * 2)
+
+
+class _Without:
+    def __init__(self, reference: Reference, name: str) -> None:
+        self._tensors = {k: v for k, v in reference.tensors().items() if k != name}
+
+    def tensors(self) -> dict[str, Any]:
+        return self._tensors
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    try:
+        return any("ray::RolloutEngine" in part for part in process.cmdline())
+    except psutil.Error:
+        return False
