@@ -1,0 +1,59 @@
+"""A real HTTP server on this machine whose replies a test decides."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = Callable[["Exchange"], None]
+
+
+class Exchange(BaseHTTPRequestHandler):
+    """One request and the means to answer it."""
+
+    protocol_version = "HTTP/1.0"
+
+    def do_POST(self) -> None:
+        self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append(self.body)  # type: ignore[attr-defined]
+        self.server.seen_headers.append(dict(self.headers))  # type: ignore[attr-defined]
+        # The caller may have given up, as some tests mean it to.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.server.answer(self)  # type: ignore[attr-defined]
+
+    def reply(self, value: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.raw(json.dumps(value).encode(), status, headers)
+
+    def raw(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def serve(answer: Answer) -> Iterator[Any]:
+    """The server, with ``url``, and ``requests`` that it has got."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Exchange)
+    server.daemon_threads = True
+    server.block_on_close = False
+    server.answer = answer  # type: ignore[attr-defined]
+    server.requests = []  # type: ignore[attr-defined]
+    server.seen_headers = []  # type: ignore[attr-defined]
+    server.url = f"http://127.0.0.1:{server.server_port}/reward"  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,317 @@
+"""The weighted mix: totals, None, scopes, threads and figures."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from rlmath.rewards import MixItem, RewardError, RewardMix, RewardSettingError
+from rlmath.rewards.base import Reward
+from rlmath.types import Problem, Sample
+
+FUNCTIONS = """
+    import threading, time
+
+    seen = {}
+
+    def record(completions, **kwargs):
+        seen.update(kwargs, completions=completions)
+        return [1.0] * len(completions)
+
+    def even_only(completions, **kwargs):
+        return [float(len(c)) if len(c) % 2 == 0 else None for c in completions]
+
+    def raises(completions, **kwargs):
+        raise KeyError("nothing there")
+
+    def logs(completions, log_metric, log_extra, trainer_state, **kwargs):
+        log_metric("length", sum(map(len, completions)) / len(completions))
+        log_extra("upper", [c.upper() for c in completions])
+        return [float(trainer_state.global_step)] * len(completions)
+
+    inside = 0
+    most_inside = 0
+
+    def one_at_a_time(completions, **kwargs):
+        global inside, most_inside
+        inside += 1
+        most_inside = max(most_inside, inside)
+        time.sleep(0.01)
+        inside -= 1
+        return [0.0] * len(completions)
+
+    def at_once(completions, **kwargs):
+        global inside, most_inside
+        inside += 1
+        most_inside = max(most_inside, inside)
+        time.sleep(0.2)
+        inside -= 1
+        return [0.0] * len(completions)
+
+    at_once.thread_safe = True
+    at_once.needs_group = False
+"""
+
+
+@pytest.fixture
+def functions(tmp_path):
+    path = tmp_path / "functions.py"
+    path.write_text(textwrap.dedent(FUNCTIONS))
+    return path
+
+
+def globals_of(mix: RewardMix, index: int = 0) -> dict:
+    return mix.items[index].reward.function.__globals__
+
+
+def sample(index: int, text: str, finish_reason: str = "stop", tokens: int | None = None) -> Sample:
+    count = len(text) if tokens is None else tokens
+    return Sample(
+        problem_id="p",
+        index=index,
+        token_ids=tuple(range(count)),
+        log_probs=(0.0,) * count,
+        text=text,
+        finish_reason=finish_reason,
+        weights_version=0,
+        seed=0,
+        engine=0,
+    )
+
+
+PROBLEM = Problem(
+    id="p", prompt="2+2?", prompt_token_ids=(1,), answers=("4", "four"), columns={"level": 3}
+)
+
+
+def test_a_group_of_samples():
+    items = [
+        {"name": "math"},
+        {"name": "stop_properly", "weight": 2.0, "params": {"penalty": -1.0}},
+        SimpleNamespace(name="length", weight=0.5, params={}),
+    ]
+    samples = [
+        sample(0, r"\boxed{4}", tokens=10),
+        sample(1, r"\boxed{5}", tokens=20),
+        sample(2, "so", "length", tokens=30),
+    ]
+    with RewardMix.from_config(items, correct=5.0, incorrect=-5.0, num_workers=1) as mix:
+        assert mix.scope == "group" and mix.needs_tokens
+        graded = mix.score_group(PROBLEM, samples)
+        assert [g.sample for g in graded] == samples
+        assert [g.reward for g in graded] == [5.25, -5.0, -7.25]
+        assert [g.correct for g in graded] == [True, False, False]
+        assert [g.status for g in graded] == ["correct", "wrong", "no_answer"]
+        assert [g.answer for g in graded] == ["4", "5", None]
+        assert graded[2].rewards == {"math": -5.0, "stop_properly": -1.0, "length": -0.5}
+        figures = mix.metrics()
+    assert figures["rewards/math/mean"] == pytest.approx(-5 / 3)
+    assert figures["rewards/math/std"] == pytest.approx(statistics.pstdev([5, -5, -5]))
+    assert figures["rewards/math/none_share"] == 0.0
+    assert figures["rewards/math/seconds"] >= 0.0
+    assert figures["rewards/math/status/correct"] == 1.0
+    assert figures["rewards/math/status/no_answer"] == 1.0
+    assert figures["rewards/total/mean"] == pytest.approx(-7 / 3)
+    assert not any("length/status" in name for name in figures), "graded once, counted once"
+
+
+def test_metrics_are_drained():
+    with RewardMix.from_config(["format"]) as mix:
+        mix.score(["x"])
+        assert "rewards/format/mean" in mix.metrics()
+        assert mix.metrics() == {}
+
+
+def test_what_a_foreign_function_gets(functions):
+    with RewardMix.from_config([f"{functions}:record"]) as mix:
+        mix.score_group(PROBLEM, [sample(0, "abc", "length")])
+        seen = globals_of(mix)["seen"]
+        assert seen["completions"] == ["abc"] and seen["prompts"] == ["2+2?"]
+        assert seen["completion_ids"] == [[0, 1, 2]] and seen["finish_reason"] == ["length"]
+        assert seen["solution"] == [["4", "four"]] and seen["level"] == [3]
+    with RewardMix.from_config([f"{functions}:record"], completion_format="chat") as mix:
+        mix.score(["abc"], answers=[["4"]])
+        seen = globals_of(mix)["seen"]
+        assert seen["completions"] == [[{"role": "assistant", "content": "abc"}]]
+        assert seen["solution"] == ["4"]
+        assert seen["prompts"] == [""]
+
+
+def test_a_none_takes_no_part_in_the_total(functions):
+    items = [{"name": f"{functions}:even_only"}, {"name": "tag_count", "weight": 2.0}]
+    with RewardMix.from_config(items) as mix:
+        one, two = mix.score(["odd", "even"])
+        assert (one.total, one.rewards) == (0.0, {"even_only": None, "tag_count": 0.0})
+        assert two.total == 4.0
+        assert mix.metrics()["rewards/even_only/none_share"] == 0.5
+    with RewardMix.from_config(items[:1]) as mix:
+        assert [s.total for s in mix.score(["odd", "even"])] == [None, 4.0]
+        figures = mix.metrics()
+        assert figures["rewards/total/none_share"] == 0.5 and figures["rewards/total/mean"] == 4.0
+    with RewardMix.from_config([{**items[0], "required": True}, items[1]]) as mix:
+        assert [s.total for s in mix.score(["odd", "even"])] == [None, 4.0]
+    # A weight of 0 only logs: what it scores alone is no total.
+    with RewardMix.from_config([items[0], {"name": "tag_count", "weight": 0.0}]) as mix:
+        assert [s.total for s in mix.score(["odd", "even"])] == [None, 4.0]
+
+
+def test_a_bad_gold_has_no_total_and_no_verdict():
+    with RewardMix.from_config(["math"]) as mix:
+        (scored,) = mix.score([r"\boxed{4}"], answers=[[""]])
+        assert (scored.total, scored.correct, scored.status) == (None, None, "bad_gold")
+        assert mix.metrics()["rewards/math/status/bad_gold"] == 1.0
+
+
+def test_a_mix_without_a_grader_has_no_verdict():
+    with RewardMix.from_config(["format"]) as mix:
+        (scored,) = mix.score(["x"])
+        assert (scored.correct, scored.status, scored.grade) == (None, "ungraded", None)
+
+
+def test_a_reward_that_raises(functions):
+    with (
+        RewardMix.from_config([f"{functions}:raises"]) as mix,
+        pytest.raises(RewardError, match="reward raises: KeyError: 'nothing there'"),
+    ):
+        mix.score(["a"])
+    with RewardMix.from_config([f"{functions}:raises", "format"], on_error="none") as mix:
+        assert mix.score(["a"])[0].rewards == {"raises": None, "format": 0.0}
+        figures = mix.metrics()
+        assert figures["rewards/raises/errors"] == 1.0
+        assert figures["rewards/raises/none_share"] == 1.0
+        assert "rewards/raises/mean" not in figures
+
+
+def test_what_a_reward_logs_itself(functions):
+    with RewardMix.from_config([f"{functions}:logs"]) as mix:
+        mix.set_step(7, 100)
+        one, two = mix.score(["a", "bcd"])
+        assert one.total == 7.0 and two.extra == {"upper": "BCD"}
+        assert mix.metrics()["rewards/logs/length"] == 2.0
+
+
+def test_scope_and_streaming():
+    with RewardMix.from_config(["format", "math", "stop_properly"]) as mix:
+        assert mix.scope == "sample"
+        (alone,) = mix.score([r"\boxed{4}"], answers=[["4"]], finish_reason=["stop"])
+        assert alone.total == 5.0
+    with RewardMix.from_config(["math", "length"], num_workers=1) as mix:
+        assert mix.scope == "group"
+        samples = [sample(0, r"\boxed{4}", tokens=5), sample(1, r"\boxed{4}", tokens=9)]
+        pieces = [mix.prescore_group(PROBLEM, [s])[0] for s in reversed(samples)][::-1]
+        assert [p.values for p in pieces] == [{"math": 5.0}] * 2
+        graded = mix.score_group(PROBLEM, samples, prescored=pieces)
+        assert [g.reward for g in graded] == [5.5, 4.5]
+        assert graded == mix.score_group(PROBLEM, samples), "the same as all at once"
+        with pytest.raises(RewardSettingError, match="1 prescored pieces for 2"):
+            mix.score_group(PROBLEM, samples, prescored=pieces[:1])
+
+
+def test_needs_group_can_be_declared(functions):
+    with RewardMix.from_config([f"{functions}:at_once"]) as mix:
+        assert mix.scope == "sample"
+    with RewardMix.from_config([f"{functions}:record"]) as mix:
+        assert mix.scope == "group", "a foreign function that says nothing may compare"
+    item = {"name": f"{functions}:record", "needs_group": False}
+    with RewardMix.from_config([item]) as mix:
+        assert mix.scope == "sample"
+
+
+def test_many_threads(functions):
+    items = ["math", f"{functions}:one_at_a_time"]
+    with RewardMix.from_config(items, num_workers=1) as mix, ThreadPoolExecutor(8) as pool:
+
+        def score(i: int) -> list:
+            return mix.score([rf"\boxed{{{i}}}", r"\boxed{-1}"], answers=[[str(i)]] * 2)
+
+        for right, wrong in pool.map(score, range(40)):
+            assert (right.total, wrong.total) == (5.0, -5.0)
+        figures = mix.metrics()
+        assert figures["rewards/math/status/correct"] == 40.0
+        assert figures["rewards/math/mean"] == pytest.approx(0.0, abs=1e-9)
+        assert globals_of(mix, 1)["most_inside"] == 1, "TRL never calls one reward twice at once"
+
+
+def test_thread_safe_rewards_run_side_by_side(functions):
+    with RewardMix.from_config([f"{functions}:at_once"]) as mix, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: mix.score(["a"]), range(4)))
+        assert globals_of(mix)["most_inside"] > 1
+
+
+def test_a_slow_reward_does_not_hold_up_others():
+    class Slow(Reward):
+        def __call__(self, completions, **columns):
+            time.sleep(0.5)
+            return [0.0] * len(completions)
+
+    class Quick(Reward):
+        def __call__(self, completions, **columns):
+            return [1.0] * len(completions)
+
+    slow = RewardMix([MixItem(Slow(), "slow")])
+    quick = RewardMix([MixItem(Quick(), "quick")])
+    thread = threading.Thread(target=slow.score, args=(["a"],))
+    thread.start()
+    assert quick.score(["a"])[0].total == 1.0
+    assert thread.is_alive()
+    thread.join()
+
+
+def test_labels():
+    with RewardMix.from_config(
+        ["format", "format", "format", {"name": "tag_count", "label": "tags"}]
+    ) as mix:
+        assert [i.label for i in mix.items] == ["format", "format_2", "format_3", "tags"]
+
+
+def test_settings_that_cannot_work():
+    with pytest.raises(RewardSettingError, match=r"reward.items is empty"):
+        RewardMix.from_config([])
+    with pytest.raises(RewardSettingError, match="all weights are 0"):
+        RewardMix.from_config([{"name": "format", "weight": 0}])
+    with pytest.raises(RewardSettingError, match="knows only"):
+        RewardMix.from_config([{"name": "format", "wieght": 1}])
+    with pytest.raises(RewardSettingError, match="two rewards have the label"):
+        RewardMix.from_config(["format", {"name": "tag_count", "label": "format"}])
+    with (
+        RewardMix.from_config(["length"]) as mix,
+        pytest.raises(
+            RewardSettingError, match="length: token lengths need the column completion_ids"
+        ),
+    ):
+        mix.score(["a"], answers=[["4"]])
+
+
+def test_closing_stops_the_workers():
+    import psutil
+
+    mix = RewardMix.from_config(["math"], num_workers=1)
+    hard = r"\boxed{\sin^2 x + \cos^2 x}"
+    mix.score([hard], answers=[["1"]])
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    mix.close()
+    mix.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        left = {p.pid for p in psutil.Process().children(recursive=True)} & before
+        if not [p for p in left if "resource_tracker" not in _command(p)]:
+            break
+        time.sleep(0.05)
+    assert [
+        p for p in left if "resource_tracker" not in _command(p) and "forkserver" not in _command(p)
+    ] == []
+
+
+def _command(pid: int) -> str:
+    import psutil
+
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return "resource_tracker"  # gone

@@ -1,0 +1,379 @@
+"""What programs must not be able to do, tried by programs that try."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rlmath.rewards import RewardSettingError
+from rlmath.rewards.sandbox import Limits, Program, ProviderError, get_provider
+from rlmath.rewards.sandbox.local import LEVELS, LocalProvider
+
+QUICK = Limits(cpu_s=2, wall_s=20.0, memory_mib=256, file_size_mib=8, output_kib=64, processes=16)
+
+
+def levels_here() -> list[str]:
+    working = []
+    for level in LEVELS:
+        try:
+            working.append(LocalProvider(level=level).level)
+        except RewardSettingError:
+            continue
+    return working
+
+
+LEVELS_HERE = levels_here()
+
+
+@pytest.fixture(scope="module", params=LEVELS_HERE)
+def provider(request):
+    return LocalProvider(level=request.param)
+
+
+def run(
+    provider,
+    source: str,
+    stdin: str = "",
+    language: str = "python",
+    limits: Limits = QUICK,
+    **program,
+):
+    with provider.prepare(Program(language, source, **program), limits) as prepared:
+        assert prepared.compile_error is None, prepared.compile_error
+        return prepared.run(stdin)
+
+
+def test_some_level_works_here():
+    assert LEVELS_HERE, "no sandbox level works: code rewards need a remote provider"
+    assert get_provider("local").level == LEVELS_HERE[0]
+
+
+def test_a_program_reads_and_prints(provider):
+    result = run(provider, "print(sum(map(int, input().split())))", "1 2 39\n")
+    assert (result.status, result.stdout, result.exit_code) == ("ok", "42\n", 0)
+    result = run(provider, "import sys; print(sys.argv[1:]); sys.exit(3)", args=("a", "b c"))
+    assert (result.status, result.stdout, result.exit_code) == (
+        "runtime_error",
+        "['a', 'b c']\n",
+        3,
+    )
+    result = run(provider, "import helper; print(helper.x)", files={"helper.py": "x = 5"})
+    assert result.stdout == "5\n"
+    assert "ZeroDivisionError" in run(provider, "1/0").stderr
+
+
+def test_files_come_back(provider):
+    source = "open('output.txt', 'w').write('done')\nimport os\nos.symlink('/etc/passwd', 'link')"
+    result = run(provider, source, collect=("output.txt", "missing.txt", "link"))
+    assert result.files == {"output.txt": "done"}, "a link is not followed"
+
+
+NETWORK = """
+import socket
+def attempt(what):
+    try:
+        what()
+        print("open")
+    except OSError as error:
+        print("closed")
+attempt(lambda: socket.create_connection(("127.0.0.1", {port}), 1))
+attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 9)))
+attempt(lambda: socket.socket(socket.AF_UNIX).connect("/var/run/docker.sock"))
+attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW))
+"""
+
+
+def test_there_is_no_network(provider):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        result = run(provider, NETWORK.format(port=server.getsockname()[1]))
+        assert result.stdout == "closed\n" * 4, result.stderr
+
+
+def test_an_endless_loop_ends(provider):
+    begun = time.monotonic()
+    limits = Limits(cpu_s=1, wall_s=20.0)
+    assert run(provider, "while True: pass", limits=limits).status == "timeout"
+    limits = Limits(cpu_s=1, wall_s=0.5)
+    assert run(provider, "import time; time.sleep(60)", limits=limits).status == "timeout"
+    assert time.monotonic() - begun < 30
+
+
+def test_memory_is_bounded(provider):
+    result = run(provider, "x = bytearray(2 * 10**9); print('got it')")
+    assert result.status == "runtime_error" and "MemoryError" in result.stderr
+    # In many processes, each within its own limit.
+    grow = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        x = bytearray(150 * 2**20)
+        for i in range(0, len(x), 4096):
+            x[i] = 1
+        time.sleep(30)
+time.sleep(30)
+"""
+    assert run(provider, grow).status == "memory"
+
+
+def test_a_fork_bomb_is_bounded(provider):
+    bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+    most = 0
+    stop = threading.Event()
+    before = count_processes()
+
+    def watch():
+        nonlocal most
+        while not stop.wait(0.02):
+            most = max(most, count_processes() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    result = run(provider, bomb, limits=Limits(cpu_s=1, wall_s=1.5, processes=16))
+    stop.set()
+    watcher.join()
+    assert result.status == "timeout"
+    assert most < 200, "other tests may start some processes meanwhile, a bomb thousands"
+    assert_nothing_left()
+
+
+def count_processes() -> int:
+    return sum(name.isdigit() for name in os.listdir("/proc"))
+
+
+def sandbox_processes() -> list[str]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                command = Path(f"/proc/{name}/cmdline").read_bytes().decode(errors="replace")
+                where = os.readlink(f"/proc/{name}/cwd")
+            except OSError:
+                continue
+            if "left-behind" in command or "rlmath-sandbox-" in where:
+                found.append(f"{name} {command}")
+    return found
+
+
+def assert_nothing_left() -> None:
+    deadline = time.monotonic() + 10
+    while sandbox_processes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert sandbox_processes() == []
+
+
+def test_nothing_is_left_behind(provider):
+    source = """
+import os, subprocess, sys, time
+command = [sys.executable, "-c", "import time; time.sleep(60)", "left-behind"]
+subprocess.Popen(command)
+try:
+    subprocess.Popen(command, start_new_session=True)
+except PermissionError:
+    pass
+if os.fork() == 0:
+    try:
+        os.setsid()
+    except PermissionError:
+        pass
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(0)
+print("done")
+"""
+    begun = time.monotonic()
+    result = run(provider, source)
+    assert (result.status, result.stdout) == ("ok", "done\n")
+    assert time.monotonic() - begun < 20, "what holds the pipe open is not waited for"
+    assert_nothing_left()
+
+
+def test_output_is_bounded(provider):
+    for source in (
+        "while True: print('x' * 1000)",
+        "import sys\nwhile True: sys.stderr.write('x' * 1000)",
+    ):
+        result = run(provider, source)
+        assert result.status == "output_limit"
+        assert len(result.stdout) <= 64 * 1024 and len(result.stderr) <= 64 * 1024
+
+
+def test_file_size_is_bounded(provider):
+    result = run(
+        provider, "f = open('big', 'wb')\nfor _ in range(64): f.write(b'x' * 2**20); f.flush()"
+    )
+    assert result.status == "runtime_error"
+
+
+SECRETS = """
+import os
+print(sorted(set(os.environ) - {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "PYTHONHASHSEED",
+                                "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}))
+for pid in [p for p in os.listdir("/proc") if p.isdigit()] if os.path.isdir("/proc") else []:
+    if int(pid) == os.getpid():
+        continue
+    try:
+        data = open(f"/proc/{pid}/environ", "rb").read()
+    except OSError:
+        continue
+    if b"SECRET_OF_THE_TRAINER" in data:
+        print("read it in", pid)
+for fd in range(3, 200):
+    try:
+        os.fstat(fd)
+    except OSError:
+        continue
+    print("open descriptor", fd)
+"""
+
+
+def test_the_trainers_environment_is_out_of_sight(provider, monkeypatch):
+    if provider.level == "process":
+        pytest.skip("under the trainer's own user id, /proc shows its environment; documented")
+    monkeypatch.setenv("SECRET_OF_THE_TRAINER", "s3cr3t")
+    result = run(provider, SECRETS)
+    assert result.stdout == "[]\n", result.stdout + result.stderr
+
+
+def test_files_of_the_machine_are_out_of_sight(provider, tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("s3cr3t")
+    result = run(provider, f"print(open({str(secret)!r}).read())")
+    if provider.level == "namespace":
+        assert "FileNotFoundError" in result.stderr
+        shown = run(provider, "import os; print(sorted(os.listdir('/')))").stdout
+        assert "home" not in shown and "mnt" not in shown and "'work'" in shown
+    elif provider.level == "user":
+        assert "s3cr3t" not in result.stdout, "its folder is for its owner only"
+
+
+def test_the_system_cannot_be_written(provider):
+    for path in ("/usr/bin/python-x", "/etc/x", "/proc/sys/kernel/hostname", "/x"):
+        result = run(provider, f"open({path!r}, 'w').write('x')")
+        if provider.level == "namespace" and path in ("/etc/x", "/x"):
+            continue  # its own folders, gone with it
+        assert result.status == "runtime_error", path
+        assert not Path("/x").exists() and not Path("/etc/x").exists()
+
+
+KILLS = """
+import os, signal
+try:
+    os.kill(-1, signal.SIGKILL)
+except OSError:
+    pass
+try:
+    os.kill({pid}, signal.SIGKILL)
+except OSError:
+    pass
+print("still here")
+"""
+
+
+def test_the_trainer_cannot_be_killed(provider):
+    import subprocess
+
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        try:
+            run(provider, KILLS.format(pid=bystander.pid))
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
+def test_privileges_cannot_be_gained(provider):
+    source = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+mounted = libc.mount(b"none", b"/tmp", b"tmpfs", 0, None)
+print(libc.unshare(0x10000000), mounted, libc.ptrace(16, 1, 0, 0))
+try:
+    os.setuid(0)
+    print("root" if os.geteuid() == 0 else "no")
+except OSError:
+    print("no")
+"""
+    result = run(provider, source)
+    assert result.stdout == "-1 -1 -1\nno\n", result.stderr
+
+
+def test_each_run_starts_clean(provider):
+    with provider.prepare(
+        Program("python", "import os\nprint(sorted(os.listdir('.')))\nopen('x', 'w')"), QUICK
+    ) as program:
+        assert program.run().stdout == program.run().stdout == "['main.py']\n"
+
+
+def test_nothing_stays_on_the_disk(provider):
+    import tempfile
+
+    run(provider, "open('x', 'w').write('x')")
+    assert not list(Path(tempfile.gettempdir()).glob("rlmath-sandbox-*"))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler on this machine")
+def test_cpp():
+    provider = get_provider("local")
+    source = "#include <iostream>\nint main(){int a,b;std::cin>>a>>b;std::cout<<a+b<<std::endl;}"
+    assert run(provider, source, "40 2", language="c++").stdout == "42\n"
+    with provider.prepare(Program("cpp", "int main( {"), QUICK) as program:
+        assert "error" in program.compile_error
+        with pytest.raises(ProviderError, match="did not compile"):
+            program.run()
+
+
+def test_languages_and_paths():
+    provider = get_provider("local")
+    with pytest.raises(ProviderError, match="'cobol': the local sandbox runs bash, c, cpp"):
+        provider.prepare(Program("cobol", ""), QUICK)
+    for path in ("/etc/x", "../x", "a/../../x"):
+        with pytest.raises(ProviderError, match="only paths inside"):
+            provider.prepare(Program("python", "", files={path: ""}), QUICK)
+    if shutil.which("node"):
+        assert run(provider, "console.log(6 * 7)", language="js").stdout == "42\n"
+
+
+def test_runs_in_parallel_stay_apart():
+    provider = LocalProvider(max_parallel=4)
+    results: dict[int, str] = {}
+
+    def one(i: int) -> None:
+        results[i] = run(provider, "print(input())", f"{i}\n").stdout
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert results == {i: f"{i}\n" for i in range(8)}
+
+
+def test_providers_that_are_missing_say_so():
+    with pytest.raises(RewardSettingError, match=r"no code provider 'docker'; there are local"):
+        get_provider("docker")
+    with pytest.raises(RewardSettingError, match="sandbox level 'jail'"):
+        get_provider("local", level="jail")
+    with pytest.raises(RewardSettingError, match="its settings: max_parallel, level"):
+        get_provider("local", parallel=2)
+    with pytest.raises(RewardSettingError, match="sandbox limits must be above 0: cpu_s=0"):
+        Limits(cpu_s=0)
+    with pytest.raises(RewardSettingError, match="No module named"):
+        get_provider("no_such_package:Provider")
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("e2b", "e2b-code-interpreter"), ("morph", "morphcloud")]
+)
+def test_optional_packages_are_named(name, package, monkeypatch):
+    import sys
+
+    for module in ("e2b_code_interpreter", "morphcloud", "morphcloud.api"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if not installed
+    with pytest.raises(RewardSettingError, match=f"needs the package {package}"):
+        get_provider(name)

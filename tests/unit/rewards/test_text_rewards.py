@@ -1,0 +1,277 @@
+"""Each text reward on a table of cases: published ones, and the traps of the published forms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rlmath.rewards import RewardSettingError, get_reward
+
+GOOD = "<think>\nSome reasoning\n</think>\n<answer>\nThe answer\n</answer>"
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+def value(reward, text: str, **columns):
+    as_text = reward([text], **columns)
+    assert reward([chat(text)], **columns) == as_text, "strings and messages score alike"
+    assert len(as_text) == 1
+    return as_text[0]
+
+
+FORMAT = [
+    (GOOD, 1.0),
+    ("<think>\nmany\n\nlines\n</think>\n<answer>\n9\n</answer>", 1.0),
+    (GOOD + "\n", 1.0),
+    (
+        "<think>\nI close with </answer> and open with <answer>.\n</think>\n<answer>\n9\n</answer>",
+        1.0,
+    ),
+    ("<think>Only thinking</think>", 0.0),
+    ("<answer>Only answer</answer>", 0.0),
+    ("No tags at all", 0.0),
+    ("", 0.0),
+    ("<think>Missing closing</think><answer>Missing closing", 0.0),
+    ("<think>Wrong order</answer><answer>Wrong order</think>", 0.0),
+    # What the published pattern let through.
+    (GOOD + "\nand some more", 0.0),
+    (GOOD + " and more", 0.0),
+    (GOOD + "\n" + GOOD, 0.0),
+    ("<think>\na\n<think>\nb\n</think>\n<answer>\nc\n</answer>", 0.0),
+    ("<think>\na\n</think>\n<think>\nb\n</think>\n<answer>\nc\n</answer>", 0.0),
+    ("<think>\na\n</think>\n<answer>\nb\n</answer>\n<answer>\nc\n</answer>", 0.0),
+    ("<think>\na\n</think>\n<answer>\n<think>\nb\n</answer>", 0.0),
+    ("before\n" + GOOD, 0.0),
+    ("<think>\na\n</think>\nbetween\n<answer>\nb\n</answer>", 0.0),
+    ("<think>a</think><answer>b</answer>", 0.0),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), FORMAT)
+def test_format(text, expected):
+    assert value(get_reward("format"), text) == expected
+
+
+def test_format_without_line_breaks():
+    reward = get_reward("format", strict=False)
+    assert value(reward, "<think>a</think><answer>b</answer>") == 1.0
+    assert value(reward, "<think>a</think> x <answer>b</answer>") == 0.0
+    assert value(reward, "<think>a</think><answer>b</answer>c") == 0.0
+
+
+PREFILLED = GOOD.removeprefix("<think>\n")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("Q\n<|assistant|>\n<think>\n", PREFILLED, 1.0),
+        ("Q <think>", "\n" + PREFILLED, 1.0),
+        (
+            [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<think>\n"}],
+            PREFILLED,
+            1.0,
+        ),
+        ("Q", PREFILLED, 0.0),
+        ("Q about <think> tags", PREFILLED, 0.0),
+        ("Q\n<think>\n", GOOD, 0.0),  # the model opened it a second time
+        ("Q", GOOD, 1.0),
+    ],
+)
+def test_format_knows_a_template_that_opens_think(prompt, text, expected):
+    assert value(get_reward("format"), text, prompts=[prompt]) == expected
+    assert value(get_reward("tag_count"), text, prompts=[prompt]) == (1.0 if expected else 0.75)
+
+
+def test_format_told_that_think_is_open():
+    assert value(get_reward("format", think_prefilled=True), PREFILLED) == 1.0
+    assert value(get_reward("format", think_prefilled=True), GOOD) == 0.0
+    assert value(get_reward("format", think_prefilled=False), GOOD, prompts=["<think>\n"]) == 1.0
+
+
+TAGS = [
+    (GOOD, 1.0),
+    ("Some reasoning\n</think>\n<answer>\nThe answer\n</answer>", 0.75),
+    ("<think>\nSome reasoning\n<answer>\nThe answer\n</answer>", 0.75),
+    ("<think>\nSome reasoning\n</think>\nThe answer\n</answer>", 0.75),
+    ("<think>\nSome reasoning\n</think>\n<answer>\nThe answer", 0.75),
+    ("Some reasoning\nThe answer", 0.0),
+    ("<think>\na <think> b\n</think>\n<answer>\nc\n</answer>", 0.75),
+    (GOOD + "\n" + GOOD, 0.0),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), TAGS)
+def test_tag_count(text, expected):
+    assert value(get_reward("tag_count"), text) == expected
+
+
+STEPS = [
+    ("Step 1: First step\nStep 2: Second step\nStep 3: Third step", 1.0),
+    ("First, we do this.\nSecond, we do that.\nFinally, we conclude.", 1.0),
+    ("Step 1: Only step", 1 / 3),
+    ("First, we do this.\nFinally, we conclude.", 2 / 3),
+    ("Just plain text without any clear steps", 0.0),
+    ("", 0.0),
+    # A numbered list counts on every line, not only on the first.
+    ("1. a\n2. b\n3. c", 1.0),
+    ("The plan:\n1. a\n2. b", 2 / 3),
+    ("  1) a\n  2) b", 2 / 3),
+    ("- a\n- b\n- c", 1.0),
+    ("So:\n* a\n* b", 2 / 3),
+    # None of these is a list.
+    ("1.5 apples\n2.25 pears\n3.0 plums", 0.0),
+    ("x\n-5\n-6\n-7", 0.0),
+    ("x\n**bold** word\n---\n", 0.0),
+    ("Step 1 and Step 2", 0.0),
+    ("1. a\n" * 50, 1.0),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), STEPS)
+def test_reasoning_steps(text, expected):
+    assert value(get_reward("reasoning_steps"), text) == pytest.approx(expected)
+
+
+def test_reasoning_steps_is_linear_in_the_text():
+    reward = get_reward("reasoning_steps")
+    for text in ("Step " + "1" * 1_000_000, "\n" * 1_000_000, " " * 1_000_000, "1" * 1_000_000):
+        reward([text])
+
+
+REPETITION = [
+    (2, -1.0, "this is a test sentence", 0.0),
+    (2, -1.0, "this this this this this", -0.75),
+    (2, -1.0, "this is a this is a test", -1 / 3),
+    (3, -0.5, "this is a test", 0.0),
+    (3, -0.5, "test test test test", -0.25),
+    (2, -1.0, "", 0.0),
+    (3, -2.0, "this is a this is a test", -0.4),
+    (3, -1.0, "word", 0.0),
+    (3, -1.0, "two words", 0.0),
+    (3, -1.0, "three different words", 0.0),
+    (3, -1.0, "word word word word", -0.5),
+    (3, -1.0, "one two one two", 0.0),
+    (3, -0.5, "A B C A B", 0.0),
+    (3, -1.0, "A B C A B C", -0.25),
+    (3, -1.0, "A B C A B C E F G A B C A B C", -0.3846),
+    (3, -1.0, "A B C D E F G H I J K L", 0.0),
+    (2, -1.0, "This IS this is THIS is", -0.6),
+    (2, 0.0, "a a a a", 0.0),
+]
+
+
+@pytest.mark.parametrize(("size", "worst", "text", "expected"), REPETITION)
+def test_repetition_penalty(size, worst, text, expected):
+    reward = get_reward("repetition_penalty", ngram_size=size, max_penalty=worst)
+    got = value(reward, text)
+    assert got == pytest.approx(expected, abs=1e-4)
+    assert math.copysign(1, got) == (1 if got == 0 else -1), "no -0.0"
+
+
+def test_repetition_penalty_over_tokens():
+    reward = get_reward("repetition_penalty", ngram_size=2, unit="token")
+    assert reward(["漢字漢字", "ab"], completion_ids=[[5] * 5, [1, 2, 3, 4]]) == [-0.75, 0.0]
+    assert get_reward("repetition_penalty", ngram_size=2)([[1, 2, 3, 4], [5] * 5]) == [0.0, -0.75]
+    with pytest.raises(RewardSettingError, match="completion_ids"):
+        reward(["a b"])
+
+
+@pytest.mark.parametrize("worst", [1.0, 1.5])
+def test_repetition_penalty_that_pays_is_refused(worst):
+    with pytest.raises(ValueError, match=f"max_penalty {worst} should not be positive"):
+        get_reward("repetition_penalty", ngram_size=2, max_penalty=worst)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (0, 0.0),
+        (50, 0.0),
+        (80, 0.0),
+        (81, -0.05),
+        (90, -0.5),
+        (100, -1.0),
+        (101, -1.0),
+        (110, -1.0),
+    ],
+)
+def test_soft_overlong_punishment(tokens, expected):
+    reward = get_reward("soft_overlong_punishment", max_completion_len=100, soft_punish_cache=20)
+    ids = [[1] * tokens]
+    # 1000 characters in each: only the tokens may count.
+    assert reward(["a" * 1000], completion_ids=ids) == [pytest.approx(expected)]
+    if tokens:
+        assert reward(ids) == [pytest.approx(expected)], "token ids first, as TRL's form takes them"
+    with pytest.warns(UserWarning, match="characters and not tokens"):
+        assert reward(["a" * tokens]) == [pytest.approx(expected)]
+
+
+def test_soft_overlong_punishment_as_a_step():
+    reward = get_reward("soft_overlong_punishment", max_completion_len=10, soft_punish_cache=0)
+    assert reward(completion_ids=[[1] * 10, [1] * 11]) == [0.0, -1.0]
+    with pytest.raises(RewardSettingError, match="soft_punish_cache=20"):
+        get_reward("soft_overlong_punishment", max_completion_len=10, soft_punish_cache=20)
+
+
+def test_stop_properly():
+    reward = get_reward("stop_properly", penalty=-0.5)
+    reasons = ["stop", "length", "abort", None]
+    assert reward(["a"] * 4, finish_reason=reasons) == [0.0, -0.5, None, None]
+    assert get_reward("stop_properly")(["a", "b"], finish_reason=["length", "stop"]) == [-1.0, 0.0]
+    with pytest.raises(RewardSettingError, match="'finish_reason' is missing"):
+        reward(["a"])
+    with pytest.raises(RewardSettingError, match="should not be positive"):
+        get_reward("stop_properly", penalty=0.5)
+
+
+CODE = [
+    ("<think>\nx\n</think>\n<answer>\n```python\nprint(1)\n```\n</answer>", "python", 1.0),
+    (
+        "<think>\n```python\nx = 1\n```\n</think>\n<answer>\n```python\nx\n```\n</answer>",
+        "python",
+        1.0,
+    ),
+    ("<think>\nx\n</think>\n<answer>\n```javascript\nx\n```\n</answer>", "javascript", 1.0),
+    ("<think>\nx\n</think>\n<answer>\n```javascript\nx\n```\n</answer>", "python", 0.0),
+    ("<think>\nx\n</think>\n<answer>\nHere:\n```cpp\nx\n```\nDone.\n</answer>", "cpp", 1.0),
+    ("```python\nprint(1)\n```", "python", 0.0),
+    ("<think>x</think><answer>Just text</answer>", "python", 0.0),
+    ("<think>\nx\n</think>\n<answer>\n```\ndef f(): pass\n```\n</answer>", "python", 0.0),
+    ("<answer>\n```python\nx\n```\n</answer>\n<think>\nx\n</think>", "python", 0.0),
+    # The block is in the reasoning only, does not close, or is of another language.
+    ("<think>\n```python\nx\n```\n</think>\n<answer>\n5\n</answer>", "python", 0.0),
+    ("<think>\nx\n</think>\n<answer>\n```python\nx\n</answer>", "python", 0.0),
+    ("<think>\nx\n</think>\n<answer>\n```cpp\nx\n```\n</answer>", "c", 0.0),
+    ("<think>\nx\n</think>\n<answer>\n```python\nx\n```\n</answer>\nbye", "python", 0.0),
+]
+
+
+@pytest.mark.parametrize(("text", "language", "expected"), CODE)
+def test_code_format(text, language, expected):
+    assert value(get_reward("code_format", language=language), text) == expected
+    assert value(get_reward("code_format"), text, language=[language]) == expected
+
+
+def test_unknown_names_and_settings_are_explained():
+    with pytest.raises(RewardSettingError, match=r"no reward named 'lenght'; there are: accuracy"):
+        get_reward("lenght")
+    with pytest.raises(RewardSettingError, match=r"no setting ngrams; its settings: ngram_size"):
+        get_reward("repetition_penalty", ngrams=2)
+    with pytest.raises(RewardSettingError, match="max_completion_len"):
+        get_reward("soft_overlong_punishment")
+    with pytest.raises(RewardSettingError, match="its settings: correct, incorrect, num_workers"):
+        get_reward("math", right=1)
+
+
+def test_a_completion_that_is_none_of_these_is_named():
+    with pytest.raises(RewardSettingError, match="not int"):
+        get_reward("format")([3])
+
+
+def test_message_content_in_parts():
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": GOOD}]}]
+    assert get_reward("format")([parts]) == [1.0]
