@@ -21,6 +21,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from yaml import YAMLError
 
 from rlmath.config.schema import Config
 from rlmath.config.settings import by_key, sections
@@ -90,22 +91,24 @@ def _compose(overrides: Sequence[str], more_folders: Sequence[Path]) -> DictConf
             return compose("config", overrides=[*overrides, *(search if more_folders else [])])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_file_error(error)) from error
+    except YAMLError as error:
+        raise ConfigError(f"a settings file is not YAML: {_one_line(str(error))}") from error
 
 
 def _file_error(error: Exception) -> str:
     """A message for what is wrong in a file of the groups; Hydra has it as text alone.
 
     It reads ``In 'experiment/mine': ConfigKeyError raised while composing config:``, the reason,
-    and ``full_key: actor.x``; or the last two when the settings are resolved.
+    and ``full_key: actor.x``; the first of these only while files are composed, the last only when
+    it is about one key.
     """
     text = str(error)
-    file = re.search(r"^In '([^']+)'", text)
+    file = re.match(r"In '([^']+)': (?:\w+ raised while composing config:)?", text)
     named = re.search(r"^\s*full_key: (\S+)", text, re.MULTILINE)
-    lines = text.split("\n    full_key")[0].strip().splitlines()
-    reason = lines[-1] if file else lines[0]
+    reason = text[file.end() if file else 0 :].split("\n    full_key")[0]
     key = named.group(1) if named else ""
     message = f"{file.group(1)}.yaml: " if file else ""
-    message += f"{key}: {reason}" if key else reason
+    message += f"{key}: {_one_line(reason)}" if key else _one_line(reason)
     if isinstance(error, InterpolationResolutionError) or not key:
         return message
     setting = by_key().get(key)
@@ -167,6 +170,10 @@ def _type_problem(text: str, key: str, value: Any, schema: DictConfig) -> str | 
         detail = "" if setting and not isinstance(value, list | dict) else f" {_first_line(error)}"
         return f"{text}: wrong type{expected}{detail}"
     return None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _first_line(error: OmegaConfBaseException) -> str:

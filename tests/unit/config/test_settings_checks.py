@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B, QWEN_7B
 
+import rlmath
 from rlmath.config.checks import Command, check
-from rlmath.config.facts import Machine, ModelFacts, peek_rows, read_model
+from rlmath.config.facts import ARCHITECTURES, Machine, ModelFacts, peek_rows, read_model
 from rlmath.config.load import load
 from rlmath.config.ranges import RANGES
 from rlmath.config.schema import Device
@@ -347,6 +349,18 @@ def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert Machine.here().gpus == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert Machine.here().gpus == 0
+
+
+def test_architectures_are_those_that_the_actor_builds() -> None:
+    """Read from the actor's source, which takes Megatron to import."""
+    source = (Path(rlmath.__file__).parent / "actor" / "model.py").read_text()
+    (named,) = [
+        ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == "SUPPORTED_ARCHITECTURES"
+    ]
+    assert named == ARCHITECTURES
 
 
 def test_parameters_of_known_models(make_model: MakeModel) -> None:

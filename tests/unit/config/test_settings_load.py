@@ -120,6 +120,22 @@ def test_a_bad_file_names_key_and_nearest(tmp_path: Path) -> None:
         load([*GIVEN, "experiment=mine"], tmp_path)
     assert "two" in str(caught.value)
     assert "whole number" in str(caught.value)
+    mine.write_text("# @package _global_\ndefaults:\n  - override /model: no_such_model\n")
+    with pytest.raises(ConfigError) as caught:
+        load([*GIVEN, "experiment=mine"], tmp_path)
+    assert "model/no_such_model" in str(caught.value)
+    assert "tiny" in str(caught.value)
+    mine.write_text("actor: [\n")
+    with pytest.raises(ConfigError, match=r"not YAML: .*mine.yaml"):
+        load([*GIVEN, "experiment=mine"], tmp_path)
+
+
+def test_the_quickstart_is_in_its_run_dir() -> None:
+    config = load(["experiment=quickstart", "runner.run_dir=elsewhere"])
+    assert config.model.path == "elsewhere/model"
+    assert config.data.train_paths == ["elsewhere/data/train.jsonl"]
+    assert config.data.eval_paths == ["elsewhere/data/eval.jsonl"]
+    assert config.sft.train_paths == ["elsewhere/data/sft.jsonl"]
 
 
 def test_options_of_ones_own(tmp_path: Path) -> None:
