@@ -1,0 +1,77 @@
+import gzip
+import json
+
+import pytest
+
+from rlmath.monitor import read_samples, read_summary, sample_as_text, update_summary, write_samples
+from rlmath.monitor.files import replacing
+
+
+def test_every_sample_is_in_the_file(tmp_path, group):
+    path = write_samples(tmp_path, 12, [group, group])
+    assert path == tmp_path / "samples" / "step_000012.jsonl"
+    rows = list(read_samples(path))
+    assert len(rows) == 4
+    assert rows[0] == {
+        "step": 12,
+        "problem_id": "train.jsonl:3",
+        "index": 0,
+        "prompt": "What is 1+1? é",
+        "response": "\\boxed{2}",
+        "answer": "2",
+        "accepted": ["2"],
+        "status": "correct",
+        "correct": True,
+        "reward": 5.0,
+        "rewards": {"math": 5.0},
+        "finish_reason": "stop",
+        "response_tokens": 2,
+        "weights_version": 4,
+        "engine": 1,
+        "seed": 11,
+    }
+    assert rows[1]["reward"] is None and rows[1]["rewards"] == {"math": None}
+    # Half of a surrogate pair has no UTF-8; it stays as JSON's own escape of it.
+    assert rows[1]["response"] == "<b>1</b>\n\ud83d"
+
+
+def test_large_steps_are_compressed(tmp_path, group):
+    plain = write_samples(tmp_path, 1, [group], compress_above_characters=1000)
+    rows = list(read_samples(plain))
+    packed = write_samples(tmp_path, 1, [group], compress_above_characters=10)
+    assert packed.name == "step_000001.jsonl.gz"
+    assert list(read_samples(packed)) == rows
+    assert [json.loads(line) for line in gzip.decompress(packed.read_bytes()).splitlines()] == rows
+    assert not plain.exists()
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), replacing(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    with replacing(path) as file:
+        file.write(b"new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_sample_as_text_says_what_it_is_worth(group):
+    text = sample_as_text(group.problem, group.samples[0])
+    assert "problem train.jsonl:3, sample 0" in text
+    assert "reward 5, correct, answer '2', accepted ['2']" in text
+    assert "2 tokens, finish reason stop, weights version 4" in text
+    assert text.endswith("── response\n\\boxed{2}")
+    assert "reward none, timeout" in sample_as_text(group.problem, group.samples[1])
+
+
+def test_the_summary_keeps_other_keys(tmp_path):
+    assert read_summary(tmp_path) == {}
+    update_summary(tmp_path, {"steps": 3, "layout": {"tp": 2}})
+    path = update_summary(tmp_path, {"eval/accuracy_after": float("nan"), "steps": 4})
+    assert path == tmp_path / "summary.json"
+    expected = {"steps": 4, "layout": {"tp": 2}, "eval/accuracy_after": None}
+    assert json.loads(path.read_text()) == read_summary(tmp_path) == expected

@@ -1,0 +1,107 @@
+import json
+import re
+
+import pytest
+
+from rlmath.config.schema import DataConfig
+from rlmath.data import load_examples, load_problems, load_tokenizer
+from rlmath.quickstart import make, make_problems
+from rlmath.quickstart.problems import Exercise, all_exercises, work_out
+from rlmath.quickstart.tokenizer import build_tokenizer
+
+COLUMN = re.compile(r"(\d+)([+-])(\d+)(?:[+-](1))?=(\d+)")
+
+
+def boxed(text):
+    return int(re.search(r"\\boxed\{(\d+)\}$", text).group(1))
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_worked_example_ends_in_the_result():
+    assert work_out(Exercise(47, "+", 38)) == "7+8=15, 4+3+1=8. \\boxed{85}"
+    assert work_out(Exercise(83, "-", 47)) == "13-7=6, 8-4-1=3. \\boxed{36}"
+    exercises = all_exercises()
+    assert len(set(exercises)) == len(exercises) == 8100 + 4095
+    assert all(boxed(work_out(exercise)) == exercise.result for exercise in exercises)
+
+
+def test_every_column_of_every_example_is_right_arithmetic_and_a_slip_is_off_by_ten():
+    for exercise in all_exercises():
+        for slip in (False, True):
+            text = work_out(exercise, slip)
+            columns = COLUMN.findall(text)
+            assert len(columns) == 2, text
+            for left, operator, right, carry, value in columns:
+                terms = int(right) + int(carry or 0)
+                assert int(value) == int(left) + (terms if operator == "+" else -terms), text
+        cannot_slip = exercise.operator == "-" and (exercise.left // 10 == exercise.right // 10)
+        error = abs(boxed(work_out(exercise, slip=True)) - exercise.result)
+        assert error == (0 if cannot_slip else 10), exercise
+
+
+def test_held_out_problems_are_in_no_other_file(tmp_path):
+    make_problems(tmp_path, seed=1, num_train=300, num_eval=100, num_sft=400)
+    train, held_out, sft = (read(tmp_path / f"{name}.jsonl") for name in ("train", "eval", "sft"))
+    assert (len(train), len(held_out), len(sft)) == (300, 100, 400)
+    prompts = {row["prompt"] for row in held_out}
+    assert len(prompts) == 100
+    assert not prompts & {row["prompt"] for row in train + sft}
+    assert set(train[0]) == {"prompt", "solutions"} and set(sft[0]) == {"prompt", "response"}
+
+
+def test_the_share_of_slips_is_as_asked(tmp_path):
+    def accuracy(share):
+        make_problems(tmp_path, num_train=1, num_eval=1, num_sft=3000, slip_share=share)
+        right = []
+        for row in read(tmp_path / "sft.jsonl"):
+            left, operator, right_number = re.search(r"(\d+) (.) (\d+)", row["prompt"]).groups()
+            exercise = Exercise(int(left), operator, int(right_number))
+            right.append(boxed(row["response"]) == exercise.result)
+        return sum(right) / len(right)
+
+    assert accuracy(0.0) == 1.0
+    # A few percent of the exercises have nothing to slip on.
+    assert 0.47 < accuracy(0.5) < 0.57
+    assert accuracy(1.0) < 0.08
+
+
+def test_the_seed_decides_every_byte(tmp_path):
+    def content(folder, seed):
+        make_problems(tmp_path / folder, seed, num_train=50, num_eval=20, num_sft=50)
+        return [path.read_bytes() for path in sorted((tmp_path / folder).iterdir())]
+
+    assert content("a", 1) == content("b", 1)
+    assert all(one != other for one, other in zip(content("a", 1), content("c", 2), strict=True))
+
+
+def test_more_than_there_is_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must be from 0 to 12095: there are 12195 exercises"):
+        make_problems(tmp_path, num_train=12096, num_eval=100)
+    with pytest.raises(ValueError, match="slip_share=2"):
+        make_problems(tmp_path, slip_share=2)
+
+
+def test_prompts_and_responses_are_short_and_load_without_settings(tmp_path):
+    make_problems(tmp_path, num_train=500, num_eval=10, num_sft=500)
+    tokenizer = build_tokenizer(2048)
+    problems, report = load_problems([tmp_path / "train.jsonl"], DataConfig(), tokenizer)
+    assert report.kept == 500 and not report.num_bad_answers and not report.duplicates
+    assert max(len(problem.prompt_token_ids) for problem in problems) < 20
+    examples, _ = load_examples([tmp_path / "sft.jsonl"], DataConfig(), "response", tokenizer)
+    assert max(len(example.response_token_ids) for example in examples) <= 32
+
+
+def test_the_command_makes_model_and_data(tmp_path, capsys):
+    sizes = ["--num-train", "20", "--num-eval", "5", "--num-sft", "30"]
+    assert make.main([str(tmp_path), "--seed", "2", *sizes]) == 0
+    assert "20 training problems, 5 held out" in capsys.readouterr().out
+    tokenizer = load_tokenizer(tmp_path / "model")
+    problems, _ = load_problems([tmp_path / "data" / "eval.jsonl"], DataConfig(), tokenizer)
+    assert len(problems) == 5
+    with pytest.raises(SystemExit) as caught:
+        make.main([str(tmp_path), "--num-train", "99999"])
+    assert caught.value.code == 2
+    assert "num_train=99999" in capsys.readouterr().err
