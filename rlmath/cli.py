@@ -10,7 +10,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import rlmath
@@ -40,9 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 1: it failed, with a traceback. 2: settings or input that cannot work, with one
     message. 130: interrupted.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    return reported(_dispatch, list(sys.argv[1:] if argv is None else argv))
+
+
+def reported(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """Run a command; what the user can mend becomes one line and exit code 2."""
     try:
-        return _dispatch(arguments)
+        return command(arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR

@@ -23,6 +23,7 @@ from rlmath.monitor import Monitor, open_monitor
 from rlmath.rollout.refit import refit
 from rlmath.rollout.requests import requests_for
 from rlmath.session import Session, open_session, update_settings, with_model_folder
+from rlmath.summary import check_export, summarize
 from rlmath.train_metrics import batch_metrics, rollout_metrics, update_metrics
 from rlmath.types import Problem, TrainingBatch
 
@@ -62,10 +63,11 @@ def run(config: Config) -> int:
         if checkpoint is not None:
             restore(checkpoint, session, stream)
         monitor.begin_step()
+        batch: TrainingBatch | None = None
         if held_out and config.eval.every and done == 0:
             monitor.log_step(0, evaluate(session, held_out, monitor, step=0))
         for step in range(done + 1, steps + 1):
-            metrics = train_step(session, stream, monitor, step)
+            metrics, batch = train_step(session, stream, monitor, step)
             if held_out and config.eval.every and (step % config.eval.every == 0 or step == steps):
                 metrics |= evaluate(session, held_out, monitor, step)
             due = config.runner.save_every and step % config.runner.save_every == 0
@@ -73,18 +75,19 @@ def run(config: Config) -> int:
                 with monitor.phase("save"):
                     save_checkpoint(store, session, stream, step, metrics)
             monitor.log_step(step, metrics)
-        with monitor.phase("export"):
-            session.actor.save_hf(run_dir / "hf")
+        session.actor.save_hf(run_dir / "hf")
+        checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
+        summarize(config, session, checked)
     return 0
 
 
 def train_step(
     session: Session, stream: ProblemStream[Problem], monitor: Monitor, step: int
-) -> dict[str, float]:
+) -> tuple[dict[str, float], TrainingBatch]:
     """One rollout and the optimizer steps from it.
 
     Returns:
-        The step's metrics but the timings, which the monitor has.
+        The step's metrics but the timings, which the monitor has, and its batch.
     """
     config, actor, sampling = session.config, session.actor, session.sampling
     pool, algorithm = sampling.pool, config.algorithm
@@ -121,7 +124,7 @@ def train_step(
     monitor.count_tokens(batch.tokens.numel())
     for index, reason in result.discarded.items():
         monitor.warn(f"step {step}: minibatch {index} discarded: {reason}")
-    return metrics | alignment | update_metrics(result)
+    return metrics | alignment | update_metrics(result), batch
 
 
 def with_log_probs(

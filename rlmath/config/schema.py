@@ -328,6 +328,9 @@ class RunnerConfig:
     samples_every: int = 1
     # Sampled responses shown as text in TensorBoard per step.
     tensorboard_samples: int = 4
+    # After the run, compare the actor's log-probs with those of the exported folder in
+    # transformers, on so many sequences; 0: not at all.
+    check_export_sequences: int = 0
     # Live display in the terminal; null: when it is one.
     progress: bool | None = None
 

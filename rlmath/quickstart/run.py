@@ -1,0 +1,100 @@
+"""The main job on material that it makes itself: ``launchers/quickstart.sh`` calls this.
+
+Makes a tiny model and problems, fine-tunes the model to a weak start, trains it by reinforcement
+learning, and says what happened. Arguments are Hydra overrides of ``experiment=quickstart``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlmath.cli import reported
+from rlmath.config import arithmetic, checks, load
+from rlmath.config.facts import Machine
+from rlmath.config.schema import Config
+from rlmath.monitor.summary import read_summary, update_summary
+
+
+def main(overrides: Sequence[str]) -> int:
+    """Run the quickstart; returns the exit code."""
+    started_s = time.monotonic()
+    config = load.load(["experiment=quickstart", *overrides])
+    run_dir = Path(config.runner.run_dir)
+    _make_material(config)
+    machine = Machine.here()
+    checks.check(config, "sft", machine)
+    layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
+
+    _say(f"1/2  light SFT on {config.sft.steps * config.sft.sequences_per_step} worked examples")
+    from rlmath import sft
+
+    sft.run(config)
+    config = _on_model(config, run_dir / "sft")
+    checks.check(config, "train", machine)
+    _say(f"2/2  GRPO, {config.runner.steps} steps")
+    print(arithmetic.describe(config, layout), flush=True)
+    from rlmath import train
+
+    code = train.run(config)
+    summary = read_summary(run_dir)
+    setup_s = float(os.environ.get("RLMATH_SETUP_S", "0"))
+    times = {"wall_s": time.monotonic() - started_s, "setup_s": setup_s}
+    update_summary(run_dir, times)
+    print(_story(run_dir, summary | times))
+    return code
+
+
+def _make_material(config: Config) -> None:
+    """The tiny model and its problems, unless the settings name others."""
+    from rlmath.quickstart import make_problems, make_tiny_model
+
+    run_dir = Path(config.runner.run_dir)
+    if Path(config.model.path) == run_dir / "model":
+        make_tiny_model(run_dir / "model", seed=config.runner.seed)
+    if any(Path(path).parent == run_dir / "data" for path in config.data.train_paths):
+        make_problems(run_dir / "data", seed=config.runner.seed)
+
+
+def _on_model(config: Config, folder: Path) -> Config:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
+
+
+def _say(text: str) -> None:
+    print(f"\n== {text}", flush=True)
+
+
+def _story(run_dir: Path, summary: dict[str, Any]) -> str:
+    layout = summary["layout"]
+    before, after = summary["eval/accuracy_before"], summary["eval/accuracy_after"]
+    lines = [
+        "",
+        f"Held-out accuracy went from {before:.3f} to {after:.3f} in {summary['steps']} steps of "
+        "reinforcement learning."
+        if before is not None
+        else f"{summary['steps']} steps of reinforcement learning are done.",
+        f"Megatron trained on tp {layout['tp']} x pp {layout['pp']} x dp {layout['dp']} ranks; "
+        f"{layout['engines']} vLLM engine(s) sampled {summary['tokens_generated']:,} tokens.",
+        "Log-probs of the sampled tokens agree: mean exp|difference| "
+        f"{summary['alignment/mean_exp_abs_diff']:.6f} between engine and actor (worst step), "
+        f"{summary.get('alignment/hf_mean_exp_abs_diff', float('nan')):.6f} between actor and "
+        "exported folder.",
+        f"It took {summary['wall_s']:.0f} s, and {summary['setup_s']:.0f} s of set-up.",
+        "",
+        f"look at   {run_dir / 'curves.png'}: reward and held-out accuracy should rise together",
+        f"          {run_dir / 'samples'}: every response with its grade",
+        f"          tensorboard --logdir {run_dir / 'tensorboard'}",
+        f"          {run_dir / 'hf'}: the trained model, for transformers or vLLM",
+        "try       bash launchers/quickstart.sh actor.pipeline_parallel=2",
+        "          bash launchers/quickstart.sh rollout.engines=2 actor.optimizer.lr=5e-5",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(reported(main, sys.argv[1:]))
