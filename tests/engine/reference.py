@@ -39,11 +39,14 @@ class Reference:
         return self.tensors()
 
     @torch.no_grad()
+    def logits(self, prompt: Sequence[int], sample: Sample) -> Tensor:
+        """Float32 [response tokens, vocabulary], at temperature 1."""
+        tokens = torch.tensor([[*prompt, *sample.token_ids]])
+        return self._model(tokens).logits[0, len(prompt) - 1 : -1].float()
+
     def log_probs(self, prompt: Sequence[int], sample: Sample, temperature: float) -> Tensor:
         """Log-probability of each response token. Float32 of its length."""
-        tokens = torch.tensor([[*prompt, *sample.token_ids]])
-        logits = self._model(tokens).logits[0, len(prompt) - 1 : -1].float()
-        log_probs = torch.log_softmax(logits / temperature, dim=-1)
+        log_probs = torch.log_softmax(self.logits(prompt, sample) / temperature, dim=-1)
         return log_probs.gather(1, torch.tensor(sample.token_ids).unsqueeze(1)).squeeze(1)
 
     def largest_difference(

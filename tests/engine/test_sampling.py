@@ -55,9 +55,8 @@ def test_temperature_0_takes_the_likeliest_token(pool: RolloutPool, reference: R
     )
     assert first[0] == first[1] and second[0] == second[1]
     for sample in samples:
-        assert all(reference.log_probs(prompts[sample.problem_id], sample, 1.0) > -5.0), (
-            "a token that is not among the likeliest of 261"
-        )
+        likeliest = reference.logits(prompts[sample.problem_id], sample).argmax(dim=-1)
+        assert sample.token_ids == tuple(likeliest.tolist())
 
 
 def test_a_small_top_p_leaves_only_likely_tokens(pool: RolloutPool) -> None:
@@ -70,9 +69,9 @@ def test_a_small_top_p_leaves_only_likely_tokens(pool: RolloutPool) -> None:
 
 def test_padding_of_the_vocabulary_is_never_sampled(pool: RolloutPool) -> None:
     prompts = random_prompts(4, 8, seed=5)
-    samples = list(pool.generate(make_requests(prompts, samples=8, temperature=50.0)))
+    samples = list(pool.generate(make_requests(prompts, samples=8, temperature=2.0)))
     tokens = [token for sample in samples for token in sample.token_ids]
-    # Nearly uniform over 261 ids; with vLLM's 320 rows one in five would be padding.
+    # Random weights: nearly uniform over 261 ids. Of vLLM's 320 rows one in five is padding.
     assert len(tokens) > 300
     assert max(tokens) < VOCABULARY
     assert len(set(tokens)) > 150
