@@ -24,7 +24,7 @@ class Monitor:
         self.run_dir = run_dir
         self._writer, self._display, self._runner = writer, display, runner
         self.phase = PhaseTimer(on_phase=display.phase)
-        self._texts: list[str] = []
+        self._texts: dict[str, str] = {}
         self._tokens = 0
 
     def count_tokens(self, tokens: int) -> None:
@@ -40,11 +40,10 @@ class Monitor:
         every = self._runner.samples_every
         if kind == "eval" or (every and step % every == 0):
             write_samples(self.run_dir, step, groups, kind=kind)
-        shown = [
-            sample_as_text(group.problem, group.samples[0])
-            for group in groups[: self._runner.tensorboard_samples]
-        ]
-        self._texts = shown
+        tags = "eval" if kind == "eval" else "rollout"
+        for index, group in enumerate(groups[: self._runner.tensorboard_samples]):
+            text = sample_as_text(group.problem, group.samples[0])
+            self._texts[f"{tags}/sample_{index}"] = text
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """End a step: its metrics with the timings since the last one, shown and written.
@@ -58,7 +57,7 @@ class Monitor:
             everything["throughput/tokens_per_s"] = self._tokens / timings["timing/step"]
         self._writer.write(step, everything, self._texts)
         self._display.step(step, everything)
-        self._texts, self._tokens = [], 0
+        self._texts, self._tokens = {}, 0
         return everything
 
     def begin_step(self) -> None:

@@ -73,7 +73,7 @@ def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:
 def drop_samples_after(run_dir: str | Path, step: int) -> None:
     """Remove the files of later steps: a run that continues after ``step`` makes them anew."""
     for path in Path(run_dir, FOLDER).glob("*_*.jsonl*"):
-        number = path.name.partition("_")[2].partition(".")[0]
+        number = path.name.partition(".")[0].rpartition("_")[2]
         if number.isdigit() and int(number) > step:
             path.unlink(missing_ok=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -55,14 +55,16 @@ class MetricsWriter:
             purge_step=None if last_step is None else last_step + 1,
         )
 
-    def write(self, step: int, metrics: Mapping[str, float], texts: Sequence[str] = ()) -> None:
+    def write(
+        self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str] | None = None
+    ) -> None:
         """Write one step; each step once, in rising order.
 
         Args:
             step: Optimization step; 0 is what is known before the first.
             metrics: Tag to value.
-            texts: Sampled responses, shown by TensorBoard as ``rollout/sample_0``, ... exactly as
-                they are, markup in them included.
+            texts: Tag to text, such as sampled responses. TensorBoard shows them exactly as they
+                are, markup in them included.
 
         Raises:
             ValueError: A step that is not after the last one.
@@ -80,8 +82,8 @@ class MetricsWriter:
         self._file.flush()
         for tag, value in values.items():
             self._tensorboard.add_scalar(tag, value, step, walltime=now)
-        for index, text in enumerate(texts):
-            self._tensorboard.add_text(f"rollout/sample_{index}", as_markdown_code(text), step)
+        for tag, text in (texts or {}).items():
+            self._tensorboard.add_text(tag, as_markdown_code(text), step)
         self._tensorboard.flush()
         self._last_step = step
 

@@ -60,6 +60,7 @@ def test_a_resumed_run_drops_what_comes_after_its_checkpoint(tmp_path, group):
         for step in range(1, 6):
             writer.write(step, {"x": float(step)})
             write_samples(tmp_path, step, [group])
+        write_samples(tmp_path, 5, [group], kind="eval")
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "x": 6')  # The process was killed here.
     with MetricsWriter(tmp_path, last_step=3) as writer:
@@ -112,11 +113,11 @@ def shown(text):
 
 def test_texts_reach_tensorboard_as_data(tmp_path):
     with MetricsWriter(tmp_path) as writer:
-        writer.write(1, {}, texts=[HOSTILE, "plain"])
+        writer.write(1, {}, texts={"rollout/sample_0": HOSTILE, "eval/sample_0": "plain"})
     events = tensorboard(tmp_path)
     assert set(events.Tags()["tensors"]) == {
         "rollout/sample_0/text_summary",
-        "rollout/sample_1/text_summary",
+        "eval/sample_0/text_summary",
     }
     (event,) = events.Tensors("rollout/sample_0/text_summary")
     assert event.tensor_proto.string_val[0].decode() == as_markdown_code(HOSTILE)

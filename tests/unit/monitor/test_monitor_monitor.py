@@ -1,0 +1,41 @@
+import json
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlmath.config.schema import RunnerConfig
+from rlmath.monitor import open_monitor, read_metrics, read_samples
+
+
+def test_a_step_leaves_metrics_timings_samples_and_texts(tmp_path, group, capsys):
+    runner = RunnerConfig(run_dir=str(tmp_path), samples_every=2, tensorboard_samples=1)
+    with open_monitor(tmp_path, runner, total_steps=2) as monitor:
+        monitor.begin_step()
+        monitor.log_samples(0, [group], kind="eval")
+        monitor.log_step(0, {"eval/accuracy": 0.5})
+        for step in (1, 2):
+            with monitor.phase("generate"):
+                monitor.log_samples(step, [group, group])
+            monitor.count_tokens(30)
+            written = monitor.log_step(step, {"rollout/rewards": 1.0})
+        monitor.warn("look at this")
+    lines = read_metrics(tmp_path)
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert json.loads(json.dumps(written)).items() <= lines[2].items()
+    assert set(written) == {
+        "rollout/rewards",
+        "timing/generate",
+        "timing/other",
+        "timing/step",
+        "throughput/tokens_per_s",
+    }
+    assert written["throughput/tokens_per_s"] == 30 / written["timing/step"]
+    assert "throughput/tokens_per_s" not in lines[0]
+    files = {path.name: len(list(read_samples(path))) for path in (tmp_path / "samples").iterdir()}
+    assert files == {"eval_000000.jsonl": 2, "step_000002.jsonl": 4}
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    texts = {tag: [e.step for e in events.Tensors(tag)] for tag in events.Tags()["tensors"]}
+    assert texts == {"eval/sample_0/text_summary": [0], "rollout/sample_0/text_summary": [1, 2]}
+    output = capsys.readouterr()
+    assert output.out.splitlines()[2].startswith("step 2/2  reward +1.00")
+    assert output.err == "warning: look at this\n"
