@@ -33,16 +33,22 @@ from rlmath.rewards.program_tests import (
     rows_of,
     same_output,
 )
-from rlmath.rewards.sandbox import Execution, Limits, PreparedProgram, Program, ProviderError
+from rlmath.rewards.sandbox import Limits, Program, ProviderError
 from rlmath.rewards.sandbox.piston import PistonProvider
 
 # Compile errors are told from the score by this exit code; the package's scripts use small ones.
 _NO_COMPILE = 91
 _RUN_PACKAGE = f"""chmod +x compile run
 bash ./compile >&2 || exit {_NO_COMPILE}
-exec bash ./run
+for test in tests/*/; do
+    cp "$test/input.txt" "$test/correct_output.txt" .
+    bash ./run > score.txt
+    score=0
+    read -r score < score.txt || true
+    echo "$score"
+    case "$score" in 0|0.0|0.00) break ;; esac
+done
 """
-_INCLUDES = "#include <bits/stdc++.h>\nusing namespace std;\n"
 # The package's script keeps the problem's own limit; this much more is the last resort.
 _PACKAGE_EXTRA_S = 3
 _COMPILE_S = 30
@@ -90,40 +96,83 @@ class IOICode(CodeReward):
     def _packaged(
         self, source: str, tests: Sequence[tuple[str, str]], row: Mapping[str, Any]
     ) -> list[float]:
-        files = {f"graders/{str(row['id']).lower()}.cpp": with_includes(source), **_files(row)}
+        name, package = str(row["id"]).lower(), _files(row)
+        header = f"{name}.h" if f"graders/{name}.h" in package else None
+        files = {f"graders/{name}.cpp": with_includes(source, header), **package}
         run_s = math.ceil(float(row.get("time_limit") or self.limits.cpu_s)) + _PACKAGE_EXTRA_S
-        with self._prepare_package(files, run_s, row) as package:
-            scores: list[float] = []
+        if isinstance(self.provider, PistonProvider):
+            return self._on_piston(self.provider, files, tests, run_s, row)
+        return self._with_scripts(files, tests, run_s, row)
+
+    def _on_piston(
+        self,
+        provider: PistonProvider,
+        files: Mapping[str, str],
+        tests: Sequence[tuple[str, str]],
+        run_s: int,
+        row: Mapping[str, Any],
+    ) -> list[float]:
+        """One request for each test; the server's runtime compiles and compares."""
+        allowed = Limits(cpu_s=run_s, wall_s=float(run_s), memory_mib=self._memory_mib(row))
+        scores: list[float] = []
+        with provider.prepare_files("cms_ioi", files, allowed) as package:
             for given, wanted in tests:
-                score = _package_score(
-                    package.run("", {"input.txt": given, "correct_output.txt": wanted})
-                )
-                scores.append(score)
-                if score == 0.0:
+                result = package.run("", {"input.txt": given, "correct_output.txt": wanted})
+                ended = result.status in ("timeout", "memory", "output_limit")
+                scores.append(0.0 if ended else _printed_score(result.stdout))
+                if scores[-1] == 0.0:
                     break
         return scores
 
-    def _prepare_package(
-        self, files: Mapping[str, str], run_s: int, row: Mapping[str, Any]
-    ) -> PreparedProgram:
-        if isinstance(self.provider, PistonProvider):
-            allowed = Limits(cpu_s=run_s, wall_s=float(run_s), memory_mib=self._memory_mib(row))
-            return self.provider.prepare_files("cms_ioi", files, allowed)
+    def _with_scripts(
+        self,
+        files: Mapping[str, str],
+        tests: Sequence[tuple[str, str]],
+        run_s: int,
+        row: Mapping[str, Any],
+    ) -> list[float]:
+        """All tests in one sandbox, so that the package is compiled once."""
+        content = dict(files)
+        for number, (given, wanted) in enumerate(tests):
+            content[f"tests/{number:05}/input.txt"] = given
+            content[f"tests/{number:05}/correct_output.txt"] = wanted
+        size_mib = sum(map(len, content.values())) // 2**20
         allowed = Limits(
             cpu_s=run_s + _COMPILE_S,
-            wall_s=3.0 * run_s + _COMPILE_S,
+            wall_s=3.0 * (run_s * len(tests) + _COMPILE_S),
             memory_mib=max(_COMPILE_MIB, self._memory_mib(row)),
+            file_size_mib=self.limits.file_size_mib + 2 * size_mib,
         )
-        return self.provider.prepare(Program("bash", _RUN_PACKAGE, files=files), allowed)
+        with self.provider.prepare(
+            Program("bash", _RUN_PACKAGE, files=content), allowed
+        ) as package:
+            result = package.run()
+        if result.exit_code == _NO_COMPILE:
+            return [0.0]
+        scores = [_printed_score(line) for line in result.stdout.splitlines()]
+        # A test that was not reached, because a limit was passed, counts as failed.
+        return scores if len(scores) == len(tests) else [*scores, 0.0]
 
     def _memory_mib(self, row: Mapping[str, Any]) -> int:
         stated = row.get("memory_limit")
         return max(16, int(stated) // 2**20) if stated else self.limits.memory_mib
 
 
-def with_includes(source: str) -> str:
-    """The source with the standard headers that solutions leave out, as Open-R1 adds them."""
-    return source if "#include <bits/stdc++.h>" in source else _INCLUDES + source
+def with_includes(source: str, header: str | None = None) -> str:
+    """The source with what solutions leave out, as Open-R1 adds it.
+
+    Args:
+        source: C++.
+        header: The problem's own header, if it has one.
+    """
+    lines = []
+    if "#include <bits/stdc++.h>" not in source:
+        lines.append("#include <bits/stdc++.h>")
+    if header is not None and f'#include "{header}"' not in source:
+        lines.append(f'#include "{header}"')
+    if "using namespace std;" not in source and "std::" not in source:
+        lines.append("using namespace std;")
+    return "\n".join([*lines, source])
 
 
 def _tests(row: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -144,19 +193,17 @@ def _files(row: Mapping[str, Any]) -> dict[str, str]:
     return {name: content for name, content in row.get("grader_files") or [] if content}
 
 
-def _package_score(result: Execution) -> float:
-    """The score that a problem's package printed.
+def _printed_score(printed: str) -> float:
+    """The score that a problem's package printed, 0 if it printed nothing.
 
     Raises:
-        ProviderError: The package itself failed.
+        ProviderError: What it printed is no score: the package itself failed.
     """
-    if result.exit_code == _NO_COMPILE or result.status in ("timeout", "memory", "output_limit"):
-        return 0.0
-    words = result.stdout.split()
+    words = printed.split()
     try:
         score = float(words[0]) if words else 0.0
-    except ValueError as error:
-        raise ProviderError(f"the problem's package printed {result.stdout[:80]!r}") from error
+    except ValueError:
+        score = math.nan
     if not math.isfinite(score):
-        raise ProviderError(f"the problem's package printed {result.stdout[:80]!r}")
+        raise ProviderError(f"the problem's package printed {printed[:80]!r}")
     return min(1.0, max(0.0, score))
