@@ -116,7 +116,7 @@ def local_tensor(
         return _qkv([t.name for t in tensors], sizes[0], shape, tp_rank, tp_size)
     dim = 1 if entry.rule is Rule.row else 0
     what = f"{tensors[0].name}: {tensors[0].dims[dim]}"
-    run = _share(what, sizes[0][dim], tp_size)
+    run = share(what, sizes[0][dim], tp_size)
     if entry.rule is Rule.gate_up:
         pieces = tuple(Piece(t.name, 0, tp_rank * run, i * run, run) for i, t in enumerate(tensors))
         return LocalTensor((len(tensors) * run, *sizes[0][1:]), pieces)
@@ -131,7 +131,7 @@ def _vocabulary(
         raise WeightsError(
             f"{name}: {size[0]} rows do not fit into {padded_vocab} rows over TP {tp_size}"
         )
-    run = _share(f"{name}: padded vocabulary", padded_vocab, tp_size)
+    run = share(f"{name}: padded vocabulary", padded_vocab, tp_size)
     start = tp_rank * run
     length = min(run, size[0] - start)
     pieces = (Piece(name, 0, start, 0, length),) if length > 0 else ()
@@ -147,11 +147,9 @@ def _qkv(
         raise WeightsError(
             f"{names[1]}: {groups} key-value heads over TP {tp_size}: one must divide the other"
         )
-    _share(f"{names[0]}: query heads", shape.heads, tp_size)
+    share(f"{names[0]}: query heads", shape.heads, tp_size)
     queries = shape.heads // groups * head
-    run = _share(
-        f"{names[0]}: rows of query, key and value", groups * (queries + 2 * head), tp_size
-    )
+    run = share(f"{names[0]}: rows of query, key and value", groups * (queries + 2 * head), tp_size)
     begin, end = tp_rank * run, (tp_rank + 1) * run
     pieces = []
     at = 0
@@ -165,7 +163,8 @@ def _qkv(
     return LocalTensor((run, *query_size[1:]), tuple(pieces))
 
 
-def _share(what: str, size: int, ranks: int) -> int:
+def share(what: str, size: int, ranks: int) -> int:
+    """``size / ranks``; raises ``WeightsError`` with the arithmetic if that leaves a rest."""
     if size % ranks:
         works = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0 and n <= 64)
         raise WeightsError(

@@ -7,9 +7,10 @@ other. ``Ranks`` is the side of the test, ``_serve`` the side of a rank; every f
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import os
 import traceback
-import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -35,12 +36,19 @@ class Case:
     etp: int | None = None
     first_layers: int | None = None
 
+    def name(self) -> str:
+        """What differs from a single rank, as in ``tp2-pp2``; for the names of tests."""
+        given = {k: v for k, v in vars(self).items() if v is not None and v != 1}
+        return "-".join(f"{k}{v}" for k, v in given.items()) or "single"
+
 
 class Ranks:
     """Four rank processes; ``call`` runs a function of this module on all of them."""
 
     def __init__(self, port: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Imports take most of a rank's start: the fork server does them once for all.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.distributed.weights_ranks_imports"])
         self._pipes: list[Connection] = []
         self._processes = []
         self._broken = ""
@@ -51,7 +59,7 @@ class Ranks:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def call(self, function: str, *args: Any, timeout_s: float = 60.0) -> list[Any]:
+    def call(self, function: str, *args: Any, timeout_s: float = 120.0) -> list[Any]:
         """Results of all ranks; raises ``AssertionError`` with the first rank's traceback."""
         assert not self._broken, f"the ranks were left out of step by {self._broken}"
         for pipe in self._pipes:
@@ -82,37 +90,76 @@ class Ranks:
 
 
 def _serve(rank: int, port: int, pipe: Connection) -> None:
-    # Megatron tells at length which optional packages it does without.
-    warnings.simplefilter("ignore")
     from rlmath.device import CPU
 
     CPU.prepare_megatron_process(local_rank=rank, num_threads=1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD_SIZE
-    )
+    store = dist.TCPStore("127.0.0.1", port, WORLD_SIZE, is_master=rank == 0)
+    _layouts.append(_Layouts(rank, store))
     while (command := pipe.recv()) is not None:
         function, args = command
         try:
             pipe.send((True, globals()[function](*args)))
         except Exception:
             pipe.send((False, f"rank {rank}: {traceback.format_exc()}"))
-    dist.destroy_process_group()
+    _layouts[0].leave()
+
+
+class _Layouts:
+    """Megatron's groups in one layout at a time.
+
+    Every gloo group has threads of its own, and Megatron makes dozens of groups, so those of the
+    layout before have to go: all of torch's groups are left and made anew.
+    """
+
+    def __init__(self, rank: int, store: dist.Store) -> None:
+        self._rank = rank
+        self._store = store
+        self._case: Case | None = None
+        self._changes = 0
+
+    def enter(self, case: Case) -> None:
+        from megatron.core import parallel_state, tensor_parallel
+
+        if case == self._case:
+            return
+        self.leave()
+        self._changes += 1
+        store = dist.PrefixStore(f"layout{self._changes}", self._store)
+        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=WORLD_SIZE)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=case.tp,
+            pipeline_model_parallel_size=case.pp,
+            virtual_pipeline_model_parallel_size=case.vp,
+            expert_model_parallel_size=case.ep,
+            expert_tensor_parallel_size=case.etp,
+            create_gloo_process_groups=False,
+        )
+        tensor_parallel.model_parallel_cuda_manual_seed(1)
+        self._case = case
+
+    def leave(self) -> None:
+        from megatron.core import parallel_state
+
+        if self._case is not None:
+            parallel_state.destroy_model_parallel()
+            # Models refer to their groups.
+            gc.collect()
+            dist.destroy_process_group()
+            self._case = None
+
+
+# This rank's only one, from its start on.
+_layouts: list[_Layouts] = []
+
+
+def num_threads() -> int:
+    """Threads of this rank, which must not grow from layout to layout."""
+    return len(os.listdir("/proc/self/task"))
 
 
 def _build(folder: str, case: Case) -> list[nn.Module]:
     """This rank's model chunks in a layout, filled with numbers that no file has."""
-    from megatron.core import parallel_state, tensor_parallel
-
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=case.tp,
-        pipeline_model_parallel_size=case.pp,
-        virtual_pipeline_model_parallel_size=case.vp,
-        expert_model_parallel_size=case.ep,
-        expert_tensor_parallel_size=case.etp,
-        create_gloo_process_groups=False,
-    )
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    _layouts[0].enter(case)
     chunks = _chunks(folder, case)
     for chunk in chunks:
         for parameter in chunk.parameters():

@@ -1,0 +1,333 @@
+"""Which bytes move from which trainer rank to which engine rank, without starting any.
+
+A pure function of the model's shape and the two layouts. Weights are gathered in buckets of whole
+Hugging Face tensors: a *gather* takes a run of a tensor from the trainer rank that holds it, a
+*load* is what an engine rank keeps of the tensor. ``rlmath.weights.gather`` moves exactly these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets
+from rlmath.weights.families import Entry, Rule, When
+from rlmath.weights.pieces import hf_shapes, local_tensor, share, walk
+from rlmath.weights.shape import ModelShape, WeightsError, padded_vocab_size
+
+# vLLM pads the vocabulary to a multiple of this before it shares it out.
+ENGINE_VOCAB_MULTIPLE = 64
+
+
+@dataclass(frozen=True)
+class SourceLayout:
+    """How the trainer's ranks share the model; data-parallel copies do not matter.
+
+    Attributes:
+        tp: Tensor-parallel ranks.
+        pp: Pipeline stages.
+        ep: Expert-parallel ranks.
+        expert_tp: Tensor-parallel ranks within experts; ``None``: ``tp``.
+        virtual_stages: Model chunks of each stage.
+        first_stage_layers: Layers of the first stage where it differs from the others.
+        last_stage_layers: Layers of the last stage where it differs from the others.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    expert_tp: int | None = None
+    virtual_stages: int = 1
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+
+    @property
+    def expert_tp_size(self) -> int:
+        return self.tp if self.expert_tp is None else self.expert_tp
+
+
+@dataclass(frozen=True)
+class TargetLayout:
+    """How one vLLM engine's ranks share the model.
+
+    Attributes:
+        tp: Tensor-parallel ranks.
+        expert_parallel: Ranks hold whole experts instead of a slice of each.
+    """
+
+    tp: int = 1
+    expert_parallel: bool = False
+
+
+@dataclass(frozen=True)
+class SourceRank:
+    """A trainer rank: pipeline stage, tensor rank (within experts for an expert), expert rank."""
+
+    pp: int
+    tp: int
+    ep: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A run of a tensor that one rank gives or takes.
+
+    Attributes:
+        tensor: Hugging Face name.
+        rank: The trainer rank that gives it, or the engine's tensor rank that takes it.
+        dim: The dimension along which it is a run: 0 rows, 1 columns.
+        start: First row or column.
+        length: Rows or columns.
+        num_bytes: Of the run.
+    """
+
+    tensor: str
+    rank: SourceRank | int
+    dim: int
+    start: int
+    length: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class PlannedBucket:
+    """A bucket with its operations, in the order of its tensors."""
+
+    bucket: Bucket
+    gathers: tuple[Operation, ...]
+    loads: tuple[Operation, ...]
+
+
+@dataclass(frozen=True)
+class WeightsPlan:
+    """What an update of one engine moves.
+
+    Attributes:
+        shape, source, target: What was asked.
+        dtype: In which tensors travel.
+        stages: Global layers of each chunk of each pipeline stage.
+        padded_vocab: Rows of the embedding in the trainer.
+        buckets: In the order of sending.
+    """
+
+    shape: ModelShape
+    source: SourceLayout
+    target: TargetLayout
+    dtype: torch.dtype
+    stages: tuple[tuple[tuple[int, ...], ...], ...]
+    padded_vocab: int
+    buckets: tuple[PlannedBucket, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the model."""
+        return sum(t.meta.num_bytes for b in self.buckets for t in b.bucket.tensors)
+
+    @property
+    def largest_bucket_bytes(self) -> int:
+        """A receiving rank holds two buckets: one in use, the next on its way."""
+        return max(b.bucket.num_bytes for b in self.buckets)
+
+
+def plan_weights(
+    shape: ModelShape,
+    source: SourceLayout,
+    target: TargetLayout,
+    bucket_size_mib: float = 512,
+    dtype: torch.dtype = torch.bfloat16,
+) -> WeightsPlan:
+    """Plan an update.
+
+    Args:
+        shape: The model.
+        source: The trainer's layout.
+        target: The engine's layout.
+        bucket_size_mib: See ``cut_into_buckets``.
+        dtype: In which tensors travel.
+
+    Raises:
+        WeightsError: The model cannot be laid out so; the message shows the arithmetic.
+    """
+    stages = stage_layers(shape.layers, source)
+    if shape.experts % source.ep:
+        raise WeightsError(
+            f"{shape.experts} experts do not divide over {source.ep} expert-parallel ranks: "
+            f"{shape.experts} / {source.ep} = {shape.experts / source.ep:.2f}"
+        )
+    if source.ep > 1 and not shape.experts:
+        raise WeightsError(f"{source.ep} expert-parallel ranks, but the model has no experts")
+    padded = padded_vocab_size(shape.vocab, source.tp)
+    stage_of = {
+        layer: pp for pp, chunks in enumerate(stages) for chunk in chunks for layer in chunk
+    }
+    gathers: dict[str, list[Operation]] = {}
+    loads: dict[str, list[Operation]] = {}
+    sizes = hf_shapes(shape)
+    for entry, layer, expert in walk(shape):
+        if entry.when is When.tied:
+            # The last stage's copy of the embedding; the first stage sends it.
+            continue
+        stage = _stage(entry, layer, stage_of, source.pp)
+        for op in _gathers(entry, shape, source, stage, padded, layer, expert, sizes, dtype):
+            gathers.setdefault(op.tensor, []).append(op)
+        for op in _loads(entry, shape, target, layer, expert, sizes, dtype):
+            loads.setdefault(op.tensor, []).append(op)
+    metas = [TensorMeta(name, size, dtype) for name, size in sizes.items()]
+    buckets = tuple(
+        PlannedBucket(
+            bucket,
+            tuple(op for t in bucket.tensors for op in _sorted(gathers[t.meta.name])),
+            tuple(op for t in bucket.tensors for op in loads[t.meta.name]),
+        )
+        for bucket in cut_into_buckets(metas, bucket_size_mib)
+    )
+    return WeightsPlan(shape, source, target, dtype, stages, padded, buckets)
+
+
+def stage_layers(layers: int, source: SourceLayout) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Global layers of each chunk of each pipeline stage, as Megatron deals them out.
+
+    Chunk 0 of all stages comes first, then chunk 1 of all stages, and so on.
+
+    Raises:
+        WeightsError: The layers do not divide.
+    """
+    given = [source.first_stage_layers] + [None] * (source.pp - 2) + [source.last_stage_layers]
+    if source.pp == 1:
+        given = [None]
+    rest = layers - sum(n or 0 for n in given)
+    others = given.count(None)
+    if rest < 0 or (others == 0 and rest) or (others and rest % others):
+        fixed = [n for n in given if n is not None]
+        raise WeightsError(
+            f"{layers} layers over {source.pp} pipeline stages"
+            + (f", {' and '.join(map(str, fixed))} of them given to first or last" if fixed else "")
+            + f": {rest} layers remain for {others} stages"
+            + (f", {rest} / {others} = {rest / others:.2f}" if others else "")
+        )
+    counts = [n if n is not None else rest // others for n in given]
+    chunks = source.virtual_stages
+    for stage, count in enumerate(counts):
+        if count % chunks:
+            raise WeightsError(
+                f"pipeline stage {stage} has {count} layers for {chunks} virtual stages: "
+                f"{count} / {chunks} = {count / chunks:.2f}"
+            )
+    result: list[list[tuple[int, ...]]] = [[] for _ in counts]
+    at = 0
+    for _ in range(chunks):
+        for stage, count in enumerate(counts):
+            result[stage].append(tuple(range(at, at + count // chunks)))
+            at += count // chunks
+    return tuple(tuple(stage) for stage in result)
+
+
+def _stage(entry: Entry, layer: int | None, stage_of: dict[int, int], pp: int) -> int:
+    if layer is not None:
+        return stage_of[layer]
+    return 0 if entry.megatron[0].startswith("embedding.") else pp - 1
+
+
+def _gathers(
+    entry: Entry,
+    shape: ModelShape,
+    source: SourceLayout,
+    stage: int,
+    padded: int,
+    layer: int | None,
+    expert: int | None,
+    sizes: dict[str, tuple[int, ...]],
+    dtype: torch.dtype,
+) -> Iterator[Operation]:
+    """What each trainer rank gives; what all of them hold, the first gives."""
+    ep, ranks = 0, source.tp
+    if expert is not None:
+        ep, ranks = expert // (shape.experts // source.ep), source.expert_tp_size
+    for tp in range(1 if entry.rule is Rule.replicated else ranks):
+        local = local_tensor(entry, shape, tp, ranks, padded, layer, expert)
+        for piece in local.pieces:
+            yield _operation(
+                piece.hf_name,
+                SourceRank(stage, tp, ep),
+                (piece.dim, piece.hf_start, piece.length),
+                sizes,
+                dtype,
+            )
+
+
+def _loads(
+    entry: Entry,
+    shape: ModelShape,
+    target: TargetLayout,
+    layer: int | None,
+    expert: int | None,
+    sizes: dict[str, tuple[int, ...]],
+    dtype: torch.dtype,
+) -> Iterator[Operation]:
+    """What each engine rank keeps of each tensor of an entry."""
+    for tensor in entry.hf:
+        name = tensor.name.format(layer=layer, expert=expert)
+        for rank in range(target.tp):
+            run = _engine_run(entry, tensor.dims, name, rank, shape, target, expert)
+            if run is not None:
+                yield _operation(name, rank, run, sizes, dtype)
+
+
+def _engine_run(
+    entry: Entry,
+    dims: Sequence[str],
+    name: str,
+    rank: int,
+    shape: ModelShape,
+    target: TargetLayout,
+    expert: int | None,
+) -> tuple[int, int, int] | None:
+    """(dim, start, length) of what an engine rank keeps; ``None`` for nothing."""
+    rows = shape.size(dims[0])
+    if expert is not None and target.expert_parallel:
+        held = share("experts", shape.experts, target.tp)
+        return (0, 0, rows) if expert // held == rank else None
+    if entry.rule is Rule.replicated:
+        return (0, 0, rows)
+    if entry.rule is Rule.vocabulary:
+        padded = padded_vocab_size(rows, 1, math.lcm(ENGINE_VOCAB_MULTIPLE, target.tp))
+        run = padded // target.tp
+        length = min(run, rows - rank * run)
+        return (0, rank * run, length) if length > 0 else None
+    if dims[0] == "key_value":
+        return _engine_key_value(name, rank, shape, target.tp)
+    if dims[0] == "query":
+        share(f"{name}: query heads", shape.heads, target.tp)
+    dim = 1 if entry.rule is Rule.row else 0
+    run = share(f"{name}: {dims[dim]}", shape.size(dims[dim]), target.tp)
+    return (dim, rank * run, run)
+
+
+def _engine_key_value(name: str, rank: int, shape: ModelShape, tp: int) -> tuple[int, int, int]:
+    """With more ranks than key-value heads, several ranks hold the same head."""
+    groups = shape.kv_heads
+    if groups % tp and tp % groups:
+        raise WeightsError(
+            f"{name}: {groups} key-value heads over {tp} engine ranks: one must divide the other"
+        )
+    heads = max(1, groups // tp)
+    return (0, rank * groups // tp * shape.head_dim, heads * shape.head_dim)
+
+
+def _operation(
+    name: str,
+    rank: SourceRank | int,
+    run: tuple[int, int, int],
+    sizes: dict[str, tuple[int, ...]],
+    dtype: torch.dtype,
+) -> Operation:
+    dim, start, length = run
+    num_bytes = math.prod(sizes[name]) // sizes[name][dim] * length * dtype.itemsize
+    return Operation(name, rank, dim, start, length, num_bytes)
+
+
+def _sorted(operations: list[Operation]) -> list[Operation]:
+    return sorted(operations, key=lambda op: op.start)

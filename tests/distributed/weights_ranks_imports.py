@@ -1,0 +1,19 @@
+"""Imported once by the server from which the ranks are forked: a process fit for Megatron."""
+
+import warnings
+
+from rlmath.device import CPU
+
+# Megatron tells at length which optional packages it does without.
+warnings.simplefilter("ignore")
+CPU.prepare_megatron_process(local_rank=0, num_threads=1)
+
+import megatron.core.models.gpt  # noqa: E402, F401
+import transformers  # noqa: E402
+
+import rlmath.actor.model  # noqa: E402
+import rlmath.actor.packing  # noqa: E402
+import rlmath.weights.megatron  # noqa: E402, F401
+
+# The first use loads it; the package itself is lazy.
+_ = transformers.AutoConfig

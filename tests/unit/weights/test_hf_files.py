@@ -1,0 +1,164 @@
+"""Hugging Face folders: slices read, whole folders written, half ones never taken for whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, generation_config
+from rlmath.weights.shape import WeightsError
+
+TENSORS = {
+    "a.weight": torch.randn(6, 5),
+    "a.bias": torch.randn(6),
+    "b.weight": torch.randn(3, 7).to(torch.bfloat16),
+    "c.weight": torch.randn(1, 1).half(),
+}
+ANNOUNCED = {name: (tuple(t.shape), t.dtype) for name, t in TENSORS.items()}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder with a config and a tokenizer whose end of sequence is token 2."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    folder = tmp_path / "source"
+    folder.mkdir()
+    config = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 3, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config))
+    Tokenizer(WordLevel({"x": 0, "<pad>": 1, "<end>": 2}, "x")).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+def write(folder: Path, source: Path, tensors: dict[str, Tensor], shard_size_mib: int = 1) -> None:
+    announced = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    with HfFolderWriter(folder, announced, source, shard_size_mib) as writer:
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+
+
+def test_what_is_written_is_read_by_us_and_by_safetensors(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    write(folder, source, TENSORS)
+    theirs = load_file(folder / "model.safetensors")
+    with HfFolderReader(folder) as reader:
+        assert set(reader.names()) == set(TENSORS) == set(theirs)
+        for name, tensor in TENSORS.items():
+            assert reader.shape(name) == tuple(tensor.shape)
+            assert reader.dtype(name) == tensor.dtype
+            assert torch.equal(reader.read(name), tensor)
+            assert torch.equal(theirs[name], tensor)
+        assert torch.equal(reader.read("a.weight", 0, 2, 3), TENSORS["a.weight"][2:5])
+        assert torch.equal(reader.read("a.weight", 1, 1, 2), TENSORS["a.weight"][:, 1:3])
+        assert torch.equal(reader.read("a.bias", 0, 4, 2), TENSORS["a.bias"][4:])
+        with pytest.raises(WeightsError, match="has no tensor nothing"):
+            reader.read("nothing")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["torch_dtype"] == "float32"
+    assert (folder / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert "trained with rlmath" in (folder / "README.md").read_text()
+
+
+def test_large_models_are_cut_into_shards_with_an_index(source: Path, tmp_path: Path) -> None:
+    tensors = {f"layer{n}": torch.randn(300, 500) for n in range(5)}  # 0.57 MiB each
+    write(tmp_path / "out", source, tensors)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 5 * 300 * 500 * 4
+    assert index["weight_map"]["layer4"] == "model-00005-of-00005.safetensors"
+    with HfFolderReader(tmp_path / "out") as reader:
+        for name, tensor in tensors.items():
+            assert torch.equal(reader.read(name), tensor)
+
+
+def test_an_older_folder_is_replaced_as_a_whole(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    write(folder, source, {"old": torch.zeros(2)})
+    (folder / "stray.txt").write_text("of the old one")
+    write(folder, source, TENSORS)
+    assert not (folder / "stray.txt").exists()
+    with HfFolderReader(folder) as reader:
+        assert "old" not in reader.names()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_an_error_leaves_the_older_folder_and_nothing_half(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    write(folder, source, {"old": torch.zeros(2)})
+    with pytest.raises(RuntimeError, match="the trainer died"):  # noqa: SIM117
+        with HfFolderWriter(folder, ANNOUNCED, source) as writer:
+            writer.add("a.weight", TENSORS["a.weight"])
+            raise RuntimeError("the trainer died")
+    with pytest.raises(WeightsError, match=r"1 of 4 tensors came; the next would be a\.bias"):  # noqa: SIM117
+        with HfFolderWriter(folder, ANNOUNCED, source) as writer:
+            writer.add("a.weight", TENSORS["a.weight"])
+    with HfFolderReader(folder) as reader:
+        assert reader.names() == ["old"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_what_a_killed_writer_leaves_has_another_name(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    writer = HfFolderWriter(folder, ANNOUNCED, source)
+    writer.add("a.weight", TENSORS["a.weight"])
+    del writer  # killed: neither finish nor abort ran
+    assert not folder.exists()
+    assert (tmp_path / "out.partial").exists()
+    write(folder, source, TENSORS)
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_tensors_come_as_announced(source: Path, tmp_path: Path) -> None:
+    def add(name: str, tensor: Tensor) -> None:
+        with HfFolderWriter(tmp_path / "out", ANNOUNCED, source) as writer:
+            writer.add(name, tensor)
+
+    with pytest.raises(WeightsError, match=r"a\.bias came where a\.weight was announced"):
+        add("a.bias", TENSORS["a.bias"])
+    with pytest.raises(WeightsError, match=r"a\.weight was announced as \(6, 5\)"):
+        add("a.weight", TENSORS["a.weight"].T)
+    with pytest.raises(WeightsError, match=r"torch\.float32 and came as .* torch\.bfloat16"):
+        add("a.weight", TENSORS["a.weight"].bfloat16())
+
+
+def test_broken_folders_are_named(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"neither model\.safetensors nor"):
+        HfFolderReader(source)
+    tensors = {f"layer{n}": torch.randn(300, 500) for n in range(3)}
+    folder = tmp_path / "out"
+    write(folder, source, tensors)
+    shard = folder / "model-00002-of-00003.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(WeightsError, match=r"model-00002-of-00003\.safetensors is cut off"):
+        HfFolderReader(folder)
+    shard.unlink()
+    with pytest.raises(
+        WeightsError, match=r"model-00002-of-00003\.safetensors is listed .*missing"
+    ):
+        HfFolderReader(folder)
+    save_file({"other": torch.zeros(1)}, shard)
+    with pytest.raises(WeightsError, match=r"says that layer1 is in .*; it is not"):
+        HfFolderReader(folder)
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [(None, 2), (2, 2), (1, [2, 1]), ([1, 2], [1, 2]), ([0, 1], [2, 0, 1])],
+)
+def test_generation_stops_where_the_tokenizer_says(
+    source: Path, listed: int | list[int] | None, expected: int | list[int]
+) -> None:
+    if listed is not None:
+        text = json.dumps({"eos_token_id": listed, "temperature": 0.6})
+        (source / "generation_config.json").write_text(text)
+    result = generation_config(source)
+    assert result["eos_token_id"] == expected
+    assert result.get("temperature") == (None if listed is None else 0.6)

@@ -1,0 +1,188 @@
+"""The plan: each byte is gathered once, each engine rank has its share, errors show why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.plan import (
+    Operation,
+    SourceLayout,
+    TargetLayout,
+    WeightsPlan,
+    plan_weights,
+    stage_layers,
+)
+from rlmath.weights.plan_cli import add_arguments, as_json, as_table, run
+from rlmath.weights.shape import ModelShape, WeightsError
+from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE
+
+SOURCES = [
+    SourceLayout(),
+    SourceLayout(tp=2),
+    SourceLayout(tp=4),
+    SourceLayout(tp=2, pp=3),
+    SourceLayout(tp=1, pp=2, first_stage_layers=1),
+]
+
+
+def elements(plan: WeightsPlan, operation: Operation) -> torch.Tensor:
+    """1 where the operation's run lies in its tensor, which is counted from its shape."""
+    mask = torch.zeros(hf_shapes(plan.shape)[operation.tensor], dtype=torch.int32)
+    mask.narrow(operation.dim, operation.start, operation.length).fill_(1)
+    assert operation.num_bytes == int(mask.sum()) * plan.dtype.itemsize
+    return mask
+
+
+@pytest.mark.parametrize("engine_tp", [1, 2, 4])
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+@pytest.mark.parametrize("shape", ALL.values(), ids=ALL)
+def test_every_element_is_gathered_once_and_kept_by_some_engine_rank(
+    shape: ModelShape, source: SourceLayout, engine_tp: int
+) -> None:
+    plan = plan_weights(shape, source, TargetLayout(engine_tp), bucket_size_mib=0.005)
+    gathered = {
+        name: torch.zeros(size, dtype=torch.int32) for name, size in hf_shapes(shape).items()
+    }
+    kept = {name: torch.zeros_like(count) for name, count in gathered.items()}
+    for planned in plan.buckets:
+        names = {t.meta.name for t in planned.bucket.tensors}
+        for operation in planned.gathers:
+            assert operation.tensor in names
+            gathered[operation.tensor] += elements(plan, operation)
+        for operation in planned.loads:
+            assert operation.tensor in names
+            kept[operation.tensor] += elements(plan, operation)
+    for name in gathered:
+        assert (gathered[name] == 1).all(), name
+        assert (kept[name] >= 1).all(), name
+    # 2 key-value heads on 4 engine ranks: each head is kept twice.
+    copies = kept["model.layers.0.self_attn.k_proj.weight"]
+    assert (copies == max(1, engine_tp // shape.kv_heads)).all()
+    assert (kept["model.layers.0.self_attn.q_proj.weight"] == 1).all()
+    assert (kept["model.norm.weight"] == engine_tp).all()
+
+
+def test_buckets_hold_whole_tensors_up_to_their_size() -> None:
+    plan = plan_weights(QWEN2, SourceLayout(), TargetLayout(), bucket_size_mib=0.004)
+    limit_bytes = int(0.004 * 2**20)
+    for planned in plan.buckets:
+        assert planned.bucket.num_bytes <= limit_bytes or len(planned.bucket.tensors) == 1
+    names = [t.meta.name for p in plan.buckets for t in p.bucket.tensors]
+    assert names == list(hf_shapes(QWEN2))
+    assert plan.num_bytes == sum(2 * torch.Size(size).numel() for size in hf_shapes(QWEN2).values())
+
+
+def test_a_tied_embedding_travels_once_and_from_the_first_stage() -> None:
+    plan = plan_weights(QWEN3, SourceLayout(tp=2, pp=3), TargetLayout())
+    ranks = [op.rank for p in plan.buckets for op in p.gathers if "embed" in op.tensor]
+    assert [(r.pp, r.tp) for r in ranks if not isinstance(r, int)] == [(0, 0), (0, 1)]
+    assert not any("lm_head" in op.tensor for p in plan.buckets for op in p.gathers)
+
+
+def test_experts_come_from_their_expert_rank_and_may_stay_whole() -> None:
+    plan = plan_weights(QWEN3_MOE, SourceLayout(ep=2), TargetLayout(2, expert_parallel=True))
+    name = "model.layers.0.mlp.experts.3.up_proj.weight"
+    gathers = [op for p in plan.buckets for op in p.gathers if op.tensor == name]
+    loads = [op for p in plan.buckets for op in p.loads if op.tensor == name]
+    assert [op.rank.ep for op in gathers if not isinstance(op.rank, int)] == [1]
+    assert [(op.rank, op.length) for op in loads] == [(1, QWEN3_MOE.moe_ffn)]
+
+
+def test_layers_of_virtual_and_uneven_stages() -> None:
+    assert stage_layers(8, SourceLayout(pp=2, virtual_stages=2)) == (
+        ((0, 1), (4, 5)),
+        ((2, 3), (6, 7)),
+    )
+    assert stage_layers(7, SourceLayout(pp=3, first_stage_layers=1, last_stage_layers=2)) == (
+        ((0,),),
+        ((1, 2, 3, 4),),
+        ((5, 6),),
+    )
+    assert stage_layers(5, SourceLayout()) == (((0, 1, 2, 3, 4),),)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (SourceLayout(pp=2), r"3 layers over 2 pipeline stages.*3 / 2 = 1\.50"),
+        (SourceLayout(pp=3, virtual_stages=2), r"stage 0 has 1 layers for 2 virtual stages"),
+        (SourceLayout(pp=2, first_stage_layers=4), "3 layers over 2 pipeline stages, 4 of them"),
+        (SourceLayout(tp=3), "3 ranks|over TP 3"),
+        (SourceLayout(ep=2), "no experts"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_shows_the_arithmetic(source: SourceLayout, words: str) -> None:
+    with pytest.raises(WeightsError, match=words):
+        plan_weights(QWEN2, source, TargetLayout())
+
+
+def test_engine_layouts_that_do_not_fit() -> None:
+    with pytest.raises(WeightsError, match=r"query heads of 8 does not divide over 3 ranks"):
+        plan_weights(LLAMA, SourceLayout(), TargetLayout(3))
+    with pytest.raises(WeightsError, match="4 experts do not divide over 3"):
+        plan_weights(QWEN3_MOE, SourceLayout(ep=3), TargetLayout())
+
+
+def test_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 32,
+        "intermediate_size": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 4,
+        "vocab_size": 53,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = [str(tmp_path), "--tp", "2", "--pp", "2", "--virtual-stages", "2", "--engine-tp", "2"]
+    assert run(parser.parse_args(options)) == 0
+    table = capsys.readouterr().out
+    assert "trainer TP 2 x PP 2 -> engine TP 2" in table
+    assert "vocabulary 53, padded to 54" in table
+    assert "stage 1: layers 1-1, 3-3" in table
+    assert "pp 1 tp 1" in table
+    assert run(parser.parse_args([*options, "--json"])) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["padded_vocab"] == 54
+    assert sum(op["num_bytes"] for b in plan["buckets"] for op in b["gathers"]) == plan["num_bytes"]
+
+
+# Sizes of the presets' models, as published.
+R1_DISTILL_7B = replace(
+    QWEN2, layers=28, hidden=3584, heads=28, kv_heads=4, head_dim=128, ffn=18944, vocab=152064
+)
+QWEN3_30B_A3B = replace(
+    QWEN3_MOE,
+    layers=48,
+    hidden=2048,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    ffn=6144,
+    vocab=151936,
+    experts=128,
+    experts_per_token=8,
+    moe_ffn=768,
+    dense_layers=(),
+)
+
+
+def test_real_sizes_are_planned() -> None:
+    plan = plan_weights(R1_DISTILL_7B, SourceLayout(tp=4), TargetLayout(2))
+    assert plan.num_bytes == 15_231_233_024
+    # The embedding alone is more than a bucket.
+    assert plan.largest_bucket_bytes == 152064 * 3584 * 2
+    assert "engine TP 2" in as_table(plan)
+    plan = plan_weights(QWEN3_30B_A3B, SourceLayout(tp=4, ep=8, expert_tp=1), TargetLayout(4))
+    assert plan.num_bytes == 61_064_245_248
+    assert len(as_json(plan)["buckets"]) == len(plan.buckets)
