@@ -82,7 +82,8 @@ def test_pass_at_k_by_hand():
 
 @pytest.mark.parametrize("name", ADVANTAGES.names())
 def test_equal_rewards_give_exactly_zero(name):
-    # 0.1 is no binary fraction: a mean of equal values may be off by rounding.
+    # 0.1 is no binary fraction: 0.1 + 0.1 + 0.1 is not 3 times 0.1.
+    assert run(name, [0.1] * 3, [0] * 3) == [0.0] * 3
     assert run(name, [0.1] * 7, [0] * 7, dtype=torch.float32) == [0.0] * 7
 
 
