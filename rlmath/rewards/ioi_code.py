@@ -75,7 +75,8 @@ class IOICode(CodeReward):
         scores = (
             self._packaged(source, tests, row) if _files(row) else self._plain(source, tests, row)
         )
-        return round(min(scores), int(row.get("score_precision") or 2))
+        precision = row.get("score_precision")
+        return round(min(scores), 2 if precision is None else int(precision))
 
     def _plain(
         self, source: str, tests: Sequence[tuple[str, str]], row: Mapping[str, Any]
