@@ -8,8 +8,8 @@ and error are the program's. To the descriptor ``status_fd`` it writes one JSON 
 Levels, the strongest that the system allows being chosen by ``local.py``:
 
     namespace  own user (or user namespace), files, processes, network, IPC
-    user       own user id, system call filter
-    process    system call filter only
+    user       own user id, system call filter, Landlock
+    process    system call filter, Landlock
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import landlock
 import syscalls as sc
 
 MIB = 2**20
@@ -243,6 +244,12 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
         with suppress(OSError):
             sc.install_seccomp(own_namespaces=True)
     else:
+        sc.prctl(sc.PR_SET_NO_NEW_PRIVS)
+        if job["landlock"]:
+            landlock.restrict(
+                [*job["read_only_paths"], "/dev/random", "/dev/urandom"],
+                [folder, "/dev/null", "/dev/zero", "/dev/full"],
+            )
         sc.install_seccomp(own_namespaces=False)
     os.execve(job["argv"][0], job["argv"], job["env"])
 

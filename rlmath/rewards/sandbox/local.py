@@ -5,7 +5,8 @@ What a program can reach, by level (``LocalProvider.level`` says which one is in
     namespace  its own user, processes, network (none) and files: the system's programs, read-only,
                and a clean folder in memory. Nothing else of the machine exists for it.
     user       its own user id in a clean temporary folder; no network, no signals to others, by a
-               filter on system calls. Files that everyone may read can be read.
+               filter on system calls. Where the kernel has Landlock the machine's files are out of
+               reach as well; elsewhere it can read what everyone may read.
     process    as ``user``, but under the trainer's own user id: for machines that allow no more.
 
 All levels limit processor time, time on the clock, memory, file sizes, output and the number of
@@ -33,6 +34,7 @@ from secrets import randbelow
 from typing import Any, Literal
 
 from rlmath.rewards.base import RewardSettingError
+from rlmath.rewards.sandbox import landlock
 from rlmath.rewards.sandbox.memory import tree_memory_mib
 from rlmath.rewards.sandbox.provider import (
     CodeProvider,
@@ -99,8 +101,8 @@ class LocalProvider(CodeProvider):
         level: The isolation to use; ``auto`` takes the strongest that works here.
         python: Interpreter for Python programs; ``None``: the one that rlmath runs on, without its
             environment's packages.
-        read_only_paths: More of this machine that programs may read (level ``namespace``), for
-            instance a folder with packages.
+        read_only_paths: More of this machine that programs may read, for instance a folder with
+            packages.
 
     Raises:
         RewardSettingError: The level does not work on this machine; the message says why.
@@ -117,8 +119,7 @@ class LocalProvider(CodeProvider):
         self._slots = threading.BoundedSemaphore(self.max_parallel)
         base = python or getattr(sys, "_base_executable", None) or sys.executable
         self.python = self._wanted_python = os.path.realpath(base)
-        wanted = (*_SYSTEM_PATHS, _prefix(self.python), *read_only_paths)
-        self._read_only = [p for p in dict.fromkeys(wanted) if p != "/" and os.path.lexists(p)]
+        self._extra_paths = read_only_paths
         self._uids = _UserIds()
         self.level = self._choose(level)
 
@@ -129,12 +130,13 @@ class LocalProvider(CodeProvider):
         for level in LEVELS if wanted == "auto" else (wanted,):
             reason = self._why_not(level)
             if reason is None:
-                if wanted == "auto" and level != "namespace":
+                if wanted == "auto" and not self.hides_files:
                     log.warning(
-                        "the code sandbox runs at level %r (%s); programs can read what everyone "
-                        "on this machine can read",
+                        "the code sandbox runs at level %r without Landlock (%s); programs can "
+                        "read what %s can read",
                         level,
                         "; ".join(reasons),
+                        "everyone on this machine" if level == "user" else "the trainer",
                     )
                 return level
             reasons.append(f"{level}: {reason}")
@@ -204,9 +206,15 @@ class LocalProvider(CodeProvider):
         return [first, *command[1:]]
 
     @property
+    def hides_files(self) -> bool:
+        """Whether the machine's other files are out of a program's reach."""
+        return self.level == "namespace" or landlock.version() > 0
+
+    @property
     def read_only_paths(self) -> list[str]:
-        """What programs may read at level ``namespace``."""
-        return self._read_only
+        """What programs may read of this machine."""
+        wanted = (*_SYSTEM_PATHS, _prefix(self.python), *self._extra_paths)
+        return [p for p in dict.fromkeys(wanted) if p != "/" and os.path.lexists(p)]
 
 
 def _prefix(python: str) -> str:
@@ -352,6 +360,7 @@ class _Run:
             "limits": dict(vars(limits)),
             "process_limit": limits.processes + _processes_counted_against(provider.level),
             "limit_address_space": limit_address_space,
+            "landlock": provider.hides_files,
             "status_fd": status_write,
         }
         try:
