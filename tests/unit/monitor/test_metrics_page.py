@@ -1,0 +1,94 @@
+"""``docs/metrics.md`` explains every tag that the loops make, and none that they do not."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlmath.actor.actor import UpdateResult
+from rlmath.algorithms.losses import LossInputs, metric_means
+from rlmath.algorithms.mismatch import measure
+from rlmath.algorithms.objective import policy_objective
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.config.names import registered_names
+from rlmath.evaluate import eval_metrics
+from rlmath.monitor.curves import PANELS
+from rlmath.rewards.stats import RewardStats
+from rlmath.train_metrics import rollout_metrics, update_metrics
+
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+TAG = re.compile(r"`([a-z_]+/[a-z0-9_/<>]+)`")
+# A row's first cell holds its tags.
+DOCUMENTED = {
+    tag
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and not line.startswith("| tag")
+    for tag in TAG.findall(line.split(" | ")[0])
+}
+
+
+def update_tags():
+    """Every figure of every loss with everything on."""
+    one = torch.zeros(1)
+    inputs = LossInputs(
+        log_probs=one,
+        old_log_probs=one,
+        engine_log_probs=one,
+        advantages=one,
+        mask=torch.ones(1, dtype=torch.bool),
+        weights=one,
+        sequence_ids=torch.zeros(1, dtype=torch.int64),
+        ref_log_probs=one,
+        entropy=one,
+    )
+    tags: set[str] = set()
+    for loss in registered_names()["algorithm.loss"]:
+        settings = [ObjectiveSettings(loss=loss, off_policy_mask_kl=1.0)]
+        if loss == "ppo_clip":
+            settings.append(ObjectiveSettings(loss=loss, dual_clip=3.0))
+        for setting in settings:
+            output = policy_objective(inputs, setting)
+            figures = metric_means({k: float(v) for k, v in output.metric_sums.items()})
+            figures |= {name: float(value) for name, value in output.metric_maxima.items()}
+            others = dict.fromkeys(("grad_norm", "lr", "discarded", "early_stopped"), 0.0)
+            tags |= set(update_metrics(UpdateResult([figures | others], {}, None)))
+    return tags
+
+
+def reward_tags():
+    stats = RewardStats()
+    stats.add_values("math", [1.0, None], seconds=1.0)
+    stats.add_statuses("math", ["correct"])
+    stats.add_error("math")
+    tags = stats.drain()
+    return {tag.replace("/math/", "/<name>/").replace("/correct", "/<status>") for tag in tags}
+
+
+def test_what_the_loops_make_is_explained(group):
+    alignment = {f"alignment/{name}" for name in measure(torch.zeros(1), torch.zeros(1)).metrics()}
+    made = rollout_metrics([group]).keys() | eval_metrics([group]).keys()
+    made = made | update_tags() | reward_tags() | alignment
+    assert made <= DOCUMENTED, sorted(made - DOCUMENTED)
+    prefixes = ("grading/", "rewards/", "train/")
+    explained = {tag for tag in DOCUMENTED if tag.startswith(prefixes)}
+    assert explained <= made, sorted(explained - made)
+
+
+def test_what_the_curves_show_is_set_in_bold():
+    drawn = {tag for panel in PANELS for tag, _ in panel.series}
+    drawn |= {panel.right[0] for panel in PANELS if panel.right}
+    assert set(re.findall(r"\*\*`([a-z_/]+)`\*\*", PAGE)) == drawn
+
+
+@pytest.mark.parametrize("source", ["train.py", "evaluate.py", "sft.py", "train_metrics.py"])
+def test_every_tag_written_in_a_loop_is_explained(source):
+    code = (Path(__file__).parents[3] / "rlmath" / source).read_text(encoding="utf-8")
+    phases = {f"timing/{name}" for name in re.findall(r'monitor\.phase\("(\w+)"\)', code)}
+    groups = {tag.split("/")[0] for tag in DOCUMENTED}
+    written = {
+        tag
+        for tag in re.findall(r'"([a-z_]+/[a-z_]+)"', code)
+        if tag.split("/")[0] in groups and tag != "train/entropy"  # Renamed to entropy_loss.
+    }
+    assert phases | written <= DOCUMENTED, sorted((phases | written) - DOCUMENTED)
