@@ -115,6 +115,7 @@ RANGES: dict[str, Range] = {
     "runner.keep_checkpoints": AT_LEAST_ONE,
     "runner.samples_every": AT_LEAST_ONE,
     "runner.tensorboard_samples": NOT_NEGATIVE,
+    "runner.check_export_sequences": NOT_NEGATIVE,
 }
 
 

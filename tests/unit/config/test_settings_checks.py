@@ -26,24 +26,32 @@ MakeData = Callable[..., Path]
 
 
 @pytest.fixture
-def refusal(tmp_path: Path, make_data: MakeData) -> Callable[..., str]:
-    """The message for settings that pass every check but for ``overrides``."""
+def base(tmp_path: Path, make_data: MakeData) -> list[str]:
+    """Overrides that pass every check."""
+    return [
+        "model=tiny",
+        "actor=small",
+        "rollout=small",
+        f"data.train_paths=[{make_data()}]",
+        f"runner.run_dir={tmp_path / 'run'}",
+        "algorithm.prompts_per_step=32",
+    ]
+
+
+@pytest.fixture
+def refusal(base: list[str]) -> Callable[..., str]:
+    """The message for ``base`` with some more overrides."""
 
     def refuse(*overrides: str, command: Command = "train", machine: Machine = CPU_MACHINE) -> str:
-        base = [
-            "model=tiny",
-            "actor=small",
-            "rollout=small",
-            f"data.train_paths=[{make_data()}]",
-            f"runner.run_dir={tmp_path / 'run'}",
-            "algorithm.prompts_per_step=32",
-        ]
-        check(load(base), "train", CPU_MACHINE)
         with pytest.raises(ConfigError) as caught:
             check(load([*base, *overrides]), command, machine)
         return str(caught.value)
 
     return refuse
+
+
+def test_settings_that_can_work_pass(base: list[str]) -> None:
+    check(load(base), "train", CPU_MACHINE)
 
 
 @pytest.mark.parametrize(
@@ -330,10 +338,11 @@ def test_gpus_of_this_machine(refusal: Callable[..., str]) -> None:
 
 
 def test_all_problems_come_together_and_in_no_time(refusal: Callable[..., str]) -> None:
-    start = time.perf_counter()
+    # CPU time: the wall clock of a busy machine says little.
+    start_s = time.process_time()
     message = refusal("actor.tensor_parallel=3", "algorithm.loss=x", "model.dtype=float32")
     assert message.splitlines()[0] == "2 things stand in the way"
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start_s < 2
 
 
 def test_device_follows_the_machine() -> None:
