@@ -22,6 +22,7 @@ from rlmath.weights.buckets import (
     cut_into_buckets,
     view_in_buffer,
 )
+from rlmath.weights.fingerprint import fingerprint
 from rlmath.weights.layout import ParallelRank
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import hf_shapes
@@ -85,11 +86,13 @@ class BucketGatherer:
         self.parallel = parallel
         self.ranks = parallel.global_ranks
         self._local: dict[Run, Tensor] = {}
+        # Of a tied embedding, on the last stage; the first stage sends the original.
+        self._copies: dict[Run, Tensor] = {}
         for parameter in local_parameters(model_chunks, shape, parallel):
-            # The first stage holds the original of a tied embedding; its copy sends nothing.
-            for piece in () if parameter.is_copy else parameter.layout.pieces:
+            into = self._copies if parameter.is_copy else self._local
+            for piece in parameter.layout.pieces:
                 part = parameter.tensor.detach().narrow(piece.dim, piece.local_start, piece.length)
-                self._local[Run(piece.hf_name, piece.dim, piece.hf_start, tuple(part.shape))] = part
+                into[Run(piece.hf_name, piece.dim, piece.hf_start, tuple(part.shape))] = part
             self.device = parameter.tensor.device
         holders = self._exchange(dtype)
         self._holders = {run: ranks for run, (ranks, _) in holders.items()}
@@ -101,16 +104,24 @@ class BucketGatherer:
         self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
 
     def _exchange(self, dtype: torch.dtype | None) -> dict[Run, tuple[list[int], torch.dtype]]:
-        """Global ranks that hold each run, ascending, and the type in which it travels."""
+        """Global ranks that hold each run, ascending, and the type in which it travels.
+
+        Also notes which runs several ranks should hold alike.
+        """
         offered = {run: dtype or part.dtype for run, part in self._local.items()}
         everyone = [offered]
+        copied = [set(self._copies)]
         if self.parallel.group is not None:
             everyone = [{} for _ in self.ranks]
             dist.all_gather_object(everyone, offered, group=self.parallel.group)
+            copied = [set() for _ in self.ranks]
+            dist.all_gather_object(copied, set(self._copies), group=self.parallel.group)
         holders: dict[Run, tuple[list[int], torch.dtype]] = {}
         for rank, of_rank in sorted(zip(self.ranks, everyone, strict=True), key=lambda x: x[0]):
             for run, kind in of_rank.items():
                 holders.setdefault(run, ([], kind))[0].append(rank)
+        self._replicated = {run for run, (ranks, _) in holders.items() if len(ranks) > 1}
+        self._replicated.update(*copied)
         return holders
 
     def gather(self, destination: int | None) -> Iterator[list[tuple[str, Tensor]]]:
@@ -148,6 +159,51 @@ class BucketGatherer:
             for run in self._runs[tensor.meta.name]:
                 if self._holders[run][0] == self.parallel.global_rank:
                     run.of(whole).copy_(self._local[run])
+
+    @torch.no_grad()
+    def fingerprints(self) -> dict[str, int]:
+        """The fingerprint of each tensor as it would be sent, from the ranks' own shards.
+
+        Collective over the group; all ranks get the same. See ``rlmath.weights.fingerprint``.
+        """
+        sums = torch.zeros(len(self.tensors), dtype=torch.int64, device=self.device)
+        for place, meta in enumerate(self.tensors):
+            for run in self._runs[meta.name]:
+                if self._holders[run][0] == self.parallel.global_rank:
+                    part = self._local[run].to(meta.dtype)
+                    sums[place] += fingerprint(part, meta.shape, run.dim, run.start)
+        if self.parallel.group is not None:
+            dist.all_reduce(sums, group=self.parallel.group)
+        return {meta.name: value for meta, value in zip(self.tensors, sums.tolist(), strict=True)}
+
+    @torch.no_grad()
+    def check_replicas(self) -> None:
+        """Check that ranks that hold the same part of the model hold the same values.
+
+        Tensor ranks share norms and routers, and the last stage has a copy of a tied embedding;
+        they stay equal only while their gradients are reduced rightly. Collective over the group.
+
+        Raises:
+            WeightsError: On all ranks, naming a tensor and two ranks that differ.
+        """
+        own = {
+            run: fingerprint(part)
+            for run, part in (*self._local.items(), *self._copies.items())
+            if run in self._replicated
+        }
+        if self.parallel.group is None:
+            return
+        everyone: list[dict[Run, int]] = [{} for _ in self.ranks]
+        dist.all_gather_object(everyone, own, group=self.parallel.group)
+        first: dict[Run, tuple[int, int]] = {}
+        for rank, of_rank in zip(self.ranks, everyone, strict=True):
+            for run, value in of_rank.items():
+                first_rank, first_value = first.setdefault(run, (rank, value))
+                if value != first_value:
+                    raise WeightsError(
+                        f"ranks {first_rank} and {rank} should hold the same {run.name} "
+                        f"({run.length} from {run.start}) and do not"
+                    )
 
     @torch.no_grad()
     def _begin(self, bucket: Bucket, destination: int | None) -> _Pending:

@@ -128,8 +128,7 @@ def save_to_hf(
 ) -> None:
     """Write the model as a Hugging Face folder; it appears when it is whole.
 
-    Collective over ``parallel.group``; the rank with global rank 0 writes. Returns on every rank
-    once the folder is there.
+    Collective over all ranks; global rank 0 writes. Returns on every rank once the folder is there.
 
     Args:
         model_chunks: As for ``load_from_hf``.
@@ -153,7 +152,8 @@ def save_to_hf(
     else:
         _write(gatherer, Path(folder), Path(source), shard_size_mib, card)
     if parallel.group is not None:
-        dist.barrier(parallel.group)
+        # All ranks, not this copy of the model alone: any of them may read the folder next.
+        dist.barrier()
 
 
 def _write(

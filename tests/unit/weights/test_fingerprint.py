@@ -1,0 +1,86 @@
+"""Fingerprints see any change, and those of parts add up to that of the whole."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlmath.weights.fingerprint import add, compare_fingerprints, fingerprint, fingerprints
+from rlmath.weights.shape import WeightsError
+
+
+def tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+def by_definition(x: Tensor) -> int:
+    """Python's integers instead of wrapped arithmetic."""
+    bits = x.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()]).reshape(-1)
+
+    def signed(n: int) -> int:
+        return (n + 2**63) % 2**64 - 2**63
+
+    total = 0
+    for place, value in enumerate(bits.tolist()):
+        w = signed((place + 1) * -7046029254386353131)
+        w ^= w >> 29
+        w = signed(w * -4658895280553007687)
+        w = (w ^ (w >> 32)) | 1
+        total += value * w
+    return signed(total)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(), (1,), (0, 4), (7,), (5, 3), (2, 3, 4)])
+def test_is_the_sum_that_it_says(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = tensor(shape, dtype)
+    assert fingerprint(x) == by_definition(x)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 1), st.data())
+def test_parts_add_up(rows: int, columns: int, dim: int, data: st.DataObject) -> None:
+    whole = tensor((rows, columns), torch.bfloat16)
+    cut = data.draw(st.integers(0, whole.shape[dim]))
+    parts = [
+        fingerprint(whole.narrow(dim, 0, cut), (rows, columns), dim, 0),
+        fingerprint(whole.narrow(dim, cut, whole.shape[dim] - cut), (rows, columns), dim, cut),
+    ]
+    assert reduce(add, parts) == fingerprint(whole)
+
+
+def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = tensor((50, 7))
+    expected = fingerprint(x)
+    monkeypatch.setattr("rlmath.weights.fingerprint._CHUNK_ELEMENTS", 20)
+    assert fingerprint(x) == expected
+
+
+def test_one_flipped_bit_and_swaps_are_seen() -> None:
+    x = tensor((64, 48), torch.bfloat16)
+    original = fingerprint(x)
+    for bit in range(16):
+        flipped = x.clone()
+        flipped.view(torch.int16)[10, 20] ^= torch.tensor(
+            -(2**15) if bit == 15 else 1 << bit
+        ).short()
+        assert fingerprint(flipped) != original
+    assert fingerprint(x.flip(0)) != original
+    assert fingerprint(x.roll(1, 1)) != original
+    assert fingerprint(torch.cat([x[32:], x[:32]])) != original
+
+
+def test_a_difference_is_reported_by_name() -> None:
+    sent = fingerprints([("k_proj", tensor((4, 4))), ("v_proj", tensor((4, 5)))])
+    compare_fingerprints(sent, dict(sent), "engine 0")
+    with pytest.raises(WeightsError, match=r"engine 0 holds other .* 1 of 2 .*: v_proj differs"):
+        compare_fingerprints(sent, {**sent, "v_proj": sent["k_proj"]}, "engine 0")
+    with pytest.raises(WeightsError, match="v_proj is missing"):
+        compare_fingerprints(sent, {"k_proj": sent["k_proj"]}, "engine 0")
+    with pytest.raises(WeightsError, match="other was never sent"):
+        compare_fingerprints(sent, {**sent, "other": 1}, "engine 0")
