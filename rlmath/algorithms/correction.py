@@ -67,6 +67,8 @@ class CorrectionSettings:
                 raise ValueError(f"mismatch correction {self.kind!r} has no bound {name!r}")
             if value is not None and value <= 0.0:
                 raise ValueError(f"mismatch correction's {name} = {value}: above 0 is needed")
+        if self.veto_below is not None and not 0.0 < self.veto_below < 1.0:
+            raise ValueError(f"veto_below = {self.veto_below}: above 0 and below 1 is needed")
         low, high = self.bounds(self.kind) if self.kind != "auto" else (None, None)
         if low is not None and high is not None and low > high:
             raise ValueError(f"mismatch correction: low = {low} is above high = {high}")

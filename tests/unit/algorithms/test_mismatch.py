@@ -127,6 +127,14 @@ def test_auto_picks_by_its_thresholds_and_says_why(scale, kind):
     assert "mean exp|d| = " in why and "effective sample size = " in why
 
 
+def test_the_geometric_mean_is_over_unmasked_tokens():
+    # 1.015 alone is out of bounds; shared with the masked token it would be 1.0075.
+    d = torch.tensor([1.015, 1.0]).log()
+    s = CorrectionSettings(kind="seq_mask_geometric")
+    got = correct(d, torch.zeros(2), torch.tensor([True, False]), torch.tensor([2]), s)
+    assert got.weights.tolist() == [0.0, 0.0]
+
+
 def test_auto_has_to_be_resolved():
     with pytest.raises(ValueError, match=r"choose\(\)"):
         correct(W, W, MASK, LENGTHS, CorrectionSettings(kind="auto"))
@@ -140,6 +148,7 @@ def test_auto_has_to_be_resolved():
         ({"kind": "none", "high": 2.0}, "no bound 'high'"),
         ({"kind": "token_mask", "low": 6.0}, "low = 6.0 is above high = 5.0"),
         ({"kind": "token_mask", "low": -1.0}, "above 0"),
+        ({"veto_below": 1.0}, "veto_below = 1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong, match):

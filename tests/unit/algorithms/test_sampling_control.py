@@ -90,6 +90,7 @@ def test_rounds_are_limited_and_the_step_is_then_smaller():
         for _ in range(pool.to_request(in_flight=0)):
             pool.offer(order, order, MIXED if order == 1 else EQUAL)
             order += 1
+    assert pool.to_request(in_flight=0) == 0
     groups, counts = pool.take()
     assert groups == [1]
     assert (counts.requested, counts.dropped, counts.pass_rate) == (4, {"equal_rewards": 3}, None)
