@@ -30,6 +30,11 @@ _BARE_INTEGER = re.compile(r"[-+]?\d{1,300}", re.ASCII)
 _SHORT_WORDS = frozenset(
     ("yes", "no", "red", "one", "two", "ten", "odd", "all", "any", "none", "true")
 )
+_FORMULA_WORDS = (
+    FUNCTIONS
+    | GREEK
+    | frozenset(("pi", "and", "or", "in", "inf", "percent", "am", "pm", "AM", "PM"))
+)
 _ARTICLES = frozenset(("a", "an", "the"))
 _TEXT_OPERATORS = frozenset(".,'\"-!?:;&()/`")
 _ENDING = frozenset((".", ",", ";", ":", "!", "?"))
@@ -113,11 +118,23 @@ def read(text: str, settings: GradingSettings) -> Answer:
 
 
 def is_answer(text: str, settings: GradingSettings) -> bool:
-    """Whether a whole response is an answer by itself: a formula, a number or an option letter."""
-    if "\n" in text.strip():
+    """Whether a text is an answer by itself, not a sentence: a formula, a number, an option letter.
+
+    Words count against it, but for names of functions and up to three at the end (`42 red apples`).
+    """
+    if "\n" in text.strip() or not any(c.isalnum() for c in text):
         return False
+    chunks = text.replace("$", " ").strip(" .").split()
+    tail = 0
+    while tail < 3 and len(chunks) > 1 and chunks[-1].isalpha() and chunks[0][0].isdigit():
+        chunks.pop()
+        tail += 1
+    for chunk in chunks:
+        word = chunk.strip(".,;:()!?")
+        if len(word) > 1 and word.isalpha() and word not in _FORMULA_WORDS:
+            return False
     answer = read(text, settings)
-    return answer.node[0] != "text" or (bool(answer.letter) and not answer.rest)
+    return answer.node[0] not in ("text", "blank") or answer.plain_letter
 
 
 def _malformed(latex: str) -> str:

@@ -52,6 +52,8 @@ class Comparer(RelationComparer):
 
     def option(self, answer: Answer, gold: Answer, task: str) -> Verdict:
         """Multiple choice: by letter where both have one, else by the text of the option."""
+        if task == "multiple_choice" and gold.letter and len(answer.text) == 1:
+            return answer.text.upper() == gold.letter
         if answer.letter and gold.letter:
             if answer.rest or gold.rest or task == "multiple_choice":
                 return answer.letter == gold.letter

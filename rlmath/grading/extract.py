@@ -44,10 +44,13 @@ _NUMBER = re.compile(
     r"(?: ?/ ?\d+)?(?: ?\\?%)?"
 )
 _DIGIT = re.compile(r"\d")
+_LAST_DIGIT = re.compile(r"[0-9０-９]")
+_EQUALS = re.compile(r"(?<![<>!:])=|\\approx|≈")
 _NEGATION = re.compile(
     r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect)\b|n't|≠|\\neq?\b", re.I
 )
 _IS = re.compile(r"\b(?:is|are|equals)\b", re.IGNORECASE)
+_REASON = re.compile(r",? \b(?:because|since|which|where|so|as)\b", re.IGNORECASE)
 _CHOICE = re.compile(r"(?<![\w'])\(?([A-J])\)?(?![\w'])")
 _CLOSERS = {"\\[": "\\]", "\\(": "\\)", "$$": "$$", "$": "$"}
 _TRAILING = " \t\r\n.,;:!?。，；：！？*_"
@@ -151,12 +154,29 @@ def _number_in_prose(line: str) -> str | None:
     """The value that a sentence such as `the largest n is 34` states."""
     if _NEGATION.search(line):
         return None
+    head = _REASON.split(line, maxsplit=1)[0]
+    if head != line and _DIGIT.search(head):
+        line = head
     last = _last_match(_IS, line)
     if last is not None and _DIGIT.search(line, last.end()):
         line = line[last.end() :].strip()
         if len(line.split()) <= 3:
             return line
     return _last_number(line)
+
+
+def _last_formula(text: str) -> tuple[str, int] | None:
+    """(content, end) of a `$…$` or `\\(…\\)` that ends in the last line with a dollar sign."""
+    end = max(text.rfind("$"), text.rfind("\\)"))
+    if end <= 0:
+        return None
+    opener = "$" if text[end] == "$" else "\\("
+    start = text.rfind(opener, max(0, end - 2_000), end)
+    line = text.rfind("\n", 0, end)
+    if start < line or start < 0 or text[line + 1 : end].count("$") % 2 == (opener != "$"):
+        return None
+    content = text[start + len(opener) : end]
+    return (content, end) if content.strip() else None
 
 
 def _math_span(text: str, position: int) -> str | None:
@@ -180,17 +200,16 @@ def _math_span(text: str, position: int) -> str | None:
 
 def _last_number(text: str) -> str | None:
     """The last number, with the formula or word it belongs to: never the 2 of `2^{10}`."""
-    position = len(text) - 1
-    while position >= 0 and not text[position].isdigit():
-        position -= 1
+    digit = _LAST_DIGIT.search(text[::-1])
+    position = -1 if digit is None else len(text) - 1 - digit.start()
+    formula = _last_formula(text)
+    if formula is not None and formula[1] > position:
+        return formula[0].strip(_TRAILING)
     if position < 0:
         return None
     span = _math_span(text, position)
     if span is not None:
-        for relation in ("=", "\\approx", "≈"):
-            if relation in span:
-                span = span.rsplit(relation, 1)[1]
-        return span.strip(_TRAILING)
+        return _EQUALS.split(span)[-1].strip(_TRAILING)
     start = position
     while start > 0 and not text[start - 1].isspace() and position - start < 400:
         start -= 1

@@ -6,6 +6,7 @@ from rlmath.grading.syntax import Node
 
 Rows = tuple[tuple[Node, ...], ...]
 _MAX_ENTRIES = 400
+_MAX_PARTS = 4  # of a product: the entries grow with every factor
 
 
 def as_matrix(node: Node) -> tuple[tuple[tuple[Node, ...], ...], str] | None:
@@ -32,7 +33,9 @@ def folded(node: Node) -> Node:
         if inner[0] == "matrix":
             return _scaled(("/", ("n", 1), node[2]), inner)
         return node
-    if kind not in ("+", "*") or not any(_holds_matrix(part) for part in node[1]):
+    if kind not in ("+", "*") or len(node[1]) > _MAX_PARTS:
+        return node
+    if not any(_holds_matrix(part) for part in node[1]):
         return node
     parts = [folded(part) for part in node[1]]
     result = parts[0]

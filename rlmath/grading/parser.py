@@ -19,6 +19,17 @@ from rlmath.grading.syntax import (
 )
 
 
+def height(node: Node) -> int:
+    """Depth of a tree. Chains such as a/b/c are deep without brackets."""
+    deepest, stack = 0, [(node, 1)]
+    while stack:
+        item, level = stack.pop()
+        deepest = max(deepest, level)
+        step = level + 1 if item and isinstance(item[0], str) else level
+        stack.extend((part, step) for part in item if isinstance(part, tuple))
+    return deepest
+
+
 class Parser(Atoms):
     """Lists, relations, unions, sums and products.
 
@@ -36,6 +47,8 @@ class Parser(Atoms):
         node = self.items()
         if self.position < self.size:
             raise ParseError("tokens left over")
+        if height(node) > 2 * self.max_depth:
+            raise ParseError("nested too deeply")
         return node
 
     def separator(self) -> str | None:

@@ -39,14 +39,17 @@ def significant_digits(node: Node) -> int | None:
 
 def is_stepped(node: Node) -> bool:
     """Whether a tree has a floor, a ceiling, a remainder, or a sign such as (-1)^n."""
-    if node[0] == "f" and node[1] in ("floor", "ceil", "mod", "gcd", "lcm"):
-        return True
-    if node[0] == "^" and node[1][0] == "neg":
-        return True
-    parts = (part for item in node[1:] if isinstance(item, tuple) for part in (item, *item))
-    return any(
-        isinstance(p, tuple) and p and isinstance(p[0], str) and is_stepped(p) for p in parts
-    )
+    stack: list[Node] = [node]
+    while stack:
+        item = stack.pop()
+        if not item:
+            continue
+        if item[0] == "f" and item[1] in ("floor", "ceil", "mod", "gcd", "lcm"):
+            return True
+        if item[0] == "^" and item[1][0] == "neg":
+            return True
+        stack.extend(part for part in item if isinstance(part, tuple))
+    return False
 
 
 class ScalarComparer(ABC):
