@@ -101,6 +101,7 @@ def train_step(
             temperature=config.rollout.temperature,
             run_seed=config.runner.seed,
             step=step,
+            ignore_eos=config.rollout.ignore_eos,
         )
         # Grading begins with the first sample that is finished.
         grading = sampling.collector.collect(

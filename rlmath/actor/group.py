@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rlmath.weights.transports import TransportPlan
 
 LOG_TAIL_LINES = 20
-SHUTDOWN_TIMEOUT_S = 5.0
 
 
 class ActorError(RuntimeError):
@@ -140,11 +139,8 @@ class ActorGroup:
         return self._all("peak_memory_gib")
 
     def shutdown(self) -> None:
-        """End all ranks; what does not end in seconds is killed."""
+        """End all ranks at once, whatever they do: nothing outlives their processes."""
         workers, self._workers = self._workers, []
-        refs = [worker.shutdown.remote() for worker in workers]
-        if refs:
-            ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_S)
         for worker in workers:
             ray.kill(worker, no_restart=True)
 

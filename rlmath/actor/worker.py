@@ -101,9 +101,3 @@ class ActorWorker:
     def peak_memory_gib(self) -> float:
         """Highest memory of this process so far."""
         return self.platform.peak_memory_gib()
-
-    def shutdown(self) -> None:
-        """Release what the transport holds; the process itself is ended by its group."""
-        if getattr(self, "connection", None) is not None:
-            self.connection.shutdown()
-            self.connection = None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 
 import ray
@@ -45,7 +48,14 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
                 f"({str(error).strip().splitlines()[0]}); start one, or set it to null to run on "
                 "this machine alone."
             ) from error
+    _end_on_sigterm()
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _end_on_sigterm() -> None:
+    """Let SIGTERM unwind the run as Ctrl-C does; Ray's own handler would end it at once."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

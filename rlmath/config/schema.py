@@ -209,6 +209,8 @@ class RolloutConfig:
     max_response_tokens: int = 27648
     # Sampling temperature; the actor's log-probs are taken at the same one.
     temperature: float = 1.0
+    # Go on after an end-of-sequence token, up to max_response_tokens: for measuring at a fixed length.
+    ignore_eos: bool = False
     # Sequences that one engine runs at once.
     max_running_sequences: int = 256
     # Share of a GPU's memory that vLLM may take (weights and KV cache). CUDA only.

@@ -1,0 +1,71 @@
+"""Running the console command as a user does: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_TIMEOUT_S = 600
+# Of every process that a test starts, for finding those that stay behind.
+MARK = "RLMATH_TEST_RUN"
+
+
+def environment(mark: str = "") -> dict[str, str]:
+    return {**os.environ, "PYTHONWARNINGS": "ignore", MARK: mark}
+
+
+def python(*arguments: str, mark: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment(mark),
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+
+
+def rlmath(*arguments: str, mark: str = "") -> subprocess.CompletedProcess[str]:
+    return python("-m", "rlmath", *arguments, mark=mark)
+
+
+def quickstart_settings(material: Path, run_dir: Path) -> list[str]:
+    """The quickstart's training without its SFT, on material that tests share, and small."""
+    return [
+        "experiment=quickstart",
+        f"model.path={material / 'model'}",
+        f"data.train_paths=[{material / 'data' / 'train.jsonl'}]",
+        f"data.eval_paths=[{material / 'data' / 'eval.jsonl'}]",
+        "data.max_eval_problems=16",
+        f"runner.run_dir={run_dir}",
+        "runner.steps=2",
+        "algorithm.prompts_per_step=8",
+        "algorithm.group_size=4",
+        "runner.check_export_sequences=8",
+    ]
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def marked_processes(mark: str) -> list[str]:
+    """Command lines of the processes that carry a mark in their environment."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        try:
+            environ = (process / "environ").read_bytes()
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if f"{MARK}={mark}".encode() in environ.split(b"\0") and state != "Z":
+            found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found

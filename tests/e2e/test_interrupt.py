@@ -1,0 +1,49 @@
+"""Ctrl-C and SIGTERM end everything, quickly and without leftovers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from tests.e2e.runs import ROOT, environment, marked_processes, quickstart_settings
+
+END_TIMEOUT_S = 10.0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_middle_of_a_run(
+    number: signal.Signals, code: int, material: Path, tmp_path: Path
+) -> None:
+    mark = uuid.uuid4().hex
+    shared_memory = set(os.listdir("/dev/shm"))
+    settings = quickstart_settings(material, tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlmath", "train", *settings, "runner.steps=10000"],
+        cwd=ROOT,
+        env=environment(mark),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step") and " 2/10000" in line:
+            break
+    assert process.poll() is None, "the run ended before it was interrupted"
+    # As a terminal does it: to the whole foreground group.
+    os.killpg(process.pid, number)
+    started_s = time.monotonic()
+    process.communicate(timeout=60)
+    assert time.monotonic() - started_s <= END_TIMEOUT_S
+    assert process.returncode == code
+    while (left := marked_processes(mark)) and time.monotonic() - started_s < END_TIMEOUT_S:
+        time.sleep(0.2)
+    assert not left
+    ours = [n for n in set(os.listdir("/dev/shm")) - shared_memory if "rlmath" in n or "vllm" in n]
+    assert not ours

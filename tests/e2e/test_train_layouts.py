@@ -1,0 +1,78 @@
+"""The whole path, for real, on each layout by override alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tests.e2e.runs import metrics, quickstart_settings, rlmath
+
+LAYOUTS = {
+    "tp2": [],
+    "pp2": ["actor.tensor_parallel=1", "actor.pipeline_parallel=2"],
+    "dp2": ["actor.tensor_parallel=1", "actor.data_parallel=2"],
+    "tp2_pp2": ["actor.pipeline_parallel=2"],
+    "two_engines": ["actor.tensor_parallel=1", "rollout.engines=2"],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
+    run = rlmath("train", *quickstart_settings(material, tmp_path), *LAYOUTS[name])
+    assert run.returncode == 0, run.stderr
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    for line in lines[1:]:
+        # Engine and actor agree, so the weights that went over are the actor's.
+        assert line["alignment/mean_exp_abs_diff"] <= 1.0001
+        assert line["alignment/max_abs_diff"] <= 1e-3
+        assert line["train/importance_ratio"] == pytest.approx(1.0, abs=0.05)
+        assert line["train/grad_norm"] >= 0.0
+    samples = (tmp_path / "samples" / "step_000002.jsonl").read_text().splitlines()
+    rows = [json.loads(row) for row in samples]
+    assert len(rows) == 8 * 4
+    assert len({(row["problem_id"], row["index"]) for row in rows}) == 32
+    assert {row["weights_version"] for row in rows} == {1}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["steps"] == 2
+    assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+    if name == "two_engines":
+        assert {row["engine"] for row in rows} == {0, 1}
+        assert summary["layout"] == {"tp": 1, "pp": 1, "dp": 1, "engines": 2}
+
+
+def test_kl_and_entropy_terms_and_engine_log_probs(material: Path, tmp_path: Path) -> None:
+    """At the first step the reference is the policy, so the KL is 0."""
+    run = rlmath(
+        "train",
+        *quickstart_settings(material, tmp_path),
+        "actor.tensor_parallel=1",
+        "algorithm.kl_coef=0.1",
+        "algorithm.entropy_coef=0.01",
+        "algorithm.minibatches_per_step=1",
+        "algorithm.old_log_probs=engine",
+        "runner.steps=1",
+    )
+    assert run.returncode == 0, run.stderr
+    first = metrics(tmp_path)[1]
+    assert first["train/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert first["train/importance_ratio"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_learning_rate_zero_changes_no_weight(material: Path, tmp_path: Path) -> None:
+    run = rlmath(
+        "train",
+        *quickstart_settings(material, tmp_path),
+        "actor.optimizer.lr=0",
+        "algorithm.minibatches_per_step=1",
+        "runner.steps=1",
+    )
+    assert run.returncode == 0, run.stderr
+    before = load_file(material / "model" / "model.safetensors")
+    after = load_file(tmp_path / "hf" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
