@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rlmath.grading import units
 from rlmath.grading.extract import last_box
 from rlmath.grading.lexer import Token, TooLong, lex
 from rlmath.grading.parser import Parser
@@ -15,7 +16,7 @@ from rlmath.grading.unicode import to_latex
 _TRAILING = " \t\r\n.,;:!?*"
 _PREFIX = re.compile(
     r"\s*(?:(?:so|thus|therefore|hence)\b,?\s*)?(?:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:|=)+\s*|"
-    r"答案(?:是|为|:)\s*)?(?:(?:approximately|approx\.?|about|roughly|exactly|equals?|约为|约)\s+)?(?:USD|Rs\.?)?\s*",
+    r"答案(?:是|为|:)\s*)?(?:(?:(?:approximately|approx\.?|about|roughly|exactly|equals?)\s+|约为?\s*))?(?:US(?=\\?\$))?\s*",
     re.IGNORECASE,
 )
 _LETTER = re.compile(
@@ -26,7 +27,9 @@ _STYLE = re.compile(
     r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|bf|rm|textsc|operatorname)\b\s*"
 )
 _SPACE_COMMAND = re.compile(r"\\[,;:!> ]|~|\\q?quad\b")
+_POSSESSIVE = re.compile(r"(?<=[A-Za-z]{2})'s\b")
 _BARE_INTEGER = re.compile(r"[-+]?\d{1,300}", re.ASCII)
+_ALL_REALS = frozenset(("all real numbers", "all reals", "real numbers", "set of all real numbers"))
 _SHORT_WORDS = frozenset(
     ("yes", "no", "red", "one", "two", "ten", "odd", "all", "any", "none", "true")
 )
@@ -86,7 +89,7 @@ def read(text: str, settings: GradingSettings) -> Answer:
     if "\\boxed" in stripped or "\\fbox" in stripped:
         box = last_box(stripped)
         stripped = stripped if box is None else box
-    latex = to_latex(stripped).strip("* ")
+    latex = _POSSESSIVE.sub("s", to_latex(stripped).strip("* "))
     problem = _malformed(latex)
     prefix = _PREFIX.match(latex)
     if prefix is not None and prefix.end() < len(latex):
@@ -179,7 +182,10 @@ def _is_word(token: Token) -> bool:
 
 def _is_prose(tokens: list[Token]) -> bool:
     """Words and punctuation only, with at least one English word."""
-    return any(_is_word(token) for token in tokens) and all(
+    return any(
+        _is_word(token) and not (index and units.is_unit_word(token.value))
+        for index, token in enumerate(tokens)
+    ) and all(
         token.kind in ("word", "text") or (token.kind == "op" and token.value in _TEXT_OPERATORS)
         for token in tokens
     )
@@ -187,7 +193,7 @@ def _is_prose(tokens: list[Token]) -> bool:
 
 def _tree(tokens: list[Token], words: str, settings: GradingSettings) -> Node:
     if _is_prose(tokens):
-        return ("text", words)
+        return ("s", "domain_R") if words in _ALL_REALS else ("text", words)
     try:
         return Parser(tokens, settings.max_depth).parse()
     except (ParseError, RecursionError):

@@ -6,10 +6,12 @@ from rlmath.grading.lexer import Token
 from rlmath.grading.numerals import number
 from rlmath.grading.quantities import Quantities
 from rlmath.grading.syntax import (
+    ALIGNMENTS,
     APPLIED,
     BIG_OPERATORS,
     CONSTANTS,
     CURRENCIES,
+    CURRENCY_WORDS,
     DECORATIONS,
     DOMAINS,
     FENCES,
@@ -88,6 +90,9 @@ class Atoms(Quantities):
             return self.function(value)
         if value in CONSTANTS:
             return ("k", CONSTANTS[value])
+        if value in CURRENCY_WORDS:
+            self.op(".")
+            return ("unit", self.signed_factor_checked(), value)
         if len(value) == 1:
             return self.subscripted(value)
         if value in GREEK:
@@ -403,20 +408,13 @@ class Atoms(Quantities):
         return self.script()
 
     def environment(self, name: str) -> Node:
-        if name in (
-            "align",
-            "align*",
-            "aligned",
-            "equation",
-            "equation*",
-            "gather",
-            "gathered",
-            "gather*",
-        ):
-            self.tokens[self.position :] = [
-                t for t in self.tokens[self.position :] if not (t.kind == "op" and t.value == "&")
-            ]
-            self.size = len(self.tokens)
+        if name in ALIGNMENTS:
+            if name != "cases":
+                rest = self.tokens[self.position :]
+                self.tokens[self.position :] = [
+                    t for t in rest if not (t.kind == "op" and t.value == "&")
+                ]
+                self.size = len(self.tokens)
             inner = self.items()
             self.expect("end", name)
             return inner

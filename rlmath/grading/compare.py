@@ -7,19 +7,22 @@ So the structure of an answer (tuples, sets, intervals, equations) is judged by 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 
 from rlmath.grading import units
 from rlmath.grading.answer import Answer, read
 from rlmath.grading.arith import symbols
-from rlmath.grading.listing import assignments, every, expand, is_listing, listed, unwrap
+from rlmath.grading.listing import assignments, every, expand, hoisted, is_listing, listed, unwrap
 from rlmath.grading.matrices import as_matrix, folded
 from rlmath.grading.numerals import number
 from rlmath.grading.relations import RelationComparer
 from rlmath.grading.scalars import SCALARS, Verdict
 from rlmath.grading.syntax import Node, is_numeric
 
+_TEXT_SEPARATOR = re.compile(r"[,;&]|\band\b|\n")
+_NO_WORD = re.compile(r"\\(?:text|mathrm|textbf|mbox)|[{}()$.!?:\"']")
 _MAX_ITEMS = 128
 _NO_SOLUTION = frozenset(
     ("no solution", "no solutions", "no real solutions", "no real solution", "empty set")
@@ -69,6 +72,8 @@ class Comparer(RelationComparer):
             return False
         if answer.words == gold.words:
             return True
+        if _text_items(answer.text) == _text_items(gold.text):
+            return True
         empty = ("empty",)
         if gold.node == empty or answer.node == empty:
             return (answer.words if gold.node == empty else gold.words) in _NO_SOLUTION
@@ -78,7 +83,7 @@ class Comparer(RelationComparer):
         """Whether the two trees are equal answers."""
         if answer == gold:
             return True
-        a, g = folded(unwrap(answer)), folded(unwrap(gold))
+        a, g = hoisted(folded(unwrap(answer))), hoisted(folded(unwrap(gold)))
         if a[0] in ("n", "d", "/", "neg", "rep") and g[0] in ("n", "d", "/", "neg", "rep"):
             return self.scalars(a, g)
         self.last_layer = "structure"
@@ -119,16 +124,20 @@ class Comparer(RelationComparer):
                 return self.nodes(_scaled(united[1], factor), quantity[0])
         if united[2] == "°" and plain[0] in SCALARS and self.scalars(united, plain) is True:
             return True  # 90° and pi/2
-        if len(united[2]) <= 2 and united[2].isalpha() and next(symbols(plain), None) is not None:
-            return self.nodes(("*", (united[1], ("s", united[2]))), plain)
         if united is g and self.settings.require_unit:
             return False
-        return self.nodes(united[1], plain) if united is a else self.nodes(plain, united[1])
+        dropped = self.nodes(united[1], plain) if united is a else self.nodes(plain, united[1])
+        if dropped is True or len(united[2]) > 2 or next(symbols(plain), None) is None:
+            return dropped
+        return self.nodes(("*", (united[1], ("s", united[2]))), plain)  # 3 m may be a product
 
     def percents(self, a: Node, g: Node) -> Verdict:
         if a[0] == g[0]:
             return self.nodes(a[1], g[1])
         if a[0] == "unit" or g[0] == "unit":
+            united = a if a[0] == "unit" else g
+            if units.lookup(united[2]) is not None:
+                return False
             return self.nodes(a[1], g) if a[0] == "unit" else self.nodes(a, g[1])
         percent, plain = (a[1], g) if a[0] == "pct" else (g[1], a)
         if plain[0] not in SCALARS:
@@ -246,6 +255,9 @@ class Comparer(RelationComparer):
 
     def tuples(self, a: Node, g: Node) -> Verdict:
         a, g = _point(a, g), _point(g, a)
+        for one, other in ((a, g), (g, a)):
+            if one[0] == "set" and other[0] == "tup" and len(one[1]) == 1:
+                return self.nodes(one[1][0], other) if one is a else self.nodes(other, one[1][0])
         if a[0] == "tup" and g[0] == "tup":
             if len(a[3]) != len(g[3]):
                 return False
@@ -320,6 +332,14 @@ def _scaled(node: Node, factor: Fraction) -> Node:
     if factor == Fraction(1, 100):
         return ("*", (node, ("/", ("n", 1), ("n", 100))))
     return ("*", (node, ("/", ("n", factor.numerator), ("n", factor.denominator))))
+
+
+def _text_items(text: str) -> list[str]:
+    """Sorted names of a list of words such as `Alice and Bob`, plurals dropped."""
+    parts = _TEXT_SEPARATOR.split(text.lower())
+    return sorted(
+        " ".join(units.singular(word) for word in _NO_WORD.sub(" ", part).split()) for part in parts
+    )
 
 
 def _quantity(node: Node) -> tuple[Node, str] | None:

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from rlmath.grading.extract import match_brace
-from rlmath.grading.syntax import CONSTANTS, FUNCTIONS
+from rlmath.grading.syntax import CONSTANTS, CURRENCIES, CURRENCY_WORDS, FUNCTIONS
 
 
 class Token(NamedTuple):
@@ -306,6 +306,12 @@ def _styled(
     stripped = (
         content.replace("~", " ").replace("\\,", " ").replace("\\ ", " ").replace("$", "").strip()
     )
+    if content.strip().lstrip("\\") in CURRENCIES:
+        tokens.append(Token("op", content.strip()[-1], spaced))
+        return close + 1
+    if stripped.strip(". ") in CURRENCY_WORDS:
+        tokens.append(Token("word", stripped.strip(". "), spaced))
+        return close + 1
     if stripped in FUNCTIONS or stripped in CONSTANTS:
         tokens.append(Token("word", stripped, spaced))
         return close + 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
-from rlmath.grading.syntax import Node
+from rlmath.grading import units
+from rlmath.grading.syntax import Node, is_numeric
 
 
 def every(verdicts: Iterable[bool | None]) -> bool | None:
@@ -15,6 +17,37 @@ def every(verdicts: Iterable[bool | None]) -> bool | None:
             return False
         unknown = unknown or verdict is None
     return None if unknown else True
+
+
+def hoisted(node: Node) -> Node:
+    """Units and percent signs to the outside: -($5) is (-5) dollars, $1 million is dollars."""
+    kind = node[0]
+    if kind == "neg":
+        inner = hoisted(node[1])
+        if inner[0] in ("unit", "pct"):
+            return (inner[0], ("neg", inner[1]), *inner[2:])
+    if kind == "*" and node[1][0][0] in ("unit", "pct") and all(is_numeric(p) for p in node[1][1:]):
+        first = node[1][0]
+        return (first[0], ("*", (first[1], *node[1][1:])), *first[2:])
+    if kind == "rel" and node[1] == ("in",) and node[2][1][0] == "set":
+        return ("rel", ("=",), (node[2][0], ("list", node[2][1][1], ",")))
+    return combined(node)
+
+
+def combined(node: Node) -> Node:
+    """`2 hours 30 minutes` and `12 dollars and 50 cents` as one quantity."""
+    parts = node[1] if node[0] in ("+", "list") else ()
+    if len(parts) < 2 or not all(p[0] == "unit" and is_numeric(p[1]) for p in parts):
+        return node
+    total: list[Node] = [parts[0][1]]
+    last = Fraction(1)
+    for part in parts[1:]:
+        factor = units.same(part[2], parts[0][2])
+        if factor is None or factor >= last:
+            return node
+        total.append(("*", (part[1], ("/", ("n", factor.numerator), ("n", factor.denominator)))))
+        last = factor
+    return ("unit", ("+", tuple(total)), parts[0][2])
 
 
 def is_label(node: Node) -> bool:
@@ -30,6 +63,8 @@ def is_label(node: Node) -> bool:
         return all(
             part[0] in ("s", "app") or (part[0] == "*" and is_label(part)) for part in node[1]
         )
+    if kind == "ratio":
+        return all(is_label(part) for part in node[1])
     if kind == "tup":
         return all(part[0] == "s" for part in node[3])
     if kind == "f":

@@ -25,6 +25,10 @@ def as_matrix(node: Node) -> tuple[tuple[tuple[Node, ...], ...], str] | None:
 def folded(node: Node) -> Node:
     """Carry out sums, products and multiples of matrices; other nodes come back unchanged."""
     kind = node[0]
+    if kind == "matrix" and node[2] == "det":
+        return _determinant(node)
+    if kind == "^" and node[1][0] == "matrix" and node[2] == ("s", "T"):
+        return ("matrix", tuple(zip(*node[1][1], strict=True)), node[1][2])
     if kind == "neg":
         inner = folded(node[1])
         return _scaled(("n", -1), inner) if inner[0] == "matrix" else node
@@ -92,3 +96,20 @@ def _multiplied(a: Node, b: Node) -> Node | None:
     if _is_matrix(b):
         return _scaled(a, b)
     return _scaled(b, a) if _is_matrix(a) else ("*", (a, b))
+
+
+def _determinant(node: Node) -> Node:
+    """The determinant of two or three rows, written out; larger ones are left as they are."""
+    rows = node[1]
+    if len(rows) != len(rows[0]) or not 2 <= len(rows) <= 3:
+        return node
+    if len(rows) == 2:
+        (a, b), (c, d) = rows
+        return ("+", (("*", (a, d)), ("neg", ("*", (b, c)))))
+    terms: list[Node] = []
+    for column in range(3):
+        rest = [[row[k] for k in range(3) if k != column] for row in rows[1:]]
+        minor = ("+", (("*", (rest[0][0], rest[1][1])), ("neg", ("*", (rest[0][1], rest[1][0])))))
+        term: Node = ("*", (rows[0][column], minor))
+        terms.append(("neg", term) if column == 1 else term)
+    return ("+", tuple(terms))

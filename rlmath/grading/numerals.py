@@ -73,6 +73,11 @@ class Numerals(TokenStream):
         if kind == "op" and value == "_" and text.isdigit():
             base = self.base()
             return ("base", text.lstrip("0") or "0", base)
+        if kind in ("word", "text") and value in ("base", "in") and text.isdigit():
+            if value == "in" and self.peek_word(1, "base"):
+                self.position += 1
+            if self.peek_word(0, "base"):
+                return ("base", text.lstrip("0") or "0", self.base())
         if kind == "op" and value == ":" and not token.spaced:
             clock = self.clock(text)
             if clock is not None:
@@ -107,10 +112,18 @@ class Numerals(TokenStream):
                 return ("clock", int(text), 0, 0, half)
         return number(text)
 
+    def peek_word(self, offset: int, word: str) -> bool:
+        return self.at("word", word, offset) or self.at("text", word, offset)
+
     def base(self) -> int:
+        """The base after `_` or after the word: 2, {2}, (2), {two}, {base 2}."""
         self.position += 1
         braced = self.op("{")
+        bracketed = self.op("(")
         token = self.peek()
+        if token is not None and token.kind in ("word", "text") and token.value.lower() == "base":
+            self.position += 1
+            token = self.peek()
         if token is None:
             raise ParseError("no base")
         self.position += 1
@@ -120,6 +133,8 @@ class Numerals(TokenStream):
             base = BASE_NAMES[token.value.lower()]
         else:
             raise ParseError("not a base")
+        if bracketed:
+            self.expect("op", ")")
         if braced:
             self.expect("op", "}")
         return base

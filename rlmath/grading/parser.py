@@ -10,6 +10,7 @@ from rlmath.grading.atoms import Atoms
 from rlmath.grading.lexer import Token
 from rlmath.grading.syntax import (
     CURRENCIES,
+    MULTIPLIERS,
     RELATIONS,
     STOP_WORDS,
     Node,
@@ -44,12 +45,25 @@ class Parser(Atoms):
         Raises:
             ParseError: it is not a formula, or it is nested too deeply.
         """
+        self.turn_brackets()
         node = self.items()
         if self.position < self.size:
             raise ParseError("tokens left over")
         if height(node) > 2 * self.max_depth:
             raise ParseError("nested too deeply")
         return node
+
+    def turn_brackets(self) -> None:
+        """Write `]0, 1[` as `(0, 1)`."""
+        for index, token in enumerate(self.tokens):
+            if token.kind != "op" or token.value not in "[]":
+                continue
+            before = self.tokens[index - 1] if index else None
+            after = self.tokens[index + 1] if index + 1 < self.size else None
+            opens = before is None or before.value in ("cup", "cap", "in")
+            closes = after is None or after.value in ("cup", "cap")
+            if (token.value == "]" and opens) or (token.value == "[" and closes):
+                self.tokens[index] = Token("op", "(" if opens else ")", token.spaced)
 
     def separator(self) -> str | None:
         token = self.peek()
@@ -213,6 +227,14 @@ class Parser(Atoms):
                 product = ("app", "modulo", (product, self.factor()))
             elif self.cross_ahead(token, product):
                 self.position += 1
+            elif kind == "word" and value in MULTIPLIERS and is_numeric(product, quantity=True):
+                self.position += 1
+                product = times(product, ("n", MULTIPLIERS[value]))
+            elif kind == "num" and product[0] == "unit" and is_numeric(product[1]):
+                following = self.term()  # 2 hours 30 minutes
+                if following[0] != "unit":
+                    raise ParseError("a number after a quantity")
+                return ("+", (product, following))
             elif self.unit_ahead(token, product):
                 product = self.with_unit(product)
             elif self.starts_factor(token):

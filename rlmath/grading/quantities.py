@@ -46,6 +46,8 @@ class Quantities(Numerals):
                 return True
             if token.value == "(" and numeric:
                 return self.bracketed_words() > 0
+            if token.value == "{" and numeric:
+                return self.braced_unit(0)
             return len(token.value) == 1 and "\u4e00" <= token.value <= "\u9fff"
         return (
             token.kind == "cmd"
@@ -58,9 +60,13 @@ class Quantities(Numerals):
         """Whether `m`, `m^2` or `m/s` is all that follows: a unit and no variable."""
         offset = 1
         while (token := self.peek(offset)) is not None:
-            unit = token.kind == "word" and self.at("op", "/", offset - 1)
-            power = token.kind == "num" and self.at("op", "^", offset - 1)
-            if not unit and not power and not (token.kind == "op" and token.value in "/^"):
+            if token.kind == "word":
+                if token.value not in SMALL_UNITS:
+                    return False
+            elif token.kind == "num":
+                if not (self.at("op", "^", offset - 1) or self.at("op", "-", offset - 1)):
+                    return False
+            elif token.kind != "op" or token.value not in "/^{}-":
                 return False
             offset += 1
         return True
@@ -99,6 +105,11 @@ class Quantities(Numerals):
             return ("unit", product, " ".join(t.value for t in words))
         words_found: list[str] = []
         while (token := self.peek()) is not None:
+            if self.braced_unit(0):
+                inner = self.peek(1)
+                words_found.append(inner.value if inner is not None else "")
+                self.position += 3
+                continue
             kind, value = token.kind, token.value
             if kind in ("word", "text"):
                 lowered = value.lower()
@@ -140,6 +151,17 @@ class Quantities(Numerals):
         if phrase.lower().strip(". ") in units.PERCENT:
             return ("pct", product)
         return ("unit", product, phrase)
+
+    def braced_unit(self, offset: int) -> bool:
+        """Whether `{eV}` comes next."""
+        inner = self.peek(offset + 1)
+        if (
+            inner is None
+            or inner.kind not in ("word", "text")
+            or not self.at("op", "}", offset + 2)
+        ):
+            return False
+        return self.at("op", "{", offset) and units.lookup(inner.value) is not None
 
     def unit_word(self, offset: int) -> bool:
         token = self.peek(offset)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cmp_to_key
 
 from rlmath.grading.arith import Approximate, Exact, Undecidable, symbols
-from rlmath.grading.syntax import Node
+from rlmath.grading.syntax import Node, is_numeric
 
 _PLUS: Node = ("k", "oo")
 _MINUS: Node = ("neg", ("k", "oo"))
@@ -101,7 +101,7 @@ class _Reader:
         return None
 
     def operation(self, node: Node) -> Region | None:
-        first, second = self.read(node[2]), self.read(node[3])
+        first, second = self.operand(node[2]), self.operand(node[3])
         if first is None or second is None:
             return None
         if node[1] == "cup":
@@ -109,6 +109,12 @@ class _Reader:
         if node[1] == "setminus":
             second = self.complement(second)
         return self.intersection(first, second)
+
+    def operand(self, node: Node) -> Region | None:
+        """One side of a union; `{3}` in plain braces has been read as the number 3."""
+        if is_numeric(node, constants=True):
+            return Region((Piece(node, True, node, True),), "")
+        return self.read(node)
 
     def builder(self, node: Node) -> Region | None:
         head, condition = node[1], node[2]

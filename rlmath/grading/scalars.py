@@ -37,6 +37,24 @@ def significant_digits(node: Node) -> int | None:
     return None
 
 
+def is_rational_function(node: Node) -> bool:
+    """Whether a tree holds only variables, numbers, pi and the four operations.
+
+    Then a difference in a finite field is a proof, as pi is transcendental.
+    """
+    kind = node[0]
+    if kind in ("n", "d", "rep", "s", "grouped") or node == ("k", "pi"):
+        return True
+    if kind in ("+", "*"):
+        return all(is_rational_function(part) for part in node[1])
+    if kind in ("/", "neg", "pct"):
+        return all(is_rational_function(part) for part in node[1:])
+    if kind == "^":
+        exponent = node[2][1] if node[2][0] == "neg" else node[2]
+        return exponent[0] == "n" and is_rational_function(node[1])
+    return False
+
+
 def is_stepped(node: Node) -> bool:
     """Whether a tree has a floor, a ceiling, a remainder, or a sign such as (-1)^n."""
     stack: list[Node] = [node]
@@ -146,9 +164,9 @@ class ScalarComparer(ABC):
             agreed += agrees is True
         if agreed == 0:
             return None
-        return (
-            True if modular.equal(a, g, self.settings.max_exact_bits, constant=not names) else None
-        )
+        if modular.equal(a, g, self.settings.max_exact_bits, constant=not names):
+            return True
+        return False if is_rational_function(a) and is_rational_function(g) else None
 
     def at_integers(self, a: Node, g: Node, names: list[str]) -> Verdict:
         """Refute an equality of floors, ceilings or alternating signs at integer points."""

@@ -58,11 +58,15 @@ BIG_OPERATORS = _names("sum prod int lim oint iint iiint")
 DECORATIONS = _names("hat bar tilde widehat widetilde overline ddot dot overset")
 FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
 MATRICES = _names("pmatrix bmatrix matrix Bmatrix smallmatrix array vmatrix")
-ALIGNMENTS = _names("align align* aligned equation equation* gather gathered gather*")
+ALIGNMENTS = _names("cases align align* aligned equation equation* gather gathered gather*")
 APPLIED = _names("f g h F G H P Q p q phi psi")  # `f(x)` is an application
 MAYBE_APPLIED = _names("T u v w y z r s x a b c d sigma tau Phi N S A V M")  # only in `y(x) =`
 SMALL_UNITS = _names("m g s h L J N V W K C F A l M T B")
-CURRENCIES = frozenset("$€£¥₹₩₽")
+CURRENCIES = frozenset("$€£¥₹₩₽¢")
+CURRENCY_WORDS = _names("USD EUR GBP INR CNY RMB Rs Rs.")
+MULTIPLIERS = {
+    "hundred": 100, "thousand": 1_000, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+}  # fmt: skip
 BASE_NAMES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
     "ten": 10, "twelve": 12, "sixteen": 16,
@@ -79,7 +83,7 @@ def times(left: Node, right: Node) -> Node:
     return ("*", (*left[1], right)) if left[0] == "*" else ("*", (left, right))
 
 
-def is_numeric(node: Node, constants: bool = False) -> bool:
+def is_numeric(node: Node, constants: bool = False, quantity: bool = False) -> bool:
     """Whether a node is built of numbers alone (and, if asked, of named constants)."""
     kind = node[0]
     if kind in ("n", "d", "rep", "grouped"):
@@ -94,6 +98,4 @@ def is_numeric(node: Node, constants: bool = False) -> bool:
         return is_numeric(node[1], constants)
     if kind == "f":
         return all(is_numeric(part, constants) for part in node[2])
-    if kind == "unit":
-        return False
-    return False
+    return quantity and kind == "unit" and is_numeric(node[1], constants)

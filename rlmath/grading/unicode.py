@@ -63,6 +63,13 @@ def _fraction(text: str) -> str:
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
+def _compatible(character: str) -> str:
+    """The plain form of a full-width or styled character. A circled 4 is a label, not a 4."""
+    if unicodedata.decomposition(character).startswith("<circle>"):
+        return character
+    return unicodedata.normalize("NFKC", character)
+
+
 def to_latex(text: str) -> str:
     """`text` with typographic characters written in LaTeX or ASCII; ASCII text is unchanged.
 
@@ -80,7 +87,7 @@ def to_latex(text: str) -> str:
     text = text.translate(_TABLE)
     if text.isascii():
         return text
-    text = unicodedata.normalize("NFKC", text).translate(_TABLE)
+    text = "".join(_compatible(c) for c in text).translate(_TABLE)
     if text.isascii():
         return text
     return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)

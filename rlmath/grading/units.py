@@ -219,6 +219,8 @@ def same(first: str, second: str) -> Fraction | None:
     """Factor that turns a number of `first` units into `second` units; None if they differ."""
     if first == second:
         return Fraction(1)
+    if {first, second} in ({"£", "pound"}, {"£", "pounds"}):
+        return Fraction(1)
     one, two = canonical(first), canonical(second)
     if one[0] and two[0]:
         return one[1] / two[1] if one[0] == two[0] else None
