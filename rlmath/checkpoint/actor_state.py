@@ -1,0 +1,300 @@
+"""The ranks' side: save an actor so that it can go on, in this layout or another.
+
+Every rank calls the same function with the same arguments. What is saved: weights, float32 main
+parameters and Adam's moments (in the shape of the parameters, so that another tensor, pipeline or
+data parallelism can cut them anew), the place in the schedule, and each rank's random streams.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from rlmath.checkpoint.manifest import BrokenCheckpoint, write_json
+from rlmath.checkpoint.optimizer_state import (
+    load_optimizer_state,
+    load_schedule_state,
+    sharded_optimizer_state,
+    sharding,
+)
+from rlmath.checkpoint.random_streams import load_streams, save_streams
+from rlmath.checkpoint.space import disk_full
+from rlmath.checkpoint.writer import (
+    DISK_FULL,
+    background_group,
+    check_metadata,
+    write_common,
+    write_tensors,
+)
+from rlmath.errors import UserError
+
+if TYPE_CHECKING:
+    from rlmath.actor.actor import MegatronActor
+
+log = logging.getLogger(__name__)
+
+_ABOUT = "about.json"
+
+
+class PendingSave:
+    """A save whose tensors are being written; see :func:`begin_save`."""
+
+    def __init__(self, write: Callable[[], None], in_background: bool) -> None:
+        self._error: BaseException | None = None
+        self._write = write
+        self._thread: threading.Thread | None = None
+        if in_background:
+            self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+            self._thread.start()
+        else:
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until all ranks have written.
+
+        Raises:
+            UserError: On every rank: the disk is full, or the folder cannot be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def save_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") -> None:
+    """Save a model with its optimizer, schedule and random streams; collective over all ranks.
+
+    Args:
+        actor: A model without an optimizer (a reference) is saved without.
+        folder: Of the checkpoint, from :meth:`CheckpointStore.begin`; the same on all nodes.
+        name: Folder in there.
+
+    Raises:
+        UserError: On every rank: the disk is full, or the folder cannot be written.
+    """
+    begin_save(actor, folder, name, in_background=False).wait()
+
+
+def begin_save(
+    actor: MegatronActor, folder: str | Path, name: str = "actor", in_background: bool = True
+) -> PendingSave:
+    """Copy what is to be saved, and write it while training goes on; collective over all ranks.
+
+    Takes the size of the rank's part of the checkpoint in host memory until it is written. The
+    checkpoint may be committed when :meth:`PendingSave.wait` has returned on every rank.
+
+    Args:
+        in_background: Else it is written before this returns, from the tensors themselves.
+    """
+    from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+
+    global _last
+    if _last is not None:
+        # Two at a time would mix their messages in the one group that both write by.
+        _last.wait()
+        _last = None
+    target, rank = Path(folder) / name, dist.get_rank()
+    group = background_group()
+    sharded: dict[str, Any] = {}
+    common: dict[str, Any] = {}
+
+    def make_folder() -> None:
+        if rank == 0:
+            target.mkdir(parents=True, exist_ok=True)
+
+    def see_folder() -> None:
+        if not target.is_dir():
+            raise UserError(
+                f"{target} was made on rank 0 and is not there on rank {rank}: runner.run_dir "
+                "has to be on a file system that all nodes share"
+            )
+
+    def gather_state() -> None:
+        nonlocal sharded, common
+        sharded, common = save_preprocess(_sharded_state(actor, loading=False))
+
+    def write_small_files() -> None:
+        if rank == 0:
+            write_common(target, common)
+            write_json(target / _ABOUT, _about(actor))
+        save_streams(target, rank)
+
+    _together(make_folder, target, group)
+    _together(see_folder, target, group)
+    # Rank 0 alone looks whether the shards cover the whole.
+    _together(gather_state, target, group)
+    _together(write_small_files, target, group)
+    if in_background:
+        _copy_to_host(sharded)
+
+    def write() -> None:
+        _together(lambda: write_tensors(target, sharded, group), target, group)
+
+    pending = PendingSave(write, in_background)
+    _last = pending if in_background else None
+    return pending
+
+
+_last: PendingSave | None = None
+
+
+def load_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") -> None:
+    """Set a model, its optimizer, schedule and random streams to saved ones; collective.
+
+    In the layout of the checkpoint everything goes on bit by bit. In another one the sums of
+    parallel ranks round differently, and random streams, which belong to ranks, stay as they were
+    seeded. The learning rate and Adam's other settings are those of ``actor``, not the saved ones.
+
+    Args:
+        actor: Built from the same model, with the same type and the same kind of optimizer.
+        folder: A whole checkpoint, see :meth:`CheckpointStore.resume`.
+        name: As given to :func:`save_actor`.
+
+    Raises:
+        UserError: On every rank: it is of another model, or cannot be read. The actor may be
+            loaded in part then, and is of no further use.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    target = Path(folder) / name
+    group = background_group()
+    saved: dict[str, Any] = {}
+
+    def check() -> None:
+        saved.update(_read_about(target))
+        _check_same(actor, saved, target)
+        check_metadata(target)
+
+    def load() -> None:
+        state = dist_checkpointing.load(
+            _sharded_state(actor, loading=True), str(target), strict=StrictHandling.RAISE_ALL
+        )
+        _set_weights(actor, state["model"])
+        if _is_trained(actor):
+            load_optimizer_state(actor.optimizer, state["optimizer"])
+            load_schedule_state(actor.scheduler, state["scheduler"])
+        if saved["layout"] == dataclasses.asdict(actor.layout):
+            load_streams(target, dist.get_rank())
+        else:
+            log.info(
+                "%s was saved in the layout %s; random streams stay as they were seeded",
+                target,
+                saved["layout"],
+            )
+
+    _together(check, target, group)
+    _together(load, target, group)
+
+
+def _is_trained(actor: MegatronActor) -> bool:
+    return actor.settings.optimizer is not None
+
+
+def _sharded_state(actor: MegatronActor, loading: bool) -> dict[str, Any]:
+    model = actor.module.sharded_state_dict(metadata=sharding())  # type: ignore[operator]
+    # Transformer Engine's extra state is for 8-bit floats, which are not used, and is read by
+    # executing pickled code.
+    model = {key: value for key, value in model.items() if not key.endswith("_extra_state")}
+    state = {"model": model}
+    if _is_trained(actor):
+        state["optimizer"] = sharded_optimizer_state(actor.optimizer, model, loading)
+        state["scheduler"] = actor.scheduler.state_dict()
+    return state
+
+
+def _set_weights(actor: MegatronActor, weights: dict[str, Any]) -> None:
+    result = actor.module.load_state_dict(weights, strict=False)
+    missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
+    if missing or result.unexpected_keys:
+        raise BrokenCheckpoint(f"missing {missing}, unexpected {result.unexpected_keys}")
+
+
+def _copy_to_host(sharded: Any) -> None:
+    """Have the state own its values, so that training may go on with the tensors."""
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
+
+    for one in nested_values(sharded):
+        if isinstance(one, ShardedTensor) and is_main_replica(one.replica_id):
+            one.data = one.data.detach().to("cpu", copy=True)
+
+
+def _about(actor: MegatronActor) -> dict[str, Any]:
+    """What has to be equal for a load, and the layout, which need not be."""
+    optimizer = actor.settings.optimizer
+    return {
+        "shape": json.loads(json.dumps(dataclasses.asdict(actor.shape))),
+        "dtype": str(actor.settings.model.dtype).removeprefix("torch."),
+        "optimizer": None
+        if optimizer is None
+        else ("distributed" if optimizer.distributed else "plain"),
+        "layout": dataclasses.asdict(actor.layout),
+    }
+
+
+def _read_about(target: Path) -> dict[str, Any]:
+    path = target / _ABOUT
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BrokenCheckpoint(f"{path} cannot be read: {error}") from None
+    return content
+
+
+def _check_same(actor: MegatronActor, saved: dict[str, Any], target: Path) -> None:
+    own = _about(actor)
+    for key, setting in (
+        ("shape", "model.path"),
+        ("dtype", "model.dtype"),
+        ("optimizer", "actor.distributed_optimizer"),
+    ):
+        if own[key] == saved[key]:
+            continue
+        was, now = saved[key], own[key]
+        if key == "shape":
+            differing = sorted(k for k in now if was.get(k) != now[k])
+            was = ", ".join(f"{k}={was.get(k)}" for k in differing)
+            now = ", ".join(f"{k}={now[k]}" for k in differing)
+        raise UserError(
+            f"{target} was saved with {key} {was}, and this run has {now}; set {setting} as it "
+            "was, or start anew with runner.resume=never"
+        )
+
+
+def _together(action: Callable[[], None], target: Path, group: Any) -> None:
+    """Do something that can fail on one rank, and fail on all of them if it does."""
+    error: Exception | None = None
+    try:
+        action()
+    except Exception as caught:
+        error = caught
+    reasons: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, None if error is None else str(error), group=group)
+    failed = {rank: reason for rank, reason in enumerate(reasons) if reason is not None}
+    if not failed:
+        return
+    if any(mark in reason.lower() for reason in failed.values() for mark in DISK_FULL):
+        raise disk_full(target)
+    if error is not None and not isinstance(error, UserError | OSError):
+        raise error
+    distinct = dict.fromkeys(failed.values())
+    raise UserError(f"{target} (ranks {sorted(failed)}): {'; '.join(distinct)}")

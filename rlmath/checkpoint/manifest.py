@@ -1,0 +1,170 @@
+"""The list of a checkpoint's files with their sizes and checksums, by which wholeness is judged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlmath.errors import UserError
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+# hashlib lets go of the interpreter lock, so threads hash at the same time.
+_NUM_THREADS = 4
+
+
+class BrokenCheckpoint(UserError):
+    """A checkpoint that is not whole: a file is missing, cut off, or not what was written."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of.
+
+    Attributes:
+        step: Optimization steps that were done.
+        metrics: Values by which the best checkpoints are found.
+        created_unix_s: When it was made, in seconds since 1970.
+        files: Size in bytes and SHA-256 of each file, by its path relative to the checkpoint.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    created_unix_s: float
+    files: Mapping[str, tuple[int, str]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the files together."""
+        return sum(size for size, _ in self.files.values())
+
+
+def write_manifest(folder: Path, step: int, metrics: Mapping[str, float]) -> Manifest:
+    """Have the disk hold every file of ``folder``, then list them in its manifest.
+
+    Raises:
+        ValueError: There is no file to list.
+    """
+    paths = _files(folder)
+    if not paths:
+        raise ValueError(f"{folder} is empty; the ranks have to save into it before the commit")
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        digests = list(pool.map(_sync_and_digest, (folder / path for path in paths)))
+    manifest = Manifest(step, dict(metrics), time.time(), dict(zip(paths, digests, strict=True)))
+    content = {
+        "format": _FORMAT,
+        "step": step,
+        "metrics": dict(metrics),
+        "created_unix_s": manifest.created_unix_s,
+        "files": {
+            path: {"size_bytes": size, "sha256": digest}
+            for path, (size, digest) in manifest.files.items()
+        },
+    }
+    # The manifest vouches for the files; its own checksum vouches for the manifest.
+    content["sha256"] = _digest_of(content)
+    write_json(folder / MANIFEST, content)
+    for inner in {(folder / path).parent for path in paths} | {folder}:
+        sync(inner)
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint, without looking at the files.
+
+    Raises:
+        BrokenCheckpoint: There is none, or it is not what was written.
+    """
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        claimed = content.pop("sha256")
+        if content["format"] != _FORMAT:
+            raise BrokenCheckpoint(
+                f"{path} has format {content['format']}; this version reads format {_FORMAT}"
+            )
+        if claimed != _digest_of(content):
+            raise BrokenCheckpoint(f"{path} does not match its own checksum")
+        files = {
+            name: (int(entry["size_bytes"]), str(entry["sha256"]))
+            for name, entry in content["files"].items()
+        }
+        return Manifest(
+            int(content["step"]), content["metrics"], float(content["created_unix_s"]), files
+        )
+    except FileNotFoundError:
+        raise BrokenCheckpoint(f"{path} is missing") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise BrokenCheckpoint(f"{path} cannot be read: {error!r}") from None
+
+
+def verify(folder: Path) -> Manifest:
+    """Compare every file of a checkpoint with the manifest.
+
+    Raises:
+        BrokenCheckpoint: Naming the first file that is missing or not what was written, and how.
+    """
+    manifest = read_manifest(folder)
+    for name, (size, _) in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise BrokenCheckpoint(f"{name} is missing")
+        if path.stat().st_size != size:
+            raise BrokenCheckpoint(f"{name} has {path.stat().st_size} bytes, written were {size}")
+
+    def compare(name: str) -> str | None:
+        digest = manifest.files[name][1]
+        try:
+            return None if _digest(folder / name) == digest else f"{name}: its checksum differs"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        for problem in pool.map(compare, manifest.files):
+            if problem:
+                raise BrokenCheckpoint(problem)
+    return manifest
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file and have the disk hold it."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold a file's bytes, or a folder's names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _files(folder: Path) -> list[str]:
+    found = (p for p in folder.rglob("*") if p.is_file())
+    return sorted(str(p.relative_to(folder)) for p in found if p != folder / MANIFEST)
+
+
+def _sync_and_digest(path: Path) -> tuple[int, str]:
+    sync(path)
+    return path.stat().st_size, _digest(path)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

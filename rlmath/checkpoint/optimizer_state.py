@@ -1,0 +1,121 @@
+"""Megatron's optimizer and schedule in the form in which they are saved, and back.
+
+Megatron's distributed checkpoints were made for Apex's and Transformer Engine's Adam. With torch's
+Adam, which is what there is without CUDA, a state that is loaded as it comes trains on wrongly: all
+parameters share one ``step`` tensor, which every parameter's update then advances.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def sharding() -> dict[str, Any]:
+    """How Megatron is to describe the tensors' places, afresh: it adds its process groups to it."""
+    return {
+        # Optimizer tensors in the shape of the parameters, so that any layout can cut them anew.
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+    }
+
+
+def initialize_states(optimizer: Any) -> None:
+    """Give every parameter the state that Adam would give it before its first step.
+
+    Adam makes it when it first steps; a checkpoint from before that, and one to load into, need it.
+    """
+    for one in _parts(optimizer):
+        inner = one.optimizer
+        if not _is_torch_adam(inner):
+            one.init_state_fn(inner)
+            continue
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                if not inner.state[parameter]:
+                    inner.state[parameter] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+
+
+def sharded_optimizer_state(optimizer: Any, model_state: dict[str, Any], loading: bool) -> Any:
+    """The optimizer's state with its place in the whole; a collective of the data-parallel group.
+
+    Args:
+        model_state: The model's sharded state, whose tensors must be the parameters themselves.
+        loading: For a load (values are about to be replaced) rather than a save.
+    """
+    initialize_states(optimizer)
+    state = optimizer.sharded_state_dict(model_state, is_loading=loading, metadata=sharding())
+    for part, own in zip(_parts(optimizer), _states(optimizer, state), strict=True):
+        if _is_torch_adam(part.optimizer) and "param_state" not in own:
+            # The plain optimizer leaves out a step of zero, and torch's Adam does not load without.
+            own.get("optimizer", own)["state"].setdefault("common_step", torch.tensor(0.0))
+    return state
+
+
+def load_optimizer_state(optimizer: Any, state: Any) -> None:
+    """Set the optimizer's state to one that was loaded.
+
+    Hyperparameters stay those that the optimizer was built with: a run may go on with others.
+    """
+    for part, own in zip(_parts(optimizer), _states(optimizer, state), strict=True):
+        hyperparameters = [_hyperparameters(group) for group in part.param_groups]
+        _load_part(part, own)
+        for group, values in zip(part.param_groups, hyperparameters, strict=True):
+            group.update(values)
+
+
+def _load_part(part: Any, state: dict[str, Any]) -> None:
+    tensors = state.pop("param_state", None)
+    part.load_state_dict(state)
+    torch_adam = _is_torch_adam(part.optimizer)
+    steps = _take_steps(part.optimizer) if torch_adam else {}
+    if tensors is not None:
+        # Main parameters are leaves that want gradients, and Megatron writes into them. It expects
+        # no step among Adam's tensors.
+        with torch.no_grad():
+            part.load_parameter_state_from_fully_reshardable(tensors)
+    for parameter, step in steps.items():
+        part.optimizer.state[parameter]["step"] = torch.tensor(step)
+
+
+def _take_steps(inner: Any) -> dict[torch.Tensor, float]:
+    """Remove the steps that Megatron set, of which it leaves out those that are zero."""
+    for group in inner.param_groups:
+        # A copy for its own use; torch's Adam looks at the parameters' only.
+        group.pop("step", None)
+    return {
+        parameter: float(inner.state[parameter].pop("step", 0.0))
+        for group in inner.param_groups
+        for parameter in group["params"]
+    }
+
+
+def load_schedule_state(scheduler: Any, state: dict[str, Any]) -> None:
+    """Go on at the saved place of the schedule that the settings of this run describe."""
+    scheduler.num_steps = int(state["num_steps"])
+    scheduler.step(0)
+
+
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    # Fused Adams keep the step in the group: that one is state.
+    return {key: value for key, value in group.items() if key not in ("params", "step")}
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part for part in parts if not getattr(part, "is_stub_optimizer", False)]
+
+
+def _states(optimizer: Any, state: Any) -> list[Any]:
+    """The part of a state that belongs to each of the optimizer's parts."""
+    count = len(_parts(optimizer))
+    return [state] if count == 1 else [state[index] for index in range(count)]
+
+
+def _is_torch_adam(inner: Any) -> bool:
+    return isinstance(inner, torch.optim.Adam | torch.optim.AdamW)

@@ -1,0 +1,109 @@
+"""How much disk checkpoints need, checked before a run rather than in the middle of it."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+from rlmath.errors import UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Headers, manifest and driver state, beside the tensors.
+_OVERHEAD_BYTES = 2**20
+
+
+class DiskFull(UserError):
+    """There is no room for a checkpoint."""
+
+
+def checkpoint_bytes(num_parameters: int, parameter_bytes: int, distributed_optimizer: bool) -> int:
+    """Size of one checkpoint, in bytes.
+
+    Weights as they are, two float32 moments of Adam, and the float32 main parameters where the
+    optimizer has some apart from the weights.
+
+    Args:
+        num_parameters: Of the whole model.
+        parameter_bytes: 4 for float32, 2 for bfloat16.
+        distributed_optimizer: It always keeps main parameters; the plain one only under bfloat16.
+    """
+    per_parameter = parameter_bytes + 8
+    if distributed_optimizer or parameter_bytes < 4:
+        per_parameter += 4
+    return num_parameters * per_parameter + _OVERHEAD_BYTES
+
+
+def check_space(
+    folder: str | Path, one_checkpoint_bytes: int, keep: int, keep_best: int = 0
+) -> None:
+    """Refuse a run whose checkpoints will not fit.
+
+    Args:
+        folder: Where they go; need not exist yet. Checkpoints that are there already count
+            towards the copies.
+        one_checkpoint_bytes: See :func:`checkpoint_bytes`.
+        keep: Newest checkpoints that are kept.
+        keep_best: Checkpoints that are kept beside those.
+
+    Raises:
+        DiskFull: With the arithmetic.
+    """
+    folder = Path(folder)
+    free, held = _free_bytes(folder), _held_bytes(folder)
+    copies = keep + keep_best + 1
+    needed = copies * one_checkpoint_bytes
+    if free + held >= needed:
+        return
+    fitting = (free + held) // one_checkpoint_bytes - keep_best - 1
+    advice = (
+        f"runner.keep_checkpoints={fitting} would fit"
+        if fitting >= 1
+        else "not even one kept checkpoint fits beside the one being written"
+    )
+    raise DiskFull(
+        f"Checkpoints in {folder} need {copies} x {_gib(one_checkpoint_bytes)} = {_gib(needed)} "
+        f"(those kept and the one being written); free are {_gib(free)}, and older checkpoints "
+        f"there hold {_gib(held)}. {advice}; or free {_gib(needed - free - held)}, or set "
+        "runner.run_dir to a larger disk."
+    )
+
+
+def disk_full(folder: Path, needed_bytes: int | None = None) -> DiskFull:
+    """The error of a disk that ran full while ``folder`` was written."""
+    need = "" if needed_bytes is None else f" The checkpoint takes about {_gib(needed_bytes)}."
+    return DiskFull(
+        f"The disk ran full while {folder} was written; free are {_gib(_free_bytes(folder))}."
+        f"{need} Earlier checkpoints are untouched. Free some space or set "
+        "runner.keep_checkpoints lower, then start again: the run resumes from the newest "
+        "whole checkpoint."
+    )
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, is a full disk or a used-up quota."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _free_bytes(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _held_bytes(folder: Path) -> int:
+    if not folder.is_dir():
+        return 0
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+def _gib(num_bytes: int) -> str:
+    if abs(num_bytes) < 2**30:
+        return f"{num_bytes / 2**20:.1f} MiB"
+    return f"{num_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,336 @@
+"""The driver's side: a folder of checkpoints, each of which is whole or not there.
+
+A checkpoint is written as ``step_000012.partial`` and renamed to ``step_000012`` when everything,
+the manifest last, is on the disk. What a killed process can leave is told by its ending:
+
+==============  =====================================================  ======================
+``.partial``    being written                                          removed
+``.replaced``   an older one of the same step, about to be replaced    put back, or removed
+                                                                       when the new one is there
+``.deleted``    being deleted                                          removed
+==============  =====================================================  ======================
+
+One run owns the folder; two at once are not guarded against.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlmath.checkpoint.driver_state import read_driver_state, write_driver_state
+from rlmath.checkpoint.manifest import (
+    MANIFEST,
+    BrokenCheckpoint,
+    read_manifest,
+    sync,
+    verify,
+    write_manifest,
+)
+from rlmath.checkpoint.space import check_space, disk_full, is_disk_full
+from rlmath.errors import UserError
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"step_(\d{6,})")
+_ENDINGS = (".partial", ".replaced", ".deleted")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that was passed over, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest whole checkpoint.
+
+    Attributes:
+        path: ``None`` when there is none.
+        skipped: Newer ones that are not whole, newest first.
+    """
+
+    path: Path | None
+    skipped: list[Skipped]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What the driver goes on from.
+
+    Attributes:
+        path: Folder that the ranks load from.
+        step: Optimization steps that were done.
+        driver_state: As it was given to :meth:`CheckpointStore.commit`.
+        metrics: Likewise.
+    """
+
+    path: Path
+    step: int
+    driver_state: dict[str, Any]
+    metrics: Mapping[str, float]
+
+
+class CheckpointStore:
+    """Makes, keeps and finds checkpoints in a folder.
+
+    Args:
+        folder: Made when it is missing.
+        keep: Newest ones that are kept, at least 1.
+        best: Metrics whose best checkpoint is kept as well, and whether ``max`` or ``min`` is best.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        keep: int,
+        best: Mapping[str, Literal["max", "min"]] | None = None,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}; at least the newest checkpoint has to be kept")
+        self.folder = Path(folder)
+        self.keep = keep
+        self.best = dict(best or {})
+        # Found not whole: these neither count as kept nor get deleted.
+        self._broken: set[str] = set()
+
+    # -- making ---------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> Path:
+        """An empty folder for the ranks to save into."""
+        partial = self._partial(step)
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        return partial
+
+    def commit(
+        self, step: int, driver_state: Mapping[str, Any], metrics: Mapping[str, float]
+    ) -> Path:
+        """Make a checkpoint of what :meth:`begin` gave, then delete those that are over ``keep``.
+
+        An older checkpoint of the same step is replaced.
+
+        Args:
+            step: As given to :meth:`begin`.
+            driver_state: Of dict, list, str, int, float, bool and None.
+            metrics: Values by which the best are found; ones that are not finite never are.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            TypeError: ``driver_state`` would not come back as it is.
+            DiskFull: The checkpoint was not made; the others are untouched.
+        """
+        partial, final = self._partial(step), self.path(step)
+        try:
+            write_driver_state(partial, driver_state)
+            write_manifest(partial, step, {k: float(v) for k, v in metrics.items()})
+        except OSError as error:
+            if is_disk_full(error):
+                self.abandon(step)
+                raise disk_full(final) from None
+            raise
+        replaced = final.with_name(final.name + ".replaced")
+        if final.exists():
+            final.rename(replaced)
+        partial.rename(final)
+        sync(self.folder)
+        self._broken.discard(final.name)
+        if replaced.exists():
+            self._delete(replaced)
+        self._retain()
+        return final
+
+    def abandon(self, step: int) -> None:
+        """Remove what :meth:`begin` gave, after a failure of the ranks."""
+        shutil.rmtree(self._partial(step), ignore_errors=True)
+
+    def check_space(self, one_checkpoint_bytes: int) -> None:
+        """Refuse a run whose checkpoints will not fit; call before the first.
+
+        Raises:
+            DiskFull: With the arithmetic.
+        """
+        check_space(self.folder, one_checkpoint_bytes, self.keep, len(self.best))
+
+    # -- finding --------------------------------------------------------------------------------
+
+    def path(self, step: int) -> Path:
+        """Folder of a step's checkpoint, whether or not there is one."""
+        return self.folder / f"step_{step:06d}"
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, ascending; whether they are whole is not looked at."""
+        if not self.folder.is_dir():
+            return []
+        matches = (_NAME.fullmatch(p.name) for p in self.folder.iterdir() if p.is_dir())
+        return sorted(int(m.group(1)) for m in matches if m)
+
+    def newest_whole(self) -> Newest:
+        """The newest checkpoint all of whose files are what was written.
+
+        Leftovers of a killed process are cleaned first.
+        """
+        skipped = self.clean_leftovers()
+        for step in reversed(self.steps()):
+            path = self.path(step)
+            try:
+                verify(path)
+            except BrokenCheckpoint as error:
+                log.warning("skipping checkpoint %s: %s", path, error)
+                self._broken.add(path.name)
+                skipped.append(Skipped(path, str(error)))
+                continue
+            return Newest(path, skipped)
+        return Newest(None, skipped)
+
+    def resume(self, how: str) -> Checkpoint | None:
+        """What ``runner.resume`` asks for.
+
+        After ``never`` or a path, checkpoints that would be newer than the run's own beginning are
+        moved to a folder beside this one, so that a later ``auto`` does not go on from them.
+
+        Args:
+            how: ``auto`` (the newest whole one, or ``None``), ``never``, or a checkpoint's folder.
+
+        Raises:
+            UserError: The folder given is not a whole checkpoint, or there are checkpoints and
+                none is whole.
+        """
+        if how == "never":
+            self.clean_leftovers()
+            self.set_aside(newer_than=-1)
+            return None
+        if how != "auto":
+            return self._resume_from(Path(how))
+        newest = self.newest_whole()
+        if newest.path is not None:
+            return open_checkpoint(newest.path, verified=True)
+        broken = [s for s in newest.skipped if _NAME.fullmatch(s.path.name)]
+        if broken:
+            reasons = "".join(f"\n  - {s.path.name}: {s.reason}" for s in broken)
+            raise UserError(
+                f"No checkpoint in {self.folder} is whole:{reasons}\n"
+                "Restore one from a copy, or start anew with runner.resume=never."
+            )
+        return None
+
+    def _resume_from(self, path: Path) -> Checkpoint:
+        checkpoint = open_checkpoint(path)
+        self.clean_leftovers()
+        own = path.resolve().parent == self.folder.resolve()
+        self.set_aside(newer_than=checkpoint.step if own else -1)
+        return checkpoint
+
+    # -- clearing up ----------------------------------------------------------------------------
+
+    def clean_leftovers(self) -> list[Skipped]:
+        """Remove or undo what a killed process left; returns what it was."""
+        found: list[Skipped] = []
+        if not self.folder.is_dir():
+            return found
+        for path in sorted(self.folder.iterdir()):
+            if path.suffix not in _ENDINGS or not _NAME.fullmatch(path.stem):
+                continue
+            final = path.with_suffix("")
+            if path.suffix == ".replaced" and not final.exists():
+                path.rename(final)
+                found.append(Skipped(path, "its replacement was not finished; put back"))
+            elif path.suffix == ".partial":
+                shutil.rmtree(path)
+                found.append(Skipped(path, "was not finished; removed"))
+            else:
+                shutil.rmtree(path)
+                found.append(Skipped(path, "was being deleted; removed"))
+        for one in found:
+            log.info("checkpoint leftover %s: %s", one.path, one.reason)
+        return found
+
+    def set_aside(self, newer_than: int) -> Path | None:
+        """Move checkpoints of later steps to a folder beside this one, as after a rollback.
+
+        Returns:
+            That folder; ``None`` when there was nothing to move.
+        """
+        steps = [step for step in self.steps() if step > newer_than]
+        if not steps:
+            return None
+        number = 1
+        while (aside := Path(f"{self.folder}_set_aside_{number}")).exists():
+            number += 1
+        aside.mkdir()
+        # Newest first: stopped in between, what is left is still a run's beginning.
+        for step in reversed(steps):
+            self.path(step).rename(aside / self.path(step).name)
+        log.info("moved checkpoints of steps %s to %s", steps, aside)
+        return aside
+
+    def _retain(self) -> None:
+        manifests = {}
+        for step in self.steps():
+            if self.path(step).name in self._broken:
+                continue
+            try:
+                manifests[step] = read_manifest(self.path(step))
+            except BrokenCheckpoint as error:
+                log.warning("not counting checkpoint %s: %s", self.path(step), error)
+        kept = set(sorted(manifests)[-self.keep :])
+        for metric, mode in self.best.items():
+            values = {
+                step: manifest.metrics[metric]
+                for step, manifest in manifests.items()
+                if math.isfinite(manifest.metrics.get(metric, math.nan))
+            }
+            if values:
+                # Among equals the later one.
+                sign = 1.0 if mode == "max" else -1.0
+                kept.add(max(values, key=lambda step: (sign * values[step], step)))
+        for step in manifests.keys() - kept:
+            self._delete(self.path(step))
+
+    def _delete(self, path: Path) -> None:
+        """Under another name first: a half-deleted checkpoint must not look like a broken one."""
+        doomed = path.with_suffix(".deleted")
+        if doomed.exists():
+            shutil.rmtree(doomed)
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+
+    def _partial(self, step: int) -> Path:
+        return self.folder / f"step_{step:06d}.partial"
+
+
+def open_checkpoint(path: Path, verified: bool = False) -> Checkpoint:
+    """A checkpoint's driver state and metrics.
+
+    Args:
+        path: Its folder.
+        verified: Its files have just been compared with the manifest.
+
+    Raises:
+        UserError: It is not there or not whole.
+    """
+    if not (path / MANIFEST).is_file():
+        raise UserError(
+            f"{path} is no checkpoint (it has no {MANIFEST}); runner.resume takes auto, never or "
+            "the folder of a checkpoint, such as <run_dir>/checkpoints/step_000012."
+        )
+    try:
+        manifest = read_manifest(path) if verified else verify(path)
+    except BrokenCheckpoint as error:
+        raise UserError(
+            f"The checkpoint {path} is not whole: {error}. Restore it from a copy, or let "
+            "runner.resume=auto take the newest whole one."
+        ) from None
+    return Checkpoint(path, manifest.step, read_driver_state(path), manifest.metrics)

@@ -1,0 +1,151 @@
+"""Writes and reads the tensors of all ranks in torch's distributed format, within the process.
+
+Megatron's own writer starts a manager process and forks writers, for writing in the background.
+In a Ray actor, a process with threads that hold locks, forking can hang, and starting an
+interpreter takes longer than writing a small model. So the plan is made with Megatron's planner,
+and torch's writer writes it in the process that calls.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlmath.checkpoint.manifest import BrokenCheckpoint
+from rlmath.checkpoint.space import is_disk_full
+
+COMMON = "common.pt"
+_METADATA = ".metadata"
+# How the system says it, in small letters: what is left of an error on other ranks is its text.
+DISK_FULL = ("no space left on device", "disk quota exceeded")
+
+
+def write_tensors(folder: Path, sharded: Any, group: Any) -> None:
+    """Write this rank's shards of which it is the main holder; collective over ``group``.
+
+    Args:
+        sharded: Megatron's sharded state, without its common part.
+        group: A gloo group of all ranks; nothing else may use it meanwhile.
+
+    Raises:
+        OSError: On every rank, when any rank could not write.
+    """
+    from megatron.core.dist_checkpointing.strategies import torch as strategy
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    flat, _, _ = strategy._replace_state_dict_keys_with_sharded_keys(
+        sharded, keep_only_main_replica=True
+    )
+    planner = strategy.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+    try:
+        save(
+            strategy.mcore_to_pyt_state_dict(flat, False),
+            storage_writer=_writer(folder),
+            planner=planner,
+            process_group=group,
+        )
+    except CheckpointException as failed:
+        causes = {rank: error for rank, (error, _) in failed.failures.items()}
+        reasons = "; ".join(f"rank {rank}: {error}" for rank, error in sorted(causes.items()))
+        raise OSError(f"{folder} could not be written: {reasons}") from None
+
+
+def _writer(folder: Path) -> Any:
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    class Writer(FileSystemWriter):
+        """Says plainly what failed: an error loses its cause on the way to the other ranks."""
+
+        def write_data(self, plan: Any, planner: Any) -> Any:
+            try:
+                return super().write_data(plan, planner)
+            except Exception as error:
+                raise _plain(error) from None
+
+        def finish(self, metadata: Any, results: Any) -> None:
+            try:
+                super().finish(metadata, results)
+            except Exception as error:
+                raise _plain(error) from None
+
+    # One thread: torch drops the errors of the others.
+    return Writer(folder, thread_count=1, sync_files=True, overwrite=True)
+
+
+def _plain(error: Exception) -> OSError:
+    return OSError(DISK_FULL[0] if is_disk_full(error) else f"{type(error).__name__}: {error}")
+
+
+def write_common(folder: Path, common: dict[str, Any]) -> None:
+    """Write what is equal on all ranks, and the file that tells Megatron the format; rank 0."""
+    from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+
+    try:
+        torch.save(common, folder / COMMON)
+        save_config(CheckpointingConfig("torch_dist", 1), str(folder))
+    except Exception as error:
+        raise _plain(error) from None
+
+
+def check_metadata(folder: Path) -> None:
+    """Refuse an index of tensors that would execute code, or bring objects other than tensors.
+
+    torch reads the index with pickle, and objects without ``weights_only``.
+
+    Raises:
+        BrokenCheckpoint: It names something that an index of tensors does not need.
+    """
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    path = folder / _METADATA
+    try:
+        with open(path, "rb") as file:
+            metadata = _MetadataUnpickler(file).load()
+    except FileNotFoundError:
+        raise BrokenCheckpoint(f"{path} is missing") from None
+    except BrokenCheckpoint:
+        raise
+    except Exception as error:
+        raise BrokenCheckpoint(f"{path} cannot be read: {error!r}") from None
+    for name, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            raise BrokenCheckpoint(f"{path}: {name} is no tensor")
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    _MODULES = frozenset(
+        {"torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"}
+    )
+    _NAMES = frozenset(
+        {
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("pathlib", "PosixPath"),
+            ("collections", "OrderedDict"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = module in self._MODULES or (module, name) in self._NAMES
+        if not known and not (module == "torch" and isinstance(getattr(torch, name, 0), _DTYPES)):
+            raise BrokenCheckpoint(f"the index of tensors names {module}.{name}; refused")
+        return super().find_class(module, name)
+
+
+_DTYPES = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def background_group() -> Any:
+    """A gloo group of all ranks for the checkpoint alone; collective when it is first asked for."""
+    global _group
+    if _group is None or _group[0] is not dist.group.WORLD:
+        _group = (dist.group.WORLD, dist.new_group(backend="gloo"))
+    return _group[1]
+
+
+_group: tuple[Any, Any] | None = None

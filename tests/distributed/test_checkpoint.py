@@ -1,0 +1,353 @@
+"""Checkpoints on real gloo ranks: what is resumed goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import random
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlmath.actor.actor import MegatronActor, TokenValues
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.parallel import Layout
+from rlmath.checkpoint import CheckpointStore
+from rlmath.checkpoint.actor_state import begin_save, load_actor, save_actor
+from rlmath.checkpoint.manifest import read_manifest
+from rlmath.device import Platform
+from rlmath.errors import UserError
+from rlmath.types import TrainingBatch
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import (
+    UPDATE,
+    build,
+    gather,
+    make_batch,
+    tiny_model,  # noqa: F401  (a fixture)
+    with_log_probs,
+)
+
+TP2, PP2, DP2 = Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)
+# A schedule whose learning rate differs at every step, so that its place shows.
+SCHEDULE = {"schedule": "linear", "warmup_steps": 2, "decay_steps": 12}
+BF16 = ModelSettings(torch.bfloat16, sequence_parallel=True)
+
+
+def changes_of(distributed: bool, **others: Any) -> dict[str, Any]:
+    return {"optimizer": {"distributed": distributed, **SCHEDULE}, **others}
+
+
+@dataclasses.dataclass
+class After:
+    """What a rank has after its updates."""
+
+    metrics: list[dict[str, float]]
+    weights: dict[str, torch.Tensor]
+    adam: list[tuple[torch.Tensor, dict[str, torch.Tensor]]]
+    draws: list[float]
+    values: TokenValues | None
+
+
+def go_on(actor: MegatronActor, batch: TrainingBatch, steps: int) -> After:
+    """Draw from each random stream, update, and look at everything that training leaves."""
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    draws = [random.random(), random.gauss(0, 1), *np.random.standard_normal(3)]
+    draws += torch.rand(2).tolist()
+    with get_cuda_rng_tracker().fork():
+        draws += torch.rand(2).tolist()
+    metrics = [m for i in range(steps) for m in actor.update(batch, UPDATE, seed=i).minibatches]
+    parts = getattr(actor.optimizer, "chained_optimizers", [actor.optimizer])
+    adam = [
+        (p.detach().clone(), {k: v.clone() for k, v in part.optimizer.state[p].items()})
+        for part in parts
+        for group in part.optimizer.param_groups
+        for p in group["params"]
+    ]
+    weights = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
+    return After(metrics, weights, adam, draws, actor.log_probs(batch))
+
+
+def run_save(
+    layout: Layout,
+    platform: Platform,
+    model: str,
+    changes: dict[str, Any],
+    folder: str,
+    before: int,
+    after: int,
+    in_background: bool = False,
+) -> After:
+    batch = with_log_probs(make_batch())
+    actor = build(layout, platform, model, **changes)
+    for step in range(before):
+        actor.update(batch, UPDATE, seed=100 + step)
+    random.gauss(0, 1)  # Leaves half a pair of normal numbers behind, in Python's stream
+    np.random.standard_normal()  # and in NumPy's.
+    if not in_background:
+        save_actor(actor, folder)
+        return go_on(actor, batch, after)
+    pending = begin_save(actor, folder)
+    result = go_on(actor, batch, after)
+    pending.wait()
+    return result
+
+
+def run_load(
+    layout: Layout,
+    platform: Platform,
+    model: str,
+    changes: dict[str, Any],
+    folder: str,
+    after: int,
+) -> After:
+    actor = build(layout, platform, model, **changes)
+    load_actor(actor, folder)
+    return go_on(actor, with_log_probs(make_batch()), after)
+
+
+def commit(folder: Path, run: Any) -> str:
+    """A checkpoint of step 2 that ``run(partial)`` saves; returns its folder."""
+    store = CheckpointStore(folder, keep=2)
+    run(str(store.begin(2)))
+    return str(store.commit(2, {}, {}))
+
+
+@pytest.mark.parametrize("in_background", [False, True], ids=["wait", "background"])
+@pytest.mark.parametrize(
+    ("layout", "changes", "before"),
+    [
+        (TP2, changes_of(False), 2),
+        (TP2, changes_of(True), 2),
+        (DP2, changes_of(True, model=BF16), 2),
+    ],
+    ids=["tp2 plain", "tp2 distributed", "dp2 distributed bfloat16"],
+)
+def test_going_on_in_the_same_layout_is_bit_equal(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    tmp_path: Path,
+    layout: Layout,
+    changes: dict[str, Any],
+    before: int,
+    in_background: bool,
+) -> None:
+    straight: list[After] = []
+
+    def run(partial: str) -> None:
+        straight[:] = ranks.run(
+            layout, run_save, tiny_model, changes, partial, before, 2, in_background
+        )
+
+    folder = commit(tmp_path, run)
+    resumed = ranks.run(layout, run_load, tiny_model, changes, folder, 2)
+    for one, other in zip(straight, resumed, strict=True):
+        assert_equal(one, other)
+
+
+def assert_equal(one: After, other: After) -> None:
+    assert one.draws == other.draws
+    assert one.metrics == other.metrics
+    assert one.weights.keys() == other.weights.keys()
+    for name, weight in one.weights.items():
+        assert torch.equal(weight, other.weights[name]), name
+    for (main, state), (other_main, other_state) in zip(one.adam, other.adam, strict=True):
+        assert torch.equal(main, other_main)
+        assert state.keys() == other_state.keys()
+        for name, value in state.items():
+            assert torch.equal(value, other_state[name]), name
+
+
+# Sums over other ranks round differently, and Adam makes of a rounding of a tiny gradient a step
+# of full size: what a single update already shows between layouts (test_actor.py), three times.
+TOLERANCE = 5e-5
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "distributed"),
+    [
+        (TP2, PP2, True),
+        (TP2, PP2, False),
+        (Layout(2, 2, 1), DP2, True),
+        (Layout(1, 1, 1), Layout(2, 1, 2), True),
+    ],
+    ids=lambda value: str(value),
+)
+def test_going_on_in_another_layout_is_equal_up_to_rounding(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    tmp_path: Path,
+    before: Layout,
+    after: Layout,
+    distributed: bool,
+) -> None:
+    changes = changes_of(distributed)
+    straight: list[After] = []
+
+    def run(partial: str) -> None:
+        straight[:] = ranks.run(before, run_save, tiny_model, changes, partial, 2, 3)
+
+    folder = commit(tmp_path, run)
+    resumed = ranks.run(after, run_load, tiny_model, changes, folder, 3)
+    # Three further updates of two minibatches: a wrong step count shows from the second on.
+    assert len(straight[0].metrics) == 6
+    for one in resumed:
+        for metrics, expected in zip(one.metrics, straight[0].metrics, strict=True):
+            for name in expected:
+                assert metrics[name] == pytest.approx(expected[name], rel=TOLERANCE, abs=1e-6), name
+    for state in (state for one in resumed for _, state in one.adam):
+        assert float(state["step"]) == 10.0
+    batch = make_batch()
+    torch.testing.assert_close(
+        gather(batch, [one.values for one in resumed]).log_probs,
+        gather(batch, [one.values for one in straight]).log_probs,
+        atol=1e-4,
+        rtol=0,
+    )
+
+
+def run_first_save(
+    layout: Layout, platform: Platform, model: str, changes: dict[str, Any], folder: str
+) -> After:
+    """Save before the first update, then go on."""
+    actor = build(layout, platform, model, **changes)
+    save_actor(actor, folder)
+    return go_on(actor, with_log_probs(make_batch()), 2)
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+def test_a_save_before_the_first_update_changes_nothing(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    tmp_path: Path,
+    distributed: bool,
+) -> None:
+    layout, changes = Layout(1, 1, 1), changes_of(distributed)
+    straight: list[After] = []
+
+    def run(partial: str) -> None:
+        straight[:] = ranks.run(layout, run_first_save, tiny_model, changes, partial)
+
+    folder = commit(tmp_path, run)
+    (resumed,) = ranks.run(layout, run_load, tiny_model, changes, folder, 2)
+    assert_equal(straight[0], resumed)
+    (without,) = ranks.run(layout, run_without, tiny_model, changes)
+    assert without.metrics == resumed.metrics
+
+
+def run_without(layout: Layout, platform: Platform, model: str, changes: dict[str, Any]) -> After:
+    return go_on(build(layout, platform, model, **changes), with_log_probs(make_batch()), 2)
+
+
+def run_load_with(
+    layout: Layout, platform: Platform, model: str, changes: dict[str, Any], folder: str
+) -> tuple[str, float]:
+    """What a load says, and the learning rate after it."""
+    actor = build(layout, platform, model, **changes)
+    try:
+        load_actor(actor, folder)
+    except UserError as error:
+        return str(error), 0.0
+    return "", float(actor.optimizer.param_groups[0]["lr"])
+
+
+def run_save_into(layout: Layout, platform: Platform, model: str, folder: str) -> str:
+    actor = build(layout, platform, model)
+    try:
+        save_actor(actor, folder)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Executes:
+    """Pickled, it makes a file where it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_what_a_load_refuses_and_what_it_takes_from_the_settings(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    def save(partial: str) -> None:
+        assert ranks.run(TP2, run_save_into, tiny_model, partial) == ["", ""]
+
+    folder = commit(tmp_path, save)
+    assert read_manifest(Path(folder)).num_bytes > 0
+
+    def load(**changes: Any) -> tuple[str, float]:
+        results = ranks.run(TP2, run_load_with, tiny_model, changes, folder)
+        assert len(set(results)) == 1
+        return results[0]
+
+    # A rollback with a lower learning rate: the settings decide.
+    assert load(optimizer={"lr": 5e-4}) == ("", 5e-4)
+    said, _ = load(optimizer={"distributed": False})
+    assert "saved with optimizer distributed, and this run has plain" in said
+    said, _ = load(model=BF16)
+    assert "saved with dtype float32, and this run has bfloat16; set model.dtype" in said
+
+    index = Path(folder) / "actor" / ".metadata"
+    executed = tmp_path / "executed"
+    index.write_bytes(pickle.dumps(Executes(executed)))
+    said, _ = load()
+    assert "the index of tensors names" in said and "refused" in said
+    assert not executed.exists()
+    index.unlink()
+    said, _ = load()
+    assert ".metadata is missing" in said
+
+
+def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    where = tmp_path / "small"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "rlmath-test", str(where)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"mounting a small file system takes root: {done.stderr.strip()}")
+    try:
+        store = CheckpointStore(where, keep=2)
+        assert ranks.run(TP2, run_save_into, tiny_model, str(store.begin(1))) == ["", ""]
+        first = store.commit(1, {}, {})
+        partial = store.begin(2)
+        # Room for the small files and a part of the tensors.
+        used = read_manifest(first).num_bytes
+        filler = where / "filler"
+        filler.write_bytes(bytes(shutil.disk_usage(where).free - used // 2))
+        said = ranks.run(TP2, run_save_into, tiny_model, str(partial))
+        assert len(set(said)) == 1
+        assert said[0].startswith("DiskFull: The disk ran full while")
+        store.abandon(2)
+        filler.unlink()
+        assert store.newest_whole().path == first
+        # The ranks are fit to save again.
+        assert ranks.run(TP2, run_save_into, tiny_model, str(store.begin(2))) == ["", ""]
+        second = store.commit(2, {}, {})
+
+        # And a damaged shard of the newest sends the run to the one before.
+        shard = second / "actor" / "__1_0.distcp"
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+        found = CheckpointStore(where, keep=2).resume("auto")
+        assert found is not None and found.path == first
+        said_and_lr = ranks.run(TP2, run_load_with, tiny_model, {}, str(found.path))
+        assert {said for said, _ in said_and_lr} == {""}
+    finally:
+        subprocess.run(["umount", str(where)], check=True)

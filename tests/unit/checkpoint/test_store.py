@@ -1,0 +1,275 @@
+"""The store: whole or not there, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlmath.checkpoint import CheckpointStore, DiskFull, check_space, checkpoint_bytes
+from rlmath.checkpoint.manifest import MANIFEST
+from rlmath.errors import UserError
+
+STATE = {
+    "step": 2,
+    "seeds": [0, 2**63, -1],
+    "rate": 0.1 + 0.2,
+    "name": "Σ x²",
+    "done": False,
+    "pending": None,
+    "nested": {"a": [{"b": 1e-300}]},
+    "infinite": float("inf"),
+}
+
+
+def save(store: CheckpointStore, step: int, **metrics: float) -> Path:
+    """A checkpoint with two files, in place of the ranks'."""
+    actor = store.begin(step) / "actor"
+    actor.mkdir()
+    (actor / "__0_0.distcp").write_bytes(bytes(range(256)) * 40 + step.to_bytes(4, "big"))
+    (actor / "common.pt").write_bytes(b"common")
+    return store.commit(step, STATE | {"step": step}, metrics)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_what_is_committed_comes_back(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
+    assert store.resume("auto") is None
+    path = save(store, 12, reward=0.5)
+    assert path.name == "step_000012"
+    found = CheckpointStore(tmp_path / "checkpoints", keep=2).resume("auto")
+    assert found is not None
+    assert (found.path, found.step, found.metrics) == (path, 12, {"reward": 0.5})
+    assert found.driver_state == STATE | {"step": 12}
+
+
+@pytest.mark.parametrize(
+    ("state", "where"),
+    [
+        ({"a": (1, 2)}, r"state\['a'\] is a tuple"),
+        ({"a": [{"b": {1: 2}}]}, r"state\['a'\]\[0\]\['b'\] has the key 1"),
+        ({"a": {"b": Path("x")}}, r"state\['a'\]\['b'\] is a PosixPath"),
+    ],
+)
+def test_state_that_would_change_is_refused(
+    tmp_path: Path, state: dict[str, object], where: str
+) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    store.begin(1)
+    with pytest.raises(TypeError, match=where):
+        store.commit(1, state, {})
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2, best={"accuracy": "max", "length": "min"})
+    accuracy = [0.1, 0.9, 0.9, 0.2, float("nan"), 0.3, 0.4]
+    for step, value in enumerate(accuracy):
+        save(store, step, accuracy=value, length=abs(step - 1))
+    # Of the two with 0.9 the later one; step 1 has the least length.
+    assert store.steps() == [1, 2, 5, 6]
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 7)
+    assert store.steps() == [7]
+
+
+def test_the_same_step_again_replaces_the_older(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    save(store, 4, reward=1.0)
+    save(store, 4, reward=2.0)
+    found = store.resume("auto")
+    assert found is not None and found.metrics == {"reward": 2.0}
+    assert names(tmp_path) == ["step_000004"]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "reason"),
+    [
+        ("actor/__0_0.distcp", flip, "actor/__0_0.distcp: its checksum differs"),
+        ("actor/__0_0.distcp", truncate, "actor/__0_0.distcp has 10243 bytes, written were 10244"),
+        ("actor/__0_0.distcp", Path.unlink, "actor/__0_0.distcp is missing"),
+        ("driver_state.json", flip, "driver_state.json: its checksum differs"),
+        (MANIFEST, flip, "manifest.json"),
+        (MANIFEST, Path.unlink, "manifest.json is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped(
+    tmp_path: Path, file: str, damage: object, reason: str
+) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    older, newer = save(store, 1), save(store, 2)
+    damage(newer / file)  # type: ignore[operator]
+    newest = store.newest_whole()
+    assert newest.path == older
+    assert [s.path for s in newest.skipped] == [newer]
+    assert reason in newest.skipped[0].reason
+    with pytest.raises(UserError, match=r"is not whole|no checkpoint"):
+        store.resume(str(newer))
+    # What is broken does not push out what is whole.
+    save(store, 3)
+    assert store.steps() == [1, 2, 3]
+
+
+def test_a_changed_metric_in_the_manifest_shows(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    path = save(store, 1, reward=1.0) / MANIFEST
+    content = json.loads(path.read_text())
+    content["metrics"]["reward"] = 9.0
+    path.write_text(json.dumps(content))
+    assert "does not match its own checksum" in store.newest_whole().skipped[0].reason
+
+
+def test_none_whole_stops_instead_of_starting_anew(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    flip(save(store, 1) / "actor" / "common.pt")
+    truncate(save(store, 2) / "actor" / "common.pt")
+    with pytest.raises(UserError, match=r"step_000002: .*\n.*step_000001: .*\n.*resume=never"):
+        store.resume("auto")
+
+
+def test_never_and_a_path_move_newer_ones_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    store = CheckpointStore(folder, keep=9)
+    for step in (1, 2, 3):
+        save(store, step)
+    found = store.resume(str(folder / "step_000002"))
+    assert found is not None and found.step == 2
+    assert store.steps() == [1, 2]
+    assert names(tmp_path / "checkpoints_set_aside_1") == ["step_000003"]
+    assert store.resume("never") is None
+    assert store.steps() == []
+    assert names(tmp_path / "checkpoints_set_aside_2") == ["step_000001", "step_000002"]
+    # From another run's folder: that one is only read.
+    save(store, 5)
+    other = tmp_path / "checkpoints_set_aside_2"
+    found = store.resume(str(other / "step_000001"))
+    assert found is not None and found.step == 1 and store.steps() == []
+    assert names(other) == ["step_000001", "step_000002"]
+
+
+def test_resuming_from_something_else_says_what_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no checkpoint"):
+        CheckpointStore(tmp_path, keep=1).resume(str(tmp_path / "nothing"))
+
+
+def save_and_die(folder: Path, step: int, at: int) -> bool:
+    """Save in a process of its own, killed with -9 before its ``at``-th file operation.
+
+    Returns:
+        Whether it came to that; else the save ended first.
+    """
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def count(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal seen
+            changes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+            if changes or (event == "open" and str(arguments[0]).startswith(str(folder))):
+                seen += 1
+                if seen == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(count)
+            save(CheckpointStore(folder, keep=1), step, reward=2.0)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL), status
+    return status != 0
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["replacing the same step", "a new step"])
+def test_killed_at_any_file_operation_one_whole_checkpoint_is_there(
+    tmp_path: Path, step: int
+) -> None:
+    rewards, leftovers, at = [], set(), 0
+    killed = True
+    while killed:
+        at += 1
+        folder = tmp_path / str(at) / "checkpoints"
+        save(CheckpointStore(folder, keep=1), 1, reward=1.0)
+        killed = save_and_die(folder, step, at)
+        store = CheckpointStore(folder, keep=1)
+        newest = store.newest_whole()
+        assert newest.path is not None
+        for one in newest.skipped:
+            assert one.path.suffix in (".partial", ".replaced", ".deleted"), one
+            leftovers.add(one.path.suffix)
+        assert set(names(folder)) <= {"step_000001", "step_000002"}
+        found = store.resume("auto")
+        assert found is not None
+        assert found.driver_state == STATE | {"step": found.step}
+        rewards.append(found.metrics["reward"])
+        save(store, 3)
+        assert names(folder) == ["step_000003"]
+    assert at > 15
+    # First the old one, from some moment on the new one, and every kind of leftover was seen.
+    assert rewards == sorted(rewards) and set(rewards) == {1.0, 2.0}
+    assert leftovers == {".partial", ".deleted"} | ({".replaced"} if step == 1 else set())
+
+
+def test_an_abandoned_save_leaves_nothing(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    (store.begin(1) / "part").write_bytes(b"x")
+    store.abandon(1)
+    assert names(tmp_path) == []
+
+
+def test_space_is_checked_with_the_arithmetic(tmp_path: Path) -> None:
+    # 1.5 billion parameters in bfloat16: 2 bytes, two moments and a main parameter of 4 each.
+    size = checkpoint_bytes(1_500_000_000, 2, distributed_optimizer=True)
+    assert size == 1_500_000_000 * 14 + 2**20
+    assert checkpoint_bytes(1000, 4, distributed_optimizer=False) == 12_000 + 2**20
+    assert checkpoint_bytes(1000, 4, distributed_optimizer=True) == 16_000 + 2**20
+    check_space(tmp_path / "not" / "there", 1000, keep=3)
+    with pytest.raises(DiskFull, match=r"need 4 x 1048576.0 GiB = 4194304.0 GiB.*not even one"):
+        check_space(tmp_path, 2**50, keep=3)
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(DiskFull, match=r"runner.keep_checkpoints=1 would fit"):
+        CheckpointStore(tmp_path, keep=9, best={"accuracy": "max"}).check_space(free // 7 * 2)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    where = tmp_path / "small"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "rlmath-test", str(where)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"mounting a small file system takes root: {done.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_disk_that_runs_full_in_the_commit(small_disk: Path) -> None:
+    store = CheckpointStore(small_disk / "checkpoints", keep=3)
+    first = save(store, 1)
+    (store.begin(2) / "part").write_bytes(b"x")
+    state = {"groups": ["token ids of half-filled groups " * 20_000]}
+    with pytest.raises(DiskFull, match=r"ran full while .*step_000002 was written; free are"):
+        store.commit(2, state, {})
+    assert names(store.folder) == ["step_000001"]
+    assert store.newest_whole().path == first
