@@ -129,17 +129,9 @@ def test_code_without_tests_cannot_be_scored(local):
 
 def test_hostile_programs_end(local):
     reward = get_reward("code", provider=local, cpu_s=1)
-    texts = [
-        fenced(c)
-        for c in (
-            "while True: pass",
-            "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
-            "x = bytearray(10**11)",
-            "while True: print('3')",
-        )
-    ]
+    programs = ("while True: pass", "x = bytearray(10**11)", "while True: print('3')")
     info = {"language": "python", "test_cases": TESTS[:1]}
-    assert reward(texts, verification_info=[info] * 4) == [0.0] * 4
+    assert reward([fenced(p) for p in programs], verification_info=[info] * 3) == [0.0] * 3
 
 
 def test_binary_code(local):
@@ -237,10 +229,14 @@ def test_cf_code_that_does_not_compile(local):
     assert got == [pytest.approx(1.1), -0.1]
 
 
+# Naming the header keeps it from being added: to compile it takes seconds.
+CHEAP = "// without #include <bits/stdc++.h>\n#include <cstdio>\n"
+
+
 @needs_cpp
 def test_ioi_code(local):
     reward = get_reward("ioi_code", provider=local)
-    source = "int main(){int a,b;cin>>a>>b;cout<<(a>4?3:a+b)<<endl;}"
+    source = CHEAP + 'int main(){int a,b;scanf("%d%d",&a,&b);printf("%d",a>4?3:a+b);}'
     cases = [("1 2", "3"), ("5 6", "11"), ("1 1", "2")]
     got = reward(
         [fenced(source, "cpp"), "none", fenced(source, "cpp")],
@@ -274,7 +270,7 @@ def test_ioi_code_with_the_problems_own_package(local):
     ]
     reward = get_reward("ioi_code", provider=local)
     got = reward(
-        [fenced("int half(int x){return min(4, x/2);}", "cpp")],
+        [fenced(CHEAP + "int half(int x){return x < 10 ? x / 2 : 4;}", "cpp")],
         id=["Half"],
         test_names=[["t1", "t2"]],
         test_cases=[{"t2": ("20", "10"), "t1": ("8", "4")}],
@@ -310,7 +306,7 @@ def piston(provider):
             args=tuple(body["args"]),
             files={f["name"]: f["content"] for f in others},
         )
-        limits = Limits(cpu_s=2, wall_s=body["run_timeout"] / 1000)
+        limits = Limits(cpu_s=1, wall_s=body["run_timeout"] / 1000)
         with provider.prepare(program, limits) as prepared:
             if prepared.compile_error is not None:
                 exchange.reply({"compile": {"code": 1, "stderr": prepared.compile_error}})
@@ -338,8 +334,10 @@ def test_code_over_piston(local):
     with serve(piston(local)) as server:
         settings = {"endpoints": server.url.removesuffix("/reward") + "/api/v2", "backoff_s": 0.01}
         reward = get_reward("code", provider="piston", provider_settings=settings, cpu_s=1)
-        texts = [fenced(ADD), fenced("print(3)"), fenced("while True: pass"), fenced("1/0")]
-        assert reward(texts, verification_info=[INFO] * 4) == [1.0, 0.5, 0.0, 0.0]
+        texts = [fenced(ADD), fenced("print(3)"), fenced("1/0")]
+        assert reward(texts, verification_info=[INFO] * 3) == [1.0, 0.5, 0.0]
+        once = {"language": "python", "test_cases": TESTS[:1]}
+        assert reward([fenced("while True: pass")], verification_info=[once]) == [0.0]
         request = server.requests[0]
         assert (request["language"], request["version"]) == ("python", "*")
         assert request["files"][0]["name"] == "main.py" and request["stdin"] == "1 2\n"
