@@ -3,7 +3,7 @@
 16 prompts x 8 samples on the tiny model on CPU: 64 tokens of fixed length, and up to 256 tokens of
 uneven length (a random model ends a response at any token with the same probability). Both systems
 make one optimizer step per rollout. They take turns, ``--rounds`` times. Prints one JSON line;
-ratios above 1 mean that rlmath is faster, and ``not_generate_or_train_share`` should be at most 0.1.
+ratios above 1 mean that rlmath is faster; ``not_generate_or_train_share`` should be at most 0.1.
 """
 
 from __future__ import annotations

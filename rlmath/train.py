@@ -123,8 +123,8 @@ def train_step(
         refit(actor, pool, version=step)
     monitor.log_samples(step, groups)
     monitor.count_tokens(batch.tokens.numel())
-    for index, reason in result.discarded.items():
-        monitor.warn(f"step {step}: minibatch {index} discarded: {reason}")
+    for index, reason in result.early_stopped.items():
+        monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
     return metrics | alignment | update_metrics(result), batch
 
 

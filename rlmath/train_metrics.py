@@ -48,7 +48,7 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name in minibatches[0] if minibatches else ():
         values = [one[name] for one in minibatches]
-        if name in ("discarded", "early_stopped"):
+        if name == "discarded":
             continue
         if name.endswith("_max"):
             metrics[f"train/{name}"] = max(values)
@@ -62,8 +62,8 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
     metrics["train/clip_fraction"] = metrics.get("train/clip_fraction_low", 0.0) + metrics.get(
         "train/clip_fraction_high", 0.0
     )
-    metrics["train/early_stopped_minibatches"] = sum(m["early_stopped"] for m in minibatches)
-    metrics["train/discarded_minibatches"] = float(len(result.discarded))
+    metrics["train/early_stopped_minibatches"] = float(len(result.early_stopped))
+    metrics["train/discarded_minibatches"] = sum(m["discarded"] for m in minibatches)
     return metrics
 
 

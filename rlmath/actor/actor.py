@@ -27,7 +27,7 @@ from rlmath.actor.packing import Pack, pack
 from rlmath.actor.parallel import Layout
 from rlmath.actor.schedule import run_schedule
 from rlmath.algorithms.aggregation import token_weights
-from rlmath.algorithms.early_stop import decide
+from rlmath.algorithms.early_stop import Decision, decide
 from rlmath.algorithms.losses import LossInputs, LossOutput, metric_means
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
@@ -93,14 +93,15 @@ class UpdateResult:
     """What an update leaves to report.
 
     Attributes:
-        minibatches: Metrics of each minibatch, kept or discarded, equal on all ranks.
-        discarded: Why each discarded minibatch was, by its index.
+        minibatches: Metrics of each minibatch that was looked at, equal on all ranks.
+        early_stopped: Why each minibatch that was stopped early was, by its index. (One whose
+            gradient is exactly 0 is discarded as well, without a word: nothing is wrong with it.)
         values: On the ranks that report (last stage, tensor rank 0) when the batch came without
             ``old_log_probs``: what the policy gave before the update.
     """
 
     minibatches: list[dict[str, float]]
-    discarded: dict[int, str]
+    early_stopped: dict[int, str]
     values: TokenValues | None
 
 
@@ -200,25 +201,24 @@ class MegatronActor:
             )
         cut = minibatches(batch.group_ids.tolist(), settings.minibatches, seed)
         metrics: list[dict[str, float]] = []
-        discarded: dict[int, str] = {}
+        stopped: dict[int, str] = {}
         values: TokenValues | None = None
         for index, members in enumerate(cut):
-            if discarded and settings.early_stop_rest:
-                reason = f"minibatch {min(discarded)} was discarded (early_stop_rest)"
-                discarded[index] = reason
+            if stopped and settings.early_stop_rest:
+                stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
                 continue
             minibatch = batch.select(members)
-            one, reason, values = self._update_minibatch(minibatch, settings)
+            one, decision, values = self._update_minibatch(minibatch, settings)
             metrics.append(one)
-            if reason:
-                discarded[index] = reason
+            if decision.kind == "early_stop":
+                stopped[index] = decision.reason
         if values is not None:
             values = _place_in_batch(values, batch, cut[0])
-        return UpdateResult(metrics, discarded, values)
+        return UpdateResult(metrics, stopped, values)
 
     def _update_minibatch(
         self, batch: TrainingBatch, settings: UpdateSettings
-    ) -> tuple[dict[str, float], str, TokenValues | None]:
+    ) -> tuple[dict[str, float], Decision, TokenValues | None]:
         """One optimizer step, unless the minibatch has to be discarded."""
         device = self.platform.torch_device
         weights = token_weights(
@@ -279,9 +279,8 @@ class MegatronActor:
         metrics["grad_norm"] = grad_norm
         metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
         metrics["discarded"] = float(decision.discard)
-        metrics["early_stopped"] = float(decision.kind == "early_stop")
         kept = _concatenate([v for _, v in outcomes]) if on_policy and self.reports else None
-        return metrics, decision.reason, kept
+        return metrics, decision, kept
 
     def _clear_gradients(self) -> None:
         self.model.zero_grad_buffer()

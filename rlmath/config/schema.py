@@ -137,7 +137,7 @@ class AlgorithmConfig:
     dual_clip: float | None = None
     # Weight of the KL term against the reference model; 0 loads no reference.
     kl_coef: float = 0.0
-    # Estimator of that KL: k1, k2 or k3.
+    # Estimator of that KL: k1, k2, k3 or k3_unbiased.
     kl_estimator: str = "k3"
     # Weight of the entropy bonus.
     entropy_coef: float = 0.0
@@ -209,7 +209,7 @@ class RolloutConfig:
     max_response_tokens: int = 27648
     # Sampling temperature; the actor's log-probs are taken at the same one.
     temperature: float = 1.0
-    # Go on after an end-of-sequence token, up to max_response_tokens: for measuring at a fixed length.
+    # Go on after an end-of-sequence token, up to max_response_tokens: to measure at a fixed length.
     ignore_eos: bool = False
     # Sequences that one engine runs at once.
     max_running_sequences: int = 256

@@ -217,11 +217,16 @@ class RolloutPool:
         return self._all("weights_checksums")
 
     def shutdown(self) -> None:
-        """End the engines and their workers; what does not end in seconds is killed."""
+        """End the engines and their workers; what does not end in seconds is killed.
+
+        An engine of one rank is a single process that leaves nothing, and is killed at once. The
+        workers of a wider one are processes of their own, which only the engine ends.
+        """
         engines, self._engines = self._engines, []
         self._starting = {}
-        refs = [engine.shutdown.remote() for engine in engines]
-        ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_S) if refs else None
+        if engines and self._spec.tensor_parallel > 1:
+            refs = [engine.shutdown.remote() for engine in engines]
+            ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_S)
         for engine in engines:
             ray.kill(engine, no_restart=True)
 

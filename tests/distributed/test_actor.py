@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.distributed.rank_pool import RankPool
 
 from rlmath.actor.actor import ActorSettings, MegatronActor, TokenValues, UpdateSettings
 from rlmath.actor.model import ModelSettings
@@ -17,6 +15,7 @@ from rlmath.actor.parallel import Layout
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
+from tests.distributed.rank_pool import RankPool
 
 LAYOUTS = [
     Layout(1, 1, 1),
@@ -109,7 +108,7 @@ def run_updates(
     for step in range(steps):
         result = actor.update(batch, update, seed=step)
         metrics += result.minibatches
-        discarded |= result.discarded
+        discarded |= result.early_stopped
     return metrics, discarded, actor.log_probs(batch)
 
 
@@ -266,12 +265,12 @@ def run_planted(
     discarded: dict[int, str] = {}
     if plant:
         bad = dataclasses.replace(batch, old_log_probs=batch.old_log_probs - 5.0)  # type: ignore
-        discarded = actor.update(bad, update, seed=1).discarded
+        discarded = actor.update(bad, update, seed=1).early_stopped
         nan = batch.advantages.clone()
         nan[batch.loss_mask.nonzero()[0]] = torch.nan
         discarded[1] = actor.update(
             dataclasses.replace(batch, advantages=nan), update, seed=1
-        ).discarded[0]
+        ).early_stopped[0]
     actor.update(batch, update, seed=2)
     weights = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
     state = actor.optimizer.state_dict()

@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.runs import ROOT, environment, marked_processes, quickstart_settings
 
 END_TIMEOUT_S = 10.0

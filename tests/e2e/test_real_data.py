@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.runs import ROOT, metrics, rlmath
 
 DATA = Path(os.environ.get("RLMATH_DATA_DIR", ROOT.parent / "shared" / "data"))

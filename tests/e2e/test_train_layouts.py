@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+
 from tests.e2e.runs import metrics, quickstart_settings, rlmath
 
 LAYOUTS = {
