@@ -11,7 +11,7 @@ from rlmath.grading.lexer import Token, TooLong, lex
 from rlmath.grading.parser import Parser
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError
-from rlmath.grading.unicode import to_latex
+from rlmath.grading.unicode import to_latex, unescaped
 
 _TRAILING = " \t\r\n.,;:!?*"
 _PREFIX = re.compile(
@@ -28,6 +28,7 @@ _STYLE = re.compile(
 )
 _SPACE_COMMAND = re.compile(r"\\[,;:!> ]|~|\\q?quad\b")
 _POSSESSIVE = re.compile(r"(?<=[A-Za-z]{2})'s\b")
+_NOTE = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}]*\}")
 _BARE_INTEGER = re.compile(r"[-+]?\d{1,300}", re.ASCII)
 _ALL_REALS = frozenset(("all real numbers", "all reals", "real numbers", "set of all real numbers"))
 _SHORT_WORDS = frozenset(
@@ -36,11 +37,11 @@ _SHORT_WORDS = frozenset(
 _FORMULA_WORDS = (
     FUNCTIONS
     | GREEK
-    | frozenset(("pi", "and", "or", "in", "inf", "percent", "am", "pm", "AM", "PM"))
+    | frozenset(("pi", "infinity", "and", "or", "in", "inf", "percent", "am", "pm", "AM", "PM"))
 )
 _ARTICLES = frozenset(("a", "an", "the"))
 _TEXT_OPERATORS = frozenset(".,'\"-!?:;&()/`")
-_ENDING = frozenset((".", ",", ";", ":", "!", "?"))
+_ENDING = frozenset(("\\", ".", ",", ";", ":", "!", "?"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def read(text: str, settings: GradingSettings) -> Answer:
     if "\\boxed" in stripped or "\\fbox" in stripped:
         box = last_box(stripped)
         stripped = stripped if box is None else box
-    latex = _POSSESSIVE.sub("s", to_latex(stripped).strip("* "))
+    latex = _POSSESSIVE.sub("s", to_latex(unescaped(stripped)).strip("* "))
     problem = _malformed(latex)
     prefix = _PREFIX.match(latex)
     if prefix is not None and prefix.end() < len(latex):
@@ -127,7 +128,7 @@ def is_answer(text: str, settings: GradingSettings) -> bool:
     """
     if "\n" in text.strip() or not any(c.isalnum() for c in text):
         return False
-    chunks = text.replace("$", " ").strip(" .").split()
+    chunks = _NOTE.sub(" ", text).replace("$", " ").strip(" .").split()
     tail = 0
     while tail < 3 and len(chunks) > 1 and chunks[-1].isalpha() and chunks[0][0].isdigit():
         chunks.pop()
@@ -171,7 +172,7 @@ def _words(tokens: list[Token]) -> str:
 def _is_word(token: Token) -> bool:
     """Whether a token reads as an English word rather than as names of variables."""
     value = token.value
-    if token.kind not in ("word", "text") or value in FUNCTIONS or value in GREEK:
+    if token.kind not in ("word", "text") or value in _FORMULA_WORDS:
         return False
     if len(value) >= 4:
         return not (value.isupper() and len(value) <= 6)

@@ -249,6 +249,8 @@ def extract(
     text = after_thinking(response)
     if text is None:
         return NOTHING
+    if "\bo" in text:  # a string literal ate the backslash of \\boxed
+        text = text.replace("\boxed", "\\boxed")
     boxed = last_box(text)
     if boxed is not None:
         return Extraction(boxed, "box")

@@ -24,7 +24,7 @@ from rlmath.grading.pool import Result, WorkerPool
 from rlmath.grading.result import STATUSES, GoldReport, Grade, Status
 from rlmath.grading.settings import TASKS, GradingSettings
 
-Gold = str | Sequence[str]
+Gold = str | int | float | Sequence[str]
 Outcome = tuple[Status, str]  # status and method
 _Key = tuple[str, str, str]
 
@@ -135,7 +135,7 @@ class MathGrader:
         if task not in TASKS:
             raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASKS)}")
         started = time.perf_counter()
-        golds = [gold] if isinstance(gold, str) else list(gold)
+        golds = [str(gold)] if isinstance(gold, str | int | float) else [str(g) for g in gold]
         future: Future[Grade] = Future()
         try:
             self._begin(response, golds, task, started, future)

@@ -55,6 +55,10 @@ _LOWERED = re.compile("[" + re.escape("".join(_SUBSCRIPTS)) + "]+")
 _ROOT = re.compile(r"(√|∛|∜)\s*(\d+(?:\.\d+)?|[A-Za-z])")
 _OVERLINED = re.compile("((?:[0-9]\u0305)+)")
 _COMBINING_DOT = re.compile("([0-9])\u0307")
+_ESCAPES = {"\a": "a", "\b": "b", "\f": "f", "\v": "v", "\t": "t", "\r": "r"}
+_CONTROL = frozenset(_ESCAPES)
+_EATEN = re.compile("[\a\b\f\v](?=[a-z])|\t(?=ext|imes|heta|an|frac|au)|\r(?=ight|ho|angle|floor)")
+_DOUBLED = re.compile(r"\\\\(?=[a-zA-Z]{2,}|[{}%$,;!])")
 _TABLE = str.maketrans({**_SIGNS, **_INVISIBLE})
 
 
@@ -68,6 +72,18 @@ def _compatible(character: str) -> str:
     if unicodedata.decomposition(character).startswith("<circle>"):
         return character
     return unicodedata.normalize("NFKC", character)
+
+
+def unescaped(text: str) -> str:
+    """Undo damage from string literals: `\\\\frac` for `\\frac`, a form feed for `\\f`.
+
+    Backslash pairs stay where they can end the row of a matrix.
+    """
+    if not _CONTROL.isdisjoint(text):
+        text = _EATEN.sub(lambda m: "\\" + _ESCAPES[m[0]], text)
+    if "\\\\" in text and "\\begin" not in text:
+        text = _DOUBLED.sub(r"\\", text)
+    return text
 
 
 def to_latex(text: str) -> str:
