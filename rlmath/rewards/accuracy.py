@@ -19,6 +19,7 @@ class Accuracy(GradedReward):
 
     __name__ = "accuracy_reward"
 
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
+    def __call__(self, completions: Sequence[Any], solution: Any = None, **columns: Any) -> Values:
+        columns["solution"] = solution
         right = correctness(self.grades(completions, columns))
         return [None if r is None else float(r) for r in right]

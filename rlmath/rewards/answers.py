@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlmath.grading import Grade, MathGrader
+from rlmath.grading import TASKS, Grade, MathGrader
 from rlmath.rewards.base import Reward, RewardSettingError, golds_of, texts_of
 
 FALLBACKS = ("none", "marker", "number")
@@ -23,6 +23,7 @@ class AnswerGrader:
         timeout_s: Limit of one comparison, in seconds.
         fallback: Where to look for an answer without a box: ``none`` (nowhere), ``marker`` or
             ``number``.
+        task: ``math`` or ``multiple_choice``.
         grader: A running grader to use instead; the caller closes it.
     """
 
@@ -32,8 +33,12 @@ class AnswerGrader:
         num_workers: int = 2,
         timeout_s: float = 2.0,
         fallback: str = "none",
+        task: str = "math",
         grader: MathGrader | None = None,
     ) -> None:
+        fallback = getattr(fallback, "value", fallback)  # the settings hold an enumeration
+        if task not in TASKS:
+            raise RewardSettingError(f"task={task!r} is unknown; use one of {', '.join(TASKS)}")
         if fallback not in FALLBACKS:
             raise RewardSettingError(
                 f"fallback={fallback!r} is unknown; use one of {', '.join(FALLBACKS)}"
@@ -46,6 +51,7 @@ class AnswerGrader:
         self.num_workers = num_workers
         self.timeout_s = timeout_s
         self.fallback = fallback
+        self.task = task
         self._grader = grader
         self._owned = grader is None
         self._lock = threading.Lock()
@@ -63,8 +69,8 @@ class AnswerGrader:
     def grade(self, texts: Sequence[str], golds: Sequence[list[str]]) -> list[Grade]:
         """Grades in order. A row without any accepted answer has the status ``bad_gold``."""
         if len(texts) == 1:
-            return [self._running().grade_one(texts[0], golds[0])]
-        return self._running().grade_batch(list(texts), list(golds))
+            return [self._running().grade_one(texts[0], golds[0], task=self.task)]
+        return self._running().grade_batch(list(texts), list(golds), task=self.task)
 
     def close(self) -> None:
         """Stop the grader's workers if they are ours. A later grade starts them again."""
@@ -86,12 +92,17 @@ class GradedReward(Reward):
         num_workers: int = 2,
         timeout_s: float = 2.0,
         fallback: str = "none",
+        task: str = "math",
         grader: MathGrader | None = None,
         answer_grader: AnswerGrader | None = None,
     ) -> None:
         self._owns_grader = answer_grader is None
         self.answer_grader = answer_grader or AnswerGrader(
-            num_workers=num_workers, timeout_s=timeout_s, fallback=fallback, grader=grader
+            num_workers=num_workers,
+            timeout_s=timeout_s,
+            fallback=fallback,
+            task=task,
+            grader=grader,
         )
 
     def grades(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Grade]:

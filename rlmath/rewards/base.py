@@ -160,6 +160,8 @@ def column(reward: str, columns: Mapping[str, Any], name: str, count: int) -> Se
             f"Add it to the data's rows."
         )
     values = columns[name]
+    if hasattr(values, "tolist"):  # an array or a tensor
+        values = values.tolist()
     if isinstance(values, str) or not isinstance(values, Sequence):
         # One value for all completions, as a call by hand may give it.
         return [values] * count

@@ -213,11 +213,11 @@ class FunctionReward(Reward):
         self._names = _parameters(function)
         self._required = _required(function)
 
-    def __call__(self, completions: Any = None, *args: Any, **columns: Any) -> Values:
-        if args:
-            raise RewardSettingError(f"reward {self.__name__}: give columns by keyword")
-        if completions is not None:
-            columns["completions"] = completions
+    def __call__(self, *args: Any, **columns: Any) -> Values:
+        columns.update(self._by_name(args, columns))
+        rows = columns.get("completions", columns.get("completion_ids"))
+        if rows is None:
+            raise RewardError(f"reward {self.__name__}: called without completions")
         if not self._takes_any:
             columns = {k: v for k, v in columns.items() if k in self._names}
         missing = self._required - set(columns)
@@ -229,11 +229,33 @@ class FunctionReward(Reward):
         result = self.function(**columns)
         if inspect.isawaitable(result):
             result = run_coroutine(result)
-        rows = completions if completions is not None else columns.get("completion_ids")
-        if rows is None:
-            raise RewardError(f"reward {self.__name__}: called without completions")
         # NaN and infinity are kept out here as well, for calls by hand.
         return check_values(self.__name__, result, len(rows))[0]
+
+    def _by_name(self, args: tuple[Any, ...], columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of a call by hand: completions come first, then the function's own order.
+
+        Only a function of ``completion_ids`` that takes no completions gets those first.
+        """
+        own = [n for n in _positional(self.function) if n not in columns]
+        if "completions" not in columns and not (
+            own[:1] == ["completion_ids"] and "completions" not in own
+        ):
+            own = ["completions", *(n for n in own if n != "completions")]
+        if len(args) > len(own):
+            raise RewardSettingError(
+                f"reward {self.__name__}: {len(args)} arguments by position; it takes "
+                f"{len(own)}: {', '.join(own)}"
+            )
+        return dict(zip(own, args, strict=False))
+
+
+def _positional(function: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
 def _required(function: Any) -> set[str]:

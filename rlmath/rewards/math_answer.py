@@ -38,7 +38,8 @@ class MathAnswer(GradedReward):
         self.correct = float(correct)
         self.incorrect = float(incorrect)
 
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
+    def __call__(self, completions: Sequence[Any], solution: Any = None, **columns: Any) -> Values:
+        columns["solution"] = solution
         return [
             None if right is None else self.correct if right else self.incorrect
             for right in correctness(self.grades(completions, columns))

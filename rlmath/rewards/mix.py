@@ -93,7 +93,8 @@ class _Partial:
     """Values so far, by label, of one completion."""
 
     values: dict[str, Value] = field(default_factory=dict)
-    grade: Grade | None = None
+    grade: Grade | None = None  # of the first reward that asked
+    grades: dict[int, Grade] = field(default_factory=dict)  # by grader
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -388,13 +389,14 @@ class RewardMix:
         texts: list[str],
         columns: Mapping[str, Any],
     ) -> Values:
-        if reward.answer_grader is not self._answer_grader:
-            return reward(texts, **columns)
-        if any(p.grade is None for p in partials):
+        """Rewards that share a grader share its grades."""
+        grader = id(reward.answer_grader)
+        if any(grader not in p.grades for p in partials):
             for partial, grade in zip(partials, reward.grades(texts, columns), strict=True):
-                partial.grade = grade
-            self._stats.add_statuses(item.label, (p.grade.status for p in partials if p.grade))
-        return reward(texts, **{**columns, GRADES_COLUMN: [p.grade for p in partials]})
+                partial.grades[grader] = grade
+                partial.grade = partial.grade or grade
+            self._stats.add_statuses(item.label, (p.grades[grader].status for p in partials))
+        return reward(texts, **{**columns, GRADES_COLUMN: [p.grades[grader] for p in partials]})
 
     def _call_function(
         self,
@@ -419,7 +421,7 @@ class RewardMix:
                 a[0] if not isinstance(a, str) and len(a) == 1 else a for a in extended["answers"]
             ]
         with self._locks[item.label]:
-            return item.reward(completions, **extended)
+            return item.reward(completions=completions, **extended)
 
 
 def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -465,7 +467,7 @@ def _as_mapping(raw: Any) -> Mapping[str, Any]:
 
 def _shares_grader(name: str, params: Mapping[str, Any]) -> bool:
     """Whether the item can use the mix's grader: a graded reward with no settings of its own."""
-    own = {"num_workers", "timeout_s", "fallback", "grader", "answer_grader"} & set(params)
+    own = {"num_workers", "timeout_s", "fallback", "task", "grader", "answer_grader"} & set(params)
     if own or is_path(name):
         return False
     try:

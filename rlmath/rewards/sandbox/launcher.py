@@ -218,6 +218,8 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
         os.setgroups([])
         os.setresgid(job["uid"], job["uid"], job["uid"])
         os.setresuid(job["uid"], job["uid"], job["uid"])
+    # Without a process namespace nothing else ends the program when the trainer is killed.
+    sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     memory = limits["memory_mib"] * MIB
     settings = [
         (resource.RLIMIT_CPU, limits["cpu_s"], limits["cpu_s"] + 1),

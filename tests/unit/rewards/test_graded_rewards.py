@@ -31,6 +31,8 @@ def test_accuracy(grader):
     assert reward(messages, solution=[GOLD]) == [1.0]
     assert reward([RIGHT], answers=[["1", GOLD]]) == [1.0]
     assert reward([RIGHT], solution=GOLD) == [1.0]
+    assert reward([RIGHT], [GOLD]) == [1.0]
+    assert get_reward("math", grader=grader)([RIGHT], [GOLD]) == [5.0]
 
 
 @pytest.mark.parametrize("name", ["accuracy", "math", "cosine", "length"])
@@ -62,6 +64,13 @@ def test_fallback_is_a_setting():
     for fallback, expected in (("none", 0.0), ("marker", 1.0)):
         with get_reward("accuracy", fallback=fallback, num_workers=1) as reward:
             assert reward(["The answer is 42"], solution=["42"]) == [expected]
+
+
+def test_multiple_choice():
+    with get_reward("accuracy", task="multiple_choice", num_workers=1) as reward:
+        assert reward([r"\boxed{(B)}", r"\boxed{C}"], solution=["B", "B"]) == [1.0, 0.0]
+    with pytest.raises(RewardSettingError, match="task='quiz'"):
+        get_reward("accuracy", task="quiz")
 
 
 def test_no_gold_column_is_named(grader):

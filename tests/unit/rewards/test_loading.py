@@ -89,6 +89,11 @@ def test_by_file_path(trl_file):
     assert get_reward(f"{trl_file}:solution_length")(["x"], solution=["abc"], extra=[1]) == [3.0]
     assert get_reward(f"{trl_file}:plain")(["ab"], prompts=["c"], completion_ids=[[1]]) == [3.0]
     assert get_reward(f"{trl_file}:by_tokens")(["ab"], completion_ids=[[1, 2]]) == [-2.0]
+    assert get_reward(f"{trl_file}:by_tokens")([[1, 2, 3]]) == [-3.0]
+    assert get_reward(f"{trl_file}:solution_length")(["x"], ["abc"]) == [3.0]
+    assert get_reward(f"{trl_file}:plain")(["ab"], ["cd"]) == [4.0]
+    with pytest.raises(RewardSettingError, match="3 arguments by position; it takes 2"):
+        get_reward(f"{trl_file}:plain")(["ab"], ["cd"], ["ef"])
     assert get_reward(f"{trl_file}:some")(["a"] * 4) == [None, None, None, 1.0]
     assert get_reward(f"{trl_file}:scaled", factor=2.0)(["abc"]) == [6.0]
     assert get_reward(f"{trl_file}:ready")(["abc"]) == [6.0]

@@ -168,6 +168,35 @@ def test_a_bad_gold_has_no_total_and_no_verdict():
         assert mix.metrics()["rewards/math/status/bad_gold"] == 1.0
 
 
+def test_an_item_with_a_grader_of_its_own_gives_the_verdict():
+    lenient = {"name": "math", "params": {"fallback": "marker", "num_workers": 1}}
+    with RewardMix.from_config([lenient, "accuracy"], num_workers=1) as mix:
+        (scored,) = mix.score(["The answer is 4"], answers=[["4"]])
+        assert scored.rewards == {"math": 5.0, "accuracy": 0.0}
+        assert (scored.correct, scored.status) == (True, "correct")
+        figures = mix.metrics()
+        assert figures["rewards/math/status/correct"] == 1.0
+        assert figures["rewards/accuracy/status/no_answer"] == 1.0
+
+
+def test_the_settings_of_a_run_as_hydra_gives_them():
+    from omegaconf import OmegaConf
+
+    from rlmath.config.schema import RewardConfig
+
+    config = OmegaConf.structured(RewardConfig)
+    with RewardMix.from_config(
+        config["items"],
+        correct=config.correct,
+        incorrect=config.incorrect,
+        fallback=config.fallback,
+        num_workers=config.num_workers,
+        timeout_s=config.timeout_s,
+    ) as mix:
+        (scored,) = mix.score([r"\boxed{4}"], answers=[["4"]])
+        assert scored.total == config.correct
+
+
 def test_a_mix_without_a_grader_has_no_verdict():
     with RewardMix.from_config(["format"]) as mix:
         (scored,) = mix.score(["x"])
