@@ -20,7 +20,8 @@ from rlmath.types import Sample
 ANSWER_EVERY_S = 5.0
 LOG_TAIL_LINES = 30
 LOG_LINE_LENGTH = 400
-SHUTDOWN_TIMEOUT_S = 8.0
+ABORT_TIMEOUT_S = 1.0
+SHUTDOWN_TIMEOUT_S = 6.0
 
 
 class RolloutPool:
@@ -307,9 +308,11 @@ class RolloutPool:
         )
 
     def _abort(self, answers: Mapping[Any, int]) -> None:
-        """After an early end: leave no request in an engine. A dead engine has none."""
+        """After an early end: leave no request in an engine, now or when it wakes up."""
         refs = [engine.abort.remote(self._generation) for engine in self._engines]
-        ray.wait(refs + list(answers), num_returns=len(refs) + len(answers), timeout=ANSWER_EVERY_S)
+        ray.wait(
+            refs + list(answers), num_returns=len(refs) + len(answers), timeout=ABORT_TIMEOUT_S
+        )
 
     def _log_tail(self, index: int) -> str:
         path = Path(self._spec.log_path(index))

@@ -32,6 +32,8 @@ class Request:
         top_p: Mass of the likeliest tokens that are sampled from. Only samples at 1 have
             log-probabilities that the actor can reproduce, so others are never trained on.
         seed: Of its random stream.
+        ignore_eos: Go on after an end-of-sequence token, up to ``max_tokens``: for measuring at a
+            fixed length.
     """
 
     problem_id: str
@@ -41,6 +43,7 @@ class Request:
     temperature: float
     top_p: float
     seed: int
+    ignore_eos: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -57,6 +60,7 @@ def requests_for(
     top_p: float = 1.0,
     run_seed: int,
     step: int,
+    ignore_eos: bool = False,
 ) -> list[Request]:
     """Requests for ``samples`` completions of each problem, a problem's own side by side."""
     return [
@@ -68,6 +72,7 @@ def requests_for(
             temperature=temperature,
             top_p=top_p,
             seed=request_seed(run_seed, step, problem.id, index),
+            ignore_eos=ignore_eos,
         )
         for problem in problems
         for index in range(samples)

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -170,8 +171,9 @@ class StepLoop:
                 if self._running:
                     self._step()
         except BaseException as error:
+            traceback.print_exception(error)
             with self._changed:
-                self._failure = error
+                self._failure = _plain(error)
                 self._changed.notify_all()
         finally:
             if self._engine is not None:
@@ -190,7 +192,8 @@ class StepLoop:
             try:
                 result.set_result(function())
             except BaseException as error:
-                result.set_exception(error)
+                traceback.print_exception(error)
+                result.set_exception(_plain(error))
             block = False
 
     def _make_engine(self) -> None:
@@ -252,6 +255,7 @@ class StepLoop:
                 temperature=request.temperature,
                 top_p=request.top_p,
                 seed=request.seed,
+                ignore_eos=request.ignore_eos,
                 logprobs=0,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
@@ -329,3 +333,13 @@ class StepLoop:
             seed=request.seed,
             engine=self._index,
         )
+
+
+def _plain(error: BaseException) -> BaseException:
+    """The error as one of Python's own types: a process that gets it must not import vLLM for it.
+
+    The traceback is in the engine's log.
+    """
+    if type(error).__module__ == "builtins":
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
