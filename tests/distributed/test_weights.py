@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.megatron import check_folder
 from rlmath.weights.shape import read_model_shape
@@ -106,6 +107,7 @@ def _check_round_trip(ranks: Ranks, folder: Path, case: Case) -> None:
     for result in results:
         _same(result["to_all"], expected)
         _same(result["written"], expected)
+        assert result["fingerprints"] == fingerprints(expected.items())
         assert result["buckets"] > 5
         assert result["padding"] is None or not result["padding"].any()
 
@@ -169,6 +171,51 @@ def _check_log_probs(ranks: Ranks, folder: Path, expected: Tensor, case: Case) -
         assert difference < 2e-5
     # The model is no constant: the comparison would see a wrong weight.
     assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("case", "parameter", "tensor"),
+    [
+        (Case(tp=4), "decoder.layers.3.input_layernorm.weight", "layers.3.input_layernorm.weight"),
+        (Case(tp=2, pp=2), "decoder.final_layernorm.weight", "model.norm.weight"),
+        (Case(tp=2, pp=2), "output_layer.weight", "model.embed_tokens.weight"),
+    ],
+)
+def test_ranks_that_should_hold_the_same_and_do_not_are_named(
+    ranks: Ranks, folders: dict[str, Path], case: Case, parameter: str, tensor: str
+) -> None:
+    messages = ranks.call("planted_difference", str(folders["qwen2_tied"]), case, parameter)
+    assert len(set(messages)) == 1
+    assert tensor in messages[0]
+    assert "and 3 should hold the same" in messages[0]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_right_model_is_aligned(ranks: Ranks, folders: dict[str, Path], family: str) -> None:
+    mean, difference, message = ranks.call("alignment_with_fault", str(folders[family]), None)[0]
+    assert mean < 1.00002
+    assert difference is None
+    assert message == "good"
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [
+        ("k and v swapped", "layer 2, self_attn.k_proj"),
+        ("wrong rope theta", "layer 0, rotary embedding"),
+        ("gate and up swapped", "layer 1, mlp.gate_proj"),
+        ("one layer shifted", "layer 1, input_layernorm"),
+        ("one flipped bit", "layer 3, mlp.down_proj"),
+    ],
+)
+def test_a_planted_fault_is_caught_and_named(
+    ranks: Ranks, folders: dict[str, Path], fault: str, place: str
+) -> None:
+    _, difference, message = ranks.call("alignment_with_fault", str(folders["qwen2"]), fault)[0]
+    assert difference is not None
+    assert difference.startswith(place)
+    assert "mean exp|difference| of log-probs is" in message
+    assert place in message
 
 
 @pytest.mark.parametrize("case", [Case(tp=2, pp=2), Case()], ids=Case.name)

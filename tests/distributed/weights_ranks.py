@@ -284,7 +284,8 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
 
     Returns:
         ``to_rank_0``, ``to_all`` and ``written`` (through a buffer shared by the ranks): tensors by
-        name; ``buckets``: their number; ``padding``: the embedding's rows beyond the vocabulary.
+        name; ``fingerprints`` from the shards; ``buckets``: their number; ``padding``: the
+        embedding's rows beyond the vocabulary.
     """
     from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.layout import ParallelRank
@@ -301,6 +302,7 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
         for pair in bucket
     )
     gatherer = BucketGatherer(chunks, shape, parallel, bucket_size_mib)
+    gatherer.check_replicas()
     to_all = dict(pair for bucket in gatherer.gather(None) for pair in bucket)
     embedding = next(
         (p for c in chunks for n, p in c.named_parameters() if "word_embeddings" in n), None
@@ -313,6 +315,7 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
         "to_rank_0": to_rank_0,
         "to_all": to_all,
         "written": _written(gatherer),
+        "fingerprints": gatherer.fingerprints(),
         "buckets": len(gatherer.buckets),
         "padding": padding,
     }
@@ -330,6 +333,78 @@ def _written(gatherer: Any) -> dict[str, Tensor]:
         for tensor in bucket.tensors:
             result[tensor.meta.name] = view_in_buffer(buffer, tensor).clone()
     return result
+
+
+def planted_difference(folder: str, case: Case, name: str) -> str:
+    """Change a parameter on the last rank alone; what the check of replicas says to it."""
+    from rlmath.errors import UserError
+    from rlmath.weights.gather import BucketGatherer
+    from rlmath.weights.layout import ParallelRank
+    from rlmath.weights.megatron import load_from_hf
+    from rlmath.weights.shape import read_model_shape
+
+    chunks = _build(folder, case)
+    shape = read_model_shape(folder)
+    parallel = ParallelRank.from_megatron()
+    load_from_hf(chunks, folder, shape, parallel)
+    if dist.get_rank() == WORLD_SIZE - 1:
+        with torch.no_grad():
+            dict(chunks[0].named_parameters())[name].view(-1)[0] += 0.001
+    try:
+        BucketGatherer(chunks, shape, parallel).check_replicas()
+    except UserError as error:
+        return str(error)
+    return "nothing"
+
+
+def alignment_with_fault(folder: str, fault: str | None) -> tuple[float, str | None, str]:
+    """Load a folder on rank 0, damage the model, compare it with the folder.
+
+    Returns:
+        Mean exp|difference| of log-probs, where the models part, and the report's message.
+    """
+    _layouts[0].enter(Case())
+    if dist.get_rank():
+        return 0.0, None, ""
+    from rlmath.actor.actor import ActorSettings, MegatronActor
+    from rlmath.actor.model import ModelSettings
+    from rlmath.actor.parallel import Layout
+    from rlmath.device import CPU
+    from rlmath.errors import UserError
+    from rlmath.weights.alignment import compare
+    from rlmath.weights.probe import random_batch
+
+    settings = ActorSettings(folder, ModelSettings(torch.float32), None, 1.0, 4096, 128)
+    actor = MegatronActor(settings, Layout(1, 1, 1), CPU)
+    with torch.no_grad():
+        _damage(actor.module, actor.shape, fault)
+    report = compare(actor, folder, random_batch(folder), torch.float32)
+    try:
+        report.check()
+        message = "good"
+    except UserError as error:
+        message = str(error)
+    return report.comparisons[0].metrics()["mean_exp_abs_diff"], report.difference, message
+
+
+def _damage(model: Any, shape: Any, fault: str | None) -> None:
+    layers = model.decoder.layers
+    if fault == "k and v swapped":
+        qkv = layers[2].self_attention.linear_qkv.weight
+        heads = qkv.view(shape.kv_heads, -1, shape.head_dim, shape.hidden)
+        heads[:, -2:] = heads[:, -2:].flip(1).clone()
+    elif fault == "wrong rope theta":
+        model.rotary_pos_emb.inv_freq.pow_(0.5)
+    elif fault == "gate and up swapped":
+        fc1 = layers[1].mlp.linear_fc1.weight
+        fc1.copy_(torch.cat(fc1.chunk(2)[::-1]))
+    elif fault == "one layer shifted":
+        for own, next_one in zip(layers[1].parameters(), layers[2].parameters(), strict=True):
+            own.copy_(next_one)
+    elif fault == "one flipped bit":
+        # The highest bit of the exponent: 2**128 times as much.
+        weight = layers[3].mlp.linear_fc2.weight
+        weight.view(torch.int32)[5, 7] ^= 1 << 30
 
 
 def logits(folder: str, case: Case, sequences: list[list[int]]) -> Tensor | None:

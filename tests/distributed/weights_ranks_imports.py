@@ -2,10 +2,14 @@
 
 import warnings
 
+from torch.utils._device import _device_constructors
+
 from rlmath.device import CPU
 
 # Megatron tells at length which optional packages it does without.
 warnings.simplefilter("ignore")
+# See rlmath.weights.convert.open_process.
+_device_constructors()
 CPU.prepare_megatron_process(local_rank=0, num_threads=1)
 
 import megatron.core.models.gpt  # noqa: E402, F401

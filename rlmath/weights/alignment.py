@@ -1,0 +1,215 @@
+"""Do Megatron, ``transformers`` and vLLM compute the same log-probabilities from the same weights?
+
+Teacher-forced: the sequences are given, each side says how probable each response token is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlmath.actor.actor import ActorSettings, MegatronActor
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.parallel import Layout
+from rlmath.algorithms.mismatch import measure
+from rlmath.device import Platform
+from rlmath.types import TrainingBatch
+from rlmath.weights.hf_log_probs import hf_log_probs
+from rlmath.weights.locate import first_difference
+from rlmath.weights.shape import ModelShape, WeightsError, read_model_shape
+
+# Largest mean of exp|difference|.
+LIMIT_FLOAT32 = 1.0001
+LIMIT_BFLOAT16 = 1.02
+LIMIT_BFLOAT16_MIXTURE = 1.05
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides' log-probs of the same ``R`` tokens.
+
+    Attributes:
+        names: The two sides.
+        log_probs: ``[R]`` float32 each, in nats.
+        places: Sequence and position in its response of each token.
+        tokens: ``[R]`` int64.
+    """
+
+    names: tuple[str, str]
+    log_probs: tuple[Tensor, Tensor]
+    places: list[tuple[int, int]]
+    tokens: Tensor
+
+    def metrics(self) -> dict[str, float]:
+        """``mean_exp_abs_diff`` and its kin, and ``pearson``, the correlation."""
+        first, second = (values.double() for values in self.log_probs)
+        pearson = torch.corrcoef(torch.stack([first, second]))[0, 1]
+        return {**measure(*self.log_probs).metrics(), "pearson": float(pearson)}
+
+    def worst(self) -> str:
+        """The token on which they are furthest apart."""
+        first, second = self.log_probs
+        at = int((first - second).abs().argmax())
+        sequence, position = self.places[at]
+        return (
+            f"sequence {sequence}, response position {position}, token {int(self.tokens[at])}: "
+            f"{float(first[at]):.6f} and {float(second[at]):.6f}"
+        )
+
+
+@dataclass(frozen=True)
+class AlignmentReport:
+    """All comparisons of a run.
+
+    Attributes:
+        comparisons: Pairs of sides.
+        limit: Largest ``mean_exp_abs_diff``.
+        difference: Where Megatron and transformers part, when they do.
+    """
+
+    comparisons: list[Comparison]
+    limit: float
+    difference: str | None
+
+    @property
+    def good(self) -> bool:
+        """Whether every comparison is within the limit; not a number is not."""
+        return all(c.metrics()["mean_exp_abs_diff"] <= self.limit for c in self.comparisons)
+
+    def check(self) -> None:
+        """Raise ``WeightsError`` unless every comparison is within the limit."""
+        for comparison in self.comparisons:
+            value = comparison.metrics()["mean_exp_abs_diff"]
+            if not value <= self.limit:
+                place = f"; they part at {self.difference}" if self.difference else ""
+                raise WeightsError(
+                    f"{' and '.join(comparison.names)}: mean exp|difference| of log-probs is "
+                    f"{value:.6f}, above {self.limit}; worst at {comparison.worst()}{place}"
+                )
+
+    def table(self) -> str:
+        """One line per comparison, the worst token below each."""
+        lines = [
+            f"{'':<24} {'mean exp|d|':>12} {'max |d|':>10} {'k3':>11} {'pearson':>9}  "
+            f"(limit {self.limit})"
+        ]
+        for comparison in self.comparisons:
+            m = comparison.metrics()
+            lines.append(
+                f"{' - '.join(comparison.names):<24} {m['mean_exp_abs_diff']:>12.7f} "
+                f"{m['max_abs_diff']:>10.2e} {m['k3']:>11.2e} {m['pearson']:>9.6f}"
+            )
+            lines.append(f"    worst at {comparison.worst()}")
+        if self.difference:
+            lines.append(f"Megatron and transformers part at {self.difference}")
+        return "\n".join(lines)
+
+    def as_json(self) -> str:
+        """The table's numbers."""
+        content: dict[str, Any] = {
+            "limit": self.limit,
+            "good": self.good,
+            "difference": self.difference,
+            "comparisons": [
+                {"names": c.names, "worst": c.worst(), **c.metrics()} for c in self.comparisons
+            ],
+        }
+        return json.dumps(content, indent=1)
+
+    def plot(self, path: str | Path) -> None:
+        """A scatter plot of each comparison, as PNG."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5 * len(self.comparisons), 5), layout="constrained")
+        FigureCanvasAgg(figure)
+        for number, comparison in enumerate(self.comparisons, 1):
+            axes = figure.add_subplot(1, len(self.comparisons), number)
+            first, second = comparison.log_probs
+            low = float(min(first.min(), second.min()))
+            axes.plot([low, 0], [low, 0], linewidth=0.5, color="gray")
+            axes.scatter(first, second, s=4)
+            axes.set_xlabel(f"log-prob, {comparison.names[0]}")
+            axes.set_ylabel(f"log-prob, {comparison.names[1]}")
+            axes.set_title(f"mean exp|d| = {comparison.metrics()['mean_exp_abs_diff']:.6f}")
+        figure.savefig(path, dpi=120)
+
+
+def limit_of(shape: ModelShape, dtype: torch.dtype) -> float:
+    """The limit of ``mean_exp_abs_diff`` for a model in a type."""
+    if dtype == torch.float32:
+        return LIMIT_FLOAT32
+    return LIMIT_BFLOAT16_MIXTURE if shape.experts else LIMIT_BFLOAT16
+
+
+def compare_with_transformers(
+    folder: str | Path,
+    batch: TrainingBatch,
+    platform: Platform,
+    dtype: torch.dtype = torch.float32,
+    others: dict[str, Tensor] | None = None,
+) -> AlignmentReport:
+    """Compare Megatron in one process with ``transformers``, and both with others.
+
+    Args:
+        folder: Hugging Face folder that all sides read.
+        batch: Sequences.
+        platform: Of this process, which has to be a Megatron rank alone.
+        dtype: Of Megatron's weights and activations; ``transformers`` has float32.
+        others: Further sides' log-probs ``[R]`` by name, such as vLLM's.
+    """
+    shape = read_model_shape(folder)
+    settings = ActorSettings(
+        model_path=str(folder),
+        model=ModelSettings(dtype),
+        optimizer=None,
+        temperature=1.0,
+        max_tokens_per_microbatch=4096,
+        max_sequence_length=shape.max_positions,
+    )
+    actor = MegatronActor(settings, Layout(1, 1, 1), platform)
+    return compare(actor, folder, batch, dtype, others)
+
+
+def compare(
+    actor: MegatronActor,
+    folder: str | Path,
+    batch: TrainingBatch,
+    dtype: torch.dtype,
+    others: dict[str, Tensor] | None = None,
+) -> AlignmentReport:
+    """As ``compare_with_transformers``, with an actor that is there already, unsharded."""
+    values = actor.log_probs(batch)
+    assert values is not None, "a single rank reports"
+    megatron = torch.empty(int(batch.response_lengths.sum()))
+    megatron[values.response_rows] = values.log_probs
+    sides = {"megatron": megatron, "transformers": hf_log_probs(folder, batch, 1.0)}
+    sides |= others or {}
+    pairs = [("megatron", name) for name in sides if name != "megatron"]
+    places, tokens = _responses(batch)
+    comparisons = [
+        Comparison((one, two), (sides[one], sides[two]), places, tokens) for one, two in pairs
+    ]
+    report = AlignmentReport(comparisons, limit_of(actor.shape, dtype), None)
+    if comparisons[0].metrics()["mean_exp_abs_diff"] <= report.limit:
+        return report
+    first = batch.tokens[: int(batch.sequence_lengths[0])].tolist()
+    difference = first_difference(actor.module, folder, first, actor.shape, actor.platform)
+    return AlignmentReport(comparisons, report.limit, difference)
+
+
+def _responses(batch: TrainingBatch) -> tuple[list[tuple[int, int]], Tensor]:
+    places: list[tuple[int, int]] = []
+    tokens = []
+    start = 0
+    lengths = zip(batch.prompt_lengths.tolist(), batch.sequence_lengths.tolist(), strict=True)
+    for sequence, (prompt, size) in enumerate(lengths):
+        tokens.append(batch.tokens[start + prompt : start + size])
+        places += [(sequence, position) for position in range(size - prompt)]
+        start += size
+    return places, torch.cat(tokens)

@@ -1,0 +1,219 @@
+"""Between checkpoints of a run and Hugging Face folders, checked tensor by tensor.
+
+Checkpoints hold whole tensors in pieces of any layout, so one process converts them, with tensor
+and pipeline parallelism of 1, whatever the run had. It needs memory for the model once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._device import _device_constructors
+
+from rlmath.actor.actor import ActorSettings, MegatronActor
+from rlmath.actor.model import ModelSettings, build_model, read_hf_config
+from rlmath.actor.parallel import Layout, initialize
+from rlmath.device import Platform, choose_platform
+from rlmath.errors import UserError
+from rlmath.weights.fingerprint import compare_fingerprints, fingerprint
+from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.hf_files import HfFolderReader
+from rlmath.weights.layout import ParallelRank
+from rlmath.weights.megatron import save_to_hf
+from rlmath.weights.shape import ModelShape, read_model_shape
+
+_ONE = Layout(tensor_parallel=1, pipeline_parallel=1, data_parallel=1)
+_ACTOR = "actor"
+
+
+def open_process() -> Platform:
+    """Make this process a Megatron rank, the only one; call once before the functions below."""
+    # torch lists the functions that `with torch.device(...)` acts on when it first needs them. The
+    # CPU shim replaces some of these, so the list has to be made before: transformers builds
+    # models under such a context, and would leave their rotary frequencies uninitialised.
+    _device_constructors()
+    platform = choose_platform("auto")
+    platform.prepare_megatron_process(local_rank=0, num_threads=max(1, torch.get_num_threads()))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    initialize(_ONE, platform, rank=0, address="127.0.0.1", port=port, seed=0)
+    return platform
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointModel:
+    """What a checkpoint says about its model.
+
+    Attributes:
+        folder: With the tensors.
+        shape: Sizes, as saved.
+        dtype: Of the weights.
+        layout: Tensor, pipeline and data parallelism of the run.
+    """
+
+    folder: Path
+    shape: dict[str, Any]
+    dtype: torch.dtype
+    layout: dict[str, int]
+
+
+def read_checkpoint(path: str | Path) -> CheckpointModel:
+    """Find the model in a checkpoint: ``checkpoints/step_...`` or the ``actor`` folder in it.
+
+    Raises:
+        UserError: It is neither.
+    """
+    for folder in (Path(path) / _ACTOR, Path(path)):
+        about = folder / "about.json"
+        if about.is_file():
+            saved = json.loads(about.read_text(encoding="utf-8"))
+            dtype = getattr(torch, saved["dtype"])
+            return CheckpointModel(folder, saved["shape"], dtype, saved["layout"])
+    raise UserError(
+        f"{path} is no checkpoint: it has neither {_ACTOR}/about.json nor about.json; give a "
+        "folder such as runs/<run>/checkpoints/step_000050"
+    )
+
+
+def model_of_run(path: str | Path) -> Path:
+    """The Hugging Face folder that a checkpoint's run started from, by the run's config.yaml.
+
+    Raises:
+        UserError: There is no config.yaml above the checkpoint, or its model is not there.
+    """
+    from omegaconf import OmegaConf
+
+    for parent in Path(path).resolve().parents:
+        config = parent / "config.yaml"
+        if config.is_file():
+            model = Path(str(OmegaConf.load(config).model.path))
+            if (model / "config.json").is_file():
+                return model
+            raise UserError(
+                f"{config} names the model {model}, which is not there now; give it with --model"
+            )
+    raise UserError(f"no config.yaml above {path}; name the model that it started from: --model")
+
+
+def to_hf(
+    checkpoint: str | Path, folder: str | Path, source: str | Path, platform: Platform
+) -> int:
+    """Write a checkpoint's weights as a Hugging Face folder, read it and compare every tensor.
+
+    Args:
+        checkpoint: See ``read_checkpoint``.
+        folder: To write.
+        source: Hugging Face folder that gives config.json and the tokenizer.
+        platform: From ``open_process``.
+
+    Returns:
+        Number of tensors, all of which are equal bit by bit.
+
+    Raises:
+        UserError: The checkpoint is of another model than ``source``.
+        WeightsError: What was written differs.
+    """
+    saved = read_checkpoint(checkpoint)
+    shape = read_model_shape(source)
+    _check_same_model(saved, shape, source)
+    module = build_model(
+        read_hf_config(str(source)), _ONE, platform, ModelSettings(saved.dtype), shape.max_positions
+    )
+    load_weights(module, saved.folder)
+    parallel = ParallelRank.from_megatron()
+    save_to_hf([module], folder, source, shape, parallel)
+    held = BucketGatherer([module], shape, parallel).fingerprints()
+    compare_fingerprints(held, _of_folder(folder), str(folder))
+    return len(held)
+
+
+def to_megatron(
+    source: str | Path, checkpoint: str | Path, dtype: torch.dtype, platform: Platform
+) -> int:
+    """Write a Hugging Face folder's weights as a checkpoint, load it and compare every tensor.
+
+    The checkpoint has weights alone; any layout can load it.
+
+    Args:
+        source: Hugging Face folder.
+        checkpoint: Folder to write; ``actor`` in it must not be there yet.
+        dtype: Of the weights.
+        platform: From ``open_process``.
+
+    Returns:
+        Number of tensors, all of which are equal bit by bit.
+
+    Raises:
+        UserError: There is a checkpoint already.
+        WeightsError: What was written differs.
+    """
+    from rlmath.checkpoint.actor_state import save_actor
+
+    if (Path(checkpoint) / _ACTOR).exists():
+        raise UserError(f"{checkpoint} has a checkpoint already; choose another folder")
+    shape = read_model_shape(source)
+    settings = ActorSettings(
+        model_path=str(source),
+        model=ModelSettings(dtype),
+        optimizer=None,
+        temperature=1.0,
+        max_tokens_per_microbatch=1,
+        max_sequence_length=shape.max_positions,
+    )
+    actor = MegatronActor(settings, _ONE, platform)
+    save_actor(actor, checkpoint, _ACTOR)
+    with torch.no_grad():
+        for parameter in actor.module.parameters():
+            parameter.fill_(float("nan"))
+    load_weights(actor.module, Path(checkpoint) / _ACTOR)
+    held = BucketGatherer([actor.module], shape, actor.parallel).fingerprints()
+    compare_fingerprints(_of_folder(source, dtype, shape.tied), held, str(checkpoint))
+    return len(held)
+
+
+def load_weights(module: torch.nn.Module, folder: Path) -> None:
+    """Fill a Megatron model from the tensors of a checkpoint, and nothing else of it.
+
+    Raises:
+        UserError: The checkpoint lacks a tensor, or cannot be read.
+    """
+    from megatron.core import dist_checkpointing
+
+    from rlmath.checkpoint.optimizer_state import sharding
+
+    wanted = module.sharded_state_dict(metadata=sharding())  # type: ignore[operator]
+    wanted = {key: value for key, value in wanted.items() if not key.endswith("_extra_state")}
+    try:
+        state = dist_checkpointing.load({"model": wanted}, str(folder))
+    except Exception as error:
+        raise UserError(f"{folder} cannot be loaded: {error}") from error
+    result = module.load_state_dict(state["model"], strict=False)
+    missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
+    if missing:
+        raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
+
+
+def _check_same_model(saved: CheckpointModel, shape: ModelShape, source: str | Path) -> None:
+    ours = json.loads(json.dumps(dataclasses.asdict(shape)))
+    differing = [key for key in ours if saved.shape.get(key) != ours[key]]
+    if differing:
+        was = ", ".join(f"{key}={saved.shape.get(key)}" for key in differing)
+        now = ", ".join(f"{key}={ours[key]}" for key in differing)
+        raise UserError(f"{saved.folder} has {was}, but {source}/config.json says {now}")
+
+
+def _of_folder(
+    folder: str | Path, dtype: torch.dtype | None = None, tied: bool = False
+) -> dict[str, int]:
+    """Fingerprints of a folder's tensors, as they would be in ``dtype``."""
+    with HfFolderReader(folder) as reader:
+        names = [n for n in reader.names() if not (tied and n == "lm_head.weight")]
+        return {
+            name: fingerprint(reader.read(name).to(dtype or reader.dtype(name))) for name in names
+        }
