@@ -229,7 +229,7 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 0, 0),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
-        (resource.RLIMIT_STACK, min(memory, 256 * MIB), min(memory, 256 * MIB)),
+        (resource.RLIMIT_STACK, int(memory * job["stack_share"]), int(memory * job["stack_share"])),
     ]
     if job["limit_address_space"]:
         settings.append((resource.RLIMIT_AS, memory, memory))

@@ -67,12 +67,17 @@ _MEMORY_SLACK_MIB = 64
 
 @dataclass(frozen=True)
 class _Language:
-    """How programs of one language are built and run. ``{python}`` is the interpreter."""
+    """How programs of one language are built and run. ``{python}`` is the interpreter.
+
+    ``stack_share`` is the part of the memory limit that the main thread's stack may take, and that
+    each further thread takes up from the start.
+    """
 
     file: str
     run: tuple[str, ...]
     compile: tuple[str, ...] = ()
     limit_address_space: bool = True
+    stack_share: float = 1 / 16
 
     @property
     def tool(self) -> str:
@@ -82,10 +87,16 @@ class _Language:
 _LANGUAGES = {
     "python": _Language("main.py", ("{python}", "-B", "main.py")),
     "cpp": _Language(
-        "main.cpp", ("./main",), ("g++", "-O2", "-std=c++17", "-o", "main", "main.cpp")
+        "main.cpp",
+        ("./main",),
+        ("g++", "-O2", "-std=c++17", "-o", "main", "main.cpp"),
+        stack_share=1 / 2,  # solutions recurse deeply, and start no threads
     ),
     "c": _Language(
-        "main.c", ("./main",), ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm")
+        "main.c",
+        ("./main",),
+        ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm"),
+        stack_share=1 / 2,
     ),
     # V8 reserves far more addresses than it uses; resident memory is watched instead.
     "javascript": _Language("main.js", ("node", "main.js"), limit_address_space=False),
@@ -192,11 +203,11 @@ class LocalProvider(CodeProvider):
         stdin: str,
         limits: Limits,
         collect: tuple[str, ...],
-        limit_address_space: bool,
+        language: _Language,
     ) -> tuple[Execution, dict[str, bytes]]:
         """One command in a new sandbox: how it ended, and the collected files."""
         with self._slots, _job_folder(files, stdin) as folder, self._uids.one() as uid:
-            return _Run(self, command, folder, uid, limits, collect, limit_address_space).finish()
+            return _Run(self, command, folder, uid, limits, collect, language).finish()
 
     def resolve(self, command: tuple[str, ...]) -> list[str]:
         """The command with full paths, for a program has no ``PATH`` search of ours."""
@@ -286,7 +297,7 @@ class _Prepared(PreparedProgram):
         if language.compile:
             sources = {**program.files, language.file: program.source}
             result, built = provider.execute(
-                language.compile, sources, "", _COMPILE_LIMITS, ("main",), True
+                language.compile, sources, "", _COMPILE_LIMITS, ("main",), language
             )
             self._binary = built.get("main")
             if result.status != "ok" or self._binary is None:
@@ -308,7 +319,7 @@ class _Prepared(PreparedProgram):
             stdin,
             self._limits,
             self._program.collect,
-            self._language.limit_address_space,
+            self._language,
         )
         texts = {name: data.decode("utf-8", "replace") for name, data in collected.items()}
         return replace(result, files=texts)
@@ -325,7 +336,7 @@ class _Run:
         uid: int,
         limits: Limits,
         collect: tuple[str, ...],
-        limit_address_space: bool,
+        language: _Language,
     ) -> None:
         self.limits = limits
         self.folder = folder
@@ -351,6 +362,7 @@ class _Run:
                 "PYTHONHASHSEED": "0",
                 "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1",
+                "OPENSSL_CONF": "/dev/null",  # OpenSSL gives up on one that it may not read
             },
             "work_dir": str(folder / "work"),
             "out_dir": str(folder / "out"),
@@ -359,7 +371,8 @@ class _Run:
             "collect": list(collect),
             "limits": dict(vars(limits)),
             "process_limit": limits.processes + _processes_counted_against(provider.level),
-            "limit_address_space": limit_address_space,
+            "limit_address_space": language.limit_address_space,
+            "stack_share": language.stack_share,
             "landlock": provider.hides_files,
             "status_fd": status_write,
         }

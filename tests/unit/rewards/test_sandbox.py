@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -65,6 +66,27 @@ def test_a_program_reads_and_prints(provider):
     result = run(provider, "import helper; print(helper.x)", files={"helper.py": "x = 5"})
     assert result.stdout == "5\n"
     assert "ZeroDivisionError" in run(provider, "1/0").stderr
+
+
+def test_the_standard_library_works(provider):
+    source = """
+import asyncio, bisect, collections, ctypes, datetime, decimal, fractions, functools, hashlib
+import heapq, itertools, json, math, multiprocessing, numbers, os, random, re, socket, sqlite3
+import ssl, statistics, string, subprocess, sys, tempfile, threading, time, uuid, zoneinfo
+print(hashlib.sha256(b"x").hexdigest()[:4], datetime.datetime.now().year > 2000)
+with tempfile.NamedTemporaryFile() as file:
+    file.write(b"x")
+print(subprocess.run(["echo", "hi"], capture_output=True, text=True).stdout, end="")
+thread = threading.Thread(target=print, args=("thread",))
+thread.start()
+thread.join()
+sys.setrecursionlimit(10**6)
+def depth(n):
+    return 0 if n == 0 else 1 + depth(n - 1)
+print(depth(20000), asyncio.run(asyncio.sleep(0, 7)))
+"""
+    result = run(provider, source)
+    assert result.stdout == "2d71 True\nhi\nthread\n20000 7\n", result.stderr
 
 
 def test_files_come_back(provider):
@@ -214,7 +236,7 @@ def test_file_size_is_bounded(provider):
 SECRETS = """
 import os
 print(sorted(set(os.environ) - {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "PYTHONHASHSEED",
-                                "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}))
+                                "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENSSL_CONF"}))
 try:
     pids = [p for p in os.listdir("/proc") if p.isdigit()]
 except OSError:
@@ -324,18 +346,31 @@ def test_each_run_starts_clean(provider):
         assert program.run().stdout == program.run().stdout == "['main.py']\n"
 
 
-def test_nothing_stays_on_the_disk(provider):
-    import tempfile
+def test_nothing_stays_on_the_disk(provider, monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        run(provider, "import os\nos.mkdir('d')\nopen('d/x', 'w').write('x')\nos.chmod('d', 0)")
+        short = Limits(cpu_s=1, wall_s=0.3)
+        assert run(provider, "import time; time.sleep(60)", limits=short).status == "timeout"
+        assert list(Path(folder).iterdir()) == []
 
-    run(provider, "open('x', 'w').write('x')")
-    assert not list(Path(tempfile.gettempdir()).glob("rlmath-sandbox-*"))
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript on this machine")
+def test_javascript(provider):
+    assert run(provider, "console.log(6 * 7)", language="js").stdout == "42\n"
+    grow = "const a = []; for (;;) a.push(new Array(10 ** 6).fill(1.5))"
+    assert run(provider, grow).status != "ok"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler on this machine")
-def test_cpp():
-    provider = get_provider("local")
-    source = "#include <iostream>\nint main(){int a,b;std::cin>>a>>b;std::cout<<a+b<<std::endl;}"
-    assert run(provider, source, "40 2", language="c++").stdout == "42\n"
+def test_cpp(provider):
+    source = """
+#include <iostream>
+int depth(int n) { volatile char room[256]; room[0] = 1; return n ? room[0] + depth(n - 1) : 0; }
+int main() { int a, b; std::cin >> a >> b; std::cout << a + b << " " << depth(300000); }
+"""
+    assert run(provider, source, "40 2", language="c++").stdout == "42 300000"
     with provider.prepare(Program("cpp", "int main( {"), QUICK) as program:
         assert "error" in program.compile_error
         with pytest.raises(ProviderError, match="did not compile"):
@@ -349,8 +384,6 @@ def test_languages_and_paths():
     for path in ("/etc/x", "../x", "a/../../x"):
         with pytest.raises(ProviderError, match="only paths inside"):
             provider.prepare(Program("python", "", files={path: ""}), QUICK)
-    if shutil.which("node"):
-        assert run(provider, "console.log(6 * 7)", language="js").stdout == "42\n"
 
 
 def test_runs_in_parallel_stay_apart():
