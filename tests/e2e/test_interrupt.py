@@ -37,8 +37,10 @@ def test_a_signal_in_the_middle_of_a_run(
         if line.startswith("step") and " 2/10000" in line:
             break
     assert process.poll() is None, "the run ended before it was interrupted"
-    # As a terminal does it: to the whole foreground group.
-    os.killpg(process.pid, number)
+    if number is signal.SIGINT:
+        os.killpg(process.pid, number)  # A terminal sends it to the whole foreground group.
+    else:
+        process.send_signal(number)
     started_s = time.monotonic()
     process.communicate(timeout=60)
     assert time.monotonic() - started_s <= END_TIMEOUT_S
