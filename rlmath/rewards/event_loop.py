@@ -7,6 +7,7 @@ A loop per call would break rewards that keep an HTTP session or a semaphore bet
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable
 from typing import Any, TypeVar
@@ -15,13 +16,15 @@ T = TypeVar("T")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_loop_pid = 0  # a fork copies the loop but not the thread that runs it
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
-    global _loop
+    global _loop, _loop_pid
     with _lock:
-        if _loop is None or _loop.is_closed():
+        if _loop is None or _loop.is_closed() or _loop_pid != os.getpid():
             _loop = asyncio.new_event_loop()
+            _loop_pid = os.getpid()
             threading.Thread(target=_loop.run_forever, name="async-rewards", daemon=True).start()
         return _loop
 

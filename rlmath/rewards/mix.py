@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from rlmath.grading import Grade
+from rlmath.grading import Grade, MathGrader
 from rlmath.rewards.answers import GRADES_COLUMN, AnswerGrader, GradedReward
 from rlmath.rewards.base import (
     Reward,
@@ -144,6 +144,7 @@ class RewardMix:
         fallback: str = "none",
         num_workers: int = 2,
         timeout_s: float = 2.0,
+        grader: MathGrader | None = None,
         completion_format: Literal["chat", "text"] = "text",
         on_error: Literal["raise", "none"] = "raise",
     ) -> RewardMix:
@@ -158,6 +159,8 @@ class RewardMix:
                 gets its own grader.
             num_workers: Worker processes of the shared grader.
             timeout_s: Limit of one comparison, in seconds.
+            grader: A running grader to share instead of one with these three settings; the caller
+                closes it.
             completion_format: What rewards from import or file paths get as completions. TRL
                 gives them message lists when the data's prompts are chats, else strings.
             on_error: As in :class:`RewardMix`.
@@ -165,7 +168,9 @@ class RewardMix:
         Raises:
             RewardSettingError: An item that does not exist, or a setting that cannot work.
         """
-        shared = AnswerGrader(num_workers=num_workers, timeout_s=timeout_s, fallback=fallback)
+        shared = AnswerGrader(
+            num_workers=num_workers, timeout_s=timeout_s, fallback=fallback, grader=grader
+        )
         built: list[MixItem] = []
         try:
             for raw in items:
@@ -428,10 +433,15 @@ def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]
     """The columns that rewards get for samples of one problem.
 
     The data row's own fields keep their names; the rest are TRL's names, ``finish_reason``,
-    ``answers`` (the accepted answers) and ``problem_id``.
+    ``answers`` (the accepted answers) and ``problem_id``. A field of the row that has one of these
+    names, or that of a parameter of :meth:`RewardMix.score`, is not passed on.
     """
     count = len(samples)
-    columns: dict[str, Any] = {name: [value] * count for name, value in problem.columns.items()}
+    columns: dict[str, Any] = {
+        name: [value] * count
+        for name, value in problem.columns.items()
+        if name not in ("completions", "prescored", "self")
+    }
     columns.update(
         prompts=[problem.prompt] * count,
         completion_ids=[list(s.token_ids) for s in samples],

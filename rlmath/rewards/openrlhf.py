@@ -46,7 +46,7 @@ def openrlhf_inputs(
 
 
 def _labels(columns: Mapping[str, Any], count: int) -> list[Any]:
-    for name in ("labels", "label", *GOLD_COLUMNS):
+    for name in ("answers", "labels", "label", *GOLD_COLUMNS):
         values = columns.get(name)
         if values is None:
             continue

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import textwrap
 import threading
@@ -143,6 +145,16 @@ def test_async_rewards_share_one_loop(tmp_path):
     for t in threads:
         t.join(10)
     assert results == [[1.0]] * 4
+
+
+def test_async_rewards_after_a_fork(trl_file):
+    reward = get_reward(f"{trl_file}:slow")
+    assert reward(["ab"]) == [2.0]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if reward(["abc"]) == [3.0] else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_breaks_the_contract_is_named(trl_file):

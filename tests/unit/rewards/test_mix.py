@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlmath.grading import MathGrader
 from rlmath.rewards import MixItem, RewardError, RewardMix, RewardSettingError
 from rlmath.rewards.base import Reward
 from rlmath.types import Problem, Sample
@@ -143,6 +144,17 @@ def test_what_a_foreign_function_gets(functions):
         assert seen["prompts"] == [""]
 
 
+def test_fields_of_the_data_that_have_reserved_names(functions):
+    row = {"completions": "x", "prescored": 1, "self": 2, "answers": "no", "solution": "by parts"}
+    problem = Problem("p", "2+2?", (1,), ("4",), columns=row)
+    with RewardMix.from_config(["math", f"{functions}:record"]) as mix:
+        (graded,) = mix.score_group(problem, [sample(0, r"\boxed{4}")])
+        assert graded.rewards == {"math": 5.0, "record": 1.0}
+        seen = globals_of(mix, 1)["seen"]
+        assert seen["solution"] == ["by parts"], "a foreign function sees the data as it is"
+        assert seen["answers"] == [["4"]]
+
+
 def test_a_none_takes_no_part_in_the_total(functions):
     items = [{"name": f"{functions}:even_only"}, {"name": "tag_count", "weight": 2.0}]
     with RewardMix.from_config(items) as mix:
@@ -195,6 +207,14 @@ def test_the_settings_of_a_run_as_hydra_gives_them():
     ) as mix:
         (scored,) = mix.score([r"\boxed{4}"], answers=[["4"]])
         assert scored.total == config.correct
+
+
+def test_a_grader_that_is_handed_in_stays_open():
+    with MathGrader(num_workers=1, fallback="marker") as grader:
+        with RewardMix.from_config(["accuracy"], grader=grader) as mix:
+            assert mix.score(["The answer is 4"], answers=[["4"]])[0].total == 1.0
+        assert grader.grade_one("The answer is 4", "4").correct
+        assert grader.counts()["correct"] == 2
 
 
 def test_a_mix_without_a_grader_has_no_verdict():
