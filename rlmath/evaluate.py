@@ -21,10 +21,13 @@ SEED_OFFSET = 1_000_003
 
 
 def run(config: Config) -> int:
-    """Evaluate ``model.path`` on ``data.eval_paths``; every response is kept."""
+    """Evaluate ``model.path`` on ``data.eval_paths``; every response is kept.
+
+    Writes to ``run_dir/evaluation``, apart from what a training run has there.
+    """
     config = with_model_folder(config)
-    run_dir = Path(config.runner.run_dir)
-    save(config, run_dir / "evaluate_config.yaml")
+    run_dir = Path(config.runner.run_dir) / "evaluation"
+    save(config, run_dir / "config.yaml")
     tokenizer = load_tokenizer(config.model.path)
     problems, report = load_problems(
         config.data.eval_paths, config.data, tokenizer, limit=config.data.max_eval_problems
@@ -36,7 +39,7 @@ def run(config: Config) -> int:
     ):
         metrics = evaluate(session, problems, monitor, step=0)
         metrics = monitor.log_step(0, metrics)
-    path = run_dir / "evaluation.json"
+    path = run_dir / "metrics.json"
     path.write_text(json.dumps(metrics, indent=2) + "\n")
     for name, value in metrics.items():
         print(f"{name:32} {value:.4f}")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from rlmath.actor.actor import UpdateResult
 from rlmath.types import GradedSample, Group, TrainingBatch
+
+if TYPE_CHECKING:
+    from rlmath.actor.actor import UpdateResult
 
 STATUSES = ("correct", "wrong", "no_answer", "bad_gold", "timeout", "error")
 

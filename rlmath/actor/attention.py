@@ -18,6 +18,8 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from rlmath.device.cpu_ops import rms_norm
+
 # Sequences are padded together while the shortest is at least this share of the longest: few
 # kernel calls against little wasted work.
 _MIN_LENGTH_SHARE = 0.75
@@ -30,6 +32,7 @@ class LengthClass:
     Attributes:
         rows: ``[n, l]`` int64, position in the pack of each token; padding repeats a token of its
             own sequence, whose output is thrown away.
+        whole: The rectangle is the pack itself: all sequences have one length.
         valid: ``[m]`` int64, flat places of the real tokens in ``[n * l]``.
         places: ``[m]`` int64, where those tokens stand in the pack.
     """
@@ -37,6 +40,7 @@ class LengthClass:
     rows: Tensor
     valid: Tensor
     places: Tensor
+    whole: bool
 
 
 @dataclass
@@ -72,6 +76,7 @@ def length_classes(lengths: list[int], device: torch.device) -> list[LengthClass
                 rows=rows.to(device),
                 valid=real.flatten().nonzero().squeeze(1).to(device),
                 places=rows[real].to(device),
+                whole=longest * len(lengths) == starts[-1] and len(members) == len(lengths),
             )
         )
     return classes
@@ -131,16 +136,26 @@ class PackedAttention(MegatronModule):
     def _rectangles(
         self, query: Tensor, key: Tensor, value: Tensor, classes: list[LengthClass]
     ) -> Tensor:
-        pieces, places = [], []
+        pieces = []
         for one in classes:
+            if one.whole:
+                n = one.rows.size(0)
+                q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (query, key, value))
+                return self._attend(q, k, v).transpose(1, 2).flatten(0, 1)
             q, k, v = (x[one.rows].transpose(1, 2) for x in (query, key, value))
-            out = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=self.softmax_scale, enable_gqa=q.size(1) != k.size(1)
-            )
-            pieces.append(out.transpose(1, 2).flatten(0, 1)[one.valid])
-            places.append(one.places)
-        back = torch.argsort(torch.cat(places))
+            pieces.append(self._attend(q, k, v).transpose(1, 2).flatten(0, 1)[one.valid])
+        back = torch.argsort(torch.cat([one.places for one in classes]))
         return torch.cat(pieces)[back]
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=True,
+            scale=self.softmax_scale,
+            enable_gqa=query.size(1) != key.size(1),
+        )
 
     def _varlen(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
@@ -170,3 +185,11 @@ class ParallelRMSNorm(torch.nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class CpuRMSNorm(ParallelRMSNorm):
+    """The same, computed in fewer passes on a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.weight is not None and self.eps is not None
+        return rms_norm(x, self.weight, self.eps)

@@ -113,7 +113,7 @@ def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: Mo
         calculate_per_token_loss=True,
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
-        bias_activation_fusion=on_te,
+        bias_activation_fusion=on_te or platform.name == "cpu",
         apply_rope_fusion=on_te,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
@@ -160,7 +160,7 @@ def build_model(
     if platform.layer_spec == "transformer_engine":
         spec = specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
     else:
-        spec = _packed_local_spec(specs, config)
+        spec = _packed_local_spec(specs, config, platform)
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,
@@ -179,25 +179,25 @@ def build_model(
     return model.to(platform.torch_device)
 
 
-def _packed_local_spec(specs: Any, config: Any) -> Any:
+def _packed_local_spec(specs: Any, config: Any, platform: Platform) -> Any:
     """Megatron's own layers, with norms and attention that take our packs."""
     from megatron.core.transformer.transformer_block import (
         TransformerBlockSubmodules,
         get_num_layers_to_build,
     )
 
-    from rlmath.actor.attention import PackedAttention, ParallelRMSNorm
+    from rlmath.actor.attention import CpuRMSNorm, PackedAttention, ParallelRMSNorm
 
+    norm = CpuRMSNorm if platform.name == "cpu" else ParallelRMSNorm
     spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
     layer = spec.submodules
-    layer.input_layernorm = ParallelRMSNorm
-    layer.pre_mlp_layernorm = ParallelRMSNorm
+    layer.input_layernorm = layer.pre_mlp_layernorm = norm
     attention = layer.self_attention.submodules
     attention.core_attention = PackedAttention
     if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = ParallelRMSNorm
+        attention.q_layernorm = attention.k_layernorm = norm
     return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=ParallelRMSNorm
+        layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=norm
     )
 
 

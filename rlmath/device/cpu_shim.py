@@ -7,7 +7,8 @@ in ``torch`` for the life of the process. They are replaced one by one, rather t
 ``TorchFunctionMode``, because a mode holds in one thread only (the autograd engine has its own) and
 slows every operator.
 
-Never install this in a process that hosts vLLM, which decides by the same functions what it runs on.
+Never install this in a process that hosts vLLM, which decides by the same functions what it runs
+on.
 """
 
 from __future__ import annotations
@@ -151,6 +152,12 @@ def _patch_cuda_module() -> None:
     cuda.nvtx.range = nothing
 
     import megatron.core.tensor_parallel.random as megatron_random
+    import megatron.core.transformer.mlp as megatron_mlp
+
+    from rlmath.device.cpu_ops import swiglu
+
+    # Megatron's own is compiled for CUDA.
+    megatron_mlp.bias_swiglu_impl = swiglu
 
     def get_state(*_: Any, **__: Any) -> torch.Tensor:
         return torch.get_rng_state()

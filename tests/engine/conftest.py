@@ -76,6 +76,14 @@ def log_dir_spec(engine_spec: EngineSpec, tmp_path: Path) -> EngineSpec:
 
 
 def start_sender(pool: RolloutPool, reference: Reference) -> Any:
+    """A trainer of one rank, connected to the pool."""
+    return start_senders(pool, reference, 1, "")[0]
+
+
+def start_senders(
+    pool: RolloutPool, reference: Reference, world_size: int, rendezvous: str
+) -> list[Any]:
+    """The ranks of a trainer; they connect to the pool together."""
     plan = TransportPlan(
         "shared_memory",
         pool.engines,
@@ -84,4 +92,8 @@ def start_sender(pool: RolloutPool, reference: Reference) -> Any:
         run_id="engine-tests",
     )
     actor = ray.remote(sender_module.Sender).options(num_cpus=0)
-    return actor.remote(plan, reference.tensors(), BUCKET_SIZE_MIB)
+    tensors = reference.tensors()
+    return [
+        actor.remote(plan, tensors, BUCKET_SIZE_MIB, rank, world_size, rendezvous)
+        for rank in range(world_size)
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
@@ -64,19 +65,19 @@ class Reference:
 
 
 class Actor:
-    """What ``refit`` takes for the actor: the sender, waited for."""
+    """What ``refit`` takes for the actor: the senders, waited for."""
 
-    def __init__(self, sender: object) -> None:
-        self._sender = sender
+    def __init__(self, senders: Sequence[Any]) -> None:
+        self._senders = senders
 
     def send_weights(self, version: int) -> None:
-        ray.get(self._sender.send_weights.remote(version))  # type: ignore[attr-defined]
+        ray.get([sender.send_weights.remote(version) for sender in self._senders])
 
 
-def send(sender: object, pool: RolloutPool) -> int:
-    """Give the engines the sender's weights as the next version."""
+def send(senders: Any, pool: RolloutPool) -> int:
+    """Give the engines the senders' weights as the next version."""
     version = pool.weights_version + 1
-    refit(Actor(sender), pool, version)
+    refit(Actor(senders if isinstance(senders, list) else [senders]), pool, version)
     return version
 
 

@@ -1,9 +1,10 @@
-"""A trainer of one rank that sends tensors it was given: the transport's far end, in a process."""
+"""Trainer ranks that send tensors they were given: the transport's far end, each in a process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets, view_in_buffer
@@ -12,26 +13,37 @@ from rlmath.weights.transports import TransportPlan, connect
 
 
 class TensorSource:
-    """Whole tensors as buckets."""
+    """Whole tensors as buckets; of several ranks each writes every so manieth tensor."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], bucket_size_mib: float) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], bucket_size_mib: float, rank: int, world_size: int
+    ) -> None:
         self.tensors = dict(tensors)
-        self.parallel = ParallelRank()
+        self._rank, self._world_size = rank, world_size
+        self.parallel = ParallelRank(group=dist.group.WORLD if world_size > 1 else None)
         metas = [TensorMeta(n, tuple(t.shape), t.dtype) for n, t in self.tensors.items()]
         self.buckets = cut_into_buckets(metas, bucket_size_mib)
 
     def write_local(self, bucket: Bucket, buffer: Tensor) -> None:
-        for tensor in bucket.tensors:
+        for tensor in bucket.tensors[self._rank :: self._world_size]:
             view_in_buffer(buffer, tensor).copy_(self.tensors[tensor.meta.name])
 
 
 class Sender:
-    """A Ray actor that stands where Megatron's rank 0 does."""
+    """A Ray actor that stands where one of Megatron's ranks does."""
 
     def __init__(
-        self, plan: TransportPlan, tensors: Mapping[str, Tensor], bucket_size_mib: float
+        self,
+        plan: TransportPlan,
+        tensors: Mapping[str, Tensor],
+        bucket_size_mib: float,
+        rank: int = 0,
+        world_size: int = 1,
+        rendezvous: str = "",
     ) -> None:
-        self._source = TensorSource(tensors, bucket_size_mib)
+        if world_size > 1:
+            dist.init_process_group("gloo", rendezvous, rank=rank, world_size=world_size)
+        self._source = TensorSource(tensors, bucket_size_mib, rank, world_size)
         self._connection = connect(plan, self._source)  # type: ignore[arg-type]
 
     def set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -40,9 +52,5 @@ class Sender:
     def num_buckets(self) -> int:
         return len(self._source.buckets)
 
-    def send_weights(self, version: int) -> float:
-        import time
-
-        begin = time.perf_counter()
+    def send_weights(self, version: int) -> None:
         self._connection.send_weights(version)
-        return time.perf_counter() - begin

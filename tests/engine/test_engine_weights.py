@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from conftest import start_sender
+from conftest import start_sender, start_senders
 from reference import VOCABULARY, Reference, by_key, make_requests, random_prompts, send
 
 from rlmath.errors import UserError
@@ -103,16 +103,24 @@ def test_a_missing_tensor_is_named_and_the_engine_samples_no_more(
     ray.kill(sender)
 
 
-def test_a_sender_that_is_killed_leaves_no_shared_memory(
-    pool: RolloutPool, reference: Reference
+def test_a_trainer_that_is_killed_leaves_no_shared_memory_and_another_may_follow(
+    pool: RolloutPool, reference: Reference, tmp_path: Path
 ) -> None:
-    sender = start_sender(pool, reference)
-    send(sender, pool)
+    prompts = random_prompts(2, 20, seed=13)
+    senders = start_senders(pool, reference, 2, f"file://{tmp_path}/rendezvous")
+    tensors = reference.perturb(seed=3)
+    ray.get([sender.set_tensors.remote(tensors) for sender in senders])
+    send(senders, pool)
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("rlmath")]
-    ray.kill(sender)
-    # The engines meet the next one as they met the first.
+    samples = list(pool.generate(make_requests(prompts, samples=4)))
+    assert reference.largest_difference(prompts, samples, 1.0) < 1e-4
+    for sender in senders:
+        ray.kill(sender)
+
     sender = start_sender(pool, reference)
     send(sender, pool)
+    samples = list(pool.generate(make_requests(prompts, samples=4)))
+    assert reference.largest_difference(prompts, samples, 1.0) < 1e-4
     ray.kill(sender)
 
 
