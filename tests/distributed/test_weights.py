@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlmath.errors import UserError
+from rlmath.weights.convert import model_of_run, read_checkpoint
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.megatron import check_folder
@@ -232,3 +234,38 @@ def test_a_saved_folder_is_the_same_model(
     model = transformers.AutoModelForCausalLM.from_pretrained(target)
     assert model.config.tie_word_embeddings
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_tied"])
+def test_a_checkpoint_of_any_layout_becomes_a_folder(
+    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, family: str
+) -> None:
+    source, checkpoint, target = folders[family], tmp_path / "step_000001", tmp_path / "hf"
+    ranks.call("save_checkpoint", str(source), Case(tp=2, pp=2), str(checkpoint))
+    saved = read_checkpoint(checkpoint)
+    assert saved.layout == {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 1}
+    counts = ranks.call("convert", "to_hf", str(checkpoint), str(target), str(source))
+    assert counts == [len(_read(source))] * 4
+    _same(_read(target), _read(source))
+    other = "qwen2" if family == "qwen2_tied" else "qwen2_tied"
+    messages = ranks.call("convert", "to_hf", str(checkpoint), str(target), str(folders[other]))
+    assert "has tied=" in messages[0]
+    assert "config.json says tied=" in messages[0]
+
+
+def test_a_folder_becomes_a_checkpoint_and_a_folder_again(
+    ranks: Ranks, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    source, checkpoint, target = folders["llama3"], tmp_path / "megatron", tmp_path / "hf"
+    arguments = (str(source), str(checkpoint), torch.float32)
+    assert ranks.call("convert", "to_megatron", *arguments) == [len(_read(source))] * 4
+    assert "has a checkpoint already" in ranks.call("convert", "to_megatron", *arguments)[0]
+    ranks.call("convert", "to_hf", str(checkpoint), str(target), str(source))
+    _same(_read(target), _read(source))
+
+
+def test_what_is_no_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is no checkpoint.*runs/<run>/checkpoints/step_000050"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(UserError, match=r"no config\.yaml above .*--model"):
+        model_of_run(tmp_path)

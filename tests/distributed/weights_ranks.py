@@ -357,6 +357,34 @@ def planted_difference(folder: str, case: Case, name: str) -> str:
     return "nothing"
 
 
+def save_checkpoint(folder: str, case: Case, target: str) -> None:
+    """Load a folder into an actor of this layout and save it as a run does."""
+    from rlmath.actor.actor import ActorSettings, MegatronActor
+    from rlmath.actor.model import ModelSettings
+    from rlmath.actor.parallel import Layout
+    from rlmath.checkpoint.actor_state import save_actor
+    from rlmath.device import CPU
+
+    _layouts[0].enter(case)
+    settings = ActorSettings(folder, ModelSettings(torch.float32), None, 1.0, 4096, 128)
+    layout = Layout(case.tp, case.pp, WORLD_SIZE // case.tp // case.pp)
+    save_actor(MegatronActor(settings, layout, CPU), target)
+
+
+def convert(function: str, *arguments: Any) -> int | str:
+    """Call a function of ``rlmath.weights.convert``; its result, or the error's message."""
+    from rlmath.device import CPU
+    from rlmath.errors import UserError
+    from rlmath.weights import convert
+
+    _layouts[0].enter(Case())
+    try:
+        result: int = getattr(convert, function)(*arguments, CPU)
+        return result
+    except UserError as error:
+        return str(error)
+
+
 def alignment_with_fault(folder: str, fault: str | None) -> tuple[float, str | None, str]:
     """Load a folder on rank 0, damage the model, compare it with the folder.
 
