@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from rlmath.checkpoint.manifest import BrokenCheckpoint, write_json
+from rlmath.checkpoint.manifest import BrokenCheckpoint
 from rlmath.checkpoint.optimizer_state import (
     load_optimizer_state,
     load_schedule_state,
@@ -67,14 +67,18 @@ class PendingSave:
         """Whether :meth:`wait` would return at once."""
         return self._thread is None or not self._thread.is_alive()
 
+    def join(self) -> None:
+        """Wait until the save is over, well or not."""
+        if self._thread is not None:
+            self._thread.join()
+
     def wait(self) -> None:
         """Wait until all ranks have written.
 
         Raises:
             UserError: On every rank: the disk is full, or the folder cannot be written.
         """
-        if self._thread is not None:
-            self._thread.join()
+        self.join()
         if self._error is not None:
             raise self._error
 
@@ -106,13 +110,8 @@ def begin_save(
     """
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
-    global _last
-    if _last is not None:
-        # Two at a time would mix their messages in the one group that both write by.
-        _last.wait()
-        _last = None
     target, rank = Path(folder) / name, dist.get_rank()
-    group = background_group()
+    group = _free_group()
     sharded: dict[str, Any] = {}
     common: dict[str, Any] = {}
 
@@ -130,11 +129,13 @@ def begin_save(
     def gather_state() -> None:
         nonlocal sharded, common
         sharded, common = save_preprocess(_sharded_state(actor, loading=False))
+        _share_out(sharded)
 
     def write_small_files() -> None:
         if rank == 0:
             write_common(target, common)
-            write_json(target / _ABOUT, _about(actor))
+            about = json.dumps(_about(actor), indent=1)
+            (target / _ABOUT).write_text(about + "\n", encoding="utf-8")
         save_streams(target, rank)
 
     _together(make_folder, target, group)
@@ -148,12 +149,20 @@ def begin_save(
     def write() -> None:
         _together(lambda: write_tensors(target, sharded, group), target, group)
 
-    pending = PendingSave(write, in_background)
-    _last = pending if in_background else None
-    return pending
+    global _last
+    _last = PendingSave(write, in_background)
+    return _last
 
 
 _last: PendingSave | None = None
+
+
+def _free_group() -> Any:
+    """The group for checkpoints, when the last save is through with it: its messages must not mix
+    with another's. Whether that one succeeded is for its own ``wait`` to say."""
+    if _last is not None:
+        _last.join()
+    return background_group()
 
 
 def load_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") -> None:
@@ -176,7 +185,7 @@ def load_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") ->
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
     target = Path(folder) / name
-    group = background_group()
+    group = _free_group()
     saved: dict[str, Any] = {}
 
     def check() -> None:
@@ -226,6 +235,21 @@ def _set_weights(actor: MegatronActor, weights: dict[str, Any]) -> None:
     missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
     if missing or result.unexpected_keys:
         raise BrokenCheckpoint(f"missing {missing}, unexpected {result.unexpected_keys}")
+
+
+def _share_out(sharded: Any) -> None:
+    """Have data-parallel ranks, which hold the same, each write a part of it."""
+    from megatron.core import parallel_state
+    from megatron.core.dist_checkpointing.exchange_utils import (
+        determine_main_replica_uniform_distribution,
+    )
+    from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+        distribute_main_replicas_with_precomputed_distribution,
+    )
+
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    plan = determine_main_replica_uniform_distribution(sharded, group)
+    distribute_main_replicas_with_precomputed_distribution(sharded, group, plan)
 
 
 def _copy_to_host(sharded: Any) -> None:

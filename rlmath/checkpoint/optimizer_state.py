@@ -18,6 +18,8 @@ def sharding() -> dict[str, Any]:
         # Optimizer tensors in the shape of the parameters, so that any layout can cut them anew.
         "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,
+        # Each layer by its number, rather than all stacked: simpler, and much faster to describe.
+        "non_homogeneous_layers": True,
     }
 
 

@@ -60,9 +60,10 @@ def save_streams(folder: Path, rank: int) -> None:
 
 def load_streams(folder: Path, rank: int) -> None:
     """Set this process's generators to those of a rank of the checkpoint."""
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
-    restore(load_file(str(_path(folder, rank))))
+    # Read rather than mapped: Megatron's tracker keeps the tensors, and with them the file.
+    restore(load(_path(folder, rank).read_bytes()))
 
 
 def _path(folder: Path, rank: int) -> Path:

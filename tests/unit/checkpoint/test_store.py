@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 from rlmath.checkpoint import CheckpointStore, DiskFull, check_space, checkpoint_bytes
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.errors import UserError
+from tests.unit.checkpoint.small_disk import small_disk
 
 STATE = {
     "step": 2,
@@ -251,25 +250,13 @@ def test_space_is_checked_with_the_arithmetic(tmp_path: Path) -> None:
         CheckpointStore(tmp_path, keep=9, best={"accuracy": "max"}).check_space(free // 7 * 2)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
-    where = tmp_path / "small"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "rlmath-test", str(where)]
-    done = subprocess.run(mount, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"mounting a small file system takes root: {done.stderr.strip()}")
-    yield where
-    subprocess.run(["umount", str(where)], check=True)
-
-
-def test_a_disk_that_runs_full_in_the_commit(small_disk: Path) -> None:
-    store = CheckpointStore(small_disk / "checkpoints", keep=3)
-    first = save(store, 1)
-    (store.begin(2) / "part").write_bytes(b"x")
-    state = {"groups": ["token ids of half-filled groups " * 20_000]}
-    with pytest.raises(DiskFull, match=r"ran full while .*step_000002 was written; free are"):
-        store.commit(2, state, {})
-    assert names(store.folder) == ["step_000001"]
-    assert store.newest_whole().path == first
+def test_a_disk_that_runs_full_in_the_commit(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", size_kib=256) as disk:
+        store = CheckpointStore(disk / "checkpoints", keep=3)
+        first = save(store, 1)
+        (store.begin(2) / "part").write_bytes(b"x")
+        state = {"groups": ["token ids of half-filled groups " * 20_000]}
+        with pytest.raises(DiskFull, match=r"ran full while .*step_000002 was written; free are"):
+            store.commit(2, state, {})
+        assert names(store.folder) == ["step_000001"]
+        assert store.newest_whole().path == first
