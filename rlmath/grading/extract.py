@@ -30,6 +30,7 @@ class Extraction:
 
 NOTHING = Extraction(None, "none")
 
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _UNBRACED_END = re.compile(r"[\s$]|\\[)\]]")
 _MARKER = re.compile(
@@ -86,16 +87,8 @@ def match_brace(text: str, start: int) -> int:
 
 def last_box(text: str) -> str | None:
     """Content of the last `\\boxed` or `\\fbox`; "" if it is empty or never closes; None if none."""
-    end = len(text)
-    while True:
-        boxed, fbox = text.rfind("\\boxed", 0, end), text.rfind("\\fbox", 0, end)
-        start = max(boxed, fbox)
-        if start < 0:
-            return None
-        body = start + (len("\\boxed") if start == boxed else len("\\fbox"))
-        if not text[body : body + 1].isalpha():
-            return _box_content(text, body)
-        end = start  # another macro that begins with the same letters
+    last = _last_match(_BOX, text)
+    return None if last is None else _box_content(text, last.end())
 
 
 def _box_content(text: str, body: int) -> str:

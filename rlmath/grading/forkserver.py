@@ -122,6 +122,8 @@ def main(descriptor: int) -> None:
             pid = os.fork()
             if pid == 0:
                 _become_worker(parent, descriptors, settings)
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)  # here too: the group exists before the parent hears of it
             for inherited in descriptors:
                 os.close(inherited)
         else:
@@ -136,7 +138,7 @@ def _become_worker(
 ) -> None:
     status = 1
     try:
-        os.setsid()
+        os.setpgid(0, 0)
         parent.close()
         serve(descriptors[0], descriptors[1], settings)
         status = 0

@@ -35,7 +35,7 @@ class WorkerTimeout(Exception):
 
 
 class Worker:
-    """One process, in a session of its own.
+    """One process, in a process group of its own.
 
     Raises:
         ForkServerDied: the fork server is gone.
@@ -83,9 +83,9 @@ class Worker:
         """Kill the process group and release the process id."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        self._close_pipes()
         with contextlib.suppress(ForkServerDied):
             self.server.reap(self.pid)
-        self._close_pipes()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

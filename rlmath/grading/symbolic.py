@@ -18,6 +18,7 @@ from rlmath.grading.syntax import Node
 
 _DIGITS = 60
 _POINTS = 4
+_MAX_TERMS = 2_000  # of a sum or product with constant limits
 _FUNCTIONS: dict[str, Any] = {
     "sin": sp.sin, "cos": sp.cos, "tan": sp.tan, "cot": sp.cot, "sec": sp.sec, "csc": sp.csc,
     "arcsin": sp.asin, "arccos": sp.acos, "arctan": sp.atan, "arccot": sp.acot, "sinh": sp.sinh,
@@ -97,6 +98,8 @@ def _big(node: Node) -> Any:
         if below is None or above is None or below[0] != "rel" or below[1] != ("=",):
             raise Unsupported(name)
         limits = (build(below[2][0]), build(below[2][1]), build(above))
+        if limits[1].is_Integer and limits[2].is_Integer and limits[2] - limits[1] > _MAX_TERMS:
+            raise Unsupported("a long sum")
         return (sp.Sum if name == "sum" else sp.Product)(build(body), limits).doit()
     if name == "int":
         integrand, variable = _integrand(body)

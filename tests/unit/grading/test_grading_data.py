@@ -1,0 +1,34 @@
+"""Every accepted answer of the real data sets against itself and against its neighbour."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlmath.grading import MathGrader
+
+SETS = (
+    "gsm8k_train",
+    "gsm8k_test",
+    "aime24",
+    "amc23",
+    "minerva_math",
+    "olympiadbench",
+    "svamp",
+    "asdiv",
+    "mawps",
+)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_correct_against_itself_and_wrong_against_the_next(
+    name: str, real_answers: dict[str, list[str]], grader: MathGrader
+) -> None:
+    golds = real_answers[name]
+    own = grader.grade_batch([f"\\boxed{{{gold}}}" for gold in golds], golds)
+    assert [g.gold for g in own if not g.correct] == []
+    assert all(grader.check_gold(gold).usable for gold in set(golds))
+    following = golds[1:] + golds[:1]
+    other = grader.grade_batch([f"\\boxed{{{gold}}}" for gold in following], golds)
+    taken = [(g.answer, g.gold) for g in other if g.correct and g.answer != g.gold]
+    assert taken == []
+    assert {g.status for g in other} <= {"correct", "wrong"}

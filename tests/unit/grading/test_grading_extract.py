@@ -1,0 +1,82 @@
+"""Extraction: levels of fallback, and time linear in the text."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rlmath.grading import GradingSettings, MathGrader
+from rlmath.grading.extract import extract
+
+MEGABYTE = 1_000_000
+HOSTILE_TEXTS = {
+    "boxes that never close": "\\boxed{" * (MEGABYTE // 7),
+    "other macros": "\\boxeda" * (MEGABYTE // 7),
+    "opening braces": "\\boxed" + "{" * MEGABYTE,
+    "closing braces": "\\boxed{1" + "}" * MEGABYTE,
+    "backslashes": "\\boxed{" + "\\" * MEGABYTE,
+    "markers": "answer is " * (MEGABYTE // 10),
+    "marker and spaces": "answer" + " " * MEGABYTE,
+    "half markers": "answer  " * (MEGABYTE // 8),
+    "think tags": "<think>" * (MEGABYTE // 7),
+    "answer tags": "<answer>" * (MEGABYTE // 8),
+    "closing answer tags": "</answer>" * (MEGABYTE // 9),
+    "digits": "1" * MEGABYTE,
+    "digits and commas": "1,234," * (MEGABYTE // 6),
+    "dollars": "$" * MEGABYTE,
+    "numbers in formulas": "$1$ " * (MEGABYTE // 4),
+    "signs": "-" * MEGABYTE + "1",
+    "sentence ends": "answer is " + ". " * (MEGABYTE // 2),
+    "special tokens": "answer is " + "<|a" * (MEGABYTE // 3),
+    "option letters": "A B " * (MEGABYTE // 4),
+    "words": "is " * (MEGABYTE // 3) + "5",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_TEXTS)
+def test_a_megabyte_of_hostile_text(name: str, grader: MathGrader) -> None:
+    started = time.process_time()
+    grade = grader.grade_one(HOSTILE_TEXTS[name], "42")
+    assert not grade.correct
+    assert time.process_time() - started < 2.0
+
+
+def test_time_grows_with_the_text_and_not_with_its_square() -> None:
+    def seconds(size: int) -> float:
+        text = "answer is $x = {1}$ \\boxeda " * size
+        started = time.process_time()
+        extract(text, "number")
+        return time.process_time() - started
+
+    seconds(1_000)
+    assert seconds(40_000) < 60 * max(seconds(4_000), 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fallback", "response", "status"),
+    [
+        ("none", "\\boxed{42}", "correct"),
+        ("none", "<answer>42</answer>", "no_answer"),
+        ("none", "The answer is 42.", "no_answer"),
+        ("none", "42", "no_answer"),
+        ("marker", "<answer>42</answer>", "correct"),
+        ("marker", "The answer is 42.", "correct"),
+        ("marker", "答案是42", "correct"),
+        ("marker", "#### 42", "correct"),
+        ("marker", "so it is 42", "no_answer"),
+        ("number", "so it is 42", "correct"),
+    ],
+)
+def test_levels_of_fallback(fallback: str, response: str, status: str) -> None:
+    one = MathGrader(settings=GradingSettings(fallback=fallback))  # type: ignore[arg-type]
+    assert one.grade_one(response, "42").status == status
+
+
+def test_the_source_is_reported() -> None:
+    assert extract("\\boxed{1}", "none").source == "box"
+    assert extract("<answer>1</answer>", "marker").source == "tag"
+    assert extract("the answer is 1", "marker").source == "marker"
+    assert extract("so 1", "number").source == "number"
+    assert extract("\\boxed{}", "number") == extract("\\boxed{", "number")
+    assert extract("\\boxed{}", "number").text == ""

@@ -1,0 +1,161 @@
+"""The grader's interface: batches, lists of golds, counts, cache, streaming, golds, audits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from rlmath.grading import Grade, GradingSettings, MathGrader, check_gold, grade
+
+
+def test_grade_says_what_it_found() -> None:
+    result = grade("So \\boxed{\\frac{1}{2}}.", "0.5")
+    assert isinstance(result, Grade)
+    assert (result.correct, result.status) == (True, "correct")
+    assert (result.answer, result.gold) == ("\\frac{1}{2}", "0.5")
+    assert result.method == "numeric"
+    assert 0 < result.seconds < 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.correct = False  # type: ignore[misc]
+
+
+def test_any_of_several_golds_counts() -> None:
+    assert grade("\\boxed{3}", ["1", "2", "3"]).gold == "3"
+    missed = grade("\\boxed{4}", ["1", "2", "3"])
+    assert (missed.status, missed.gold) == ("wrong", "1")
+    assert grade("\\boxed{\\sin^2 x+\\cos^2 x}", ["\\tan x", "1"]).gold == "1"
+
+
+def test_batch_keeps_the_order(grader: MathGrader) -> None:
+    golds = [str(n) for n in range(50)] + ["1"]
+    responses = [f"\\boxed{{{n}}}" for n in range(50)] + ["\\boxed{\\sin^2 x+\\cos^2 x}"]
+    grades = grader.grade_batch(responses[::-1], golds[::-1])
+    assert [g.gold for g in grades] == golds[::-1]
+    assert all(g.correct for g in grades)
+    with pytest.raises(ValueError, match="2 responses for 1 gold"):
+        grader.grade_batch(["a", "b"], ["a"])
+
+
+def test_unknown_task_and_bad_settings() -> None:
+    with pytest.raises(ValueError, match=r"poetry.*math, multiple_choice, text"):
+        grade("\\boxed{1}", "1", task="poetry")
+    with pytest.raises(ValueError, match="fallback is 'all'; it must be none, marker or number"):
+        GradingSettings(fallback="all")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout_s is 0; it must be above 0"):
+        MathGrader(timeout_s=0)
+    with pytest.raises(ValueError, match="memory_limit_mib is 10"):
+        MathGrader(memory_limit_mib=10)
+
+
+def test_counts_per_status() -> None:
+    grader = MathGrader()
+    responses = ["\\boxed{1}", "\\boxed{2}", "<think>", "\\boxed{1}"]
+    grader.grade_batch(responses, ["1", "1", "1", ""])
+    counted = {"correct": 1, "wrong": 1, "no_answer": 1, "bad_gold": 1, "timeout": 0, "error": 0}
+    assert grader.counts() == counted
+
+
+def test_a_group_shares_one_symbolic_job() -> None:
+    with MathGrader(num_workers=1) as grader:
+        responses = ["\\boxed{\\sin^2 x + \\cos^2 x}"] * 64
+        grader.grade_one(responses[0], "1")
+        started = time.perf_counter()
+        grades = grader.grade_batch(responses, ["1"] * 64)
+        assert all(g.correct and g.method == "sympy" for g in grades)
+        assert time.perf_counter() - started < 0.5
+
+
+def test_streaming_does_not_wait_for_slow_jobs() -> None:
+    with MathGrader(num_workers=1, timeout_s=2.0) as grader:
+        slow = grader.submit("\\boxed{\\int_0^1 \\frac{\\sin^{50}(x^3)}{1+x^7} dx}", "\\frac{1}{3}")
+        fast = grader.submit("\\boxed{42}", "42")
+        assert fast.done() and fast.result().correct
+        assert slow.result(timeout=30).status == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("gold", "kind"),
+    [
+        ("42", "integer"),
+        ("-7", "integer"),
+        ("1,234", "integer"),
+        ("3/4", "rational"),
+        ("0.50", "decimal"),
+        ("(1,2)", "tuple"),
+        ("\\{1,2\\}", "set"),
+        ("1, 2", "list"),
+        ("x=5", "relation"),
+        ("x^2+1", "expression"),
+        ("Mrs. Hilt", "text"),
+        ("5 cm", "quantity"),
+        ("50\\%", "percentage"),
+        ("3:45 PM", "time"),
+        ("3:4", "ratio"),
+        ("1011_2", "number in a base"),
+        ("B", "choice"),
+        ("$\\frac{1}{2}$", "rational"),
+        ("so #### 72", "integer"),
+        ("0.\\overline{3}", "repeating decimal"),
+        ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "matrix"),
+    ],
+)
+def test_golds_are_classified(gold: str, kind: str) -> None:
+    report = check_gold(gold)
+    assert (report.usable, report.kind, report.problem) == (True, kind, None)
+
+
+@pytest.mark.parametrize(
+    "gold",
+    ["", "  ", "\\boxed{}", "\\boxed{1", "\\frac{1}{", "}", ".", "$$", "#### ", "x" * 20_000],
+)
+def test_unusable_golds_are_reported_and_never_matched(gold: str) -> None:
+    report = check_gold(gold)
+    assert not report.usable and report.problem and report.kind == "bad"
+    result = grade(f"\\boxed{{{gold}}}" if gold else "", gold)
+    assert (result.status, result.correct) == ("bad_gold", False)
+
+
+def test_tolerances_are_settings() -> None:
+    third = ("\\boxed{0.333}", "1/3")
+    assert not grade(*third).correct
+    lenient = MathGrader(min_significant_digits=3, decimal_rel_tol=0.01)
+    assert lenient.grade_one(*third).correct
+    strict = MathGrader(percent_either_way=False)
+    assert not strict.grade_one("\\boxed{50\\%}", "50").correct
+    assert strict.grade_one("\\boxed{50\\%}", "0.5").correct
+    strict = MathGrader(require_unit=True)
+    assert not strict.grade_one("\\boxed{5}", "5 cm").correct
+    assert strict.grade_one("\\boxed{5 cm}", "5").correct
+
+
+def test_disagreements_are_written_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "audit" / "disagreements.jsonl"
+    with MathGrader(disagreement_path=str(path), audit_fraction=1.0) as grader:
+        grader.grade_batch(
+            ["\\boxed{\\sqrt{8}}", "\\boxed{\\sqrt{7}}"], ["2\\sqrt{2}", "2\\sqrt{2}"]
+        )
+        grader._disagreements.add("a", "b", True, False, "expression")  # type: ignore[union-attr]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [
+        {"answer": "a", "gold": "b", "fast": True, "sympy": False, "method": "expression"}
+    ]
+
+
+def test_an_audit_finds_a_wrong_fast_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlmath.grading.compare import Comparer
+
+    path = tmp_path / "disagreements.jsonl"
+    monkeypatch.setattr(Comparer, "expressions", lambda self, a, g: True)
+    with MathGrader(disagreement_path=str(path), audit_fraction=1.0) as grader:
+        assert grader.grade_one("\\boxed{\\sqrt{7}}", "\\sqrt{8}").correct
+        deadline = time.monotonic() + 30
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    (line,) = [json.loads(text) for text in path.read_text().splitlines()]
+    assert (line["fast"], line["sympy"]) == (True, False)

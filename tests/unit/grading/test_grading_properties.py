@@ -1,0 +1,182 @@
+"""Symmetries that a grader should have."""
+
+from __future__ import annotations
+
+import string
+from fractions import Fraction
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from rlmath.grading import GradingSettings
+from rlmath.grading.answer import read
+from rlmath.grading.compare import Comparer
+
+SETTINGS = GradingSettings()
+COMPARER = Comparer(SETTINGS)
+MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+INTEGERS = st.integers(-(10**30), 10**30)
+NUMBERS = st.one_of(
+    INTEGERS.map(str),
+    st.tuples(INTEGERS, st.integers(1, 10**12)).map(lambda p: f"\\frac{{{p[0]}}}{{{p[1]}}}"),
+    st.decimals(-(10**9), 10**9, places=4, allow_nan=False, allow_infinity=False).map(str),
+)
+
+
+def _formulas() -> st.SearchStrategy[str]:
+    atoms = st.one_of(
+        st.integers(0, 99).map(str), st.sampled_from(["x", "y", "n", "\\pi", "\\alpha"])
+    )
+
+    def extend(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+        two = st.tuples(inner, inner)
+        return st.one_of(
+            two.map(lambda p: f"\\left({p[0]}+{p[1]}\\right)"),
+            two.map(lambda p: f"({p[0]}-{p[1]})"),
+            two.map(lambda p: f"\\frac{{{p[0]}}}{{{p[1]}+7}}"),
+            two.map(lambda p: f"({p[0]})\\cdot({p[1]})"),
+            inner.map(lambda e: f"\\sqrt{{{e}}}"),
+            inner.map(lambda e: f"({e})^{{2}}"),
+            inner.map(lambda e: f"\\sin({e})"),
+        )
+
+    return st.recursive(atoms, extend, max_leaves=8)
+
+
+FORMULAS = _formulas()
+
+
+def same(first: str, second: str) -> bool | None:
+    return COMPARER.same(read(first, SETTINGS), read(second, SETTINGS))
+
+
+@MANY
+@given(st.one_of(NUMBERS, FORMULAS))
+def test_equal_to_itself(answer: str) -> None:
+    assert same(answer, answer) is True
+    assert same(f" {answer} ", f"${answer}$") is True
+
+
+@MANY
+@given(FORMULAS)
+def test_equal_to_itself_by_value_too(formula: str) -> None:
+    one, two = read(formula, SETTINGS), read(f"({formula})+0", SETTINGS)
+    assert COMPARER.nodes(one.node, two.node) is not False
+
+
+@MANY
+@given(FORMULAS)
+def test_indifferent_to_layout(formula: str) -> None:
+    for rewritten in (
+        formula.replace("\\frac", "\\dfrac"),
+        formula.replace("\\left(", "(").replace("\\right)", ")"),
+        formula.replace("(", "\\left(")
+        .replace("\\left\\left", "\\left")
+        .replace(")", "\\right)")
+        .replace("\\right\\right", "\\right"),
+        formula.replace("+", " + ").replace("}", "} "),
+        "\\displaystyle " + formula + "\\,.",
+    ):
+        assert same(rewritten, formula) is True, rewritten
+
+
+@MANY
+@given(FORMULAS, FORMULAS)
+def test_commutative(first: str, second: str) -> None:
+    assert same(f"({first})+({second})", f"({second})+({first})") is not False
+    assert same(f"({first})({second})", f"({second})({first})") is not False
+
+
+@MANY
+@given(FORMULAS, st.integers(1, 9))
+def test_a_sum_differs_from_its_term(formula: str, added: int) -> None:
+    assert same(f"{formula}+{added}", formula) is not True
+
+
+@MANY
+@given(st.lists(INTEGERS, min_size=1, max_size=6, unique=True), st.randoms())
+def test_order_in_sets_and_tuples(values: list[int], random: object) -> None:
+    shuffled = list(values)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    one, two = ", ".join(map(str, values)), ", ".join(map(str, shuffled))
+    assert same(f"\\{{{two}\\}}", f"\\{{{one}\\}}") is True
+    assert same(two, one) is True
+    if len(values) > 1:
+        assert same(f"({two})", f"({one})") is (values == shuffled)
+        assert same(f"\\{{{two}\\}}", f"({one})") is False
+
+
+@MANY
+@given(INTEGERS, st.integers(0, 40))
+def test_a_changed_digit_or_sign_differs(value: int, place: int) -> None:
+    digits = list(str(abs(value)))
+    index = place % len(digits)
+    digits[index] = str((int(digits[index]) + 1 + place % 8) % 10)
+    changed = int("".join(digits))
+    assume(changed != abs(value))
+    assert same(str(changed), str(abs(value))) is False
+    assert same(f"{changed}x", f"{abs(value)}x") is False
+    if value:
+        assert same(str(-value), str(value)) is False
+
+
+@MANY
+@given(st.fractions(), st.fractions())
+def test_fractions_compare_exactly(a: Fraction, b: Fraction) -> None:
+    written = f"\\frac{{{a.numerator}}}{{{a.denominator}}}"
+    assert same(written, f"{b.numerator}/{b.denominator}") is (a == b)
+    assert same(written, f"{2 * a.numerator}/{2 * a.denominator}") is True
+
+
+@MANY
+@given(st.integers(1, 10**15), st.integers(1, 9))
+def test_digits_may_be_grouped(value: int, _: int) -> None:
+    assert same(f"{value:,}", str(value)) is True
+    assert same(f"{value:,}".replace(",", "{,}"), str(value)) is True
+    assert same(f"{value:,}".replace(",", ",\\!"), str(value)) is True
+    assert same(f"{value:,}".replace(",", "\\,"), str(value)) is True
+
+
+@MANY
+@given(st.integers(2, 10**6), st.integers(1, 12))
+def test_decimals_of_a_fraction_need_six_digits(denominator: int, digits: int) -> None:
+    value = Fraction(1, denominator)
+    exponent = len(str(denominator))
+    scaled = round(value * 10 ** (digits + exponent))
+    written = f"0.{scaled:0{digits + exponent}d}"
+    approximate = Fraction(written)
+    significant = len(written[2:].lstrip("0"))
+    near = abs(approximate - value) <= Fraction(1, 10**6) * value
+    expected = approximate == value or (near and significant >= 6)
+    assert same(written, f"\\frac{{1}}{{{denominator}}}") is expected
+
+
+@MANY
+@given(st.sampled_from(string.ascii_letters), st.sampled_from(string.ascii_letters))
+def test_names_matter(a: str, b: str) -> None:
+    assume(not {a, b} & set("eidI"))
+    assert same(f"3{a}+1", f"3{b}+1") is (a == b)
+    assert same(f"{a}=5", f"{b}=5") is (a == b)
+    assert same(f"{a}>5", f"{b}>5") is (a == b)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_can_be_read_and_equals_itself_or_is_empty(text: str) -> None:
+    answer = read(text, SETTINGS)
+    if answer.key:
+        assert COMPARER.same(answer, read(text, SETTINGS)) is True
+    COMPARER.same(answer, read("42", SETTINGS))
+
+
+@pytest.mark.parametrize("number", ["10001", "9007199254740993", "1e-10", "200", "0.333"])
+def test_known_near_misses(number: str) -> None:
+    near = {
+        "10001": "10000",
+        "9007199254740993": "9007199254740992",
+        "1e-10": "0",
+        "200": "2",
+        "0.333": "1/3",
+    }
+    assert same(number, near[number]) is False
