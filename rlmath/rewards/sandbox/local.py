@@ -282,7 +282,18 @@ def _job_folder(files: Mapping[str, str | bytes], stdin: str) -> Iterator[Path]:
         (folder / "stdin").write_bytes(stdin.encode("utf-8", "replace"))
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder whose program may have locked parts of it."""
+    for parent, folders, _ in os.walk(folder):
+        for name in folders:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                with suppress(OSError):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Prepared(PreparedProgram):

@@ -210,11 +210,12 @@ def test_the_settings_of_a_run_as_hydra_gives_them():
 
 
 def test_a_grader_that_is_handed_in_stays_open():
-    with MathGrader(num_workers=1, fallback="marker") as grader:
-        with RewardMix.from_config(["accuracy"], grader=grader) as mix:
-            assert mix.score(["The answer is 4"], answers=[["4"]])[0].total == 1.0
-        assert grader.grade_one("The answer is 4", "4").correct
-        assert grader.counts()["correct"] == 2
+    grader = MathGrader(num_workers=1, fallback="marker")
+    with RewardMix.from_config(["accuracy"], grader=grader) as mix:
+        assert mix.score(["The answer is 4"], answers=[["4"]])[0].total == 1.0
+    assert grader.grade_one("The answer is 4", "4").correct
+    assert grader.counts()["correct"] == 2
+    grader.close()
 
 
 def test_a_mix_without_a_grader_has_no_verdict():
