@@ -30,7 +30,7 @@ _LANGUAGES: dict[str, tuple[str, list[str], list[str]]] = {
 }
 
 _SCRIPT = """
-import json, os, resource, signal, subprocess, tempfile, time
+import json, os, resource, shutil, signal, subprocess, tempfile, time
 job = json.loads({job!r})
 folder = tempfile.mkdtemp()
 for name, text in job["files"].items():
@@ -86,6 +86,7 @@ if "compile_error" not in reply:
         if os.path.isfile(path) and not os.path.islink(path):
             with open(path, errors="replace") as file:
                 reply["files"][name] = file.read(limit)
+shutil.rmtree(folder, ignore_errors=True)
 print("\\n" + {mark!r} + json.dumps(reply))
 """
 
