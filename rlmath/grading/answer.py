@@ -114,7 +114,7 @@ def read(text: str, settings: GradingSettings) -> Answer:
     letter, rest = _option(latex)
     if not tokens:
         return Answer(
-            stripped, key, ("text", ""), words, letter, rest, problem or "nothing to compare"
+            stripped, key, ("text", ""), words, letter, rest, False, problem or "nothing to compare"
         )
     node = _tree(list(tokens), words, settings)
     wordy = any(_is_word(token) for token in tokens)

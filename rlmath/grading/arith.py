@@ -30,7 +30,9 @@ def _bits(value: Rational) -> int:
 
 
 def _tidy(value: Rational) -> Rational:
-    return int(value) if isinstance(value, Fraction) and value.denominator == 1 else value
+    if isinstance(value, Fraction) and value.denominator == 1:
+        return value.numerator
+    return value
 
 
 def integer_root(value: int, degree: int) -> int | None:
@@ -115,13 +117,14 @@ class Exact:
             return 1 if exponent % 2 == 0 else -1
         if abs(exponent) * max(_bits(base), 1) > self.max_bits:
             raise Undecidable
-        return _tidy(Fraction(base) ** exponent if exponent < 0 else base**exponent)
+        result: Rational = Fraction(base) ** exponent if exponent < 0 else base**exponent
+        return _tidy(result)
 
     def root(self, value: Rational, degree: int) -> Rational:
         if degree <= 0 or degree > 1_000 or (value < 0 and degree % 2 == 0):
             raise Undecidable
         sign = -1 if value < 0 else 1
-        fraction = Fraction(abs(value))
+        fraction = abs(Fraction(value))
         top = integer_root(fraction.numerator, degree)
         bottom = integer_root(fraction.denominator, degree)
         if top is None or bottom is None:
@@ -133,7 +136,7 @@ class Exact:
         if name == "root" and isinstance(args[1], int):
             return self.root(first, args[1])
         if name == "abs":
-            return abs(first)
+            return first if first >= 0 else -first
         if name == "floor":
             return math.floor(first)
         if name == "ceil":
@@ -173,10 +176,11 @@ def sample(name: str, point: int) -> float:
 
 
 _UNARY: dict[str, Any] = {
-    "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "arcsin": cmath.asin, "arccos": cmath.acos,
-    "arctan": cmath.atan, "sinh": cmath.sinh, "cosh": cmath.cosh, "tanh": cmath.tanh,
+    "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "arcsin": cmath.asin,
+    "arccos": cmath.acos, "arctan": cmath.atan, "sinh": cmath.sinh, "cosh": cmath.cosh, "tanh": cmath.tanh,
     "asinh": cmath.asinh, "acosh": cmath.acosh, "atanh": cmath.atanh, "exp": cmath.exp,
-    "cot": lambda z: 1 / cmath.tan(z), "sec": lambda z: 1 / cmath.cos(z), "csc": lambda z: 1 / cmath.sin(z),
+    "cot": lambda z: 1 / cmath.tan(z), "sec": lambda z: 1 / cmath.cos(z),
+    "csc": lambda z: 1 / cmath.sin(z),
     "coth": lambda z: 1 / cmath.tanh(z), "arccot": lambda z: cmath.atan(1 / z), "abs": abs,
     "arcsec": lambda z: cmath.acos(1 / z), "arccsc": lambda z: cmath.asin(1 / z),
     "Re": lambda z: z.real, "Im": lambda z: z.imag, "arg": cmath.phase,

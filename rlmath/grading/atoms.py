@@ -210,9 +210,8 @@ class Atoms(Quantities):
         self.expect("op", closer)
         if inner[0] == "list" and inner[2] == ",":
             return ("tup", opener, closer, inner[1])
-        if inner[0] == "base" or (self.at("op", "_") and inner[0] == "n" and opener == "("):
-            if inner[0] == "n":
-                return ("base", str(inner[1]), self.base())
+        if self.at("op", "_") and inner[0] == "n" and opener == "(":
+            return ("base", str(inner[1]), self.base())
         if (opener == "(") != (closer == ")"):
             raise ParseError("unequal brackets")
         return inner

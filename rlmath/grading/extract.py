@@ -86,7 +86,7 @@ def match_brace(text: str, start: int) -> int:
 
 
 def last_box(text: str) -> str | None:
-    """Content of the last `\\boxed` or `\\fbox`; "" if it is empty or never closes; None if none."""
+    """Content of the last `\\boxed` or `\\fbox`, "" if empty or open; None if there is no box."""
     last = _last_match(_BOX, text)
     return None if last is None else _box_content(text, last.end())
 

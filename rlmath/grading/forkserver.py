@@ -1,9 +1,9 @@
 """The fork server: a clean process that imports SymPy once and forks workers from itself.
 
 It is started as a new program with a scrubbed environment, so a worker inherits nothing from the
-training process but two pipes. A fork costs milliseconds where a new import of SymPy costs a second:
-a killed worker is back at once. The server reaps a worker only when it is told to, so the process id
-that the parent kills cannot have been given to another process.
+training process but two pipes. A fork costs milliseconds where a new import of SymPy costs a
+second: a killed worker is back at once. The server reaps a worker only when it is told to, so the
+process id that the parent kills cannot have been given to another process.
 """
 
 from __future__ import annotations

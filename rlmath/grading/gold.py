@@ -17,7 +17,7 @@ _KINDS = {
 
 
 def accepted_text(gold: str) -> str:
-    """The part of a gold answer that is compared: its last box, what follows `####`, or all of it."""
+    """The part of a gold that is compared: its last box, what follows `####`, or all of it."""
     box = last_box(gold)
     if box is not None:
         return box

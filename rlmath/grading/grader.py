@@ -1,4 +1,4 @@
-"""Grade responses: find the answer, compare it in this process, ask a worker when that is not enough."""
+"""Grade responses: find the answer, compare it here, ask a worker when that is not enough."""
 
 from __future__ import annotations
 
@@ -177,8 +177,10 @@ class MathGrader:
         answer: Answer | None = None
         for raw, gold in usable:
             key = (text, raw, task)
-            outcome = self._cache.get(key)
-            if outcome is None:
+            known_outcome = self._cache.get(key)
+            if known_outcome is not None:
+                outcome = known_outcome
+            else:
                 if answer is None:
                     answer = read(text, self.settings)
                 comparer = self._own_comparer()

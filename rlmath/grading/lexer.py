@@ -122,7 +122,8 @@ _ALIASES = {
     "rbrace": "}", "lbrack": "[", "rbrack": "]", "vert": "|", "lvert": "|", "rvert": "|",
     "mid": "|", "Vert": "||", "lVert": "||", "rVert": "||", "colon": ":", "varnothing": "emptyset",
     "simeq": "approx", "sim": "approx", "thickapprox": "approx", "dots": "ldots", "cdots": "ldots",
-    "dotsc": "ldots", "dotsb": "ldots", "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta",
+    "dotsc": "ldots", "dotsb": "ldots", "varphi": "phi", "varepsilon": "epsilon",
+    "vartheta": "theta",
     "infin": "infty", "land": "and", "wedge": "and", "lor": "or", "vee": "or", "to": "to",
     "rightarrow": "to", "degree": "circ", "lparen": "(", "rparen": ")", "euro": "€", "pounds": "£",
     "yen": "¥", "textdollar": "$", "arcosh": "acosh", "tg": "tan", "ctg": "cot", "arctg": "arctan",
@@ -142,7 +143,8 @@ _CHARACTER_COMMANDS = {
 _LEX = re.compile(
     r"""(?P<space>(?:\s|~|\\[,;:!>\ \n]|\{\})+)
     |(?P<group>(?<![\d.,/^_])[1-9]\d{0,2}(?:[ ]\d{3})+(?![\d/]|[ ]\d|[ ]?[.,]\d{3}\b)(?:\.\d+)?)
-    |(?P<num>\d+(?:\{,\}\d{3}(?!\d)|,\\!\s?\d{3}(?!\d)|\\[,;:\ ]\s?\d{3}(?!\d)|\\!,\d{3}(?!\d)|,\d+)*
+    |(?P<num>\d+(?:\{,\}\d{3}(?!\d)|,\\!\s?\d{3}(?!\d)|\\[,;:\ ]\s?\d{3}(?!\d)|\\!,\d{3}(?!\d)
+            |,\d+)*
         (?:\.\d+|\.(?!\.|\s|$|\d))?(?:[eE][-+]?\d+(?![a-zA-Z]))?|\.\d+(?:[eE][-+]?\d+(?![a-zA-Z]))?)
     |(?P<cmd>\\[a-zA-Z]+\*?)
     |(?P<esc>\\.)
@@ -318,13 +320,13 @@ def _styled(
     wordy = name.startswith(
         ("text", "mbox", "hbox", "mathrm", "operatorname", "emph", "rm", "mathbf")
     )
-    if wordy and _WORDY.search(stripped) and "\\" not in stripped and "{" not in stripped:
+    if wordy and _WORDY.search(stripped) and not set("\\{") & set(stripped):
+        plain = stripped.strip("()[].,:; ")
+        if len(stripped) != len(plain) or "," in plain or _mixed(plain):
+            if nesting < 4:
+                _lex_into(stripped, tokens, max_tokens, nesting + 1)
+            return close + 1
         if len(stripped) > 1 or name != "mathbf":
-            plain = stripped.strip("()[].,:; ")
-            if len(stripped) != len(plain) or "," in plain or _mixed(plain):
-                if nesting < 4:
-                    _lex_into(stripped, tokens, max_tokens, nesting + 1)
-                return close + 1
             tokens.append(Token("text", stripped, True))
             return close + 1
     if nesting < 8:

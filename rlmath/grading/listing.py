@@ -36,7 +36,7 @@ def hoisted(node: Node) -> Node:
 
 def combined(node: Node) -> Node:
     """`2 hours 30 minutes` and `12 dollars and 50 cents` as one quantity."""
-    parts = node[1] if node[0] in ("+", "list") else ()
+    parts: Sequence[Node] = node[1] if node[0] in ("+", "list") else ()
     if len(parts) < 2 or not all(p[0] == "unit" and is_numeric(p[1]) for p in parts):
         return node
     total: list[Node] = [parts[0][1]]

@@ -176,12 +176,11 @@ class Numerals(TokenStream):
         if word in ("am", "pm"):
             self.position += 1
             return word
-        following = self.peek(2)
-        if word in ("a", "p") and self.at("op", ".", 1) and following is not None:
-            if following.kind == "word" and following.value.lower() == "m":
-                self.position += 3
-                self.op(".")
-                return word + "m"
+        dotted = self.at("op", ".", 1) and (self.at("word", "m", 2) or self.at("word", "M", 2))
+        if word in ("a", "p") and dotted:
+            self.position += 3
+            self.op(".")
+            return word + "m"
         return ""
 
     def period(self, head: str) -> Node:

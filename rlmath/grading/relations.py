@@ -94,9 +94,9 @@ class RelationComparer(ScalarComparer):
             and label_g is not None
             and value_a is not None
             and value_g is not None
+            and self.nodes(label_a, label_g) is True
         ):
-            if self.nodes(label_a, label_g) is True:
-                return self.nodes(value_a, value_g)
+            return self.nodes(value_a, value_g)
         if (value_a is None and len(a[2]) > 2) or (value_g is None and len(g[2]) > 2):
             return False
         if len(a[2]) != 2 or len(g[2]) != 2:

@@ -1,4 +1,4 @@
-"""Equality of numbers and expressions: exact first, then refuted in floats, proved in finite fields."""
+"""Equality of numbers and expressions: exact arithmetic, then floats, then finite fields."""
 
 from __future__ import annotations
 
@@ -103,9 +103,8 @@ class ScalarComparer(ABC):
         if x is not None and y is not None:
             self.last_layer = "numeric"
             return x == y or self.decimal_match(a, g, x, y)
-        if a[0] not in SCALARS or g[0] not in SCALARS:
-            if a[0] not in ("unit", "pct") and g[0] not in ("unit", "pct"):
-                return False
+        if not {a[0], g[0]} <= SCALARS and not {a[0], g[0]} & {"unit", "pct"}:
+            return False
         if a == ("k", "oo") or g == ("k", "oo") or ("neg", ("k", "oo")) in (a, g):
             return False
         self.last_layer = "expression"
@@ -132,7 +131,9 @@ class ScalarComparer(ABC):
             or isinstance(other, int)
         ):
             return False
-        return abs(x - y) <= Fraction(str(self.settings.decimal_rel_tol)) * abs(other)
+        return abs(Fraction(x - y)) <= Fraction(str(self.settings.decimal_rel_tol)) * abs(
+            Fraction(other)
+        )
 
     def near_irrational(self, a: Node, g: Node, x: Rational | None, y: Rational | None) -> Verdict:
         decimal, value, other = (a, x, g) if x is not None else (g, y, a)

@@ -156,7 +156,7 @@ def _numerically(a: Any, b: Any) -> bool | None:
     whole = a.has(*stepped) or b.has(*stepped) or _alternates(a) or _alternates(b)
     source = random.Random(20_240_607)
     agreed = 0
-    for point in range((_POINTS + 4 if whole else _POINTS) if names else 1):
+    for _ in range((_POINTS + 4 if whole else _POINTS) if names else 1):
         if whole:
             values = {name: sp.Integer(source.randint(1, 30)) for name in names}
         else:

@@ -34,23 +34,23 @@ def _names(text: str) -> frozenset[str]:
 
 
 FUNCTIONS = _names(
-    """sin cos tan cot sec csc arcsin arccos arctan arccot arccsc arcsec asin acos atan sinh cosh
-    tanh coth asinh acosh atanh ln log lg exp sqrt cbrt abs min max gcd lcm det Re Im arg sgn sign
-    floor ceil deg dim ker mod Pr tr rank"""
+    """sin cos tan cot sec csc arcsin arccos arctan arccot arccsc arcsec asin acos atan sinh
+    cosh tanh coth asinh acosh atanh ln log lg exp sqrt cbrt abs min max gcd lcm det Re Im arg sgn
+    sign floor ceil deg dim ker mod Pr tr rank"""
 )
 FUNCTION_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "sign": "sgn"}
 INVERTIBLE = _names("sin cos tan cot sec csc")
 GREEK = _names(
-    """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho sigma tau
-    upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
-    aleph partial nabla"""
+    """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho
+    sigma tau upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega
+    ell hbar aleph partial nabla"""
 )
 CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo"}
 DOMAINS = _names("R Z N Q C")
 RELATIONS = {
     "=": "=", "<": "<", ">": ">", "le": "<=", "ge": ">=", "ne": "!=", "in": "in", "notin": "notin",
-    "approx": "~", "equiv": "equiv", "cong": "equiv", "to": "to", "mapsto": "to", "subset": "subset",
-    "subseteq": "subset", "Rightarrow": "=>", "implies": "=>", "iff": "=>", "ll": "<", "gg": ">",
+    "approx": "~", "equiv": "equiv", "cong": "equiv", "to": "to", "mapsto": "to",
+    "subset": "subset", "subseteq": "subset", "Rightarrow": "=>", "implies": "=>", "iff": "=>", "ll": "<", "gg": ">",
     "propto": "propto", "parallel": "parallel", "perp": "perp",
 }  # fmt: skip
 STOP_WORDS = _names("and or for where if with when such mod")

@@ -136,7 +136,8 @@ def test_sympy_never_enters_the_calling_process() -> None:
         f"import sys; sys.path[:0] = {[p for p in sys.path if p]!r}\n"
         "from rlmath.grading import grade\n"
         "assert grade(r'\\boxed{\\sin^2 x+\\cos^2 x}', '1').method == 'sympy'\n"
-        "bad = [m for m in ('sympy', 'mpmath', 'torch', 'math_verify', 'ray') if m in sys.modules]\n"
+        "names = ('sympy', 'mpmath', 'torch', 'math_verify', 'ray')\n"
+        "bad = [name for name in names if name in sys.modules]\n"
         "assert not bad, bad\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
