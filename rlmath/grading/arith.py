@@ -177,7 +177,8 @@ def sample(name: str, point: int) -> float:
 
 _UNARY: dict[str, Any] = {
     "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "arcsin": cmath.asin,
-    "arccos": cmath.acos, "arctan": cmath.atan, "sinh": cmath.sinh, "cosh": cmath.cosh, "tanh": cmath.tanh,
+    "arccos": cmath.acos, "arctan": cmath.atan, "sinh": cmath.sinh, "cosh": cmath.cosh,
+    "tanh": cmath.tanh,
     "asinh": cmath.asinh, "acosh": cmath.acosh, "atanh": cmath.atanh, "exp": cmath.exp,
     "cot": lambda z: 1 / cmath.tan(z), "sec": lambda z: 1 / cmath.cos(z),
     "csc": lambda z: 1 / cmath.sin(z),

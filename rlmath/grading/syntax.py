@@ -50,7 +50,8 @@ DOMAINS = _names("R Z N Q C")
 RELATIONS = {
     "=": "=", "<": "<", ">": ">", "le": "<=", "ge": ">=", "ne": "!=", "in": "in", "notin": "notin",
     "approx": "~", "equiv": "equiv", "cong": "equiv", "to": "to", "mapsto": "to",
-    "subset": "subset", "subseteq": "subset", "Rightarrow": "=>", "implies": "=>", "iff": "=>", "ll": "<", "gg": ">",
+    "subset": "subset", "subseteq": "subset", "Rightarrow": "=>", "implies": "=>", "iff": "=>",
+    "ll": "<", "gg": ">",
     "propto": "propto", "parallel": "parallel", "perp": "perp",
 }  # fmt: skip
 STOP_WORDS = _names("and or for where if with when such mod")
