@@ -171,7 +171,7 @@ class BucketGatherer:
             for run in self._runs[meta.name]:
                 if self._holders[run][0] == self.parallel.global_rank:
                     part = self._local[run].to(meta.dtype)
-                    sums[place] += fingerprint(part, meta.shape, run.dim, run.start)
+                    sums[place] += fingerprint(part, run.dim, run.start)
         if self.parallel.group is not None:
             dist.all_reduce(sums, group=self.parallel.group)
         return {meta.name: value for meta, value in zip(self.tensors, sums.tolist(), strict=True)}

@@ -1,14 +1,17 @@
-"""``rlmath plan weights``: the plan of an update as a table or as JSON."""
+"""The plan of an update as a table or as JSON: ``python -m rlmath.weights.plan_cli MODEL``."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from rlmath.errors import UserError
 from rlmath.weights.plan import (
     Operation,
     PlannedBucket,
@@ -24,7 +27,7 @@ MIB = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``rlmath plan weights``."""
+    """Options of the command."""
     parser.add_argument("model", help="Hugging Face folder; only its config.json is read")
     parser.add_argument("--tp", type=int, default=1, help="trainer: tensor-parallel ranks")
     parser.add_argument("--pp", type=int, default=1, help="trainer: pipeline stages")
@@ -42,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bucket-size-mib", type=float, default=512.0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--json", action="store_true", help="every operation, as JSON")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; raises ``WeightsError`` where there is no plan."""
+    parser = argparse.ArgumentParser(description="which bytes an update of the weights moves")
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -143,3 +153,11 @@ def _rank(rank: SourceRank | int) -> str:
         return f"tp {rank}"
     expert = f" ep {rank.ep}" if rank.ep else ""
     return f"pp {rank.pp} tp {rank.tp}{expert}"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
