@@ -26,10 +26,10 @@ from rlmath.checkpoint.optimizer_state import (
 )
 from rlmath.checkpoint.random_streams import load_streams, save_streams
 from rlmath.checkpoint.space import disk_full
+from rlmath.checkpoint.tensor_index import check_index
 from rlmath.checkpoint.writer import (
     DISK_FULL,
     background_group,
-    check_metadata,
     write_common,
     write_tensors,
 )
@@ -191,7 +191,7 @@ def load_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") ->
     def check() -> None:
         saved.update(_read_about(target))
         _check_same(actor, saved, target)
-        check_metadata(target)
+        check_index(target)
 
     def load() -> None:
         state = dist_checkpointing.load(

@@ -1,4 +1,4 @@
-"""Writes and reads the tensors of all ranks in torch's distributed format, within the process.
+"""Writes the tensors of all ranks in torch's distributed format, within the process.
 
 Megatron's own writer starts a manager process and forks writers, for writing in the background.
 In a Ray actor, a process with threads that hold locks, forking can hang, and starting an
@@ -8,18 +8,15 @@ and torch's writer writes it in the process that calls.
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from rlmath.checkpoint.manifest import BrokenCheckpoint
 from rlmath.checkpoint.space import is_disk_full
 
 COMMON = "common.pt"
-_METADATA = ".metadata"
 # How the system says it, in small letters: what is left of an error on other ranks is its text.
 DISK_FULL = ("no space left on device", "disk quota exceeded")
 
@@ -90,54 +87,6 @@ def write_common(folder: Path, common: dict[str, Any]) -> None:
         save_config(CheckpointingConfig("torch_dist", 1), str(folder))
     except Exception as error:
         raise _plain(error) from None
-
-
-def check_metadata(folder: Path) -> None:
-    """Refuse an index of tensors that would execute code, or bring objects other than tensors.
-
-    torch reads the index with pickle, and objects without ``weights_only``.
-
-    Raises:
-        BrokenCheckpoint: It names something that an index of tensors does not need.
-    """
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    path = folder / _METADATA
-    try:
-        with open(path, "rb") as file:
-            metadata = _MetadataUnpickler(file).load()
-    except FileNotFoundError:
-        raise BrokenCheckpoint(f"{path} is missing") from None
-    except BrokenCheckpoint:
-        raise
-    except Exception as error:
-        raise BrokenCheckpoint(f"{path} cannot be read: {error!r}") from None
-    for name, entry in metadata.state_dict_metadata.items():
-        if not isinstance(entry, TensorStorageMetadata):
-            raise BrokenCheckpoint(f"{path}: {name} is no tensor")
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    _MODULES = frozenset(
-        {"torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"}
-    )
-    _NAMES = frozenset(
-        {
-            ("torch", "Size"),
-            ("torch.serialization", "_get_layout"),
-            ("pathlib", "PosixPath"),
-            ("collections", "OrderedDict"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = module in self._MODULES or (module, name) in self._NAMES
-        if not known and not (module == "torch" and isinstance(getattr(torch, name, 0), _DTYPES)):
-            raise BrokenCheckpoint(f"the index of tensors names {module}.{name}; refused")
-        return super().find_class(module, name)
-
-
-_DTYPES = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def background_group() -> Any:

@@ -119,15 +119,22 @@ def commit(folder: Path, run: Any) -> str:
     return str(store.commit(2, {}, {}))
 
 
-@pytest.mark.parametrize("in_background", [False, True], ids=["wait", "background"])
 @pytest.mark.parametrize(
-    ("layout", "changes", "before"),
+    ("layout", "changes", "in_background"),
     [
-        (TP2, changes_of(False), 2),
-        (TP2, changes_of(True), 2),
-        (DP2, changes_of(True, model=BF16), 2),
+        (TP2, changes_of(False), False),
+        (TP2, changes_of(True), False),
+        (TP2, changes_of(True), True),
+        (TP2, changes_of(False, model=BF16), False),
+        (DP2, changes_of(True, model=BF16), True),
     ],
-    ids=["tp2 plain", "tp2 distributed", "dp2 distributed bfloat16"],
+    ids=[
+        "tp2 plain",
+        "tp2 distributed",
+        "tp2 distributed, background",
+        "tp2 plain, bfloat16",
+        "dp2 distributed, bfloat16, background",
+    ],
 )
 def test_going_on_in_the_same_layout_is_bit_equal(
     ranks: RankPool,
@@ -135,15 +142,12 @@ def test_going_on_in_the_same_layout_is_bit_equal(
     tmp_path: Path,
     layout: Layout,
     changes: dict[str, Any],
-    before: int,
     in_background: bool,
 ) -> None:
     straight: list[After] = []
 
     def run(partial: str) -> None:
-        straight[:] = ranks.run(
-            layout, run_save, tiny_model, changes, partial, before, 2, in_background
-        )
+        straight[:] = ranks.run(layout, run_save, tiny_model, changes, partial, 2, 2, in_background)
 
     folder = commit(tmp_path, run)
     # Each rank wrote a part, data-parallel ones too, which hold the same.
@@ -168,9 +172,9 @@ def assert_equal(one: After, other: After) -> None:
             assert torch.equal(value, other_state[name]), name
 
 
-# Sums over other ranks round differently, and Adam makes of a rounding of a tiny gradient a step
-# of full size: what a single update already shows between layouts (test_actor.py), three times.
-TOLERANCE = 5e-5
+# Sums over other ranks round differently, and Adam makes of a rounding of a tiny gradient a step of
+# full size. Over three updates that came to 2e-6 of any metric and 5e-6 of log-probs.
+TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize(
@@ -211,7 +215,7 @@ def test_going_on_in_another_layout_is_equal_up_to_rounding(
     torch.testing.assert_close(
         gather(batch, [one.values for one in resumed]).log_probs,
         gather(batch, [one.values for one in straight]).log_probs,
-        atol=1e-4,
+        atol=2e-5,
         rtol=0,
     )
 
@@ -304,16 +308,6 @@ def run_save_into(layout: Layout, platform: Platform, model: str, folder: str) -
     return ""
 
 
-class Executes:
-    """Pickled, it makes a file where it is read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
 def test_what_a_load_refuses_and_what_it_takes_from_the_settings(
     ranks: RankPool,
     tiny_model: str,  # noqa: F811
@@ -338,11 +332,9 @@ def test_what_a_load_refuses_and_what_it_takes_from_the_settings(
     assert "saved with dtype float32, and this run has bfloat16; set model.dtype" in said
 
     index = Path(folder) / "actor" / ".metadata"
-    executed = tmp_path / "executed"
-    index.write_bytes(pickle.dumps(Executes(executed)))
+    index.write_bytes(pickle.dumps(print))
     said, _ = load()
-    assert "the index of tensors names" in said and "refused" in said
-    assert not executed.exists()
+    assert "the index of tensors names builtins.print; refused" in said
     index.unlink()
     said, _ = load()
     assert ".metadata is missing" in said
