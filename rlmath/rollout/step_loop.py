@@ -220,6 +220,9 @@ class StepLoop:
             gpu_memory_utilization=spec.gpu_memory_utilization,
             kv_cache_memory_bytes=int(spec.cpu_kv_cache_gib * 2**30) if on_cpu else None,
             enable_sleep_mode=spec.sleeps,
+            # A step scheduled ahead would still be running when its requests are done and the
+            # weights change. (vLLM never schedules ahead on CPU.)
+            async_scheduling=False,
             weight_transfer_config={"backend": spec.transport},  # type: ignore[arg-type]
             # What the actor can reproduce: the distribution that was sampled from.
             logprobs_mode="processed_logprobs",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,29 @@ def test_a_trainer_that_is_killed_leaves_no_shared_memory_and_another_may_follow
     samples = list(pool.generate(make_requests(prompts, samples=4)))
     assert reference.largest_difference(prompts, samples, 1.0) < 1e-4
     ray.kill(sender)
+
+
+def test_vllm_finds_both_ends_of_the_transport_by_the_entry_point() -> None:
+    program = """
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Engines
+from vllm.distributed.weight_transfer import WeightTransferTrainerFactory as Trainers
+print(Engines._registry["shared_memory"]().__name__)
+print(Trainers._registry["shared_memory"]().__name__)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout.split()[-2:] == ["SharedMemoryEngine", "SharedMemoryTrainer"], ran.stderr
+
+
+def test_the_trainers_end_does_not_import_vllm() -> None:
+    program = """
+import sys
+import rlmath.weights.transports, rlmath.weights.transports.shared_memory
+print([name for name in sys.modules if name.split(".")[0] in ("vllm", "ray", "megatron")])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout.strip() == "[]", ran.stderr
 
 
 def test_too_little_shared_memory_is_said_with_the_figures() -> None:
