@@ -304,6 +304,7 @@ class Approximate:
                 return first.real ** (1 / degree.real)
             return first ** (1 / degree)
         if name == "log":
+            self.scale = max(self.scale, 1.0)
             top = cmath.log(complex(first))
             return top if len(args) == 1 else top / cmath.log(complex(args[1]))
         if name in ("floor", "ceil", "min", "max", "mod", "sgn", "gcd", "lcm"):
@@ -311,6 +312,7 @@ class Approximate:
         if name in ("factorial", "binom", "factorial2"):
             return self.gamma(name, args)
         if name in _UNARY and len(args) == 1:
+            self.scale = max(self.scale, 1.0, abs(first))
             return _UNARY[name](complex(first))
         raise Undecidable
 

@@ -25,6 +25,7 @@ from rlmath.grading.syntax import (
     Node,
     ParseError,
     is_numeric,
+    replaced,
     symbol,
     times,
 )
@@ -370,6 +371,8 @@ class Atoms(Quantities):
                 break
             if following.kind == "word" and following.value in FUNCTIONS:
                 break
+            if self.integrals and following.kind == "word" and following.value[0] == "d":
+                break  # dx
             if following.kind == "op" and following.value in ("(", "[", "\\{"):
                 break
             if (
@@ -396,7 +399,18 @@ class Atoms(Quantities):
             elif self.at("op", "^"):
                 self.position += 1
                 above = self.script()
+        self.integrals += name == "int"
         body = self.term()
+        self.integrals -= name == "int"
+        if below is not None and below[0] == "rel" and below[2][0] == ("k", "i"):
+            index: Node = ("s", "i")  # a bound variable, not the imaginary unit
+            return (
+                "big",
+                name,
+                (*below[:2], (index, *below[2][1:])),
+                above,
+                replaced(body, ("k", "i"), index),
+            )
         return ("big", name, below, above, body)
 
     def braced_items(self) -> Node:

@@ -14,7 +14,16 @@ from fractions import Fraction
 from rlmath.grading import units
 from rlmath.grading.answer import Answer, read
 from rlmath.grading.arith import symbols
-from rlmath.grading.listing import assignments, every, expand, hoisted, is_listing, listed, unwrap
+from rlmath.grading.listing import (
+    assignments,
+    every,
+    expand,
+    hoisted,
+    is_listing,
+    listed,
+    plus_minus,
+    unwrap,
+)
 from rlmath.grading.matrices import as_matrix, folded
 from rlmath.grading.numerals import number
 from rlmath.grading.relations import RelationComparer
@@ -122,13 +131,16 @@ class Comparer(RelationComparer):
             factor = units.same(united[2], quantity[1])
             if factor is not None:
                 return self.nodes(_scaled(united[1], factor), quantity[0])
-        if united[2] == "°" and plain[0] in SCALARS and self.scalars(united, plain) is True:
-            return True  # 90° and pi/2
+        turned: Verdict = False
+        if united[2] == "°" and plain[0] in SCALARS:
+            turned = self.scalars(united, plain)  # 90° and pi/2
+            if turned is True:
+                return True
         if united is g and self.settings.require_unit:
             return False
         dropped = self.nodes(united[1], plain) if united is a else self.nodes(plain, united[1])
         if dropped is True or len(united[2]) > 2 or next(symbols(plain), None) is None:
-            return dropped
+            return None if dropped is False and turned is None else dropped
         return self.nodes(("*", (united[1], ("s", united[2]))), plain)  # 3 m may be a product
 
     def percents(self, a: Node, g: Node) -> Verdict:
@@ -153,7 +165,7 @@ class Comparer(RelationComparer):
         regions = self.regions(a, g)
         if regions is not None:
             return regions
-        if a[0] == "tup" or g[0] == "tup":
+        if "tup" in (a[0], g[0]) and plus_minus(a if a[0] == "tup" else g) is None:
             return self.labelled_tuple(a, g)
         if a[0] == "grouped" or g[0] == "grouped":
             return self.grouped(a, g)
@@ -163,6 +175,8 @@ class Comparer(RelationComparer):
         named_a, named_g = assignments(a), assignments(g)
         if named_a is not None and named_g is not None:
             return self.systems(named_a, named_g)
+        if a[0] == g[0] == "list" and a[2] != g[2] and all(p[0] == "s" for p in (*a[1], *g[1])):
+            return False  # p and q is not p or q
         label_a, items_a = listed(a)
         label_g, items_g = listed(g)
         if label_a is not None and label_g is not None and self.nodes(label_a, label_g) is not True:
@@ -268,6 +282,8 @@ class Comparer(RelationComparer):
         if "matrix" in (a[0], g[0]):
             return self.matrices(a, g)
         verdict = self.regions(a, g)
+        if verdict is None and a[0] == g[0] == "setop" and a[1] == g[1] != "setminus":
+            return self.unordered(_operands(a, a[1]), _operands(g, g[1]))
         return False if verdict is None else verdict
 
     def labelled_tuple(self, a: Node, g: Node) -> Verdict:
@@ -340,6 +356,12 @@ def _text_items(text: str) -> list[str]:
     return sorted(
         " ".join(units.singular(word) for word in _NO_WORD.sub(" ", part).split()) for part in parts
     )
+
+
+def _operands(node: Node, operator: str) -> list[Node]:
+    if node[0] == "setop" and node[1] == operator:
+        return _operands(node[2], operator) + _operands(node[3], operator)
+    return [node]
 
 
 def _quantity(node: Node) -> tuple[Node, str] | None:

@@ -98,6 +98,8 @@ def unwrap(node: Node) -> Node:
 def is_listing(node: Node) -> bool:
     if node[0] in ("list", "pm", "grouped"):
         return True
+    if node[0] == "tup":
+        return plus_minus(node) is not None
     return node[0] == "rel" and set(node[1]) <= {"="} and node[2][-1][0] in ("pm", "list")
 
 

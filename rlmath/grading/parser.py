@@ -227,7 +227,11 @@ class Parser(Atoms):
                 product = ("app", "modulo", (product, self.factor()))
             elif self.cross_ahead(token, product):
                 self.position += 1
-            elif kind == "word" and value in MULTIPLIERS and is_numeric(product, quantity=True):
+            elif (
+                kind in ("word", "text")
+                and value in MULTIPLIERS
+                and is_numeric(product, quantity=True)
+            ):
                 self.position += 1
                 product = times(product, ("n", MULTIPLIERS[value]))
             elif kind == "num" and product[0] == "unit" and is_numeric(product[1]):

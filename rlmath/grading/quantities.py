@@ -34,6 +34,8 @@ class Quantities(Numerals):
                 return self.closes_with_unit()
             if not numeric or len(token.value) < 2 or token.value in STOP_WORDS:
                 return False
+            if token.value == "of" and token.spaced:
+                return True
             if token.value == "min" and not self.at("op", "(", 1):
                 return True
             if token.value in FUNCTIONS or token.value in CONSTANTS or token.value in GREEK:

@@ -47,13 +47,25 @@ class RelationComparer(ScalarComparer):
         stated, plain = (a, g) if a[0] == "rel" else (g, a)
         if not set(stated[1]) <= {"=", "~"}:
             verdict = self.regions(a, g)
-            return False if verdict is None else verdict
+            return self.between(stated, plain) if verdict is None else verdict
         label, value = self.assignment(stated)
         if value is None:
             return False
         if label is None and plain[0] not in SCALARS:
             return False
         return self.nodes(value, g) if stated is a else self.nodes(a, value)
+
+    def between(self, stated: Node, interval: Node) -> Verdict:
+        """`a <= x <= b` against `[a, b]` where the ends have no numeric order."""
+        operators, sides = stated[1], stated[2]
+        if interval[0] != "tup" or len(interval[3]) != 2 or len(sides) != 3 or sides[1][0] != "s":
+            return False
+        if not set(operators) <= {"<", "<="}:
+            return False
+        brackets = ("[" if operators[0] == "<=" else "(", "]" if operators[1] == "<=" else ")")
+        if brackets != (interval[1], interval[2]):
+            return False
+        return every((self.nodes(sides[0], interval[3][0]), self.nodes(sides[2], interval[3][1])))
 
     def assignment(self, node: Node) -> tuple[Node | None, Node | None]:
         """(name, value) of `x = v` or of a chain `x = u = v`; (None, None) if it is neither."""

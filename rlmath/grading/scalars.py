@@ -55,6 +55,11 @@ def is_rational_function(node: Node) -> bool:
     return False
 
 
+def is_whole(name: str) -> bool:
+    """Whether a variable of this name usually runs over the integers."""
+    return name[0] in "ijklmnpqrKMN"
+
+
 def is_stepped(node: Node) -> bool:
     """Whether a tree has a floor, a ceiling, a remainder, or a sign such as (-1)^n."""
     stack: list[Node] = [node]
@@ -155,7 +160,7 @@ class ScalarComparer(ABC):
     def expressions(self, a: Node, g: Node) -> Verdict:
         """Refute by floating point, prove in finite fields; None if neither succeeds."""
         names = set(symbols(a)) | set(symbols(g))
-        if names and (is_stepped(a) or is_stepped(g)):
+        if names and (is_stepped(a) or is_stepped(g)) and all(is_whole(name) for name in names):
             return self.at_integers(a, g, sorted(names))
         agreed = 0
         for point in range(3 if names else 1):

@@ -55,7 +55,7 @@ class GradingSettings:
     max_jobs_per_worker: int = 2_000
     num_workers: int = 2
     cache_size: int = 100_000
-    audit_fraction: float = 0.0
+    audit_fraction: float = 0.01
     disagreement_path: str | None = None
     max_disagreements: int = 1_000
 

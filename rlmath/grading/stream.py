@@ -18,6 +18,7 @@ class TokenStream(ABC):
         self.depth = 0
         self.max_depth = max_depth
         self.bars = 0  # open |…|
+        self.integrals = 0  # open integrals, where dx ends an argument
         self.braces = 0  # open sets, where a | means "such that"
 
     def peek(self, offset: int = 0) -> Token | None:

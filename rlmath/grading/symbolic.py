@@ -14,6 +14,7 @@ from typing import Any
 import sympy as sp
 
 from rlmath.grading import guard
+from rlmath.grading.scalars import is_whole
 from rlmath.grading.syntax import Node
 
 _DIGITS = 60
@@ -153,7 +154,8 @@ def equal(first: Node, second: Node) -> bool | None:
 def _numerically(a: Any, b: Any) -> bool | None:
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     stepped = (sp.floor, sp.ceiling, sp.factorial, sp.factorial2, sp.Mod, sp.Sum, sp.Product)
-    whole = a.has(*stepped) or b.has(*stepped) or _alternates(a) or _alternates(b)
+    steps = a.has(*stepped) or b.has(*stepped) or _alternates(a) or _alternates(b)
+    whole = steps and all(is_whole(str(name)) for name in names)
     source = random.Random(20_240_607)
     agreed = 0
     for _ in range((_POINTS + 4 if whole else _POINTS) if names else 1):

@@ -100,3 +100,10 @@ def is_numeric(node: Node, constants: bool = False, quantity: bool = False) -> b
     if kind == "f":
         return all(is_numeric(part, constants) for part in node[2])
     return quantity and kind == "unit" and is_numeric(node[1], constants)
+
+
+def replaced(node: Node, old: Node, new: Node) -> Node:
+    """The tree with every `old` in it written as `new`."""
+    if node == old:
+        return new
+    return tuple(replaced(part, old, new) if isinstance(part, tuple) else part for part in node)

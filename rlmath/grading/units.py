@@ -43,8 +43,7 @@ _add("volume", "3.785411784", "gal", "gallon")
 _add("volume", "0.473176473", "pint")
 _add("volume", "0.946352946", "quart")
 _add("cup", 1, "cup")
-_add("speed", 1, "mph")
-_add("speed_metric", 1, "kph", "kmh")
+_add("speed", 1, "mph", "kph", "kmh", "kmph")  # see _COMPOUND
 _add("angle", 1, "°", "deg", "degree", "circ")
 _add("angle", "1/60", "arcmin", "arcminute")
 _add("angle", "1/3600", "arcsec", "arcsecond")
@@ -133,6 +132,7 @@ HEDGES = frozenset(
         "roughly",
     ]
 )
+_COMPOUND = {"mph": "mile/hour", "kph": "km/hour", "kmh": "km/hour", "kmph": "km/hour"}
 _CHINESE = {
     "米": "m",
     "厘米": "cm",
@@ -191,8 +191,7 @@ def canonical(unit: str) -> tuple[str, Fraction, frozenset[str]]:
     words can be compared.
     """
     text = unit.strip().strip(".()").replace("²", "^2").replace("³", "^3").replace(" per ", "/")
-    if text in _CHINESE:
-        text = _CHINESE[text]
+    text = _COMPOUND.get(text, _CHINESE.get(text, text))
     power = 1
     for prefix, exponent in (("square ", 2), ("sq. ", 2), ("sq ", 2), ("cubic ", 3), ("cu ", 3)):
         if text.lower().startswith(prefix):
