@@ -21,7 +21,7 @@ from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.config.arithmetic import Layout, resolve_layout
 from rlmath.config.facts import TINY
-from rlmath.config.schema import Config, Device, OptimizerConfig, Placement
+from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.device import choose_platform
 from rlmath.rewards.mix import RewardMix
 from rlmath.rollout.collect import Collector
@@ -171,6 +171,9 @@ def reward_mix(config: Config) -> RewardMix:
         fallback=reward.fallback.value,
         num_workers=reward.num_workers,
         timeout_s=reward.timeout_s,
+        on_error="raise" if reward.on_error is OnRewardError.stop else "none",
+        # A reward written for TRL gets message lists when the prompts are chats, as it would there.
+        completion_format="chat" if config.data.apply_chat_template else "text",
     )
 
 

@@ -48,7 +48,7 @@ def run(config: Config) -> int:
         print("held-out problems:", report.describe(config.data.max_prompt_tokens), flush=True)
     stream = ProblemStream(problems, seed=config.data.seed, shuffle=config.data.shuffle)
     store = CheckpointStore(run_dir / "checkpoints", keep=config.runner.keep_checkpoints)
-    checkpoint = store.resume(config.runner.resume.value)
+    checkpoint = store.resume(config.runner.resume)
     done = 0 if checkpoint is None else checkpoint.step
     steps = config.runner.steps
     with (

@@ -69,9 +69,9 @@ class Fallback(Enum):
     number = "number"
 
 
-class Resume(Enum):
-    auto = "auto"
-    never = "never"
+class OnRewardError(Enum):
+    stop = "stop"
+    skip = "skip"
 
 
 @dataclass
@@ -242,6 +242,10 @@ class RewardItem:
     weight: float = 1.0
     # Arguments of that reward.
     params: dict[str, Any] = field(default_factory=dict)
+    # Name in the metrics; null: one made from name.
+    label: str | None = None
+    # A sample that this reward cannot score has no reward at all.
+    required: bool = False
 
 
 @dataclass
@@ -252,6 +256,8 @@ class RewardConfig:
     correct: float = 5.0
     # The math reward of any other, and of none.
     incorrect: float = -5.0
+    # A reward that raises: stop the run, or count it and leave the sample unscored by it.
+    on_error: OnRewardError = OnRewardError.stop
     # Where to look for an answer that is not boxed: nowhere, after a marker, or the last number.
     fallback: Fallback = Fallback.none
     # Worker processes that compare answers.
@@ -324,8 +330,9 @@ class RunnerConfig:
     save_every: int = 50
     # Checkpoints kept.
     keep_checkpoints: int = 3
-    # Continue from the newest whole checkpoint in run_dir, or start anew.
-    resume: Resume = Resume.auto
+    # Continue from the newest whole checkpoint in run_dir (auto), start anew (never), or continue
+    # from the checkpoint whose folder this is.
+    resume: str = "auto"
     # Write every sample of so many steps to samples/; 1: of each step.
     samples_every: int = 1
     # Sampled responses shown as text in TensorBoard per step.

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the problems")
     parser.add_argument("--num-train", type=int, default=4000, help="training problems")
     parser.add_argument("--num-eval", type=int, default=256, help="held-out problems")
-    parser.add_argument("--num-sft", type=int, default=8000, help="worked examples")
+    parser.add_argument("--num-sft", type=int, default=20000, help="worked examples")
     parser.add_argument(
         "--slip-share",
         type=float,

@@ -92,7 +92,7 @@ def make_problems(
     *,
     num_train: int = 4000,
     num_eval: int = 256,
-    num_sft: int = 8000,
+    num_sft: int = 20000,
     slip_share: float = 0.5,
 ) -> Path:
     """Write ``train.jsonl``, ``sft.jsonl`` and ``eval.jsonl``, whose problems are held out.
@@ -105,7 +105,10 @@ def make_problems(
         seed: Of what is drawn and of the slips.
         num_train: Problems to train on by reinforcement learning.
         num_eval: Held-out problems.
-        num_sft: Worked examples for the warm start; their problems may be training problems.
+        num_sft: Worked examples for the warm start; their problems may be training problems, and
+            a problem may come several times, worked out rightly or not each time anew. (With one
+            solution per problem the model learns by heart which ones go wrong, and then has
+            nothing left to try.)
         slip_share: Share of the worked examples with a wrong carry or borrow, from 0 to 1.
 
     Returns:
@@ -116,10 +119,10 @@ def make_problems(
     """
     exercises = all_exercises()
     most = len(exercises) - num_eval
-    if min(num_train, num_eval, num_sft) < 0 or max(num_train, num_sft) > most:
+    if min(num_train, num_eval, num_sft) < 0 or num_train > most:
         raise ValueError(
-            f"num_train={num_train} and num_sft={num_sft} must be from 0 to {most}: there are "
-            f"{len(exercises)} exercises, and num_eval={num_eval} of them are held out"
+            f"num_train={num_train} must be from 0 to {most} and num_sft={num_sft} at least 0: "
+            f"there are {len(exercises)} exercises, and num_eval={num_eval} of them are held out"
         )
     if not 0 <= slip_share <= 1:
         raise ValueError(f"slip_share={slip_share} is a share of the examples, from 0 to 1")
@@ -127,7 +130,7 @@ def make_problems(
     rng.shuffle(exercises)
     held_out, pool = exercises[:num_eval], exercises[num_eval:]
     train = rng.sample(pool, num_train)
-    sft = rng.sample(pool, num_sft)
+    sft = rng.choices(pool, k=num_sft)
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
