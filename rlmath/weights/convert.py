@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from rlmath.actor.actor import ActorSettings, MegatronActor
-from rlmath.actor.model import ModelSettings, build_model, read_hf_config
 from rlmath.actor.parallel import Layout, initialize
 from rlmath.device import Platform, choose_platform
 from rlmath.errors import UserError
@@ -119,6 +117,8 @@ def to_hf(
         UserError: The checkpoint is of another model than ``source``.
         WeightsError: What was written differs.
     """
+    from rlmath.actor.model import ModelSettings, build_model, read_hf_config
+
     saved = read_checkpoint(checkpoint)
     shape = read_model_shape(source)
     _check_same_model(saved, shape, source)
@@ -153,6 +153,8 @@ def to_megatron(
         UserError: There is a checkpoint already.
         WeightsError: What was written differs.
     """
+    from rlmath.actor.actor import ActorSettings, MegatronActor
+    from rlmath.actor.model import ModelSettings
     from rlmath.checkpoint.actor_state import save_actor
 
     if (Path(checkpoint) / _ACTOR).exists():

@@ -54,6 +54,23 @@ class Run:
         return whole.narrow(self.dim, self.start, self.length)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a run lies on this rank.
+
+    It refers to the parameter and not to its memory: Megatron's distributed optimizer moves
+    parameters to buffers of its own, and memory saving may move them elsewhere for a while.
+    """
+
+    parameter: Tensor
+    dim: int
+    start: int
+    length: int
+
+    def values(self) -> Tensor:
+        return self.parameter.detach().narrow(self.dim, self.start, self.length)
+
+
 class BucketGatherer:
     """The ranks' agreement on who holds what, and the gathering by it.
 
@@ -85,14 +102,15 @@ class BucketGatherer:
     ) -> None:
         self.parallel = parallel
         self.ranks = parallel.global_ranks
-        self._local: dict[Run, Tensor] = {}
+        self._local: dict[Run, _Place] = {}
         # Of a tied embedding, on the last stage; the first stage sends the original.
-        self._copies: dict[Run, Tensor] = {}
+        self._copies: dict[Run, _Place] = {}
         for parameter in local_parameters(model_chunks, shape, parallel):
             into = self._copies if parameter.is_copy else self._local
             for piece in parameter.layout.pieces:
-                part = parameter.tensor.detach().narrow(piece.dim, piece.local_start, piece.length)
-                into[Run(piece.hf_name, piece.dim, piece.hf_start, tuple(part.shape))] = part
+                place = _Place(parameter.tensor, piece.dim, piece.local_start, piece.length)
+                size = tuple(place.values().shape)
+                into[Run(piece.hf_name, piece.dim, piece.hf_start, size)] = place
             self.device = parameter.tensor.device
         holders = self._exchange(dtype)
         self._holders = {run: ranks for run, (ranks, _) in holders.items()}
@@ -108,7 +126,7 @@ class BucketGatherer:
 
         Also notes which runs several ranks should hold alike.
         """
-        offered = {run: dtype or part.dtype for run, part in self._local.items()}
+        offered = {run: dtype or place.parameter.dtype for run, place in self._local.items()}
         everyone = [offered]
         copied = [set(self._copies)]
         if self.parallel.group is not None:
@@ -158,7 +176,7 @@ class BucketGatherer:
             whole = view_in_buffer(buffer, tensor)
             for run in self._runs[tensor.meta.name]:
                 if self._holders[run][0] == self.parallel.global_rank:
-                    run.of(whole).copy_(self._local[run])
+                    run.of(whole).copy_(self._local[run].values())
 
     @torch.no_grad()
     def fingerprints(self) -> dict[str, int]:
@@ -170,7 +188,7 @@ class BucketGatherer:
         for place, meta in enumerate(self.tensors):
             for run in self._runs[meta.name]:
                 if self._holders[run][0] == self.parallel.global_rank:
-                    part = self._local[run].to(meta.dtype)
+                    part = self._local[run].values().to(meta.dtype)
                     sums[place] += fingerprint(part, run.dim, run.start)
         if self.parallel.group is not None:
             dist.all_reduce(sums, group=self.parallel.group)
@@ -187,8 +205,8 @@ class BucketGatherer:
             WeightsError: On all ranks, naming a tensor and two ranks that differ.
         """
         own = {
-            run: fingerprint(part)
-            for run, part in (*self._local.items(), *self._copies.items())
+            run: fingerprint(place.values())
+            for run, place in (*self._local.items(), *self._copies.items())
             if run in self._replicated
         }
         if self.parallel.group is None:
@@ -223,13 +241,13 @@ class BucketGatherer:
                 continue
             if source == me and wanted:
                 for run in runs:
-                    run.of(whole[run.name]).copy_(self._local[run])
+                    run.of(whole[run.name]).copy_(self._local[run].values())
             if source == me and (destination == me or len(self.ranks) == 1):
                 continue
             packed, parts = _packed(runs, types, self.device)
             if source == me:
                 for run, part in parts:
-                    part.copy_(self._local[run])
+                    part.copy_(self._local[run].values())
             else:
                 pending.received += parts
             pending.messages.append((self._transfer(packed, source, destination), packed))

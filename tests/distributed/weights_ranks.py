@@ -284,8 +284,8 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
 
     Returns:
         ``to_rank_0``, ``to_all`` and ``written`` (through a buffer shared by the ranks): tensors by
-        name; ``fingerprints`` from the shards; ``buckets``: their number; ``padding``: the
-        embedding's rows beyond the vocabulary.
+        name; ``fingerprints`` from the shards; ``sends``: which global rank gives which run;
+        ``buckets``: their number; ``padding``: the embedding's rows beyond the vocabulary.
     """
     from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.layout import ParallelRank
@@ -316,6 +316,12 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
         "to_all": to_all,
         "written": _written(gatherer),
         "fingerprints": gatherer.fingerprints(),
+        "sends": {
+            (run.name, run.dim, run.start, run.length): rank
+            for bucket in gatherer.buckets
+            for rank, runs in gatherer._by_source(bucket, None).items()
+            for run in runs
+        },
         "buckets": len(gatherer.buckets),
         "padding": padding,
     }
