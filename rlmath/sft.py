@@ -42,7 +42,10 @@ def run(config: Config) -> int:
         open_session(
             config, optimizer=sft.optimizer, optimizer_steps=sft.steps, samples=False
         ) as session,
-        open_monitor(run_dir / "sft_log", config.runner, total_steps=sft.steps) as monitor,
+        # Steps of a fraction of a second: a dozen lines say enough.
+        open_monitor(
+            run_dir / "sft_log", config.runner, sft.steps, line_every=max(1, sft.steps // 12)
+        ) as monitor,
     ):
         actor = session.actor
         monitor.begin_step()

@@ -71,7 +71,11 @@ class Monitor:
 
 @contextlib.contextmanager
 def open_monitor(
-    run_dir: str | Path, runner: RunnerConfig, total_steps: int, last_step: int | None = None
+    run_dir: str | Path,
+    runner: RunnerConfig,
+    total_steps: int,
+    last_step: int | None = None,
+    line_every: int = 1,
 ) -> Iterator[Monitor]:
     """A monitor for the length of a run.
 
@@ -80,7 +84,10 @@ def open_monitor(
         runner: How much is shown.
         total_steps: Number of the run's last step.
         last_step: The step that the run continues from; ``None``: it begins anew.
+        line_every: Outside a terminal, a line for every so many steps.
     """
-    display = ProgressDisplay(total_steps, (last_step or 0) + 1, live=runner.progress)
+    display = ProgressDisplay(
+        total_steps, (last_step or 0) + 1, live=runner.progress, line_every=line_every
+    )
     with MetricsWriter(run_dir, last_step) as writer, display:
         yield Monitor(Path(run_dir), writer, display, runner)

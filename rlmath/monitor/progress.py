@@ -29,6 +29,7 @@ class ProgressDisplay:
         first_step: int = 1,
         live: bool | None = None,
         console: Console | None = None,
+        line_every: int = 1,
     ) -> None:
         """
         Args:
@@ -36,7 +37,9 @@ class ProgressDisplay:
             first_step: The first that this process makes; more than 1 when a run continues.
             live: A display that is redrawn, or a line per step; ``None``: the first in a terminal.
             console: Where to; ``None``: standard output.
+            line_every: Outside a terminal, a line for every so many steps, the first and the last.
         """
+        self._line_every = line_every
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._total = total_steps
         self._done = first_step - 1
@@ -86,6 +89,8 @@ class ProgressDisplay:
             held_out = {key: self._shown[key] for key in ("held-out",) if key in self._shown}
             self._shown = {**held_out, **shown}
             return
+        if step % self._line_every and step not in (1, self._total):
+            return
         seconds = metrics.get("timing/step", self._ends[-1] - self._ends[-2])
         parts = [f"step {step:>{len(str(self._total))}}/{self._total}"]
         parts += [f"{name} {value}" for name, value in shown.items()]
@@ -131,6 +136,7 @@ def _readable(metrics: Mapping[str, float]) -> dict[str, str]:
         "eval/accuracy": ("held-out", "{:.3f}"),
         "rollout/response_length": ("length", "{:.0f}"),
         "train/entropy_loss": ("entropy", "{:.3f}"),
+        "sft/loss": ("loss", "{:.3f}"),
         "throughput/tokens_per_s": ("tokens/s", "{:.0f}"),
     }
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from safetensors.torch import load_file
+
 from tests.e2e.runs import metrics, quickstart_settings, rlmath
 
 # What a clock decides.
