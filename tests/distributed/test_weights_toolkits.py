@@ -1,0 +1,58 @@
+"""The offline tools as a person runs them, with a real vLLM engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlmath.quickstart.model import make_tiny_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", tie_word_embeddings=True)
+
+
+def run(tool: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "toolkits" / tool), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=environment, cwd=ROOT
+    )
+
+
+def test_megatron_transformers_and_vllm_agree(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "responses.jsonl"
+    rows = [("What is 1 + 2?", "1 + 2 = \\boxed{3}"), ("Add 17 and 25: ", "42, for 10 + 20 is 30.")]
+    data.write_text("".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows))
+    done = run("validate_logprobs.py", model, "--data", data, "--out", tmp_path / "report")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["good"]
+    assert [c["names"] for c in report["comparisons"]] == [
+        ["megatron", "transformers"],
+        ["megatron", "vllm"],
+    ]
+    for comparison, limit in zip(report["comparisons"], (2e-5, 1e-4), strict=True):
+        assert comparison["max_abs_diff"] < limit
+        assert comparison["pearson"] > 0.9999
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "megatron - vllm" in done.stdout
+
+
+def test_what_cannot_be_used_is_one_message(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "responses.jsonl"
+    data.write_text('{"prompt": "no response"}\n')
+    done = run("validate_logprobs.py", model, "--data", data, "--no-vllm")
+    assert done.returncode == 2
+    assert f"error: {data}:1: no prompt and response" in done.stderr
+    done = run("convert_checkpoint.py", "to-hf", tmp_path, tmp_path / "out")
+    assert done.returncode == 2
+    assert "is no checkpoint" in done.stderr
