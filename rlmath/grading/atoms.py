@@ -174,6 +174,9 @@ class Atoms(Quantities):
         plain = name.rstrip("'").split("_")[0]
         if plain in APPLIED or len(plain) > 3 or name.endswith("'"):
             return True
+        argument = self.peek(1)
+        if argument is not None and argument.kind == "num" and self.at("op", ")", 2):
+            return argument.value == "0" or plain.isupper()  # I(0) is not 0
         return plain in MAYBE_APPLIED and self.at("op", ")", 2) and self.at("op", "=", 3)
 
     def bracket(self, value: str) -> Node:

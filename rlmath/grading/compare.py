@@ -183,6 +183,10 @@ class Comparer(RelationComparer):
             return False
         if len(items_a) != len(items_g):
             return False
+        if (label_a is None) != (label_g is None):
+            unnamed = items_a if label_a is None else items_g
+            if any(item[0] == "rel" for item in unnamed):
+                return False  # several names against one
         return self.unordered(items_a, items_g)
 
     def systems(self, a: list[tuple[Node, Node]], g: list[tuple[Node, Node]]) -> Verdict:
