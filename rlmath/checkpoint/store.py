@@ -20,7 +20,7 @@ import math
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,12 +72,14 @@ class Checkpoint:
         step: Optimization steps that were done.
         driver_state: As it was given to :meth:`CheckpointStore.commit`.
         metrics: Likewise.
+        skipped: Newer ones that are not whole, and what a killed process had left.
     """
 
     path: Path
     step: int
     driver_state: dict[str, Any]
     metrics: Mapping[str, float]
+    skipped: tuple[Skipped, ...] = ()
 
 
 class CheckpointStore:
@@ -180,9 +182,9 @@ class CheckpointStore:
     def newest_whole(self) -> Newest:
         """The newest checkpoint all of whose files are what was written.
 
-        Leftovers of a killed process are cleaned first.
+        Changes nothing, so that others may look while a run goes on.
         """
-        skipped = self.clean_leftovers()
+        skipped: list[Skipped] = []
         for step in reversed(self.steps()):
             path = self.path(step)
             try:
@@ -196,7 +198,7 @@ class CheckpointStore:
         return Newest(None, skipped)
 
     def resume(self, how: str) -> Checkpoint | None:
-        """What ``runner.resume`` asks for.
+        """What ``runner.resume`` asks for, after cleaning what a killed process left.
 
         After ``never`` or a path, checkpoints that would be newer than the run's own beginning are
         moved to a folder beside this one, so that a later ``auto`` does not go on from them.
@@ -208,18 +210,18 @@ class CheckpointStore:
             UserError: The folder given is not a whole checkpoint, or there are checkpoints and
                 none is whole.
         """
+        if how not in ("auto", "never"):
+            return self._resume_from(Path(how))
+        leftovers = self.clean_leftovers()
         if how == "never":
-            self.clean_leftovers()
             self.set_aside(newer_than=-1)
             return None
-        if how != "auto":
-            return self._resume_from(Path(how))
         newest = self.newest_whole()
         if newest.path is not None:
-            return open_checkpoint(newest.path, verified=True)
-        broken = [s for s in newest.skipped if _NAME.fullmatch(s.path.name)]
-        if broken:
-            reasons = "".join(f"\n  - {s.path.name}: {s.reason}" for s in broken)
+            found = open_checkpoint(newest.path, verified=True)
+            return replace(found, skipped=(*leftovers, *newest.skipped))
+        if newest.skipped:
+            reasons = "".join(f"\n  - {s.path.name}: {s.reason}" for s in newest.skipped)
             raise UserError(
                 f"No checkpoint in {self.folder} is whole:{reasons}\n"
                 "Restore one from a copy, or start anew with runner.resume=never."

@@ -117,10 +117,16 @@ def test_a_damaged_checkpoint_is_skipped(
     store = CheckpointStore(tmp_path, keep=2)
     older, newer = save(store, 1), save(store, 2)
     damage(newer / file)  # type: ignore[operator]
+    partial = store.begin(3)
     newest = store.newest_whole()
     assert newest.path == older
     assert [s.path for s in newest.skipped] == [newer]
     assert reason in newest.skipped[0].reason
+    # To look disturbs nothing; to resume cleans up, and tells the same.
+    assert partial.exists()
+    found = store.resume("auto")
+    assert found is not None and found.path == older and not partial.exists()
+    assert [s.path for s in found.skipped] == [partial, newer]
     with pytest.raises(UserError, match=r"is not whole|no checkpoint"):
         store.resume(str(newer))
     # What is broken does not push out what is whole.
@@ -211,14 +217,12 @@ def test_killed_at_any_file_operation_one_whole_checkpoint_is_there(
         save(CheckpointStore(folder, keep=1), 1, reward=1.0)
         killed = save_and_die(folder, step, at)
         store = CheckpointStore(folder, keep=1)
-        newest = store.newest_whole()
-        assert newest.path is not None
-        for one in newest.skipped:
+        found = store.resume("auto")
+        assert found is not None
+        for one in found.skipped:
             assert one.path.suffix in (".partial", ".replaced", ".deleted"), one
             leftovers.add(one.path.suffix)
         assert set(names(folder)) <= {"step_000001", "step_000002"}
-        found = store.resume("auto")
-        assert found is not None
         assert found.driver_state == STATE | {"step": found.step}
         rewards.append(found.metrics["reward"])
         save(store, 3)
