@@ -82,6 +82,9 @@ def install() -> None:
     if torch.cuda.is_available():
         raise RuntimeError("the CPU shim for Megatron is for processes without CUDA")
 
+    # ``with torch.device(...)`` recognises factories by identity, from a list made at its first
+    # use; it has to be made of the originals, or transformers' models stay half initialised.
+    torch.utils._device._device_constructors()
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     _patch_tensor_methods()
