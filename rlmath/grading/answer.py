@@ -23,12 +23,16 @@ _LETTER = re.compile(
     r"\s*(?:(?:option|choice|answer)\s*:?\s*)?(?:\(([A-Ja-j])\)|([A-J])(?=[).:]|\s*$))[).:]?\s*(.*)",
     re.DOTALL | re.I,
 )
+_LONE_LETTER = re.compile(r"\{\s*(\(?[A-Ja-j]\)?)\s*\}")
 _STYLE = re.compile(
     r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|bf|rm|textsc|operatorname)\b\s*"
 )
 _SPACE_COMMAND = re.compile(r"\\[,;:!> ]|~|\\q?quad\b")
 _POSSESSIVE = re.compile(r"(?<=[A-Za-z]{2})'s\b")
 _NOTE = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}]*\}")
+_ANNOUNCED = re.compile(
+    r" ?(?:(?:so|thus|therefore|hence) ?,? ?)?(?:the )?(?:final |correct )?answer(?: is)? ?[:=]?"
+)
 _BARE_INTEGER = re.compile(r"[-+]?\d{1,300}", re.ASCII)
 _ALL_REALS = frozenset(("all real numbers", "all reals", "real numbers", "set of all real numbers"))
 _SHORT_WORDS = frozenset(
@@ -109,6 +113,7 @@ def read(text: str, settings: GradingSettings) -> Answer:
         and tokens[-1].value != "!"
     ):
         tokens.pop()
+    del tokens[: _announcement(tokens)]
     key = " ".join(t.value for t in tokens)
     words = _words(tokens)
     letter, rest = _option(latex)
@@ -119,6 +124,16 @@ def read(text: str, settings: GradingSettings) -> Answer:
     node = _tree(list(tokens), words, settings)
     wordy = any(_is_word(token) for token in tokens)
     return Answer(stripped, key, node, words, letter, rest, wordy, problem)
+
+
+def _announcement(tokens: list[Token]) -> int:
+    """Number of tokens of `The answer is:` at the start, however it is dressed."""
+    words = ""
+    for index, token in enumerate(tokens[:8]):
+        if token.kind not in ("word", "text") and token.value not in (":", "=", ","):
+            return index if _ANNOUNCED.fullmatch(words) else 0
+        words += " " + token.value.lower()
+    return 0
 
 
 def is_answer(text: str, settings: GradingSettings) -> bool:
@@ -205,13 +220,14 @@ def _option(latex: str) -> tuple[str, str]:
     if len(latex) > 1 and latex[0] not in "\\(ABCDEFGHIJoOcCaA${ ":
         return "", ""
     plain = _SPACE_COMMAND.sub(" ", _STYLE.sub("", latex)).replace("$", "")
+    plain = _LONE_LETTER.sub(r"\1", plain)
     while plain.startswith("{"):
         plain = plain[1:].replace("}", " ", 1)
     match = _LETTER.match(plain)
     if match is None:
         return "", ""
     letter = match.group(1) or match.group(2)
-    rest = match.group(3).strip().strip("{}")
+    rest = match.group(3).strip()
     if match.group(2) is not None and not letter.isupper():
         return "", ""
     return letter.upper(), rest

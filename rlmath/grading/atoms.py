@@ -199,7 +199,10 @@ class Atoms(Quantities):
             self.expect("op", value)
             return ("f", "abs", (inner,))
         if value in CURRENCIES:
-            return ("unit", self.signed_factor_checked(), value)
+            self.enter()
+            amount = self.term()
+            self.depth -= 1
+            return ("unit", amount, value)
         if value == "-":
             return ("neg", self.signed_factor_checked())
         raise ParseError(f"unexpected {value}")

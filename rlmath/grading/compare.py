@@ -96,6 +96,8 @@ class Comparer(RelationComparer):
         if a[0] in ("n", "d", "/", "neg", "rep") and g[0] in ("n", "d", "/", "neg", "rep"):
             return self.scalars(a, g)
         self.last_layer = "structure"
+        if (a[0] == "rel") != (g[0] == "rel") and not _is_any_listing(a, g):
+            return self.relations(a, g)
         if a[0] in ("unit", "pct") or g[0] in ("unit", "pct"):
             return self.with_units(a, g)
         if is_listing(a) or is_listing(g):
@@ -123,7 +125,7 @@ class Comparer(RelationComparer):
         if a[0] == "unit" and g[0] == "unit":
             factor = units.same(a[2], g[2])
             if factor is None:
-                return False
+                return self.angles(a, g)
             return self.nodes(a[1] if factor == 1 else _scaled(a[1], factor), g[1])
         united, plain = (a, g) if a[0] == "unit" else (g, a)
         quantity = _quantity(plain)
@@ -143,14 +145,18 @@ class Comparer(RelationComparer):
             return None if dropped is False and turned is None else dropped
         return self.nodes(("*", (united[1], ("s", united[2]))), plain)  # 3 m may be a product
 
+    def angles(self, a: Node, g: Node) -> Verdict:
+        """Degrees against radians."""
+        kinds = {units.canonical(node[2])[0]: node for node in (a, g)}
+        if set(kinds) != {"angle^1", "radian^1"}:
+            return False
+        return self.scalars(("unit", kinds["angle^1"][1], "°"), kinds["radian^1"][1])
+
     def percents(self, a: Node, g: Node) -> Verdict:
         if a[0] == g[0]:
             return self.nodes(a[1], g[1])
         if a[0] == "unit" or g[0] == "unit":
-            united = a if a[0] == "unit" else g
-            if units.lookup(united[2]) is not None:
-                return False
-            return self.nodes(a[1], g) if a[0] == "unit" else self.nodes(a, g[1])
+            return False
         percent, plain = (a[1], g) if a[0] == "pct" else (g[1], a)
         if plain[0] not in SCALARS:
             return self.nodes(a, plain) if g[0] == "pct" and plain is not a else False
@@ -175,6 +181,11 @@ class Comparer(RelationComparer):
         named_a, named_g = assignments(a), assignments(g)
         if named_a is not None and named_g is not None:
             return self.systems(named_a, named_g)
+        if (named_a is None) != (named_g is None):
+            named, bare = (named_a or [], g) if named_g is None else (named_g or [], a)
+            verdict = self.named_against_bare(named, bare, answer_is_named=named_a is not None)
+            if verdict is not None:
+                return verdict
         if a[0] == g[0] == "list" and a[2] != g[2] and all(p[0] == "s" for p in (*a[1], *g[1])):
             return False  # p and q is not p or q
         label_a, items_a = listed(a)
@@ -201,6 +212,17 @@ class Comparer(RelationComparer):
             return every(self.nodes(value, values[name]) for name, value in a)
         return self.unordered([("tup", "(", ")", p) for p in a], [("tup", "(", ")", p) for p in g])
 
+    def named_against_bare(
+        self, named: list[tuple[Node, Node]], bare: Node, *, answer_is_named: bool
+    ) -> Verdict:
+        """`x=1, y=2` against a bare `1, 2`: in the written order. None if order does not matter."""
+        if len({str(name[1]).split("_")[0] for name, _ in named}) < 2:
+            return None  # x=1, x=2 and x_1=1, x_2=2
+        if bare[0] != "list" or len(bare[1]) != len(named):
+            return False
+        pairs = zip((value for _, value in named), bare[1], strict=True)
+        return every(self.nodes(*(p if answer_is_named else p[::-1])) is True for p in pairs)
+
     def decimal_comma(self, a: Node, g: Node) -> Verdict:
         """`1,22` against the decimal 1.22: True, or None."""
         for listing, plain in ((a, g), (g, a)):
@@ -218,7 +240,8 @@ class Comparer(RelationComparer):
             return a[1] == g[1]
         listing = g if a[0] == "grouped" else a
         text = a[1] if a[0] == "grouped" else g[1]
-        if listing[0] in ("list", "set") and "." not in text:
+        pair = listing[0] == "set" and len(listing[1]) < 3  # {1,234} is a set of two
+        if listing[0] in ("list", "set") and not pair and "." not in text:
             items = tuple(number(part) for part in text.split(","))
             return self.unordered(items, listing[1]) if len(items) == len(listing[1]) else False
         value = number(text.replace(",", ""))
@@ -352,6 +375,10 @@ def _scaled(node: Node, factor: Fraction) -> Node:
     if factor == Fraction(1, 100):
         return ("*", (node, ("/", ("n", 1), ("n", 100))))
     return ("*", (node, ("/", ("n", factor.numerator), ("n", factor.denominator))))
+
+
+def _is_any_listing(a: Node, g: Node) -> bool:
+    return is_listing(a) or is_listing(g) or "tup" in (a[0], g[0]) or "setop" in (a[0], g[0])
 
 
 def _text_items(text: str) -> list[str]:

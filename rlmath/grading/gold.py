@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlmath.grading.answer import Answer, read
 from rlmath.grading.compare import Comparer
-from rlmath.grading.extract import last_box
+from rlmath.grading.extract import extract, last_box
 from rlmath.grading.result import GoldReport
 from rlmath.grading.settings import GradingSettings
 
@@ -57,7 +57,8 @@ def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[A
 
 
 def _equals_itself(answer: Answer, text: str, settings: GradingSettings, task: str) -> bool:
-    """Whether the tree, not only the string, is equal to itself when it has a value."""
-    if answer.node[0] == "text":
-        return bool(answer.words)
-    return Comparer(settings).same(read(f" {text} ", settings), answer, task) is not False
+    """Whether a response that boxes the accepted answer would be graded as correct."""
+    found = extract(f"\\boxed{{{text}}}", "none").text
+    if not found or (answer.node[0] == "text" and not answer.words):
+        return False
+    return Comparer(settings).same(read(found, settings), answer, task) is True

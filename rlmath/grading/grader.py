@@ -24,9 +24,10 @@ from rlmath.grading.pool import Result, WorkerPool
 from rlmath.grading.result import STATUSES, GoldReport, Grade, Status
 from rlmath.grading.settings import TASKS, GradingSettings
 
-Gold = str | int | float | Sequence[str]
+Gold = str | int | float | Sequence[str] | None  # None is a bad gold
 Outcome = tuple[Status, str]  # status and method
 _Key = tuple[str, str, str]
+_MAX_KEY_CHARS = 2_000  # longer answers are not worth remembering
 
 
 class MathGrader:
@@ -135,7 +136,10 @@ class MathGrader:
         if task not in TASKS:
             raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASKS)}")
         started = time.perf_counter()
-        golds = [str(gold)] if isinstance(gold, str | int | float) else [str(g) for g in gold]
+        if isinstance(gold, str | int | float):
+            golds = [str(gold)]
+        else:
+            golds = [str(g) for g in gold or () if g is not None]
         future: Future[Grade] = Future()
         try:
             self._begin(response, golds, task, started, future)
@@ -287,12 +291,12 @@ class MathGrader:
         known = self._golds.get(key)
         if known is None:
             known = inspect(gold, self.settings, task)
-            if self.settings.cache_size:
+            if self.settings.cache_size and len(gold) <= _MAX_KEY_CHARS:
                 _store(self._golds, key, known, self.settings.cache_size)
         return known
 
     def _remember(self, key: _Key, outcome: Outcome) -> None:
-        if self.settings.cache_size:
+        if self.settings.cache_size and len(key[0]) <= _MAX_KEY_CHARS:
             _store(self._cache, key, outcome, self.settings.cache_size)
 
     def _workers(self) -> WorkerPool:

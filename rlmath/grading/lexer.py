@@ -45,6 +45,11 @@ _SKIPPED = frozenset(
         "biggl",
         "biggr",
         "displaystyle",
+        "huge",
+        "Huge",
+        "LARGE",
+        "footnotesize",
+        "scriptsize",
         "textstyle",
         "quad",
         "qquad",
@@ -303,6 +308,8 @@ def _styled(
     if close < 0:
         return position
     content = text[start + 1 : close]
+    if name in ("mathrm", "text"):
+        content = content.replace("\\cdot", " ")  # J·s is a unit
     if name in ("color", "textcolor"):
         return close + 1  # the colour; what it colours follows
     stripped = (
@@ -324,7 +331,10 @@ def _styled(
         plain = stripped.strip("()[].,:; ")
         if len(stripped) != len(plain) or "," in plain or _mixed(plain):
             if nesting < 4:
+                first = len(tokens)
                 _lex_into(stripped, tokens, max_tokens, nesting + 1)
+                if first < len(tokens):
+                    tokens[first] = tokens[first]._replace(spaced=True)
             return close + 1
         if len(stripped) > 1 or name != "mathbf":
             tokens.append(Token("text", stripped, True))

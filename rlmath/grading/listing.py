@@ -29,6 +29,8 @@ def hoisted(node: Node) -> Node:
     if kind == "*" and node[1][0][0] in ("unit", "pct") and all(is_numeric(p) for p in node[1][1:]):
         first = node[1][0]
         return (first[0], ("*", (first[1], *node[1][1:])), *first[2:])
+    if kind == "unit" and node[1][0] == "pct":
+        return node[1]  # 20% off, 5% per year
     if kind == "rel" and node[1] == ("in",) and node[2][1][0] == "set":
         return ("rel", ("=",), (node[2][0], ("list", node[2][1][1], ",")))
     return combined(node)
@@ -58,7 +60,7 @@ def is_label(node: Node) -> bool:
     if kind == "k":
         return node[1] in ("e", "i")
     if kind == "+":
-        return all(part[0] == "s" for part in node[1])
+        return all(part[0] == "s" and "'" not in part[1] for part in node[1])
     if kind == "*":
         return all(
             part[0] in ("s", "app") or (part[0] == "*" and is_label(part)) for part in node[1]

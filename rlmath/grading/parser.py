@@ -239,6 +239,8 @@ class Parser(Atoms):
                 if following[0] != "unit":
                     raise ParseError("a number after a quantity")
                 return ("+", (product, following))
+            elif kind in ("num", "grouped") and self.tokens[self.position - 1].kind == "num":
+                raise ParseError("two numbers side by side")  # 4 2 is neither 42 nor 8
             elif self.unit_ahead(token, product):
                 product = self.with_unit(product)
             elif self.starts_factor(token):

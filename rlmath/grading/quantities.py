@@ -51,6 +51,10 @@ class Quantities(Numerals):
             if token.value == "{" and numeric:
                 return self.braced_unit(0)
             return len(token.value) == 1 and "\u4e00" <= token.value <= "\u9fff"
+        if token.kind == "cmd" and token.value == "frac" and numeric:
+            return bool(self.unit_fraction())
+        if token.kind == "cmd" and token.value == "mu" and numeric:
+            return self.unit_word(1)
         return (
             token.kind == "cmd"
             and numeric
@@ -105,6 +109,10 @@ class Quantities(Numerals):
             words = self.tokens[self.position + 1 : self.position + count - 1]
             self.position += count
             return ("unit", product, " ".join(t.value for t in words))
+        if self.at("cmd", "frac"):
+            unit = self.unit_fraction()
+            self.position = self.size
+            return ("unit", product, unit)
         words_found: list[str] = []
         while (token := self.peek()) is not None:
             if self.braced_unit(0):
@@ -150,9 +158,29 @@ class Quantities(Numerals):
         if len(words_found) > 8:
             raise ParseError("prose after a number")
         phrase = " ".join(words_found)
-        if phrase.lower().strip(". ") in units.PERCENT:
+        words = phrase.lower().replace("per cent", "percent").split()
+        if words and words[0].strip(".") in units.PERCENT:
             return ("pct", product)
         return ("unit", product, phrase)
+
+    def unit_fraction(self) -> str:
+        """`m/s^2` if `\\frac{m}{s^2}` comes next and both are units, else ""."""
+        offset, names = 1, []
+        for _ in range(2):
+            unit = self.peek(offset + 1)
+            if not self.at("op", "{", offset) or unit is None or unit.kind not in ("word", "text"):
+                return ""
+            if units.lookup(unit.value) is None:
+                return ""
+            name, offset = unit.value, offset + 2
+            power = self.peek(offset + 1)
+            if self.at("op", "^", offset) and power is not None and power.kind == "num":
+                name, offset = f"{name}^{power.value}", offset + 2
+            if not self.at("op", "}", offset):
+                return ""
+            names.append(name)
+            offset += 1
+        return "/".join(names) if self.position + offset >= self.size else ""
 
     def braced_unit(self, offset: int) -> bool:
         """Whether `{eV}` comes next."""

@@ -51,7 +51,7 @@ class RelationComparer(ScalarComparer):
         label, value = self.assignment(stated)
         if value is None:
             return False
-        if label is None and plain[0] not in SCALARS:
+        if label is None and plain[0] not in SCALARS | {"pct", "unit"}:
             return False
         return self.nodes(value, g) if stated is a else self.nodes(a, value)
 

@@ -153,6 +153,8 @@ class ScalarComparer(ABC):
             return None
         if abs(approximate.imag) > 1e-12 * abs(approximate):
             return False
+        if abs(approximate.real - round(approximate.real)) < 1e-11 * abs(approximate):
+            return None  # a whole number in disguise: no tolerance
         return abs(float(value) - approximate.real) <= self.settings.decimal_rel_tol * abs(
             approximate.real
         ) * (1 + 1e-9)

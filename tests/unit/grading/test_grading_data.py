@@ -32,3 +32,35 @@ def test_correct_against_itself_and_wrong_against_the_next(
     taken = [(g.answer, g.gold) for g in other if g.correct and g.answer != g.gold]
     assert taken == []
     assert {g.status for g in other} <= {"correct", "wrong"}
+
+
+SWAPS = (
+    ("+", "-"),
+    ("-", "+"),
+    ("\\sin", "\\cos"),
+    ("\\cos", "\\sin"),
+    ("x", "y"),
+    ("n", "m"),
+    ("t", "s"),
+    ("(", "["),
+    ("[", "("),
+    ("sqrt", "sqrt[3]"),
+    ("<", ">"),
+    ("pi", "e"),
+)
+
+
+@pytest.mark.parametrize("name", ["minerva_math", "olympiadbench", "asdiv"])
+def test_wrong_after_a_changed_digit_sign_or_name(
+    name: str, real_answers: dict[str, list[str]], grader: MathGrader
+) -> None:
+    pairs: list[tuple[str, str]] = []
+    for gold in sorted(set(real_answers[name])):
+        places = [index for index, character in enumerate(gold) if character.isdigit()]
+        for index in places[:: max(1, len(places) // 3)]:
+            digit = str((int(gold[index]) + 1 + index % 9) % 10)
+            if digit != gold[index]:
+                pairs.append((gold[:index] + digit + gold[index + 1 :], gold))
+        pairs += [(gold.replace(old, new, 1), gold) for old, new in SWAPS if old in gold]
+    grades = grader.grade_batch([f"\\boxed{{{a}}}" for a, _ in pairs], [g for _, g in pairs])
+    assert [(g.answer, g.gold, g.method) for g in grades if g.correct] == []

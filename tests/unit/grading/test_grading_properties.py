@@ -15,7 +15,7 @@ from rlmath.grading.compare import Comparer
 
 SETTINGS = GradingSettings()
 COMPARER = Comparer(SETTINGS)
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 INTEGERS = st.integers(-(10**30), 10**30)
 NUMBERS = st.one_of(
     INTEGERS.map(str),
@@ -161,7 +161,7 @@ def test_names_matter(a: str, b: str) -> None:
     assert same(f"{a}>5", f"{b}>5") is (a == b)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_can_be_read_and_equals_itself_or_is_empty(text: str) -> None:
     answer = read(text, SETTINGS)
