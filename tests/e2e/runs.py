@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,20 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 def marked_processes(mark: str) -> list[str]:
     """Command lines of the processes that carry a mark in their environment."""
-    found = []
+    return [(p / "cmdline").read_text().replace("\0", " ") for p in _marked(mark)]
+
+
+def marked_memory_gib(mark: str) -> float:
+    """Memory of those processes; what several share counts once (proportional set size)."""
+    kib = 0
+    for process in _marked(mark):
+        with contextlib.suppress(OSError):
+            lines = (process / "smaps_rollup").read_text().splitlines()
+            kib += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kib / 2**20
+
+
+def _marked(mark: str) -> Iterator[Path]:
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
@@ -67,5 +82,4 @@ def marked_processes(mark: str) -> list[str]:
         except OSError:
             continue
         if f"{MARK}={mark}".encode() in environ.split(b"\0") and state != "Z":
-            found.append((process / "cmdline").read_text().replace("\0", " "))
-    return found
+            yield process

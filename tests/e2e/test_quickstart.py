@@ -1,0 +1,65 @@
+"""The README's first command, as it is written, to its end: the model learns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import uuid
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from tests.e2e.runs import ROOT, environment, marked_memory_gib
+
+TIMEOUT_S = 1500
+SAMPLE_EVERY_S = 2.0
+
+
+def test_quickstart_learns(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    peak_gib = 0.0
+    ended = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak_gib
+        while not ended.wait(SAMPLE_EVERY_S):
+            peak_gib = max(peak_gib, marked_memory_gib(mark))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    run_dir = tmp_path / "quickstart"
+    try:
+        run = subprocess.run(
+            ["bash", "launchers/quickstart.sh", f"runner.run_dir={run_dir}"],
+            cwd=ROOT,
+            env=environment(mark),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    finally:
+        ended.set()
+        watcher.join()
+    assert run.returncode == 0, run.stderr
+    summary = json.loads((run_dir / "summary.json").read_text())
+    # For whoever reads the log of the tests.
+    print(json.dumps(summary | {"peak_memory_gib": peak_gib}))
+
+    assert summary["eval/accuracy_after"] >= 0.8
+    assert summary["eval/accuracy_after"] - summary["eval/accuracy_before"] >= 0.25
+    assert summary["alignment/mean_exp_abs_diff"] <= 1.001
+    assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
+    assert summary["layout"] == {"tp": 2, "pp": 1, "dp": 1, "engines": 1}
+    assert 1.0 < peak_gib < 12.0
+    for key in ("steps", "wall_s", "setup_s", "tokens_generated"):
+        assert summary[key] is not None
+    for name in ("config.yaml", "metrics.jsonl", "curves.png", "hf/config.json"):
+        assert (run_dir / name).stat().st_size > 0
+    for name in ("tensorboard", "samples", "checkpoints"):
+        assert list((run_dir / name).iterdir())
+    before = load_file(run_dir / "sft" / "model.safetensors")
+    after = load_file(run_dir / "hf" / "model.safetensors")
+    assert any((before[name] != after[name]).any() for name in before)
+    assert "look at" in run.stdout
