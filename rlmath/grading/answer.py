@@ -153,7 +153,7 @@ def is_answer(text: str, settings: GradingSettings) -> bool:
         if len(word) > 1 and word.isalpha() and word not in _FORMULA_WORDS:
             return False
     answer = read(text, settings)
-    return answer.node[0] not in ("text", "blank") or answer.plain_letter
+    return answer.node[0] not in ("text", "blank") or bool(answer.letter)
 
 
 def _malformed(latex: str) -> str:

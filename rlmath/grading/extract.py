@@ -34,7 +34,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _UNBRACED_END = re.compile(r"[\s$]|\\[)\]]")
 _MARKER = re.compile(
-    r"answer[\s*_]{0,8}(?:is\b|[:：=])|答案[\s*_]{0,4}(?:是|为|[:：])|####", re.IGNORECASE
+    r"answer[\s*_]{0,8}(?:is(?=\b|n't)|[:：=])|答案[\s*_]{0,4}(?:是|为|[:：])|####", re.IGNORECASE
 )
 _AFTER_MARKER = re.compile(r"[\s:：*_=]*")
 _SENTENCE_END = re.compile(r"[.。!?！？](?=\s|$|\*|[\"'”])")
@@ -48,7 +48,9 @@ _DIGIT = re.compile(r"\d")
 _LAST_DIGIT = re.compile(r"[0-9０-９]")
 _EQUALS = re.compile(r"(?<![<>!:])=|\\approx|≈")
 _NEGATION = re.compile(
-    r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect)\b|n't|≠|\\neq?\b", re.I
+    r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect|but|guess|unknown|maybe|perhaps|between|"
+    r"at least|at most|(?:more|less|greater|fewer) than)\b|n't|≠|\\neq?\b",
+    re.IGNORECASE,
 )
 _IS = re.compile(r"\b(?:is|are|equals)\b", re.IGNORECASE)
 _REASON = re.compile(r",? \b(?:because|since|which|where|so|as)\b", re.IGNORECASE)
@@ -210,12 +212,14 @@ def _last_number(text: str) -> str | None:
     while end < len(text) and not text[end].isspace() and end - position < 400:
         end += 1
     word = text[start:end].strip(_TRAILING + "\"'()[]<>`“”’|")
-    line = text[max(text.rfind("\n", 0, start) + 1, start - 60) : end]
-    last = _last_match(_NUMBER, line)
-    inside = last is not None and last.end() >= len(line) - (end - position - 1)
-    if last is not None and inside:
-        tail = line[last.end() : last.end() + 1]
-        if not tail or tail not in "^_/*(!{\\":
+    before = text[max(text.rfind("\n", 0, start) + 1, start - 60) : start]
+    last = _last_match(_NUMBER, before + word)
+    if last is not None and last.end() == len(before) + len(word):
+        if last.start() <= len(before) or word[: last.start() - len(before)].isalpha():
+            return last.group().strip()
+    elif last is not None and last.start() == len(before):
+        tail = (before + word)[last.end()]
+        if tail.isalpha():  # 5cm, 1,000m²
             return last.group().strip()
     return word or None
 

@@ -158,8 +158,8 @@ class Quantities(Numerals):
         if len(words_found) > 8:
             raise ParseError("prose after a number")
         phrase = " ".join(words_found)
-        words = phrase.lower().replace("per cent", "percent").split()
-        if words and words[0].strip(".") in units.PERCENT:
+        first = phrase.lower().replace("per cent", "percent").split()[:1]
+        if first and first[0].strip(".") in units.PERCENT:
             return ("pct", product)
         return ("unit", product, phrase)
 
