@@ -19,6 +19,7 @@ from rlmath.rollout.seeds import request_seed
 from rlmath.types import Sample
 
 VOCABULARY = 261
+END_OF_TEXT_ID = 256
 
 
 class Reference:

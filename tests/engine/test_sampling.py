@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from reference import VOCABULARY, Reference, by_key, make_requests, random_prompts
+from reference import END_OF_TEXT_ID, VOCABULARY, Reference, by_key, make_requests, random_prompts
 
 from rlmath.rollout.pool import RolloutPool
 
@@ -17,7 +17,10 @@ def test_each_request_gives_one_sample_with_all_its_fields(pool: RolloutPool) ->
     seeds = {request.key: request.seed for request in requests}
     for sample in samples:
         assert len(sample.token_ids) == len(sample.log_probs) <= 24
-        assert (sample.finish_reason == "length") == (len(sample.token_ids) == 24)
+        if sample.finish_reason == "length":
+            assert len(sample.token_ids) == 24
+        assert (sample.finish_reason == "stop") == (sample.token_ids[-1] == END_OF_TEXT_ID)
+        assert END_OF_TEXT_ID not in sample.token_ids[:-1]
         assert sample.seed == seeds[(sample.problem_id, sample.index)]
         assert sample.weights_version == pool.weights_version
         assert "<|" not in sample.text
