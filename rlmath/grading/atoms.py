@@ -161,6 +161,9 @@ class Atoms(Quantities):
 
     def applied(self, name: str) -> Node:
         """`f(x)` is an application if `f` is a usual name of a function, else a product."""
+        if name == "Gamma" and self.at("op", "("):
+            argument = self.function_argument()[0]
+            return ("f", "factorial", (("+", (argument, ("neg", ONE))),))
         if self.at("op", "(") and self.is_application(name):
             self.position += 1
             inner = self.items()
@@ -172,7 +175,7 @@ class Atoms(Quantities):
         if self.bracketed_words():
             return False
         plain = name.rstrip("'").split("_")[0]
-        if plain in APPLIED or len(plain) > 3 or name.endswith("'"):
+        if plain in APPLIED or name.endswith("'") or (len(plain) > 3 and plain not in GREEK):
             return True
         argument = self.peek(1)
         if argument is not None and argument.kind == "num" and self.at("op", ")", 2):

@@ -9,13 +9,28 @@ from fractions import Fraction
 from rlmath.grading import modular
 from rlmath.grading.arith import Approximate, Exact, Rational, Undecidable, symbols
 from rlmath.grading.settings import GradingSettings
-from rlmath.grading.syntax import Node
+from rlmath.grading.syntax import Node, replaced
 
 Verdict = bool | None
 Oracle = Callable[[Node, Node], Verdict]
 SCALARS = frozenset(
     ("n", "d", "rep", "k", "s", "+", "*", "/", "^", "neg", "f", "app", "big", "grouped")
 )
+
+
+_I: Node = ("k", "i")
+_CAPITAL_I: Node = ("s", "I")
+
+
+def holds(node: Node, wanted: Node) -> bool:
+    """Whether a tree contains a leaf."""
+    stack: list[Node] = [node]
+    while stack:
+        item = stack.pop()
+        if item == wanted:
+            return True
+        stack.extend(part for part in item if isinstance(part, tuple))
+    return False
 
 
 def significant_digits(node: Node) -> int | None:
@@ -112,6 +127,11 @@ class ScalarComparer(ABC):
             return False
         if a == ("k", "oo") or g == ("k", "oo") or ("neg", ("k", "oo")) in (a, g):
             return False
+        if holds(a, _I) != holds(g, _I):  # a CAS writes I for i
+            if holds(a, _CAPITAL_I):
+                a = replaced(a, _CAPITAL_I, _I)
+            elif holds(g, _CAPITAL_I):
+                g = replaced(g, _CAPITAL_I, _I)
         self.last_layer = "expression"
         verdict = None if self.only_oracle else self.expressions(a, g)
         if verdict is None and self.oracle is not None:

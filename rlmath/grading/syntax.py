@@ -36,9 +36,16 @@ def _names(text: str) -> frozenset[str]:
 FUNCTIONS = _names(
     """sin cos tan cot sec csc arcsin arccos arctan arccot arccsc arcsec asin acos atan sinh
     cosh tanh coth asinh acosh atanh ln log lg exp sqrt cbrt abs min max gcd lcm det Re Im arg sgn
-    sign floor ceil deg dim ker mod Pr tr rank"""
+    sign floor ceil ceiling factorial binomial deg dim ker mod Pr tr rank"""
 )
-FUNCTION_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "sign": "sgn"}
+FUNCTION_ALIASES = {
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "sign": "sgn",
+    "binomial": "binom",
+    "ceiling": "ceil",
+}
 INVERTIBLE = _names("sin cos tan cot sec csc")
 GREEK = _names(
     """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho
