@@ -184,7 +184,8 @@ _UNARY: dict[str, Any] = {
     "csc": lambda z: 1 / cmath.sin(z),
     "coth": lambda z: 1 / cmath.tanh(z), "arccot": lambda z: cmath.atan(1 / z), "abs": abs,
     "arcsec": lambda z: cmath.acos(1 / z), "arccsc": lambda z: cmath.asin(1 / z),
-    "Re": lambda z: z.real, "Im": lambda z: z.imag, "arg": cmath.phase,
+    "conj": lambda z: z.conjugate(), "Re": lambda z: z.real, "Im": lambda z: z.imag,
+    "arg": cmath.phase,
 }  # fmt: skip
 
 

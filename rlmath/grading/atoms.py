@@ -24,6 +24,7 @@ from rlmath.grading.syntax import (
     ONE,
     Node,
     ParseError,
+    holds,
     is_numeric,
     replaced,
     symbol,
@@ -266,7 +267,10 @@ class Atoms(Quantities):
             argument = self.argument()
             domain = argument[1] if argument[0] == "s" and argument[1] in DOMAINS else None
             suffix = ""
-            if domain and self.at("op", "^") and (self.at("op", "+", 1) or self.at("op", "-", 1)):
+            if domain and self.at("op", "^") and self.at("op", "{", 1) and self.at("op", "}", 3):
+                suffix = self.tokens[self.position + 2].value
+                self.position += 4
+            elif domain and self.at("op", "^") and (self.at("op", "+", 1) or self.at("op", "-", 1)):
                 suffix = self.tokens[self.position + 1].value
                 self.position += 2
             return ("s", "domain_" + (domain or str(argument)) + suffix)
@@ -274,6 +278,8 @@ class Atoms(Quantities):
             argument = self.argument()
             if argument[0] == "s":
                 return self.applied(f"{name}_{argument[1]}")
+            if is_numeric(argument) and holds(argument, ("k", "i")):
+                return ("f", "conj", (argument,))
             return ("app", name, (argument,))
         if name in FENCES:
             closer, function = FENCES[name]
@@ -362,10 +368,10 @@ class Atoms(Quantities):
         token = self.peek()
         if token is None:
             raise ParseError("function without argument")
-        if token.kind == "op" and token.value in ("(", "{", "["):
+        if token.kind == "op" and token.value in ("(", "{", "[", "\\{"):
             self.position += 1
             inner = self.items()
-            self.expect("op", {"(": ")", "{": "}", "[": "]"}[token.value])
+            self.expect("op", {"(": ")", "{": "}", "[": "]", "\\{": "\\}"}[token.value])
             node = inner
             if token.value == "{" and self.at("op", "^"):
                 node = self.power(node)

@@ -207,6 +207,9 @@ class Field:
             special = self.trigonometric(name, args[0])
             if special is not None:
                 return special
+        if name == "conj":
+            real, imaginary = self.value(args[0])
+            return real, -imaginary % self.p
         if name == "binom" and len(args) == 2:
             special = self.binomial(args[0], self.exact(args[1]))
             if special is not None:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from rlmath.grading import modular
 from rlmath.grading.arith import Approximate, Exact, Rational, Undecidable, symbols
 from rlmath.grading.settings import GradingSettings
-from rlmath.grading.syntax import Node, replaced
+from rlmath.grading.syntax import Node, holds, replaced
 
 Verdict = bool | None
 Oracle = Callable[[Node, Node], Verdict]
@@ -20,17 +20,6 @@ SCALARS = frozenset(
 
 _I: Node = ("k", "i")
 _CAPITAL_I: Node = ("s", "I")
-
-
-def holds(node: Node, wanted: Node) -> bool:
-    """Whether a tree contains a leaf."""
-    stack: list[Node] = [node]
-    while stack:
-        item = stack.pop()
-        if item == wanted:
-            return True
-        stack.extend(part for part in item if isinstance(part, tuple))
-    return False
 
 
 def significant_digits(node: Node) -> int | None:

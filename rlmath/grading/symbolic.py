@@ -25,7 +25,8 @@ _FUNCTIONS: dict[str, Any] = {
     "arcsin": sp.asin, "arccos": sp.acos, "arctan": sp.atan, "arccot": sp.acot, "sinh": sp.sinh,
     "arcsec": sp.asec, "arccsc": sp.acsc, "cosh": sp.cosh, "tanh": sp.tanh, "coth": sp.coth,
     "asinh": sp.asinh, "acosh": sp.acosh, "atanh": sp.atanh, "abs": sp.Abs, "floor": sp.floor,
-    "ceil": sp.ceiling, "sgn": sp.sign, "Re": sp.re, "Im": sp.im, "arg": sp.arg,
+    "ceil": sp.ceiling, "sgn": sp.sign, "conj": sp.conjugate, "Re": sp.re, "Im": sp.im,
+    "arg": sp.arg,
     "factorial": sp.factorial, "factorial2": sp.factorial2, "binom": sp.binomial, "max": sp.Max,
     "min": sp.Min, "gcd": sp.gcd, "lcm": sp.lcm, "mod": sp.Mod,
 }  # fmt: skip

@@ -114,3 +114,14 @@ def replaced(node: Node, old: Node, new: Node) -> Node:
     if node == old:
         return new
     return tuple(replaced(part, old, new) if isinstance(part, tuple) else part for part in node)
+
+
+def holds(node: Node, wanted: Node) -> bool:
+    """Whether a tree contains a leaf."""
+    stack: list[Node] = [node]
+    while stack:
+        item = stack.pop()
+        if item == wanted:
+            return True
+        stack.extend(part for part in item if isinstance(part, tuple))
+    return False
