@@ -49,7 +49,7 @@ class GradingSettings:
     max_tokens: int = 2_000
     max_depth: int = 40
     max_exact_bits: int = 20_000
-    timeout_s: float = 2.0
+    timeout_s: float = 1.5
     memory_limit_mib: int = 1_024
     startup_timeout_s: float = 60.0
     max_jobs_per_worker: int = 2_000

@@ -138,10 +138,10 @@ def equal(first: Node, second: Node) -> bool | None:
         a, b = build(first), build(second)
     except (guard.TooCostly, Unsupported, ZeroDivisionError, ValueError, TypeError, AttributeError):
         return None
+    if a.has(sp.zoo, sp.nan) or b.has(sp.zoo, sp.nan):
+        return False  # no value equals no value
     if a == b:
         return True
-    if a.has(sp.zoo, sp.nan) or b.has(sp.zoo, sp.nan):
-        return False
     try:
         return _numerically(a, b)
     except (

@@ -230,6 +230,14 @@ def test_hostile_answers_end_in_time(text: str, hurried: MathGrader) -> None:
     assert not Path("/tmp/owned").exists()
 
 
+@pytest.mark.parametrize(
+    "text", ["1/0", "0/0", "\\frac{0}{0}", "\\log_1 2", "\\tan\\frac{\\pi}{2}"]
+)
+def test_what_has_no_value_equals_nothing_else(text: str, hurried: MathGrader) -> None:
+    for other in (f"{text}+1", "42", "0", "\\infty", "\\frac{5}{0}"):
+        assert not hurried.grade_one(f"\\boxed{{{text}}}", other).correct
+
+
 def _random_text(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.5:
