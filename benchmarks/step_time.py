@@ -71,6 +71,7 @@ def _rlmath(
         "actor.tensor_parallel=1",
         "actor.max_tokens_per_microbatch=8192",
         "eval.every=0",
+        "data.eval_paths=[]",
         *overrides,
     ]
     _run([sys.executable, "-m", "rlmath", "train", *settings])
