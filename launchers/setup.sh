@@ -45,7 +45,7 @@ fi
 echo "setting up .venv for $kind from $lock (a minute or two the first time)"
 [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-install() { .venv/bin/python -m pip install --quiet --no-deps "$@"; }
+install() { .venv/bin/python -m pip install -qq --no-deps "$@"; }
 if [ "$kind" = cpu ]; then
   # The CPU build is on PyTorch's own index, or wherever pip has been told to look.
   torch=$(sed -n 's/^# \(torch==.*\)$/\1/p' "$lock")

@@ -23,6 +23,7 @@ from rlmath.config.arithmetic import Layout, resolve_layout
 from rlmath.config.facts import TINY
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.device import choose_platform
+from rlmath.grading import MathGrader
 from rlmath.rewards.mix import RewardMix
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.pool import RolloutPool
@@ -161,20 +162,33 @@ def cpu_threads(ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def reward_mix(config: Config) -> RewardMix:
-    """The rewards that ``reward`` describes."""
+@contextlib.contextmanager
+def reward_mix(config: Config) -> Iterator[RewardMix]:
+    """The rewards that ``reward`` describes, with the grader that they share.
+
+    Now and then the grader has SymPy check what its fast layers decided; where the two disagree,
+    ``run_dir/grading_disagreements.jsonl`` says so.
+    """
     reward = config.reward
-    return RewardMix.from_config(
-        reward.items,
-        correct=reward.correct,
-        incorrect=reward.incorrect,
+    grader = MathGrader(
+        reward.num_workers,
+        reward.timeout_s,
         fallback=reward.fallback.value,
-        num_workers=reward.num_workers,
-        timeout_s=reward.timeout_s,
-        on_error="raise" if reward.on_error is OnRewardError.stop else "none",
-        # A reward written for TRL gets message lists when the prompts are chats, as it would there.
-        completion_format="chat" if config.data.apply_chat_template else "text",
+        disagreement_path=str(Path(config.runner.run_dir) / "grading_disagreements.jsonl"),
     )
+    with (
+        contextlib.closing(grader),
+        RewardMix.from_config(
+            reward.items,
+            correct=reward.correct,
+            incorrect=reward.incorrect,
+            grader=grader,
+            on_error="raise" if reward.on_error is OnRewardError.stop else "none",
+            # A reward written for TRL gets message lists when the prompts are chats, as there.
+            completion_format="chat" if config.data.apply_chat_template else "text",
+        ) as mix,
+    ):
+        yield mix
 
 
 def engine_spec(config: Config, layout: Layout) -> EngineSpec:

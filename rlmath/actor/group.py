@@ -15,14 +15,13 @@ from torch import Tensor
 
 from rlmath.actor.parallel import Layout
 from rlmath.actor.worker import ActorWorker
+from rlmath.cluster.logs import end_of
 from rlmath.errors import UserError
 from rlmath.types import TrainingBatch
 
 if TYPE_CHECKING:
     from rlmath.actor.actor import ActorSettings, TokenValues, UpdateResult, UpdateSettings
     from rlmath.weights.transports import TransportPlan
-
-LOG_TAIL_LINES = 20
 
 
 class ActorError(RuntimeError):
@@ -183,17 +182,10 @@ class ActorGroup:
             reason = f"{type(error.cause).__name__}: {error.cause}"
         elif isinstance(error, RayActorError):
             reason = "its process ended"
-        return ActorError(f"Megatron rank {rank} failed: {reason}" + self._log_tail(rank))
+        return ActorError(f"Megatron rank {rank} failed: {reason}" + end_of(self._log_path(rank)))
 
     def _log_path(self, rank: int) -> str:
         return f"{self._log_dir}/actor_{rank}.log"
-
-    def _log_tail(self, rank: int) -> str:
-        path = Path(self._log_path(rank))
-        if not path.exists():
-            return f"\n(its output is in {path} on the machine where it ran)"
-        lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return "\n".join([f"\n--- end of {path}", *lines, "---"])
 
 
 def _assemble(shares: list[TokenValues | None], batch: TrainingBatch) -> tuple[Tensor, Tensor]:

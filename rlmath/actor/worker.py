@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from typing import Any
 
+from rlmath.cluster.logs import send_output_to
 from rlmath.types import TrainingBatch
 
 
@@ -16,13 +16,7 @@ class ActorWorker:
     def __init__(self, rank: int, log_path: str, environment: dict[str, str]) -> None:
         os.environ.update(environment)
         self.rank = rank
-        os.makedirs(os.path.dirname(log_path), exist_ok=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        os.close(file)
+        send_output_to(log_path)
 
     def meeting_place(self) -> tuple[str, int]:
         """Address and free port of this process's host, for rank 0 to be found at."""

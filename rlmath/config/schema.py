@@ -263,7 +263,7 @@ class RewardConfig:
     # Worker processes that compare answers.
     num_workers: int = 2
     # Limit of one comparison.
-    timeout_s: float = 2.0
+    timeout_s: float = 1.5
 
 
 @dataclass

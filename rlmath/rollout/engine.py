@@ -8,10 +8,10 @@ weight transfer protocol, to take new weights. Nothing of vLLM or torch is impor
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rlmath.cluster.logs import send_output_to
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop
 
@@ -33,7 +33,7 @@ class RolloutEngine:
         Raises:
             Exception: Whatever vLLM says about settings, model or memory.
         """
-        _send_output_to(self._spec.log_path(self._index))
+        send_output_to(self._spec.log_path(self._index))
         self._loop.start()
 
     def process_id(self) -> int:
@@ -164,14 +164,3 @@ class RolloutEngine:
                 f"engine {self._index} cannot {purpose} with {unfinished} unfinished requests; "
                 "take their samples or abort them first"
             )
-
-
-def _send_output_to(path: str) -> None:
-    """Let this process's output, and that of its future children, go to a file."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)

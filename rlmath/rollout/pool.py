@@ -12,14 +12,13 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from rlmath.cluster.logs import end_of
 from rlmath.rollout.engine import RolloutEngine
 from rlmath.rollout.requests import EngineError, EngineSpec, EngineStartError, Progress, Request
 from rlmath.types import Sample
 
 # An engine answers at least this often, so that a stall is seen and named.
 ANSWER_EVERY_S = 5.0
-LOG_TAIL_LINES = 30
-LOG_LINE_LENGTH = 400
 ABORT_TIMEOUT_S = 1.0
 SHUTDOWN_TIMEOUT_S = 6.0
 
@@ -108,14 +107,15 @@ class RolloutPool:
                     index = next(iter(self._starting.values()))
                     raise EngineStartError(
                         f"engine {index} was not ready after {self._start_timeout_s:g} s"
-                        + self._log_tail(index)
+                        + end_of(self._spec.log_path(index))
                     )
                 index = self._starting.pop(ready[0])
                 try:
                     ray.get(ready[0])
                 except RayError as error:
                     raise EngineStartError(
-                        f"engine {index} could not start: {_reason(error)}" + self._log_tail(index)
+                        f"engine {index} could not start: {_reason(error)}"
+                        + end_of(self._spec.log_path(index))
                     ) from error
         except BaseException:
             self.shutdown()
@@ -167,7 +167,7 @@ class RolloutPool:
                     if held[index] and not progress.unfinished:
                         raise EngineError(
                             f"engine {index} has no work but owes {len(held[index])} samples: "
-                            f"{list(held[index])[:5]}" + self._log_tail(index)
+                            f"{list(held[index])[:5]}" + end_of(self._spec.log_path(index))
                         )
                     self._check_stall(index, progress.quiet_s, progress.unfinished, held[index])
                 for index in answers.values():
@@ -277,7 +277,7 @@ class RolloutPool:
             return ray.get(ref)
         except RayError as error:
             raise EngineError(
-                f"engine {index} failed: {_reason(error)}" + self._log_tail(index)
+                f"engine {index} failed: {_reason(error)}" + end_of(self._spec.log_path(index))
             ) from error
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
@@ -304,7 +304,8 @@ class RolloutPool:
         raise EngineError(
             f"engine {index} has given no token for {quiet_s:.0f} s (rollout.stall_timeout_s="
             f"{self._stall_timeout_s:g}) with {unfinished} unfinished requests; the oldest is "
-            f"sample {oldest.index} of problem {oldest.problem_id}" + self._log_tail(index)
+            f"sample {oldest.index} of problem {oldest.problem_id}"
+            + end_of(self._spec.log_path(index))
         )
 
     def _abort(self, answers: Mapping[Any, int]) -> None:
@@ -313,17 +314,6 @@ class RolloutPool:
         ray.wait(
             refs + list(answers), num_returns=len(refs) + len(answers), timeout=ABORT_TIMEOUT_S
         )
-
-    def _log_tail(self, index: int) -> str:
-        path = Path(self._spec.log_path(index))
-        if not path.exists():
-            return f"\n(its output is in {path} on the machine where it ran)"
-        # vLLM writes whole batches into one line when it fails.
-        lines = [
-            line if len(line) <= LOG_LINE_LENGTH else line[:LOG_LINE_LENGTH] + " ..."
-            for line in path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        ]
-        return "\n".join([f"\n--- end of {path}", *lines, "---"])
 
 
 def _make_actor(spec: EngineSpec, index: int, options: Mapping[str, Any]) -> Any:
