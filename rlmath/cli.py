@@ -23,6 +23,7 @@ _COMMANDS = {
     "train": "reinforcement learning: sample, grade, update, refit",
     "sft": "supervised fine-tuning on worked examples, for a warm start",
     "evaluate": "sample and grade held-out problems",
+    "plan": "show what would be done: plan weights MODEL [--tp 2 ...]",
 }
 _PACKAGES = ("torch", "vllm", "megatron", "ray", "transformers", "tensorboard")
 
@@ -69,8 +70,22 @@ def _dispatch(arguments: list[str]) -> int:
     command, *rest = arguments
     if command not in _COMMANDS:
         raise UserError(f"rlmath has no command {command!r}; it has {', '.join(_COMMANDS)}")
+    if command == "plan":
+        return _plan(rest)
     options = _parse(command, rest)
     return _run(command, options)
+
+
+def _plan(arguments: list[str]) -> int:
+    """Plans have options of their own, not settings."""
+    from rlmath.weights import plan_cli
+
+    parser = _Parser(prog="rlmath plan", description=_COMMANDS["plan"])
+    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    plan_cli.add_arguments(
+        what.add_parser("weights", help="which bytes an update of the engines' weights moves")
+    )
+    return plan_cli.run(parser.parse_args(arguments))
 
 
 def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
