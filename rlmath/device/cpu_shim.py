@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 _CPU = torch.device("cpu")
 _FACTORIES = (
@@ -84,7 +85,7 @@ def install() -> None:
 
     # ``with torch.device(...)`` recognises factories by identity, from a list made at its first
     # use; it has to be made of the originals, or transformers' models stay half initialised.
-    torch.utils._device._device_constructors()
+    _device_constructors()
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     _patch_tensor_methods()
