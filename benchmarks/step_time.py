@@ -68,8 +68,11 @@ def _rlmath(
         "algorithm.minibatches_per_step=1",
         f"rollout.max_response_tokens={max_tokens}",
         f"rollout.ignore_eos={str(fixed).lower()}",
+        # What fits two cores best: a rank and an engine on each, one kind at a time at work.
         "actor.tensor_parallel=1",
-        "actor.max_tokens_per_microbatch=8192",
+        "actor.data_parallel=2",
+        "actor.max_tokens_per_microbatch=2048",
+        "rollout.engines=2",
         "eval.every=0",
         "data.eval_paths=[]",
         *overrides,
