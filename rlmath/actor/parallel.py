@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -63,5 +64,8 @@ def destroy() -> None:
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
+    # Models refer to their groups, in cycles, and a gloo group's threads end with its last
+    # reference.
+    gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()

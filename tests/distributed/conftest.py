@@ -7,7 +7,7 @@ import pytest
 from tests.distributed.rank_pool import RankPool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool

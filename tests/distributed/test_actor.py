@@ -168,7 +168,7 @@ def with_log_probs(batch: TrainingBatch) -> TrainingBatch:
     return dataclasses.replace(batch, old_log_probs=old + noise, ref_log_probs=old - noise)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def on_one_rank(ranks: RankPool, tiny_model: str) -> Any:
     """Metrics and log-probs after three updates on a single rank."""
     batch = with_log_probs(make_batch())
