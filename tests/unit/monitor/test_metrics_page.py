@@ -51,7 +51,7 @@ def update_tags():
             output = policy_objective(inputs, setting)
             figures = metric_means({k: float(v) for k, v in output.metric_sums.items()})
             figures |= {name: float(value) for name, value in output.metric_maxima.items()}
-            others = dict.fromkeys(("grad_norm", "lr", "discarded", "early_stopped"), 0.0)
+            others = dict.fromkeys(("grad_norm", "lr", "discarded"), 0.0)
             tags |= set(update_metrics(UpdateResult([figures | others], {}, None)))
     return tags
 
