@@ -69,6 +69,7 @@ def test_learning_rate_zero_changes_no_weight(material: Path, tmp_path: Path) ->
         "train",
         *quickstart_settings(material, tmp_path),
         "actor.optimizer.lr=0",
+        "actor.optimizer.min_lr=0",
         "algorithm.minibatches_per_step=1",
         "runner.steps=1",
     )
