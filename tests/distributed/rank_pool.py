@@ -6,6 +6,7 @@ layout, with the process groups up, and gives the results in order of rank.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import socket
 import traceback
@@ -73,7 +74,8 @@ class RankPool:
 
     def close(self) -> None:
         for pipe in self._pipes:
-            pipe.send(None)
+            with contextlib.suppress(BrokenPipeError):  # That rank has died before.
+                pipe.send(None)
         for process in self._processes:
             process.join(10)
             if process.is_alive():
