@@ -78,7 +78,7 @@ def test_the_seed_decides_every_byte(tmp_path):
 
 
 def test_more_than_there_is_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="must be from 0 to 12095 .* there are 12195 exercises"):
+    with pytest.raises(ValueError, match=r"must be from 0 to 12095 .* there are 12195 exercises"):
         make_problems(tmp_path, num_train=12096, num_eval=100)
     with pytest.raises(ValueError, match="slip_share=2"):
         make_problems(tmp_path, slip_share=2)
