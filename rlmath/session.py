@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlmath.actor.actor import ActorSettings, UpdateSettings
+from rlmath.actor.actor import ActorSettings
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout as ActorLayout
-from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.config.arithmetic import Layout, resolve_layout
@@ -267,26 +266,4 @@ def actor_settings(
         max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
         max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
         keep_reference=config.algorithm.kl_coef > 0,
-    )
-
-
-def update_settings(config: Config) -> UpdateSettings:
-    """How a batch becomes optimizer steps."""
-    algorithm = config.algorithm
-    return UpdateSettings(
-        objective=ObjectiveSettings(
-            loss=algorithm.loss,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-            kl_coef=algorithm.kl_coef,
-            kl_estimator=algorithm.kl_estimator,
-            entropy_coef=algorithm.entropy_coef,
-            ratio_threshold=algorithm.early_stop_ratio or 5.0,
-        ),
-        aggregation=algorithm.aggregation,
-        constant_length=config.rollout.max_response_tokens,
-        minibatches=algorithm.minibatches_per_step,
-        early_stop_ratio=algorithm.early_stop_ratio,
-        early_stop_rest=algorithm.early_stop_rest,
     )

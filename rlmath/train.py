@@ -10,26 +10,21 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from rlmath.algorithms.mismatch import measure
+from rlmath.algorithm_settings import advantage_settings, update_settings
 from rlmath.batching.from_groups import training_batch
 from rlmath.checkpoint import Checkpoint, CheckpointStore
 from rlmath.config.load import save
-from rlmath.config.schema import Config, OldLogProbs
+from rlmath.config.schema import Config
 from rlmath.data import ProblemStream, load_problems, load_tokenizer
 from rlmath.evaluate import evaluate
+from rlmath.log_probs import compared, with_log_probs
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.rollout.refit import refit
 from rlmath.rollout.requests import requests_for
-from rlmath.session import Session, open_session, update_settings, with_model_folder
+from rlmath.session import Session, open_session, with_model_folder
 from rlmath.summary import check_export, summarize
 from rlmath.train_metrics import batch_metrics, rollout_metrics, update_metrics
 from rlmath.types import Problem, TrainingBatch
-
-
-class AlignmentError(RuntimeError):
-    """Engine and actor disagree on the log-probs of the same tokens under the same weights."""
 
 
 def run(config: Config) -> int:
@@ -111,14 +106,15 @@ def train_step(
         groups = grading.wait()
     pool.sleep()
     with monitor.phase("advantage"):
-        batch = training_batch(groups, algorithm.advantage, mask_truncated=algorithm.mask_truncated)
+        advantage = advantage_settings(config, sampling.rewards)
+        batch = training_batch(groups, advantage, mask_truncated=algorithm.mask_truncated)
         metrics = rollout_metrics(groups) | batch_metrics(batch) | sampling.rewards.metrics()
     with monitor.phase("log_probs"):
-        batch, alignment = with_log_probs(session, batch)
+        batch, alignment = with_log_probs(session, batch, monitor, step)
     with monitor.phase("update"):
         result, first = actor.update(batch, update_settings(config), seed=config.runner.seed + step)
-        if first is not None:
-            alignment = aligned(config, first[0], batch)
+        if first is not None:  # One minibatch: what the policy gave before its update.
+            alignment |= compared(session, first[0], batch)
     with monitor.phase("refit"):
         refit(actor, pool, version=step)
     monitor.log_samples(step, groups)
@@ -126,48 +122,6 @@ def train_step(
     for index, reason in result.early_stopped.items():
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
     return metrics | alignment | update_metrics(result), batch
-
-
-def with_log_probs(
-    session: Session, batch: TrainingBatch
-) -> tuple[TrainingBatch, dict[str, float]]:
-    """The batch with old and reference log-probs, as far as the algorithm needs them.
-
-    With a single minibatch the policy that is updated is the one that sampled; its log-probs then
-    come with the update, which saves a forward pass over the batch.
-    """
-    config, actor = session.config, session.actor
-    alignment: dict[str, float] = {}
-    if config.algorithm.old_log_probs is OldLogProbs.engine:
-        batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
-    elif config.algorithm.minibatches_per_step > 1:
-        old, _ = actor.log_probs(batch)
-        alignment = aligned(config, old, batch)
-        batch = dataclasses.replace(batch, old_log_probs=old)
-    if config.algorithm.kl_coef > 0:
-        reference, _ = actor.log_probs(batch, reference=True)
-        batch = dataclasses.replace(batch, ref_log_probs=reference)
-    return batch, alignment
-
-
-def aligned(config: Config, log_probs: torch.Tensor, batch: TrainingBatch) -> dict[str, float]:
-    """How far engine and actor are apart on the tokens that the engine sampled.
-
-    Raises:
-        AlignmentError: Further than ``alignment.max_mean_exp_abs_diff``.
-    """
-    metrics = measure(log_probs, batch.engine_log_probs).metrics()
-    limit = config.alignment.max_mean_exp_abs_diff
-    if not metrics["mean_exp_abs_diff"] <= limit:
-        worst = int((log_probs - batch.engine_log_probs).abs().argmax())
-        raise AlignmentError(
-            f"mean exp|logp_actor - logp_engine| is {metrics['mean_exp_abs_diff']:.4f} over "
-            f"{log_probs.numel()} tokens, above alignment.max_mean_exp_abs_diff={limit}; worst at "
-            f"response token {worst}: actor {float(log_probs[worst]):.4f}, engine "
-            f"{float(batch.engine_log_probs[worst]):.4f}. The engine runs other weights or "
-            "another precision than the actor, so training on its samples would be wrong."
-        )
-    return {f"alignment/{name}": value for name, value in metrics.items()}
 
 
 def distinct(problems: Sequence[Problem]) -> list[Problem]:

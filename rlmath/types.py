@@ -113,6 +113,8 @@ class TrainingBatch:
         loss_mask: ``[R]`` bool; false tokens are read but take no part in the loss.
         old_log_probs: ``[R]`` float32, of the actor before this step's first update.
         ref_log_probs: ``[R]`` float32, of the reference model; ``None`` when there is none.
+        corrections: ``[R]`` float32, factors of the tokens' weights in the loss against the
+            mismatch of engine and actor; ``None``: 1 each.
     """
 
     tokens: Tensor
@@ -126,6 +128,7 @@ class TrainingBatch:
     loss_mask: Tensor
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
+    corrections: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.prompt_lengths.numel())
@@ -156,6 +159,7 @@ class TrainingBatch:
             loss_mask=self.loss_mask[of_responses],
             old_log_probs=responses(self.old_log_probs),
             ref_log_probs=responses(self.ref_log_probs),
+            corrections=responses(self.corrections),
         )
 
 

@@ -96,8 +96,8 @@ class UpdateResult:
         minibatches: Metrics of each minibatch that was looked at, equal on all ranks.
         early_stopped: Why each minibatch that was stopped early was, by its index. (One whose
             gradient is exactly 0 is discarded as well, without a word: nothing is wrong with it.)
-        values: On the ranks that report (last stage, tensor rank 0) when the batch came without
-            ``old_log_probs``: what the policy gave before the update.
+        values: On the ranks that report (last stage, tensor rank 0) when there is one minibatch:
+            what the policy gave before the update.
     """
 
     minibatches: list[dict[str, float]]
@@ -202,18 +202,19 @@ class MegatronActor:
         cut = minibatches(batch.group_ids.tolist(), settings.minibatches, seed)
         metrics: list[dict[str, float]] = []
         stopped: dict[int, str] = {}
-        values: TokenValues | None = None
+        first: TokenValues | None = None
         for index, members in enumerate(cut):
             if stopped and settings.early_stop_rest:
                 stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
                 continue
             minibatch = batch.select(members)
-            one, decision, values = self._update_minibatch(minibatch, settings)
+            one, decision, first = self._update_minibatch(minibatch, settings)
             metrics.append(one)
             if decision.kind == "early_stop":
                 stopped[index] = decision.reason
-        if values is not None:
-            values = _place_in_batch(values, batch, cut[0])
+        values = None
+        if first is not None and settings.minibatches == 1:
+            values = _place_in_batch(first, batch, cut[0])
         return UpdateResult(metrics, stopped, values)
 
     def _update_minibatch(
@@ -228,6 +229,8 @@ class MegatronActor:
             batch.group_ids,
             constant_length=settings.constant_length,
         )
+        if batch.corrections is not None:
+            weights = weights * batch.corrections
         names = MetricNames.of(settings.objective, batch.ref_log_probs is not None)
         on_policy = batch.old_log_probs is None
 
@@ -279,7 +282,7 @@ class MegatronActor:
         metrics["grad_norm"] = grad_norm
         metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
         metrics["discarded"] = float(decision.discard)
-        kept = _concatenate([v for _, v in outcomes]) if on_policy and self.reports else None
+        kept = _concatenate([v for _, v in outcomes]) if self.reports else None
         return metrics, decision, kept
 
     def _clear_gradients(self) -> None:

@@ -104,12 +104,12 @@ class ActorGroup:
         """Optimizer steps from a batch.
 
         Returns:
-            The result, and, when the batch came without old log-probs, log-probs and entropies
-            ``[R]`` of the policy before the update.
+            The result, and, when there is one minibatch, log-probs and entropies ``[R]`` of the
+            policy before the update.
         """
         results = self._all("update", ray.put(batch), settings, seed)
         values = None
-        if batch.old_log_probs is None:
+        if settings.minibatches == 1:
             values = _assemble([result.values for result in results], batch)
         return dataclasses.replace(results[0], values=None), values
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from rlmath.algorithms.advantages import get_advantage
-from rlmath.types import Group, TrainingBatch
+from rlmath.algorithms.advantages import AdvantageSettings, token_advantages
+from rlmath.types import GradedSample, Group, TrainingBatch
 
 
 def training_batch(
-    groups: Sequence[Group], advantage: str, *, mask_truncated: bool = False
+    groups: Sequence[Group], advantage: AdvantageSettings, *, mask_truncated: bool = False
 ) -> TrainingBatch:
     """Lay the samples of all groups end to end, with an advantage for each.
 
@@ -21,7 +22,7 @@ def training_batch(
 
     Args:
         groups: At least one, each with at least one sample.
-        advantage: Name of the estimator, see ``rlmath/algorithms/advantages/``.
+        advantage: The estimator, see ``rlmath/algorithms/advantages/``.
         mask_truncated: Mask responses that were cut off at the limit as well. Their rewards still
             count in their group's statistics.
 
@@ -31,9 +32,7 @@ def training_batch(
     samples = [sample for group in groups for sample in group.samples]
     prompts = [group.problem.prompt_token_ids for group in groups for _ in group.samples]
     group_ids = torch.tensor([i for i, group in enumerate(groups) for _ in group.samples])
-    rewards = torch.tensor(
-        [math.nan if s.reward is None else s.reward for s in samples], dtype=torch.float32
-    )
+    rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32)
     responses = torch.tensor([len(s.sample.token_ids) for s in samples])
     takes_part = torch.tensor(
         [
@@ -41,8 +40,9 @@ def training_batch(
             for s in samples
         ]
     )
-    advantages = get_advantage(advantage)(
-        rewards, group_ids, token_counts=responses * takes_part.long()
+    loss_mask = torch.repeat_interleave(takes_part, responses)
+    advantages = token_advantages(
+        advantage_rewards(samples, advantage), group_ids, responses, loss_mask, advantage
     )
     tokens: list[int] = []
     log_probs: list[float] = []
@@ -58,6 +58,25 @@ def training_batch(
         weights_versions=torch.tensor([s.sample.weights_version for s in samples]),
         rewards=rewards.nan_to_num(0.0),
         engine_log_probs=torch.tensor(log_probs, dtype=torch.float32),
-        advantages=torch.repeat_interleave(advantages.float(), responses),
-        loss_mask=torch.repeat_interleave(takes_part, responses),
+        advantages=advantages,
+        loss_mask=loss_mask,
     )
+
+
+def advantage_rewards(samples: Sequence[GradedSample], advantage: AdvantageSettings) -> Tensor:
+    """What the estimator reads: totals ``[N]``, or for ``gdpo`` each reward on its own ``[N, K]``.
+
+    Not-a-number stands where nothing could score a sample, or one of its rewards.
+    """
+    names = list(advantage.reward_weights) if advantage.name == "gdpo" else []
+    if not names:
+        return torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32)
+    rows = [
+        [_number(None if s.reward is None else s.rewards.get(name)) for name in names]
+        for s in samples
+    ]
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

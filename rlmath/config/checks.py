@@ -2,8 +2,8 @@
 
 Each check is a generator of messages. A message begins with the setting's key, shows the
 arithmetic, and names values that would work. Ranges are in ``ranges.py``; what divides what is in
-``check_layout.py``; files, memory and disk are in ``check_files.py``; this file has the order and
-the settings that contradict each other.
+``check_layout.py``; files, memory and disk are in ``check_files.py``; what the algorithm does not
+allow is in ``check_algorithm.py``; this file has the order and the other contradictions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlmath.config import arithmetic, check_files, check_layout
+from rlmath.config.check_algorithm import algorithm_problems
 from rlmath.config.facts import Machine, ModelFacts, read_model
 from rlmath.config.names import registered_names, reward_names
 from rlmath.config.ranges import out_of_range
@@ -150,7 +151,7 @@ def _among(name: str, known: Sequence[str]) -> str:
 
 
 def _contradictions(config: Config, command: Command) -> Iterator[str]:
-    data, algorithm, evaluation, reward = config.data, config.algorithm, config.eval, config.reward
+    data, evaluation, reward = config.data, config.eval, config.reward
     if data.system_prompt is not None and not data.apply_chat_template:
         yield "data.system_prompt: needs data.apply_chat_template=true, whose first message it is"
     if data.prompt_template is not None and "{prompt}" not in data.prompt_template:
@@ -169,16 +170,7 @@ def _contradictions(config: Config, command: Command) -> Iterator[str]:
     yield from _optimizer(config, command)
     if command == "sft":
         return
-    if algorithm.group_size == 1 and algorithm.advantage in ("grpo", "dr_grpo", "rloo"):
-        yield (
-            f"algorithm.group_size=1: {algorithm.advantage} compares the samples of a problem with "
-            "each other, so a group of 1 has advantage 0 always; take at least 2"
-        )
-    if algorithm.dual_clip is not None and algorithm.dual_clip <= 1 + algorithm.clip_high:
-        yield (
-            f"algorithm.dual_clip={algorithm.dual_clip}: has to be more than 1 + clip_high = "
-            f"{1 + algorithm.clip_high:g}; 3 is usual, null turns it off"
-        )
+    yield from algorithm_problems(config)
     if any(item.name == "math" for item in reward.items) and reward.correct <= reward.incorrect:
         yield (
             f"reward.correct={reward.correct}: has to be more than reward.incorrect="

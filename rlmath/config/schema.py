@@ -12,6 +12,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from rlmath.config.schema_algorithm import CorrectionConfig, DppoDivergence
+
 
 class Device(Enum):
     auto = "auto"
@@ -125,6 +127,10 @@ class AlgorithmConfig:
     minibatches_per_step: int = 4
     # How rewards become advantages; see rlmath/algorithms/advantages/.
     advantage: str = "grpo"
+    # The baseline of grpo is the mean of the group's other samples.
+    leave_one_out: bool = False
+    # The k of pass_at_k: samples of which one has to be right.
+    pass_at_k: int = 4
     # Policy loss; see rlmath/algorithms/losses/.
     loss: str = "ppo_clip"
     # How token losses become one number; see rlmath/algorithms/aggregation.py.
@@ -135,6 +141,14 @@ class AlgorithmConfig:
     clip_high: float = 0.2
     # Dual clip: with a negative advantage the loss is at most this times |advantage|; null: off.
     dual_clip: float | None = None
+    # Temperature of sapo's gate for positive advantages.
+    sapo_tau_positive: float = 1.0
+    # Temperature of sapo's gate for the others.
+    sapo_tau_negative: float = 1.05
+    # Divergence that dppo bounds: total variation or KL.
+    dppo_divergence: DppoDivergence = DppoDivergence.tv
+    # Largest divergence of a token that dppo moves further away; null: 0.15 (tv), 0.05 nats (kl).
+    dppo_threshold: float | None = None
     # Weight of the KL term against the reference model; 0 loads no reference.
     kl_coef: float = 0.0
     # Estimator of that KL: k1, k2, k3 or k3_unbiased.
@@ -150,6 +164,7 @@ class AlgorithmConfig:
     old_log_probs: OldLogProbs = OldLogProbs.recompute
     # Responses cut off at the limit: train on them (false) or mask them out of the loss (true).
     mask_truncated: bool = False
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
 
 
 @dataclass

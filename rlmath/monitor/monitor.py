@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlmath.config.schema import RunnerConfig
+from rlmath.monitor.files import to_json
 from rlmath.monitor.progress import ProgressDisplay
 from rlmath.monitor.samples import sample_as_text, write_samples
 from rlmath.monitor.timing import PhaseTimer
 from rlmath.monitor.writer import MetricsWriter
 from rlmath.types import Group
+
+DECISIONS_FILE = "decisions.jsonl"
 
 
 class Monitor:
@@ -26,6 +29,7 @@ class Monitor:
         self.phase = PhaseTimer(on_phase=display.phase)
         self._texts: dict[str, str] = {}
         self._tokens = 0
+        self._choices: dict[str, str] = {}
 
     def count_tokens(self, tokens: int) -> None:
         """Tokens of this step, prompts and responses, for ``throughput/tokens_per_s``."""
@@ -63,6 +67,17 @@ class Monitor:
     def begin_step(self) -> None:
         """Forget the time that has passed outside of steps (starting, exporting)."""
         self.phase.finish_step()
+
+    def note(self, step: int, what: str, choice: str, reason: str) -> None:
+        """Something that the run decided by itself: to ``decisions.jsonl`` each time, and to the
+        terminal when it is another choice than the last one. (A step that is done again after a
+        resume has its line again.)"""
+        line = {"step": step, "what": what, "choice": choice, "reason": reason}
+        with (self.run_dir / DECISIONS_FILE).open("a", encoding="utf-8") as file:
+            file.write(f"{to_json(line)}\n")
+        if self._choices.get(what) != choice:
+            self._choices[what] = choice
+            print(f"step {step}: {what} takes {choice}: {reason}", flush=True)
 
     def warn(self, message: str) -> None:
         """A line on standard error; the live display stays below it."""

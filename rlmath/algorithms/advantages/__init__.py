@@ -10,6 +10,7 @@ from rlmath.algorithms.advantages.gae import gae
 from rlmath.algorithms.advantages.gdpo import gdpo
 from rlmath.algorithms.advantages.grpo import grpo
 from rlmath.algorithms.advantages.pass_at_k import pass_at_k
+from rlmath.algorithms.advantages.per_token import AdvantageSettings, token_advantages
 from rlmath.algorithms.advantages.reinforce_pp import reinforce_pp
 from rlmath.algorithms.advantages.reinforce_pp_baseline import reinforce_pp_baseline
 from rlmath.algorithms.advantages.rloo import rloo
@@ -17,6 +18,7 @@ from rlmath.algorithms.advantages.rloo import rloo
 __all__ = [
     "ADVANTAGES",
     "Advantage",
+    "AdvantageSettings",
     "batch_std",
     "dr_grpo",
     "gae",
@@ -27,6 +29,7 @@ __all__ = [
     "reinforce_pp",
     "reinforce_pp_baseline",
     "rloo",
+    "token_advantages",
 ]
 
 

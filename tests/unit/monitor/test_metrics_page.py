@@ -1,5 +1,6 @@
 """``docs/metrics.md`` explains every tag that the loops make, and none that they do not."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -7,15 +8,20 @@ import pytest
 import torch
 
 from rlmath.actor.actor import UpdateResult
+from rlmath.algorithms.advantages import AdvantageSettings
+from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.losses import LossInputs, metric_means
 from rlmath.algorithms.mismatch import measure
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching.from_groups import training_batch
 from rlmath.config.names import registered_names
 from rlmath.evaluate import eval_metrics
+from rlmath.log_probs import corrected, mismatch_metrics
 from rlmath.monitor.curves import PANELS
 from rlmath.rewards.stats import RewardStats
 from rlmath.train_metrics import rollout_metrics, update_metrics
+from rlmath.types import Group
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 TAG = re.compile(r"`([a-z_]+/[a-z0-9_/<>]+)`")
@@ -65,12 +71,27 @@ def reward_tags():
     return {tag.replace("/math/", "/<name>/").replace("/correct", "/<status>") for tag in tags}
 
 
+def mismatch_tags(group):
+    """With samples of two versions of the weights, and a correction."""
+    samples = tuple(
+        dataclasses.replace(
+            one, reward=1.0, sample=dataclasses.replace(one.sample, weights_version=4 + index)
+        )
+        for index, one in enumerate(group.samples)
+    )
+    batch = training_batch([Group(group.problem, samples)], AdvantageSettings())
+    tags = set(mismatch_metrics(batch.engine_log_probs, batch, now=5))
+    batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
+    _, figures = corrected(batch, CorrectionSettings("token_mask"), None, 1)
+    return {re.sub(r"lag_\d+", "lag_<n>", tag) for tag in tags | set(figures)}
+
+
 def test_what_the_loops_make_is_explained(group):
     alignment = {f"alignment/{name}" for name in measure(torch.zeros(1), torch.zeros(1)).metrics()}
     made = rollout_metrics([group]).keys() | eval_metrics([group]).keys()
-    made = made | update_tags() | reward_tags() | alignment
+    made = made | update_tags() | reward_tags() | alignment | mismatch_tags(group)
     assert made <= DOCUMENTED, sorted(made - DOCUMENTED)
-    prefixes = ("grading/", "rewards/", "train/")
+    prefixes = ("grading/", "rewards/", "train/", "mismatch/", "correction/")
     explained = {tag for tag in DOCUMENTED if tag.startswith(prefixes)}
     assert explained <= made, sorted(explained - made)
 

@@ -1,0 +1,59 @@
+"""What ``algorithm`` in the settings means to each part that the algorithm is made of."""
+
+from __future__ import annotations
+
+from rlmath.actor.actor import UpdateSettings
+from rlmath.algorithms.advantages import AdvantageSettings
+from rlmath.algorithms.correction import CorrectionSettings
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.config.schema import AlgorithmConfig, Config
+from rlmath.rewards.mix import RewardMix
+
+
+def advantage_settings(config: Config, rewards: RewardMix) -> AdvantageSettings:
+    """How rewards become advantages; rewards of weight 0 are only watched."""
+    algorithm = config.algorithm
+    return AdvantageSettings(
+        name=algorithm.advantage,
+        leave_one_out=algorithm.leave_one_out,
+        pass_at_k=algorithm.pass_at_k,
+        reward_weights={item.label: item.weight for item in rewards.items if item.weight},
+    )
+
+
+def correction_settings(algorithm: AlgorithmConfig) -> CorrectionSettings:
+    """What to correct, and how far."""
+    correction = algorithm.correction
+    return CorrectionSettings(
+        kind=correction.kind.value,
+        low=correction.low,
+        high=correction.high,
+        veto_below=correction.veto_below,
+    )
+
+
+def update_settings(config: Config) -> UpdateSettings:
+    """How a batch becomes optimizer steps."""
+    algorithm = config.algorithm
+    return UpdateSettings(
+        objective=ObjectiveSettings(
+            loss=algorithm.loss,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
+            kl_coef=algorithm.kl_coef,
+            kl_estimator=algorithm.kl_estimator,
+            entropy_coef=algorithm.entropy_coef,
+            ratio_threshold=algorithm.early_stop_ratio or 5.0,
+            sapo_tau_positive=algorithm.sapo_tau_positive,
+            sapo_tau_negative=algorithm.sapo_tau_negative,
+            dppo_divergence=algorithm.dppo_divergence.value,
+            dppo_threshold=algorithm.dppo_threshold,
+            off_policy_mask_kl=algorithm.correction.off_policy_mask_kl,
+        ),
+        aggregation=algorithm.aggregation,
+        constant_length=config.rollout.max_response_tokens,
+        minibatches=algorithm.minibatches_per_step,
+        early_stop_ratio=algorithm.early_stop_ratio,
+        early_stop_rest=algorithm.early_stop_rest,
+    )

@@ -1,0 +1,154 @@
+"""What the update needs to know about the batch's tokens before it begins.
+
+Log-probs of the old policy and of the reference, how far the engine is from the actor, and what
+follows from these for each token: a correction's weight, a place in the loss, a KL penalty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithm_settings import correction_settings
+from rlmath.algorithms.correction import CorrectionSettings, choose, correct
+from rlmath.algorithms.mismatch import Mismatch, measure, measure_by_lag
+from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
+from rlmath.config.schema_algorithm import CorrectionKind
+from rlmath.monitor import Monitor
+from rlmath.session import Session
+from rlmath.types import TrainingBatch
+
+# Of a Mismatch's figures, those that say how much importance weights would do.
+_WEIGHTS = ("mean_w", "p99_w", "k3", "effective_sample_size")
+
+
+class AlignmentError(RuntimeError):
+    """Engine and actor disagree on the log-probs of the same tokens under the same weights."""
+
+
+def with_log_probs(
+    session: Session, batch: TrainingBatch, monitor: Monitor, step: int
+) -> tuple[TrainingBatch, dict[str, float]]:
+    """The batch with old and reference log-probs, as far as the algorithm needs them.
+
+    With a single minibatch and nothing that needs them earlier the log-probs come with the update
+    (the policy that is updated is the one that sampled), which saves a forward pass.
+    """
+    config, actor = session.config, session.actor
+    algorithm = config.algorithm
+    metrics: dict[str, float] = {}
+    if algorithm.old_log_probs is OldLogProbs.engine:
+        batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
+    elif needs_first_pass(algorithm):
+        old, _ = actor.log_probs(batch)
+        metrics |= compared(session, old, batch)
+        batch = dataclasses.replace(batch, old_log_probs=old)
+        batch, more = corrected(batch, correction_settings(algorithm), monitor, step)
+        metrics |= more
+    if algorithm.kl_coef > 0:
+        reference, _ = actor.log_probs(batch, reference=True)
+        batch = dataclasses.replace(batch, ref_log_probs=reference)
+    return batch, metrics
+
+
+def needs_first_pass(algorithm: AlgorithmConfig) -> bool:
+    """Whether the actor's log-probs have to be known before the first update."""
+    correction = algorithm.correction
+    corrects = correction.kind is not CorrectionKind.none or correction.veto_below is not None
+    return algorithm.minibatches_per_step > 1 or corrects
+
+
+def corrected(
+    batch: TrainingBatch, settings: CorrectionSettings, monitor: Monitor, step: int
+) -> tuple[TrainingBatch, dict[str, float]]:
+    """The batch with weights against the mismatch; they come from whole sequences, before any cut.
+
+    ``auto`` writes down which kind it took, and why.
+    """
+    if settings.kind == "none" and settings.veto_below is None:
+        return batch, {}
+    assert batch.old_log_probs is not None
+    if settings.kind == "auto":
+        seen = measure(batch.old_log_probs, batch.engine_log_probs, batch.loss_mask)
+        kind, reason = choose(seen)
+        monitor.note(step, "algorithm.correction.kind=auto", kind, reason)
+        settings = dataclasses.replace(settings, kind=kind)
+    found = correct(
+        batch.old_log_probs,
+        batch.engine_log_probs,
+        batch.loss_mask,
+        batch.response_lengths,
+        settings,
+    )
+    metrics = {f"correction/{name}": value for name, value in found.metrics.items()}
+    metrics["correction/kind"] = float(KIND_NUMBERS[found.kind])
+    if settings.kind == "none" and settings.veto_below is None:
+        return batch, metrics
+    return dataclasses.replace(batch, corrections=found.weights.float()), metrics
+
+
+# A curve holds numbers: the kinds in the order of the settings, ``none`` 0.
+KIND_NUMBERS = {
+    kind: number
+    for number, kind in enumerate(k.value for k in CorrectionKind if k is not CorrectionKind.auto)
+}
+
+
+def compared(session: Session, log_probs: Tensor, batch: TrainingBatch) -> dict[str, float]:
+    """The gate (:func:`aligned`) and the mismatch, overall and by the age of the weights."""
+    now = session.sampling.pool.weights_version
+    return aligned(session.config, log_probs, batch, now) | mismatch_metrics(log_probs, batch, now)
+
+
+def mismatch_metrics(log_probs: Tensor, batch: TrainingBatch, now: int) -> dict[str, float]:
+    """How much importance weights would do on the tokens of the loss.
+
+    Args:
+        log_probs: ``[R]`` of the actor, before the update.
+        batch: With the engine's.
+        now: The weights version of the actor; samples of older ones lag behind.
+    """
+    lags = now - batch.weights_versions
+    by_lag = measure_by_lag(
+        log_probs, batch.engine_log_probs, batch.response_lengths, lags, batch.loss_mask
+    )
+    total: Mismatch | None = None
+    for one in by_lag.values():
+        total = one if total is None else total + one
+    assert total is not None
+    found = total.metrics()
+    metrics = {f"mismatch/{name}": found[name] for name in _WEIGHTS}
+    if set(by_lag) != {0}:
+        for lag, one in by_lag.items():
+            found = one.metrics()
+            metrics |= {f"mismatch/lag_{lag}/{name}": found[name] for name in _WEIGHTS}
+            metrics[f"mismatch/lag_{lag}/token_count"] = float(one.tokens)
+    return metrics
+
+
+def aligned(config: Config, log_probs: Tensor, batch: TrainingBatch, now: int) -> dict[str, float]:
+    """How far engine and actor are apart on the tokens that the engine sampled with these weights.
+
+    Tokens sampled by older weights differ for a good reason and are left out.
+
+    Raises:
+        AlignmentError: Further than ``alignment.max_mean_exp_abs_diff``.
+    """
+    same = torch.repeat_interleave(batch.weights_versions == now, batch.response_lengths)
+    if not same.any():
+        return {}
+    metrics = measure(log_probs, batch.engine_log_probs, same).metrics()
+    limit = config.alignment.max_mean_exp_abs_diff
+    if not metrics["mean_exp_abs_diff"] <= limit:
+        apart = torch.where(same, (log_probs - batch.engine_log_probs).abs(), -1.0)
+        worst = int(apart.nan_to_num(torch.inf).argmax())
+        raise AlignmentError(
+            f"mean exp|logp_actor - logp_engine| is {metrics['mean_exp_abs_diff']:.4f} over "
+            f"{int(same.sum())} tokens, above alignment.max_mean_exp_abs_diff={limit}; worst at "
+            f"response token {worst}: actor {float(log_probs[worst]):.4f}, engine "
+            f"{float(batch.engine_log_probs[worst]):.4f}. The engine runs other weights or "
+            "another precision than the actor, so training on its samples would be wrong."
+        )
+    return {f"alignment/{name}": value for name, value in metrics.items()}

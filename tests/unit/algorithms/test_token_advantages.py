@@ -1,0 +1,100 @@
+"""From groups to an advantage per token; a KL penalty lands in its place."""
+
+import math
+
+import pytest
+import torch
+
+from rlmath.algorithms.advantages import AdvantageSettings, get_advantage, token_advantages
+from rlmath.algorithms.kl_control import kl_in_reward
+from rlmath.batching.from_groups import advantage_rewards, training_batch
+from rlmath.types import GradedSample, Group, Problem, Sample
+
+REWARDS = torch.tensor([5.0, -5.0, -5.0, 5.0, 5.0], dtype=torch.float64)
+GROUPS = torch.tensor([0, 0, 0, 1, 1])
+LENGTHS = torch.tensor([2, 1, 3, 1, 2])
+MASK = torch.ones(9, dtype=torch.bool)
+
+
+def advantages(name, token_rewards=None, mask=MASK, **options):
+    settings = AdvantageSettings(name, **options)
+    return token_advantages(REWARDS, GROUPS, LENGTHS, mask, settings, token_rewards).double()
+
+
+def group(*rewards, cut_off=()):
+    problem = Problem("p", "?", (1, 2), ("2",))
+    samples = []
+    for index, given in enumerate(rewards):
+        total = None if given is None else sum(given.values())
+        reason = "length" if index in cut_off else "stop"
+        sample = Sample("p", index, (7,) * (index + 1), (-0.5,) * (index + 1), "", reason, 0, 0, 0)
+        samples.append(GradedSample(sample, total, None, "ungraded", rewards=given or {}))
+    return Group(problem, tuple(samples))
+
+
+def test_one_advantage_for_all_tokens_of_a_sequence():
+    expected = get_advantage("grpo")(REWARDS, GROUPS)
+    got = advantages("grpo")
+    assert torch.allclose(got, torch.repeat_interleave(expected, LENGTHS), atol=1e-6)
+
+
+def test_options_reach_their_estimator():
+    # Others' mean of the first sample is -5, so 10 instead of 20/3: 3/2 of it.
+    plain, left_out = advantages("grpo"), advantages("grpo", leave_one_out=True)
+    assert torch.allclose(left_out[:6], 1.5 * plain[:6], atol=1e-6)
+    one = get_advantage("pass_at_k")(REWARDS, GROUPS, k=2)
+    assert torch.allclose(
+        advantages("pass_at_k", pass_at_k=2), torch.repeat_interleave(one, LENGTHS), atol=1e-6
+    )
+    assert not torch.equal(advantages("pass_at_k", pass_at_k=1), advantages("pass_at_k"))
+
+
+def test_a_kl_penalty_by_hand():
+    """Costs 1, 2 and 3 nats on the last three-token sequence, weight 0.1."""
+    kl = torch.tensor([0.0, 0, 0, 1, 2, 3, 0, 0, 0], dtype=torch.float64)
+    penalty = kl_in_reward(kl, MASK, LENGTHS, 0.1)
+    assert penalty.tolist() == pytest.approx([0, 0, 0, -0.6, -0.5, -0.3, 0, 0, 0])
+    difference = advantages("dr_grpo", penalty) - advantages("dr_grpo")
+    assert difference.tolist() == pytest.approx(penalty.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_a_kl_penalty_is_whitened_with_the_reward(name):
+    mask = MASK.clone()
+    mask[4] = False
+    penalty = torch.linspace(-0.4, 0.4, 9, dtype=torch.float64)
+    baseline = [0.0] * 5 if name == "reinforce_pp" else [-5 / 3] * 3 + [5.0] * 2
+    raw = [
+        float(REWARDS[i]) - baseline[i] + float(penalty[t])
+        for t, i in enumerate([0, 0, 1, 2, 2, 2, 3, 4, 4])
+    ]
+    kept = [v for v, m in zip(raw, mask.tolist(), strict=True) if m]
+    mean = sum(kept) / 8
+    std = math.sqrt(sum((v - mean) ** 2 for v in kept) / 7)
+    expected = [
+        (v - mean) / (std + 1e-6) if m else 0.0 for v, m in zip(raw, mask.tolist(), strict=True)
+    ]
+    assert advantages(name, penalty, mask).tolist() == pytest.approx(expected, abs=1e-6)
+    # Without a penalty it is the estimator itself.
+    zero = torch.zeros(9, dtype=torch.float64)
+    assert torch.allclose(advantages(name, zero, mask)[mask], advantages(name, None, mask)[mask])
+
+
+def test_gdpo_reads_each_reward_on_its_own():
+    """1 + 0 and 0 + 1 add up to the same; on their own, with weights 3 and 1, they do not."""
+    both = group({"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 0.0}, None)
+    settings = AdvantageSettings("gdpo", reward_weights={"a": 3.0, "b": 1.0})
+    table = advantage_rewards(both.samples, settings)
+    assert table[:3].tolist() == [[1, 0], [0, 1], [0, 0]] and table[3].isnan().all()
+    batch = training_batch([both], settings)
+    first, second = float(batch.advantages[0]), float(batch.advantages[1])
+    assert first > second > float(batch.advantages[3])
+    assert batch.advantages[6:].tolist() == [0.0] * 4 and not batch.loss_mask[6:].any()
+    assert batch.rewards.tolist() == [1, 1, 0, 0]
+
+
+def test_truncated_responses_count_in_the_statistics_but_not_in_the_loss():
+    cut = group({"a": 1.0}, {"a": 0.0}, {"a": 0.0}, cut_off=(1,))
+    batch = training_batch([cut], AdvantageSettings("dr_grpo"), mask_truncated=True)
+    assert batch.loss_mask.tolist() == [True, False, False, True, True, True]
+    assert batch.advantages[0] == pytest.approx(2 / 3)

@@ -1,0 +1,60 @@
+"""Settings of the algorithm that would do nothing, or cannot work, are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlmath.config.check_algorithm import algorithm_problems
+from rlmath.config.load import load
+
+
+def problems(*overrides: str) -> list[str]:
+    settings = [f"algorithm.{text}" for text in overrides]
+    return list(algorithm_problems(load(["model.path=m", "runner.run_dir=r", *settings])))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["leave_one_out=true", "advantage=rloo"], ["leave_one_out=true", "advantage=grpo"]),
+        (["pass_at_k=2"], ["pass_at_k=2", "leave it at 4", "take advantage=pass_at_k"]),
+        (["advantage=pass_at_k", "pass_at_k=16"], ["only one set of 16", "at most 15", "of 17"]),
+        (["loss=dppo", "clip_low=0.1"], ["clip_low=0.1", "loss=ppo_clip or gspo"]),
+        (["loss=gspo", "dual_clip=3"], ["dual_clip=3.0", "take loss=ppo_clip"]),
+        (["sapo_tau_negative=2"], ["sapo_tau_negative=2.0", "take loss=sapo"]),
+        (["dppo_divergence=kl"], ["dppo_divergence=kl", "leave it at tv", "take loss=dppo"]),
+        (["correction.low=0.5"], ["correction.low=0.5", "kind=none has no such bound"]),
+        (["correction.kind=token_truncate", "correction.low=0.5"], ["low=0.5", "token_mask"]),
+        (
+            ["correction.kind=token_mask", "correction.low=3", "correction.high=2"],
+            ["low=3: is above correction.high=2"],
+        ),
+        (["correction.kind=auto", "correction.high=3"], ["kind=auto has no such bound"]),
+        (["correction.kind=auto", "old_log_probs=engine"], ["old_log_probs=recompute"]),
+        (["correction.veto_below=1e-4", "old_log_probs=engine"], ["correction.veto_below=0.0001"]),
+        (["group_size=1", "advantage=batch_std"], ["group_size=1: batch_std compares"]),
+    ],
+)
+def test_refused(overrides: list[str], expected: list[str]) -> None:
+    found = problems(*overrides)
+    assert len(found) == 1, found
+    for part in expected:
+        assert part in found[0]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["loss=cispo", "clip_low=1", "clip_high=4"],
+        ["loss=gspo", "clip_low=3e-4", "clip_high=4e-4"],
+        ["loss=sapo", "sapo_tau_negative=1.1"],
+        ["loss=dppo", "dppo_divergence=kl", "dppo_threshold=0.1"],
+        ["advantage=pass_at_k", "pass_at_k=8"],
+        ["advantage=reinforce_pp", "group_size=1"],
+        ["correction.kind=token_mask", "correction.low=0.25", "correction.veto_below=1e-4"],
+        ["correction.kind=seq_truncate", "correction.high=5"],
+        ["correction.off_policy_mask_kl=0.1", "old_log_probs=engine"],
+    ],
+)
+def test_allowed(overrides: list[str]) -> None:
+    assert problems(*overrides) == []

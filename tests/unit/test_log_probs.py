@@ -1,0 +1,125 @@
+"""What is measured and corrected before an update, from a batch with planted differences."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlmath.algorithm_settings import correction_settings, update_settings
+from rlmath.algorithms.correction import CorrectionSettings
+from rlmath.config.load import load
+from rlmath.config.schema import RunnerConfig
+from rlmath.log_probs import AlignmentError, aligned, corrected, mismatch_metrics, needs_first_pass
+from rlmath.monitor import open_monitor
+from rlmath.types import TrainingBatch
+
+GIVEN = ["model.path=m", "runner.run_dir=r"]
+
+
+def batch_of(differences: list[list[float]], versions: list[int]) -> TrainingBatch:
+    """Sequences whose actor's log-probs are -1 and whose engine's are lower by ``differences``."""
+    lengths = torch.tensor([len(row) for row in differences])
+    flat = torch.tensor([d for row in differences for d in row])
+    n, r = len(differences), flat.numel()
+    return TrainingBatch(
+        tokens=torch.zeros(2 * n + r, dtype=torch.int64),
+        prompt_lengths=torch.full((n,), 2),
+        response_lengths=lengths,
+        group_ids=torch.arange(n),
+        weights_versions=torch.tensor(versions),
+        rewards=torch.zeros(n),
+        engine_log_probs=-1.0 - flat,
+        advantages=torch.ones(r),
+        loss_mask=torch.ones(r, dtype=torch.bool),
+        old_log_probs=torch.full((r,), -1.0),
+    )
+
+
+def test_mismatch_by_lag() -> None:
+    batch = batch_of([[0.0, 0.0], [math.log(2.0)]], versions=[4, 3])
+    assert batch.old_log_probs is not None
+    found = mismatch_metrics(batch.old_log_probs, batch, now=4)
+    assert found["mismatch/mean_w"] == pytest.approx(4 / 3)
+    assert found["mismatch/effective_sample_size"] == pytest.approx(16 / 6 / 3)
+    assert found["mismatch/lag_0/mean_w"] == 1.0
+    assert found["mismatch/lag_1/mean_w"] == pytest.approx(2.0)
+    assert found["mismatch/lag_1/k3"] == pytest.approx(1.0 - math.log(2.0))
+    assert found["mismatch/lag_1/token_count"] == 1
+    fresh = dataclasses.replace(batch, weights_versions=torch.tensor([4, 4]))
+    assert not [k for k in mismatch_metrics(batch.old_log_probs, fresh, now=4) if "lag" in k]
+
+
+def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
+    config = load([*GIVEN, "alignment.max_mean_exp_abs_diff=1.05"])
+    batch = batch_of([[0.0, 0.0], [0.7]], versions=[4, 3])
+    assert batch.old_log_probs is not None
+    assert aligned(config, batch.old_log_probs, batch, 4)["alignment/max_abs_diff"] == 0.0
+    with pytest.raises(AlignmentError, match=r"2\.0138 over 1 tokens.*response token 2"):
+        aligned(config, batch.old_log_probs, batch, 3)
+    assert aligned(config, batch.old_log_probs, batch, 9) == {}
+
+
+def test_auto_writes_down_what_it_took_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = batch_of([[0.0, 0.0], [0.0]], versions=[0, 0])
+    apart = batch_of([[0.0, 0.0], [math.log(8.0)]], versions=[0, 0])
+    auto = CorrectionSettings("auto")
+    with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
+        untouched, figures = corrected(same, auto, monitor, 1)
+        assert untouched.corrections is None and figures["correction/kind"] == 0
+        masked, figures = corrected(apart, auto, monitor, 2)
+        again, _ = corrected(apart, auto, monitor, 3)
+    assert masked.corrections is not None and again.corrections is not None
+    assert masked.corrections.tolist() == [1.0, 1.0, 0.0]  # IcePop: 8 is above 5.
+    assert figures["correction/rejected_tokens"] == pytest.approx(1 / 3)
+    lines = [json.loads(x) for x in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+    assert [line["choice"] for line in lines] == ["none", "token_mask", "token_mask"]
+    assert "effective sample size" in lines[1]["reason"]
+    assert capsys.readouterr().out.count("takes token_mask") == 1
+
+
+def test_weights_of_a_minibatch_are_those_of_the_whole_batch() -> None:
+    batch = batch_of([[0.5, 0.1], [math.log(8.0)], [-0.2]], versions=[0, 0, 0])
+    settings = CorrectionSettings("seq_truncate", veto_below=1e-4)
+    found, _ = corrected(batch, settings, None, 1)  # type: ignore[arg-type]
+    assert found.corrections is not None
+    assert found.corrections.tolist() == pytest.approx([math.exp(0.6)] * 2 + [2.0, math.exp(-0.2)])
+    part = found.select([2, 0]).corrections
+    assert part is not None
+    assert part.tolist() == found.corrections[[3, 0, 1]].tolist()
+
+
+def test_every_number_of_the_losses_arrives() -> None:
+    config = load(
+        [
+            *GIVEN,
+            "algorithm.loss=dppo",
+            "algorithm.dppo_divergence=kl",
+            "algorithm.dppo_threshold=0.125",
+            "algorithm.sapo_tau_positive=2",
+            "algorithm.sapo_tau_negative=3",
+            "algorithm.correction.off_policy_mask_kl=0.5",
+        ]
+    )
+    objective = update_settings(config).objective
+    assert (objective.dppo_divergence, objective.dppo_limit) == ("kl", 0.125)
+    assert (objective.sapo_tau_positive, objective.sapo_tau_negative) == (2.0, 3.0)
+    assert objective.off_policy_mask_kl == 0.5
+
+
+def test_a_forward_pass_before_the_update_only_when_something_needs_it() -> None:
+    def needed(*overrides: str) -> bool:
+        return needs_first_pass(load([*GIVEN, *overrides]).algorithm)
+
+    one = "algorithm.minibatches_per_step=1"
+    assert needed() and not needed(one)
+    assert needed(one, "algorithm.correction.kind=auto")
+    assert needed(one, "algorithm.correction.veto_below=1e-4")
+    settings = load([*GIVEN, "algorithm.correction.kind=token_mask", "algorithm.correction.high=4"])
+    assert correction_settings(settings.algorithm).bounds("token_mask") == (0.5, 4.0)
