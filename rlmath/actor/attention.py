@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +83,52 @@ def length_classes(lengths: list[int], device: torch.device) -> list[LengthClass
     return classes
 
 
+# Autograd's own way back through an index is a sum over repeated rows, which a CPU does one by one.
+# Here no sum is needed: the padding's gradient is 0, because nothing real attends to it.
+
+
+class _ToRectangle(torch.autograd.Function):
+    """``[t, heads, dim]`` to ``[n, l, heads, dim]`` of one length class."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, one: LengthClass) -> Tensor:
+        ctx.length_class, ctx.num_tokens = one, packed.size(0)
+        return packed.index_select(0, one.rows.flatten()).unflatten(0, tuple(one.rows.shape))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        one: LengthClass = ctx.length_class
+        grad = grads[0].flatten(0, 1)
+        packed = grad.new_zeros(ctx.num_tokens, *grad.shape[1:])
+        return packed.index_copy_(0, one.places, grad.index_select(0, one.valid)), None
+
+
+class _FromRectangles(torch.autograd.Function):
+    """``[n, l, heads, dim]`` of each length class to ``[t, heads, dim]``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, num_tokens: int, classes: list[LengthClass], *rectangles: Tensor
+    ) -> Tensor:
+        ctx.classes = classes
+        first = rectangles[0]
+        packed = first.new_empty(num_tokens, *first.shape[2:])
+        for one, rectangle in zip(classes, rectangles, strict=True):
+            tokens = rectangle.flatten(0, 1).index_select(0, one.valid)
+            packed.index_copy_(0, one.places, tokens)
+        return packed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        rectangles = []
+        for one in ctx.classes:
+            flat = grad.new_zeros(one.rows.numel(), *grad.shape[1:])
+            flat.index_copy_(0, one.valid, grad.index_select(0, one.places))
+            rectangles.append(flat.unflatten(0, tuple(one.rows.shape)))
+        return None, None, *rectangles
+
+
 class PackedAttention(MegatronModule):
     """Causal attention of packed sequences on ``scaled_dot_product_attention``.
 
@@ -142,10 +189,9 @@ class PackedAttention(MegatronModule):
                 n = one.rows.size(0)
                 q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (query, key, value))
                 return self._attend(q, k, v).transpose(1, 2).flatten(0, 1)
-            q, k, v = (x[one.rows].transpose(1, 2) for x in (query, key, value))
-            pieces.append(self._attend(q, k, v).transpose(1, 2).flatten(0, 1)[one.valid])
-        back = torch.argsort(torch.cat([one.places for one in classes]))
-        return torch.cat(pieces)[back]
+            q, k, v = (_ToRectangle.apply(x, one).transpose(1, 2) for x in (query, key, value))
+            pieces.append(self._attend(q, k, v).transpose(1, 2))
+        return _FromRectangles.apply(query.size(0), classes, *pieces)  # type: ignore[return-value]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from typing import Any
@@ -47,6 +48,9 @@ class ActorWorker:
         address, port = meeting_place
         initialize(layout, platform, self.rank, address, port, seed)
         self.actor = MegatronActor(settings, layout, platform)
+        # What exists by now stays; the garbage collector need not walk through it again and again.
+        gc.collect()
+        gc.freeze()
         self.platform = platform
         self.connection: Any = None
 

@@ -156,12 +156,14 @@ def _patch_cuda_module() -> None:
     cuda.nvtx.range = nothing
 
     import megatron.core.tensor_parallel.random as megatron_random
+    import megatron.core.transformer.attention as megatron_attention
     import megatron.core.transformer.mlp as megatron_mlp
 
-    from rlmath.device.cpu_ops import swiglu
+    from rlmath.device.cpu_ops import PackedRotary, swiglu
 
     # Megatron's own is compiled for CUDA.
     megatron_mlp.bias_swiglu_impl = swiglu
+    megatron_attention.apply_rotary_pos_emb = PackedRotary(megatron_attention.apply_rotary_pos_emb)
 
     def get_state(*_: Any, **__: Any) -> torch.Tensor:
         return torch.get_rng_state()

@@ -28,7 +28,7 @@ CPU_BATCHED_TOKENS = 4096
 
 # After the first finished sample, how long to gather more before answering. Answers cost the
 # engine's process time that it would spend on tokens.
-GATHER_S = 0.02
+GATHER_S = 0.1
 
 
 @dataclass
@@ -226,6 +226,7 @@ class StepLoop:
             weight_transfer_config={"backend": spec.transport},  # type: ignore[arg-type]
             # What the actor can reproduce: the distribution that was sampled from.
             logprobs_mode="processed_logprobs",
+            ir_op_priority=_norms(on_cpu),
             disable_log_stats=True,
             seed=0,
         )
@@ -336,6 +337,14 @@ class StepLoop:
             seed=request.seed,
             engine=self._index,
         )
+
+
+def _norms(on_cpu: bool) -> Any:
+    if not on_cpu:
+        return {}
+    from rlmath.rollout.cpu_norms import PRIORITY
+
+    return PRIORITY
 
 
 def _plain(error: BaseException) -> BaseException:

@@ -1,4 +1,4 @@
-"""Entry point through which vLLM finds the backend that rlmath adds to its weight transfer.
+"""Entry point through which vLLM finds what rlmath adds to it: a weight transfer, CPU kernels.
 
 vLLM calls ``register`` in each of its processes, workers included, and perhaps more than once.
 """
@@ -9,11 +9,15 @@ SHARED_MEMORY = "shared_memory"
 
 
 def register() -> None:
-    """Add ``shared_memory`` to both of vLLM's factories; the modules load when first used."""
+    """Add ``shared_memory`` to both of vLLM's factories, and norms to its operators.
+
+    The transport's modules load when first used.
+    """
     from vllm.distributed.weight_transfer import (
         WeightTransferEngineFactory,
         WeightTransferTrainerFactory,
     )
+    from vllm.platforms import current_platform
 
     if SHARED_MEMORY not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
@@ -27,3 +31,5 @@ def register() -> None:
             "rlmath.weights.transports.shared_memory",
             "SharedMemoryTrainer",
         )
+    if current_platform.is_cpu():
+        import rlmath.rollout.cpu_norms  # noqa: F401

@@ -1,0 +1,93 @@
+"""What takes the place of Megatron's operators on a CPU gives what they give."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from rlmath.actor.parallel import Layout
+from rlmath.device import Platform
+from tests.distributed.rank_pool import RankPool
+
+SIZES = [5, 1, 9, 7, 2]
+
+
+def compare_rotary(layout: Layout, platform: Platform) -> list[float]:
+    from megatron.core import parallel_state
+    from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
+
+    from rlmath.device.cpu_ops import PackedRotary
+
+    ours = PackedRotary(apply_rotary_pos_emb)
+    group = parallel_state.get_context_parallel_group()
+    config = SimpleNamespace(
+        rotary_interleaved=False,
+        multi_latent_attention=False,
+        context_parallel_size=1,
+        apply_rope_fusion=False,
+    )
+    ends = torch.tensor([0, *SIZES]).cumsum(0)
+    differences = []
+    # The second set of angles and ends has to replace what is remembered of the first.
+    for longest, width, mscale in ((max(SIZES), 8, 1.0), (max(SIZES) + 3, 6, 1.3)):
+        angles = torch.rand(longest, 1, 1, width // 2, dtype=torch.float64)
+        freqs = torch.cat([angles, angles], -1)
+        ends = ends.clone()
+        for _ in range(2):
+            x = torch.randn(sum(SIZES), 3, 8, dtype=torch.float64)
+            grad = torch.randn_like(x)
+            results = []
+            for rotary in (ours, apply_rotary_pos_emb):
+                leaf = x.clone().requires_grad_()
+                out = rotary(leaf, freqs, config, ends, mscale, group)
+                out.backward(grad)
+                results.append((out.detach(), leaf.grad))
+            differences += [float((a - b).abs().max()) for a, b in zip(*results, strict=True)]
+    return differences
+
+
+def test_rotary_embeddings_of_packed_sequences(ranks: RankPool) -> None:
+    (differences,) = ranks.run(Layout(1, 1, 1), compare_rotary)
+    assert len(differences) == 8
+    assert max(differences) < 1e-14
+
+
+def compare_attention(layout: Layout, platform: Platform) -> list[float]:
+    from rlmath.actor.attention import PackedAttention, length_classes
+
+    attention = PackedAttention.__new__(PackedAttention)
+    torch.nn.Module.__init__(attention)
+    attention.softmax_scale = 0.4
+    cpu = torch.device("cpu")
+    differences = []
+    for sizes in (SIZES, [4, 4, 4]):
+        total = sum(sizes)
+        shapes = ((total, 4, 8), (total, 2, 8), (total, 2, 8))
+        inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+        grad = torch.randn(shapes[0], dtype=torch.float64)
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = attention._rectangles(*leaves, length_classes(sizes, cpu))
+        out.backward(grad)
+        # The reference: one sequence after the other, softmax written out.
+        plain = [x.clone().requires_grad_() for x in inputs]
+        rows = []
+        for q, k, v in zip(*(x.split(sizes) for x in plain), strict=True):
+            k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+            scores = torch.einsum("qhd,khd->hqk", q, k) * attention.softmax_scale
+            above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            weights = scores.masked_fill(above, -torch.inf).softmax(-1)
+            rows.append(torch.einsum("hqk,khd->qhd", weights, v))
+        expected = torch.cat(rows)
+        expected.backward(grad)
+        differences.append(float((out - expected).detach().abs().max()))
+        differences += [
+            float((a.grad - b.grad).abs().max()) for a, b in zip(leaves, plain, strict=True)
+        ]
+    return differences
+
+
+def test_attention_of_packed_sequences(ranks: RankPool) -> None:
+    (differences,) = ranks.run(Layout(1, 1, 1), compare_attention)
+    assert len(differences) == 8
+    assert max(differences) < 1e-12
