@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from rlmath.actor.actor import UpdateSettings
+from rlmath.actor.actor import ReferenceSettings, UpdateSettings
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.correction import CorrectionSettings
+from rlmath.algorithms.kl_control import reference_weight
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.config.schema import AlgorithmConfig, Config
+from rlmath.config.schema_algorithm import KlPlace
 from rlmath.rewards.mix import RewardMix
 
 
@@ -32,8 +34,29 @@ def correction_settings(algorithm: AlgorithmConfig) -> CorrectionSettings:
     )
 
 
-def update_settings(config: Config) -> UpdateSettings:
-    """How a batch becomes optimizer steps."""
+def reference_settings(config: Config) -> ReferenceSettings:
+    """The reference model; none is held while the KL term has no weight."""
+    algorithm = config.algorithm
+    return ReferenceSettings(algorithm.reference.kind.value if algorithm.kl_coef > 0 else "none")
+
+
+def reference_share(algorithm: AlgorithmConfig, step: int) -> float:
+    """Share of the policy that the reference takes over after a step; 0: it stays as it is."""
+    reference = algorithm.reference
+    if algorithm.kl_coef == 0:
+        return 0.0
+    return reference_weight(
+        reference.kind.value, step, every=reference.every, decay=reference.decay
+    )
+
+
+def update_settings(config: Config, kl_coef: float, entropy_coef: float) -> UpdateSettings:
+    """How a batch becomes optimizer steps.
+
+    Args:
+        kl_coef: Of this step; a KL in the reward is in the advantages already.
+        entropy_coef: Of this step.
+    """
     algorithm = config.algorithm
     return UpdateSettings(
         objective=ObjectiveSettings(
@@ -41,9 +64,9 @@ def update_settings(config: Config) -> UpdateSettings:
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             dual_clip=algorithm.dual_clip,
-            kl_coef=algorithm.kl_coef,
+            kl_coef=kl_coef if algorithm.kl_in is KlPlace.loss else 0.0,
             kl_estimator=algorithm.kl_estimator,
-            entropy_coef=algorithm.entropy_coef,
+            entropy_coef=entropy_coef,
             ratio_threshold=algorithm.early_stop_ratio or 5.0,
             sapo_tau_positive=algorithm.sapo_tau_positive,
             sapo_tau_negative=algorithm.sapo_tau_negative,

@@ -7,18 +7,25 @@ follows from these for each token: a correction's weight, a place in the loss, a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlmath.algorithm_settings import correction_settings
+from rlmath.algorithms.advantages import AdvantageSettings, token_advantages
 from rlmath.algorithms.correction import CorrectionSettings, choose, correct
+from rlmath.algorithms.entropy import top_entropy_mask
+from rlmath.algorithms.kl import kl_estimate
+from rlmath.algorithms.kl_control import kl_in_reward
 from rlmath.algorithms.mismatch import Mismatch, measure, measure_by_lag
+from rlmath.batching.from_groups import advantage_rewards
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
-from rlmath.config.schema_algorithm import CorrectionKind
+from rlmath.config.schema_algorithm import CorrectionKind, KlPlace
 from rlmath.monitor import Monitor
 from rlmath.session import Session
-from rlmath.types import TrainingBatch
+from rlmath.types import Group, TrainingBatch
 
 # Of a Mismatch's figures, those that say how much importance weights would do.
 _WEIGHTS = ("mean_w", "p99_w", "k3", "effective_sample_size")
@@ -28,36 +35,84 @@ class AlignmentError(RuntimeError):
     """Engine and actor disagree on the log-probs of the same tokens under the same weights."""
 
 
-def with_log_probs(
-    session: Session, batch: TrainingBatch, monitor: Monitor, step: int
-) -> tuple[TrainingBatch, dict[str, float]]:
-    """The batch with old and reference log-probs, as far as the algorithm needs them.
+@dataclass(frozen=True)
+class Prepared:
+    """A batch with what the update needs to know.
+
+    Attributes:
+        batch: With old and reference log-probs, as far as the algorithm needs them.
+        metrics: What was measured on the way.
+        entropy: Mean entropy of the tokens of the loss, in nats, where it was taken.
+        kl_rewards: ``[R]`` what the KL takes from each token's return, before its weight: for a KL
+            in the reward.
+    """
+
+    batch: TrainingBatch
+    metrics: dict[str, float]
+    entropy: float | None = None
+    kl_rewards: Tensor | None = None
+
+
+def with_log_probs(session: Session, batch: TrainingBatch, monitor: Monitor, step: int) -> Prepared:
+    """Log-probs of the old policy and the reference, and what follows from them.
 
     With a single minibatch and nothing that needs them earlier the log-probs come with the update
     (the policy that is updated is the one that sampled), which saves a forward pass.
     """
-    config, actor = session.config, session.actor
-    algorithm = config.algorithm
+    actor, algorithm = session.actor, session.config.algorithm
     metrics: dict[str, float] = {}
-    if algorithm.old_log_probs is OldLogProbs.engine:
-        batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
-    elif needs_first_pass(algorithm):
-        old, _ = actor.log_probs(batch)
+    mean_entropy = None
+    old = entropy = reference = kl_rewards = None
+    if needs_first_pass(algorithm):
+        old, entropy = actor.log_probs(batch)
         metrics |= compared(session, old, batch)
-        batch = dataclasses.replace(batch, old_log_probs=old)
-        batch, more = corrected(batch, correction_settings(algorithm), monitor, step)
-        metrics |= more
+        mean_entropy = float(entropy[batch.loss_mask].mean())
+    if algorithm.old_log_probs is OldLogProbs.engine:
+        old = batch.engine_log_probs
     if algorithm.kl_coef > 0:
         reference, _ = actor.log_probs(batch, reference=True)
-        batch = dataclasses.replace(batch, ref_log_probs=reference)
-    return batch, metrics
+    batch = dataclasses.replace(batch, old_log_probs=old, ref_log_probs=reference)
+    if algorithm.kl_in is KlPlace.reward:
+        assert old is not None and reference is not None
+        kl_rewards = kl_in_reward(
+            kl_estimate("k1", old, reference, old), batch.loss_mask, batch.response_lengths, 1.0
+        )
+    # Sequences' weights come from all their tokens, so before single tokens are masked.
+    batch, more = corrected(batch, correction_settings(algorithm), monitor, step)
+    if algorithm.entropy_top_share < 1:
+        assert entropy is not None
+        mask = top_entropy_mask(entropy, batch.loss_mask, algorithm.entropy_top_share)
+        batch = dataclasses.replace(batch, loss_mask=mask)
+    return Prepared(batch, metrics | more, mean_entropy, kl_rewards)
+
+
+def with_kl_rewards(
+    prepared: Prepared, groups: Sequence[Group], advantage: AdvantageSettings, kl_coef: float
+) -> TrainingBatch:
+    """The batch with a KL in the reward, if it belongs there, in the advantages of its tokens."""
+    batch = prepared.batch
+    if prepared.kl_rewards is None:
+        return batch
+    samples = [sample for group in groups for sample in group.samples]
+    advantages = token_advantages(
+        advantage_rewards(samples, advantage),
+        batch.group_ids,
+        batch.response_lengths,
+        batch.loss_mask,
+        advantage,
+        kl_coef * prepared.kl_rewards,
+    )
+    return dataclasses.replace(batch, advantages=advantages)
 
 
 def needs_first_pass(algorithm: AlgorithmConfig) -> bool:
     """Whether the actor's log-probs have to be known before the first update."""
     correction = algorithm.correction
     corrects = correction.kind is not CorrectionKind.none or correction.veto_below is not None
-    return algorithm.minibatches_per_step > 1 or corrects
+    needs_entropy = algorithm.entropy_target is not None or algorithm.entropy_top_share < 1
+    recomputes = algorithm.old_log_probs is OldLogProbs.recompute
+    earlier = algorithm.minibatches_per_step > 1 or algorithm.kl_in is KlPlace.reward
+    return corrects or needs_entropy or (recomputes and earlier)
 
 
 def corrected(

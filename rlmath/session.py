@@ -16,6 +16,7 @@ from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout as ActorLayout
+from rlmath.algorithm_settings import reference_settings
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.config.arithmetic import Layout, resolve_layout
@@ -265,5 +266,5 @@ def actor_settings(
         temperature=temperature,
         max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
         max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
-        keep_reference=config.algorithm.kl_coef > 0,
+        reference=reference_settings(config),
     )

@@ -7,17 +7,19 @@ One step, top to bottom, is :func:`train_step`. The names of its phases are thos
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
-from rlmath.algorithm_settings import advantage_settings, update_settings
+from rlmath.algorithm_settings import advantage_settings, reference_share, update_settings
 from rlmath.batching.from_groups import training_batch
 from rlmath.checkpoint import Checkpoint, CheckpointStore
+from rlmath.coefficients import Coefficients
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import ProblemStream, load_problems, load_tokenizer
 from rlmath.evaluate import evaluate
-from rlmath.log_probs import compared, with_log_probs
+from rlmath.log_probs import compared, needs_first_pass, with_kl_rewards, with_log_probs
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.rollout.refit import refit
 from rlmath.rollout.requests import requests_for
@@ -25,6 +27,13 @@ from rlmath.session import Session, open_session, with_model_folder
 from rlmath.summary import check_export, summarize
 from rlmath.train_metrics import batch_metrics, rollout_metrics, update_metrics
 from rlmath.types import Problem, TrainingBatch
+
+
+class HasState(Protocol):
+    """A part of the driver whose state is in checkpoints; of plain JSON values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def run(config: Config) -> int:
@@ -42,6 +51,8 @@ def run(config: Config) -> int:
         )
         print("held-out problems:", report.describe(config.data.max_prompt_tokens), flush=True)
     stream = ProblemStream(problems, seed=config.data.seed, shuffle=config.data.shuffle)
+    coefficients = Coefficients(config.algorithm)
+    states: dict[str, HasState] = {"stream": stream, "coefficients": coefficients}
     store = CheckpointStore(run_dir / "checkpoints", keep=config.runner.keep_checkpoints)
     checkpoint = store.resume(config.runner.resume)
     done = 0 if checkpoint is None else checkpoint.step
@@ -56,19 +67,19 @@ def run(config: Config) -> int:
         open_monitor(run_dir, config.runner, steps, done if checkpoint else None) as monitor,
     ):
         if checkpoint is not None:
-            restore(checkpoint, session, stream)
+            restore(checkpoint, session, states)
         monitor.begin_step()
         batch: TrainingBatch | None = None
         if held_out and config.eval.every and done == 0:
             monitor.log_step(0, evaluate(session, held_out, monitor, step=0))
         for step in range(done + 1, steps + 1):
-            metrics, batch = train_step(session, stream, monitor, step)
+            metrics, batch = train_step(session, stream, coefficients, monitor, step)
             if held_out and config.eval.every and (step % config.eval.every == 0 or step == steps):
                 metrics |= evaluate(session, held_out, monitor, step)
             due = config.runner.save_every and step % config.runner.save_every == 0
             if due or step == steps:
                 with monitor.phase("save"):
-                    save_checkpoint(store, session, stream, step, metrics)
+                    save_checkpoint(store, session, states, step, metrics)
             monitor.log_step(step, metrics)
         session.actor.save_hf(run_dir / "hf")
         checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
@@ -77,7 +88,11 @@ def run(config: Config) -> int:
 
 
 def train_step(
-    session: Session, stream: ProblemStream[Problem], monitor: Monitor, step: int
+    session: Session,
+    stream: ProblemStream[Problem],
+    coefficients: Coefficients,
+    monitor: Monitor,
+    step: int,
 ) -> tuple[dict[str, float], TrainingBatch]:
     """One rollout and the optimizer steps from it.
 
@@ -110,18 +125,28 @@ def train_step(
         batch = training_batch(groups, advantage, mask_truncated=algorithm.mask_truncated)
         metrics = rollout_metrics(groups) | batch_metrics(batch) | sampling.rewards.metrics()
     with monitor.phase("log_probs"):
-        batch, alignment = with_log_probs(session, batch, monitor, step)
+        prepared = with_log_probs(session, batch, monitor, step)
+        batch = with_kl_rewards(prepared, groups, advantage, coefficients.kl_coef)
+        metrics |= prepared.metrics
+        settings = update_settings(
+            config, coefficients.kl_coef, coefficients.entropy_coef_at(prepared.entropy)
+        )
     with monitor.phase("update"):
-        result, first = actor.update(batch, update_settings(config), seed=config.runner.seed + step)
-        if first is not None:  # One minibatch: what the policy gave before its update.
-            alignment |= compared(session, first[0], batch)
+        result, first = actor.update(batch, settings, seed=config.runner.seed + step)
+        if first is not None and not needs_first_pass(algorithm):
+            metrics |= compared(session, first[0], batch)
+        metrics |= update_metrics(result) | coefficients.metrics(settings)
+        coefficients.see_kl(metrics.get("train/kl"), samples=len(batch))
+        share = reference_share(algorithm, step)
+        if share:
+            actor.renew_reference(share, algorithm.reference.reset_optimizer)
     with monitor.phase("refit"):
         refit(actor, pool, version=step)
     monitor.log_samples(step, groups)
     monitor.count_tokens(batch.tokens.numel())
     for index, reason in result.early_stopped.items():
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
-    return metrics | alignment | update_metrics(result), batch
+    return metrics, batch
 
 
 def distinct(problems: Sequence[Problem]) -> list[Problem]:
@@ -138,7 +163,7 @@ def distinct(problems: Sequence[Problem]) -> list[Problem]:
 def save_checkpoint(
     store: CheckpointStore,
     session: Session,
-    stream: ProblemStream[Problem],
+    states: Mapping[str, HasState],
     step: int,
     metrics: dict[str, float],
 ) -> None:
@@ -146,15 +171,17 @@ def save_checkpoint(
     folder = store.begin(step)
     try:
         session.actor.save_checkpoint(folder)
-        store.commit(step, {"stream": stream.state_dict(), "weights_version": step}, metrics)
+        own = {name: part.state_dict() for name, part in states.items()}
+        store.commit(step, own | {"weights_version": step}, metrics)
     except BaseException:
         store.abandon(step)
         raise
 
 
-def restore(checkpoint: Checkpoint, session: Session, stream: ProblemStream[Problem]) -> None:
-    """Bring actor, data and engines to where a checkpoint was made."""
+def restore(checkpoint: Checkpoint, session: Session, states: Mapping[str, HasState]) -> None:
+    """Bring actor, driver and engines to where a checkpoint was made."""
     session.actor.load_checkpoint(checkpoint.path)
-    stream.load_state_dict(checkpoint.driver_state["stream"])
+    for name, part in states.items():
+        part.load_state_dict(checkpoint.driver_state.get(name, {}))
     refit(session.actor, session.sampling.pool, checkpoint.driver_state["weights_version"])
     print(f"resumed after step {checkpoint.step} from {checkpoint.path}", flush=True)

@@ -32,10 +32,28 @@ from rlmath.algorithms.losses import LossInputs, LossOutput, metric_means
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching import assign, minibatches
+from rlmath.checkpoint.optimizer_state import clear_optimizer_state
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ReferenceSettings:
+    """The reference model of a KL term.
+
+    Attributes:
+        kind: ``none``; ``frozen``: the weights to begin with; ``averaged`` and ``reset``: renewed
+            by ``MegatronActor.renew_reference``.
+    """
+
+    kind: str = "none"
+
+    @property
+    def renewed(self) -> bool:
+        """Whether it changes in the course of a run."""
+        return self.kind in ("averaged", "reset")
 
 
 @dataclass(frozen=True)
@@ -49,7 +67,7 @@ class ActorSettings:
         temperature: Of sampling; log-probs are taken at it.
         max_tokens_per_microbatch: Token budget of a micro-batch.
         max_sequence_length: Longest prompt and response together, in tokens.
-        keep_reference: Keep the weights to begin with, in host memory, as the reference model.
+        reference: Whether to keep a reference model, in host memory.
     """
 
     model_path: str
@@ -58,7 +76,7 @@ class ActorSettings:
     temperature: float
     max_tokens_per_microbatch: int
     max_sequence_length: int
-    keep_reference: bool = False
+    reference: ReferenceSettings = field(default_factory=ReferenceSettings)
 
 
 @dataclass(frozen=True)
@@ -129,8 +147,12 @@ class MegatronActor:
         )
         load_from_hf([self.module], settings.model_path, self.shape, self.parallel)
         self.reference: list[Tensor] | None = None
-        if settings.keep_reference:
-            self.reference = [p.detach().cpu().clone() for p in self.module.parameters()]
+        if settings.reference.kind != "none":
+            # An average in bfloat16 would lose each step's small share.
+            dtype = torch.float32 if settings.reference.kind == "averaged" else None
+            self.reference = [
+                p.detach().to("cpu", dtype, copy=True) for p in self.module.parameters()
+            ]
         if settings.optimizer is None:
             self.model = self.module.eval().requires_grad_(False)
             return
@@ -167,7 +189,7 @@ class MegatronActor:
     def _reference_weights(self) -> Iterator[None]:
         """Run the model with the reference's weights for a while. The optimizer never sees them."""
         if self.reference is None:
-            raise ValueError("there is no reference model: ActorSettings.keep_reference is false")
+            raise ValueError("there is no reference model: ActorSettings.reference is none")
         parameters = list(self.module.parameters())
         own = [p.detach().clone() for p in parameters]
         try:
@@ -177,6 +199,20 @@ class MegatronActor:
         finally:
             for parameter, value in zip(parameters, own, strict=True):
                 parameter.data.copy_(value)
+
+    @torch.no_grad()
+    def renew_reference(self, share: float, clear_optimizer: bool = False) -> None:
+        """Set the reference to ``(1 - share) reference + share policy``.
+
+        Args:
+            share: See :func:`rlmath.algorithms.kl_control.reference_weight`.
+            clear_optimizer: Begin Adam's moments anew as well.
+        """
+        assert self.reference is not None
+        for mine, parameter in zip(self.reference, self.module.parameters(), strict=True):
+            mine.lerp_(parameter.detach().to("cpu", mine.dtype), share)
+        if clear_optimizer:
+            clear_optimizer_state(self.optimizer)
 
     # -- update ---------------------------------------------------------------------------------
 

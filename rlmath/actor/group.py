@@ -113,6 +113,10 @@ class ActorGroup:
             values = _assemble([result.values for result in results], batch)
         return dataclasses.replace(results[0], values=None), values
 
+    def renew_reference(self, share: float, clear_optimizer: bool) -> None:
+        """Let the reference model go a share of the way to the policy; see ``MegatronActor``."""
+        self._all("renew_reference", share, clear_optimizer)
+
     def connect_engines(self, plan: TransportPlan) -> None:
         """Meet the engines, which must be ready."""
         self._all("connect_engines", plan)

@@ -62,6 +62,10 @@ class ActorWorker:
         """See :meth:`rlmath.actor.actor.MegatronActor.update`."""
         return self.actor.update(batch, settings, seed)
 
+    def renew_reference(self, share: float, clear_optimizer: bool) -> None:
+        """See :meth:`rlmath.actor.actor.MegatronActor.renew_reference`."""
+        self.actor.renew_reference(share, clear_optimizer)
+
     def connect_engines(self, plan: Any) -> None:
         """Meet the engines. Collective."""
         from rlmath.weights.gather import BucketGatherer

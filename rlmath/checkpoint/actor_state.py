@@ -25,6 +25,11 @@ from rlmath.checkpoint.optimizer_state import (
     sharding,
 )
 from rlmath.checkpoint.random_streams import load_streams, save_streams
+from rlmath.checkpoint.reference_state import (
+    has_own_reference,
+    load_reference,
+    sharded_reference,
+)
 from rlmath.checkpoint.space import disk_full
 from rlmath.checkpoint.tensor_index import check_index
 from rlmath.checkpoint.writer import (
@@ -201,6 +206,8 @@ def load_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") ->
         if _is_trained(actor):
             load_optimizer_state(actor.optimizer, state["optimizer"])
             load_schedule_state(actor.scheduler, state["scheduler"])
+        if has_own_reference(actor):
+            load_reference(actor, state["reference"])
         if saved["layout"] == dataclasses.asdict(actor.layout):
             load_streams(target, dist.get_rank())
         else:
@@ -227,6 +234,8 @@ def _sharded_state(actor: MegatronActor, loading: bool) -> dict[str, Any]:
     if _is_trained(actor):
         state["optimizer"] = sharded_optimizer_state(actor.optimizer, model, loading)
         state["scheduler"] = actor.scheduler.state_dict()
+    if has_own_reference(actor):
+        state["reference"] = sharded_reference(actor)
     return state
 
 
@@ -271,6 +280,7 @@ def _about(actor: MegatronActor) -> dict[str, Any]:
         "optimizer": None
         if optimizer is None
         else ("distributed" if optimizer.distributed else "plain"),
+        "reference": actor.settings.reference.kind if has_own_reference(actor) else "frozen",
         "layout": dataclasses.asdict(actor.layout),
     }
 
@@ -290,6 +300,7 @@ def _check_same(actor: MegatronActor, saved: dict[str, Any], target: Path) -> No
         ("shape", "model.path"),
         ("dtype", "model.dtype"),
         ("optimizer", "actor.distributed_optimizer"),
+        ("reference", "algorithm.reference.kind"),
     ):
         if own[key] == saved[key]:
             continue

@@ -97,6 +97,19 @@ def _take_steps(inner: Any) -> dict[torch.Tensor, float]:
     }
 
 
+def clear_optimizer_state(optimizer: Any) -> None:
+    """Adam's moments and step as before its first step; parameters and schedule stay."""
+    for part in _parts(optimizer):
+        inner = part.optimizer
+        for group in inner.param_groups:
+            if "step" in group:  # Where fused Adams keep it.
+                group["step"] = 0
+        for state in inner.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+
+
 def load_schedule_state(scheduler: Any, state: dict[str, Any]) -> None:
     """Go on at the saved place of the schedule that the settings of this run describe."""
     scheduler.num_steps = int(state["num_steps"])

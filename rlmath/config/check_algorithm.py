@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
-from rlmath.config.schema_algorithm import CorrectionKind
+from rlmath.config.schema_algorithm import CorrectionKind, KlPlace, ReferenceKind
 from rlmath.config.settings import by_key, value_text
 
 # Advantages that compare the samples of a problem with each other.
@@ -32,7 +32,18 @@ _READ_BY = (
     _ReadBy(("dual_clip",), "loss", ("ppo_clip",)),
     _ReadBy(("sapo_tau_positive", "sapo_tau_negative"), "loss", ("sapo",)),
     _ReadBy(("dppo_divergence", "dppo_threshold"), "loss", ("dppo",)),
+    _ReadBy(("reference.every",), "reference.kind", (ReferenceKind.averaged, ReferenceKind.reset)),
+    _ReadBy(("reference.decay",), "reference.kind", (ReferenceKind.averaged,)),
+    _ReadBy(("reference.reset_optimizer",), "reference.kind", (ReferenceKind.reset,)),
 )
+# Settings that do nothing at the default of another one: (they, that one, what it should be).
+_NEED = (
+    (("kl_in", "kl_target", "reference.kind"), "kl_coef", "more than 0"),
+    (("kl_horizon_samples",), "kl_target", "a number"),
+    (("entropy_coef_step", "entropy_coef_max"), "entropy_target", "a number"),
+)
+# Losses whose ratio is that of a whole sequence.
+_OF_SEQUENCES = ("gspo", "gspo_token", "gmpo")
 _CORRECTIONS = {
     "low": ("token_mask", "seq_mask_geometric", "seq_mask_sum"),
     "high": (
@@ -56,6 +67,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
             f"{1 + algorithm.clip_high:g}; 3 is usual, null turns it off"
         )
     yield from _correction(algorithm)
+    yield from _kl_and_entropy(algorithm)
 
 
 def _unread(algorithm: AlgorithmConfig) -> Iterator[str]:
@@ -71,6 +83,16 @@ def _unread(algorithm: AlgorithmConfig) -> Iterator[str]:
                     f"algorithm.{key}={value_text(value)}: algorithm.{rule.chooser}="
                     f"{value_text(chosen)} does not read it; leave it at {value_text(default)}, or "
                     f"take {rule.chooser}={' or '.join(value_text(c) for c in rule.choices)}"
+                )
+    for keys, other, needed in _NEED:
+        value, default = _value(algorithm, other), by_key()[f"algorithm.{other}"].default
+        for key in keys if value == default else ():
+            own, own_default = _value(algorithm, key), by_key()[f"algorithm.{key}"].default
+            if own != own_default:
+                yield (
+                    f"algorithm.{key}={value_text(own)}: does nothing while algorithm.{other}="
+                    f"{value_text(value)}; make that {needed}, or leave this at "
+                    f"{value_text(own_default)}"
                 )
 
 
@@ -122,4 +144,27 @@ def _correction(algorithm: AlgorithmConfig) -> Iterator[str]:
             "old_log_probs=engine the loss's own ratio is already that of actor to engine, and the "
             "actor's log-probs before the update are not known; take old_log_probs=recompute, or "
             "correction.kind=none and veto_below=null"
+        )
+
+
+def _kl_and_entropy(algorithm: AlgorithmConfig) -> Iterator[str]:
+    if algorithm.kl_in is KlPlace.reward and algorithm.kl_estimator != "k1":
+        yield (
+            f"algorithm.kl_estimator={algorithm.kl_estimator}: with kl_in=reward the KL is a cost "
+            "without gradient, and only k1 makes its policy gradient that of the KL; take "
+            "kl_estimator=k1"
+        )
+    if algorithm.entropy_target is not None and not (
+        0 <= algorithm.entropy_coef <= algorithm.entropy_coef_max
+    ):
+        yield (
+            f"algorithm.entropy_coef={algorithm.entropy_coef:g}: is where the way to "
+            f"entropy_target begins, so it has to be from 0 to entropy_coef_max="
+            f"{algorithm.entropy_coef_max:g}"
+        )
+    if algorithm.entropy_top_share < 1 and algorithm.loss in _OF_SEQUENCES:
+        yield (
+            f"algorithm.entropy_top_share={algorithm.entropy_top_share:g}: {algorithm.loss} takes "
+            "the ratio of a whole sequence, which a mask of single tokens would make that of "
+            "another one; take 1, or a loss of tokens such as ppo_clip"
         )

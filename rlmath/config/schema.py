@@ -12,7 +12,12 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from rlmath.config.schema_algorithm import CorrectionConfig, DppoDivergence
+from rlmath.config.schema_algorithm import (
+    CorrectionConfig,
+    DppoDivergence,
+    KlPlace,
+    ReferenceConfig,
+)
 
 
 class Device(Enum):
@@ -153,8 +158,23 @@ class AlgorithmConfig:
     kl_coef: float = 0.0
     # Estimator of that KL: k1, k2, k3 or k3_unbiased.
     kl_estimator: str = "k3"
-    # Weight of the entropy bonus.
+    # Where the KL stands: a term of the loss, or a cost of each token in the reward (with k1).
+    kl_in: KlPlace = KlPlace.loss
+    # Mean KL per token that kl_coef is steered to, in nats; null: kl_coef stays as it is.
+    kl_target: float | None = None
+    # Samples over which an error of 20 % from kl_target changes kl_coef by 20 %.
+    kl_horizon_samples: int = 10000
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    # Weight of the entropy bonus; negative: entropy is pushed down.
     entropy_coef: float = 0.0
+    # Entropy that entropy_coef is steered to, in nats per token; null: it stays as it is.
+    entropy_target: float | None = None
+    # How much a step changes entropy_coef on the way to entropy_target.
+    entropy_coef_step: float = 0.005
+    # Largest entropy_coef on the way to entropy_target.
+    entropy_coef_max: float = 0.1
+    # Share of the step's tokens that are trained on, those of highest entropy; 1: all.
+    entropy_top_share: float = 1.0
     # A minibatch whose mean importance ratio passes this is discarded whole; null: only when it
     # is not finite.
     early_stop_ratio: float | None = 5.0

@@ -21,6 +21,30 @@ class DppoDivergence(Enum):
     kl = "kl"
 
 
+class KlPlace(Enum):
+    loss = "loss"
+    reward = "reward"
+
+
+class ReferenceKind(Enum):
+    frozen = "frozen"
+    averaged = "averaged"
+    reset = "reset"
+
+
+@dataclass
+class ReferenceConfig:
+    # The model that the KL term holds the policy to: the one that the run began with (frozen), a
+    # running average of the policy (averaged), or the policy of some steps ago (reset).
+    kind: ReferenceKind = ReferenceKind.frozen
+    # Steps between two changes of an averaged or reset reference.
+    every: int = 1
+    # Share of itself that an averaged reference keeps at each change.
+    decay: float = 0.99
+    # When the reference is reset, begin Adam's moments anew as well (ProRL).
+    reset_optimizer: bool = False
+
+
 @dataclass
 class CorrectionConfig:
     # Correction for an engine that samples from another distribution than the actor has, by

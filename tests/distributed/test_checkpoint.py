@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlmath.actor.actor import MegatronActor, TokenValues
+from rlmath.actor.actor import MegatronActor, ReferenceSettings, TokenValues
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout
 from rlmath.checkpoint import CheckpointStore
@@ -285,6 +285,54 @@ def test_a_model_without_optimizer_is_saved_beside_the_actor(
     for one, other in zip(saved, loaded, strict=True):
         for name, weight in one.items():
             assert torch.equal(weight, other[name]), name
+
+
+def run_renewed_reference(
+    layout: Layout, platform: Platform, model: str, kind: str, folder: str, save: bool
+) -> tuple[TokenValues | None, TokenValues | None]:
+    """Log-probs under a reference that training has changed, and under the policy."""
+    actor = build(layout, platform, model, reference=ReferenceSettings(kind))
+    batch = with_log_probs(make_batch())
+    if save:
+        before = actor.log_probs(batch, reference=True)
+        for step in range(2):
+            actor.update(batch, UPDATE, seed=step)
+        actor.renew_reference(1.0 if kind == "reset" else 0.25, clear_optimizer=kind == "reset")
+        if kind == "reset":
+            moments = [s for s in actor.optimizer.optimizer.state.values() if s["exp_avg"].any()]
+            assert not moments
+        renewed = actor.log_probs(batch, reference=True)
+        if before is not None and renewed is not None:
+            assert not torch.equal(before.log_probs, renewed.log_probs)
+        save_actor(actor, folder)
+    else:
+        load_actor(actor, folder)
+    return actor.log_probs(batch, reference=True), actor.log_probs(batch)
+
+
+@pytest.mark.parametrize(("kind", "other"), [("averaged", PP2), ("reset", TP2)])
+def test_a_reference_that_has_changed_is_in_the_checkpoint(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    tmp_path: Path,
+    kind: str,
+    other: Layout,
+) -> None:
+    saved: list[Any] = []
+
+    def run(partial: str) -> None:
+        saved[:] = ranks.run(TP2, run_renewed_reference, tiny_model, kind, partial, True)
+
+    folder, batch = commit(tmp_path, run), make_batch()
+    loaded = ranks.run(other, run_renewed_reference, tiny_model, kind, folder, False)
+    one = gather(batch, [reference for reference, _ in saved]).log_probs
+    again = gather(batch, [reference for reference, _ in loaded]).log_probs
+    policy = gather(batch, [policy for _, policy in loaded]).log_probs
+    torch.testing.assert_close(one, again, atol=1e-5, rtol=0)
+    # A reset reference is the policy; an average is on the way to it.
+    assert torch.equal(again, policy) is (kind == "reset")
+    with pytest.raises(RuntimeError, match=f"reference {kind}.*algorithm.reference.kind"):
+        ranks.run(Layout(1, 1, 1), run_load, tiny_model, {}, folder, 0)
 
 
 def run_load_with(

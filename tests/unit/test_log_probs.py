@@ -107,7 +107,7 @@ def test_every_number_of_the_losses_arrives() -> None:
             "algorithm.correction.off_policy_mask_kl=0.5",
         ]
     )
-    objective = update_settings(config).objective
+    objective = update_settings(config, kl_coef=0.0, entropy_coef=0.0).objective
     assert (objective.dppo_divergence, objective.dppo_limit) == ("kl", 0.125)
     assert (objective.sapo_tau_positive, objective.sapo_tau_negative) == (2.0, 3.0)
     assert objective.off_policy_mask_kl == 0.5
@@ -121,5 +121,9 @@ def test_a_forward_pass_before_the_update_only_when_something_needs_it() -> None
     assert needed() and not needed(one)
     assert needed(one, "algorithm.correction.kind=auto")
     assert needed(one, "algorithm.correction.veto_below=1e-4")
+    assert needed(one, "algorithm.entropy_top_share=0.2", "algorithm.old_log_probs=engine")
+    assert needed(one, "algorithm.entropy_target=1")
+    assert needed(one, "algorithm.kl_in=reward")
+    assert not needed("algorithm.old_log_probs=engine", "algorithm.kl_in=reward")
     settings = load([*GIVEN, "algorithm.correction.kind=token_mask", "algorithm.correction.high=4"])
     assert correction_settings(settings.algorithm).bounds("token_mask") == (0.5, 4.0)

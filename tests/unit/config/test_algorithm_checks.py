@@ -32,6 +32,15 @@ def problems(*overrides: str) -> list[str]:
         (["correction.kind=auto", "correction.high=3"], ["kind=auto has no such bound"]),
         (["correction.kind=auto", "old_log_probs=engine"], ["old_log_probs=recompute"]),
         (["correction.veto_below=1e-4", "old_log_probs=engine"], ["correction.veto_below=0.0001"]),
+        (["kl_in=reward", "kl_coef=0.1"], ["kl_estimator=k3", "take kl_estimator=k1"]),
+        (["kl_target=0.1"], ["kl_target=0.1", "kl_coef=0.0", "more than 0"]),
+        (["kl_horizon_samples=9", "kl_coef=1"], ["kl_horizon_samples=9", "kl_target=null"]),
+        (["reference.kind=reset"], ["reference.kind=reset", "kl_coef=0.0"]),
+        (["reference.every=2", "kl_coef=1"], ["every=2", "kind=averaged or reset"]),
+        (["reference.decay=0.5", "reference.kind=reset", "kl_coef=1"], ["take reference.kind="]),
+        (["entropy_coef_step=0.1"], ["entropy_coef_step=0.1", "entropy_target=null"]),
+        (["entropy_target=1", "entropy_coef=-0.1"], ["entropy_coef=-0.1", "entropy_coef_max=0.1"]),
+        (["entropy_top_share=0.2", "loss=gspo"], ["entropy_top_share=0.2", "ppo_clip"]),
         (["group_size=1", "advantage=batch_std"], ["group_size=1: batch_std compares"]),
     ],
 )
@@ -54,6 +63,10 @@ def test_refused(overrides: list[str], expected: list[str]) -> None:
         ["correction.kind=token_mask", "correction.low=0.25", "correction.veto_below=1e-4"],
         ["correction.kind=seq_truncate", "correction.high=5"],
         ["correction.off_policy_mask_kl=0.1", "old_log_probs=engine"],
+        ["kl_coef=0.1", "kl_in=reward", "kl_estimator=k1", "kl_target=0.01"],
+        ["kl_coef=0.1", "reference.kind=averaged", "reference.every=2", "reference.decay=0.9"],
+        ["kl_coef=0.1", "reference.kind=reset", "reference.reset_optimizer=true"],
+        ["entropy_target=0.2", "entropy_top_share=0.2"],
     ],
 )
 def test_allowed(overrides: list[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlmath.actor.actor import UpdateResult
+from rlmath.actor.actor import UpdateResult, UpdateSettings
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.losses import LossInputs, metric_means
@@ -15,7 +15,9 @@ from rlmath.algorithms.mismatch import measure
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_groups import training_batch
+from rlmath.coefficients import Coefficients
 from rlmath.config.names import registered_names
+from rlmath.config.schema import AlgorithmConfig
 from rlmath.evaluate import eval_metrics
 from rlmath.log_probs import corrected, mismatch_metrics
 from rlmath.monitor.curves import PANELS
@@ -59,7 +61,7 @@ def update_tags():
             figures |= {name: float(value) for name, value in output.metric_maxima.items()}
             others = dict.fromkeys(("grad_norm", "lr", "discarded"), 0.0)
             tags |= set(update_metrics(UpdateResult([figures | others], {}, None)))
-    return tags
+    return tags | set(Coefficients(AlgorithmConfig()).metrics(UpdateSettings()))
 
 
 def reward_tags():
