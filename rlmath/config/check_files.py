@@ -23,6 +23,7 @@ from rlmath.config.facts import (
     read_model,
 )
 from rlmath.config.schema import Config, DType, MalformedRow
+from rlmath.config.weight_files import broken_weight_files
 from rlmath.errors import ConfigError
 
 
@@ -39,6 +40,9 @@ def model_folder(config: Config) -> Iterator[str]:
         return
     for missing in missing_model_files(path):
         yield f"model.path={path}: the folder lacks {missing}"
+    if path != TINY:
+        for problem in broken_weight_files(Path(path)):
+            yield f"model.path={path}: {problem}"
     expected = config.model.architecture
     if model.architecture not in ARCHITECTURES:
         yield (

@@ -14,8 +14,9 @@ def test_an_engine_that_cannot_start(material: Path, tmp_path: Path) -> None:
     """Weights that do not fit config.json: found by the engine or a rank, reported as one error."""
     model = tmp_path / "model"
     shutil.copytree(material / "model", model)
-    weights = (model / "model.safetensors").read_bytes()
-    (model / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    config = json.loads((model / "config.json").read_text())
+    config["intermediate_size"] *= 2
+    (model / "config.json").write_text(json.dumps(config))
     mark = uuid.uuid4().hex
     settings = [*quickstart_settings(material, tmp_path / "run"), f"model.path={model}"]
     run = rlmath("train", *settings, mark=mark)

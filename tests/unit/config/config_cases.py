@@ -40,5 +40,6 @@ def write_model_folder(folder: Path, sizes: dict[str, Any]) -> Path:
     (folder / "config.json").write_text(json.dumps(sizes))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    (folder / "model.safetensors").write_bytes(b"")
+    # A header without tensors: its length, and an empty mapping.
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder
