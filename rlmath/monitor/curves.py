@@ -65,7 +65,18 @@ PANELS = (
         level=1.0,
     ),
 )
-_COLOURS = ("#1f5fa8", "#c8501e", "#3a8a4d", "#7b4fa3", "#8a6d1f", "#4aa3a8", "#a83a5e", "#777777")
+_COLOURS = (
+    "#1f5fa8",
+    "#c8501e",
+    "#3a8a4d",
+    "#7b4fa3",
+    "#8a6d1f",
+    "#4aa3a8",
+    "#a83a5e",
+    "#777777",
+    "#d9a441",
+    "#20304f",
+)
 
 
 def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:

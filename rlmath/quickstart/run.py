@@ -24,10 +24,10 @@ from rlmath.monitor.summary import read_summary, update_summary
 def main(overrides: Sequence[str]) -> int:
     """Run the quickstart; returns the exit code."""
     started_s = time.monotonic()
-    config = load.load(["experiment=quickstart", *overrides])
+    machine = Machine.here()
+    config = load.load(["experiment=quickstart", *for_machine(machine, overrides), *overrides])
     run_dir = Path(config.runner.run_dir)
     _make_material(config)
-    machine = Machine.here()
     checks.check(config, "sft", machine)
     layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
 
@@ -48,6 +48,15 @@ def main(overrides: Sequence[str]) -> int:
     update_summary(run_dir, times)
     print(_story(run_dir, summary | times))
     return code
+
+
+def for_machine(machine: Machine, overrides: Sequence[str]) -> list[str]:
+    """Settings of the quickstart that depend on the machine; the user's own come after them."""
+    if not machine.has_cuda or "cluster.device=cpu" in overrides:
+        return []
+    # Attention of packed sequences has no float32 kernel on CUDA.
+    settings = [f"cluster.gpus_per_node={machine.gpus}", "model.dtype=bfloat16"]
+    return settings if machine.gpus > 1 else [*settings, "actor.tensor_parallel=1"]
 
 
 def _make_material(config: Config) -> None:
