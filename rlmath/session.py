@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlmath.actor.actor import ActorSettings
 from rlmath.actor.group import ActorGroup
@@ -111,6 +111,7 @@ def open_session(
                 engine_spec(config, layout),
                 num_engines=layout.engines,
                 stall_timeout_s=config.rollout.stall_timeout_s,
+                max_restarts=config.rollout.max_engine_restarts,
                 actor_options=places.engines,
             )
             stack.callback(pool.shutdown)
@@ -133,7 +134,7 @@ def open_session(
         if pool is not None and rewards is not None:
             pool.wait_until_ready()
             if actor is not None:
-                actor.connect_engines(transport_plan(config, pool))
+                connect_engines(config, actor, pool)
             collector = Collector(rewards)
             stack.callback(collector.close)
             sampling = Sampling(pool, rewards, collector)
@@ -220,11 +221,25 @@ def engine_spec(config: Config, layout: Layout) -> EngineSpec:
     )
 
 
-def transport_plan(config: Config, pool: RolloutPool) -> TransportPlan:
-    """What the actor has to know to send weights to the pool's engines."""
+def connect_engines(config: Config, actor: ActorGroup, pool: RolloutPool) -> None:
+    """Let actor and engines meet, now and whenever an engine has been started again."""
+
+    def bring_up(engines: Sequence[Any], version: int) -> None:
+        actor.connect_engines(transport_plan(config, pool, engines))
+        actor.send_weights(version)
+
+    def reconnect() -> None:
+        actor.connect_engines(transport_plan(config, pool, pool.engines))
+
+    pool.bring_up, pool.reconnect = bring_up, reconnect
+    reconnect()
+
+
+def transport_plan(config: Config, pool: RolloutPool, engines: Sequence[Any]) -> TransportPlan:
+    """What the actor has to know to send weights to some of the pool's engines."""
     return TransportPlan(
         transport=pool.spec.transport,  # type: ignore[arg-type]
-        engines=tuple(pool.engines),
+        engines=tuple(engines),
         ranks_per_engine=pool.spec.tensor_parallel,
         bucket_size_mib=config.weights.bucket_size_mib,
         run_id=uuid.uuid4().hex[:12],

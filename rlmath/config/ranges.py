@@ -105,6 +105,7 @@ RANGES: dict[str, Range] = {
     "rollout.gpu_memory_utilization": Range(above=0, most=1),
     "rollout.cpu_kv_cache_gib": POSITIVE,
     "rollout.stall_timeout_s": POSITIVE,
+    "rollout.max_engine_restarts": NOT_NEGATIVE,
     "weights.bucket_size_mib": AT_LEAST_ONE,
     "reward.items[].weight": ANY,
     "reward.correct": ANY,

@@ -256,8 +256,10 @@ class RolloutConfig:
     prefix_caching: bool = True
     # Skip CUDA graphs.
     enforce_eager: bool = False
-    # Seconds without a token from an engine that has work, after which the run stops.
+    # Seconds without a token from an engine that has work, after which it counts as hung.
     stall_timeout_s: float = 600.0
+    # Engines that may be started again, in one start of the run, after they died or hung.
+    max_engine_restarts: int = 10
 
 
 @dataclass

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlmath.cluster.logs import send_output_to
+from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop
 
@@ -36,9 +37,9 @@ class RolloutEngine:
         send_output_to(self._spec.log_path(self._index))
         self._loop.start()
 
-    def process_id(self) -> int:
+    def place(self) -> ProcessPlace:
         """Of the actor's process; its workers are its children."""
-        return os.getpid()
+        return own_place()
 
     def exchange(self, generation: int, requests: Sequence[Request], timeout_s: float) -> Progress:
         """Take new requests; give the samples that finished since the last call.

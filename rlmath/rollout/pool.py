@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from rlmath.cluster.logs import end_of
-from rlmath.rollout.engine import RolloutEngine
+from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.requests import EngineError, EngineSpec, EngineStartError, Progress, Request
 from rlmath.types import Sample
+
+log = logging.getLogger(__name__)
 
 # An engine answers at least this often, so that a stall is seen and named.
 ANSWER_EVERY_S = 5.0
@@ -29,10 +30,20 @@ class RolloutPool:
     Args:
         spec: How each engine is set up.
         num_engines: Engines.
-        stall_timeout_s: Seconds without a token from an engine that has work, after which
-            ``generate`` raises.
+        stall_timeout_s: Seconds without a token from an engine that has work, after which it
+            counts as hung.
+        max_restarts: Engines that may be started again after they died or hung; the next one
+            makes ``generate`` raise.
         start_timeout_s: Seconds that the engines may take to start.
         actor_options: Ray options of each engine's actor (its place, its GPUs); none: anywhere.
+
+    Attributes:
+        bring_up: Called with the handles of engines that were started again and must get the
+            weights in force, and with their version; to connect them and to send the weights.
+            ``None``: there is no trainer, and the model folder's weights are all there is.
+        reconnect: Called when engines were connected one by one and all have to be again.
+        restarts: Engines started again so far.
+        held: Of each engine, the requests that it has, by key.
     """
 
     def __init__(
@@ -41,6 +52,7 @@ class RolloutPool:
         *,
         num_engines: int,
         stall_timeout_s: float,
+        max_restarts: int = 0,
         start_timeout_s: float = 1800.0,
         actor_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
@@ -56,7 +68,13 @@ class RolloutPool:
         self._answer_every_s = min(ANSWER_EVERY_S, stall_timeout_s / 4)
         self._start_timeout_s = start_timeout_s
         self._actor_options = actor_options or [{}] * num_engines
-        self._engines: list[Any] = []
+        self._engines: list[EngineProcess] = []
+        self._max_restarts = max_restarts
+        self._apart = False
+        self.bring_up: Callable[[Sequence[Any], int], None] | None = None
+        self.reconnect: Callable[[], None] | None = None
+        self.restarts = 0
+        self.held: list[dict[tuple[str, int], Request]] = []
         self._generating = False
         # Even numbers: an abort ends one by going to the number after it.
         self._generation = 0
@@ -70,6 +88,11 @@ class RolloutPool:
     @property
     def engines(self) -> Sequence[Any]:
         """The engines' actor handles, for the trainer to send weights to."""
+        return tuple(engine.handle for engine in self._engines)
+
+    @property
+    def processes(self) -> Sequence[EngineProcess]:
+        """The engines' processes."""
         return tuple(self._engines)
 
     def start(self) -> None:
@@ -84,13 +107,7 @@ class RolloutPool:
     def launch(self) -> None:
         """Begin to start the engines and return at once, so that other parts start meanwhile."""
         Path(self._spec.log_dir).mkdir(parents=True, exist_ok=True)
-        self._engines = [
-            _make_actor(self._spec, index, options)
-            for index, options in enumerate(self._actor_options)
-        ]
-        self._starting = {
-            engine.start.remote(): index for index, engine in enumerate(self._engines)
-        }
+        self._engines = [self._make(index) for index in range(self._num_engines)]
 
     def wait_until_ready(self) -> None:
         """Wait for what ``launch`` began.
@@ -98,25 +115,16 @@ class RolloutPool:
         Raises:
             EngineStartError: An engine could not start in time; none is left running.
         """
-        deadline = time.monotonic() + self._start_timeout_s
         try:
-            while self._starting:
-                left_s = max(0.0, deadline - time.monotonic())
-                ready, _ = ray.wait(list(self._starting), num_returns=1, timeout=left_s)
-                if not ready:
-                    index = next(iter(self._starting.values()))
-                    raise EngineStartError(
-                        f"engine {index} was not ready after {self._start_timeout_s:g} s"
-                        + end_of(self._spec.log_path(index))
-                    )
-                index = self._starting.pop(ready[0])
-                try:
-                    ray.get(ready[0])
-                except RayError as error:
-                    raise EngineStartError(
-                        f"engine {index} could not start: {_reason(error)}"
-                        + end_of(self._spec.log_path(index))
-                    ) from error
+            while starting := self._starting():
+                ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
+                for ref in ready:
+                    starting[ref].started()
+                for engine in starting.values():
+                    engine.check_start_time()
+        except EngineError as error:
+            self.shutdown()
+            raise EngineStartError(str(error)) from error
         except BaseException:
             self.shutdown()
             raise
@@ -142,7 +150,7 @@ class RolloutPool:
             )
         self._refuse_overlong(requests)
         queue = deque(requests)
-        held: list[dict[tuple[str, int], Request]] = [{} for _ in self._engines]
+        held = self.held = [{} for _ in self._engines]
         # The answer that each busy engine owes, and since when it is waited for.
         answers: dict[Any, int] = {}
         waited_s = [0.0] * len(self._engines)
@@ -150,28 +158,39 @@ class RolloutPool:
         self._generation += 2
         try:
             self._top_up(queue, held, answers)
-            while answers:
+            while answers or queue:
                 waiting_since = time.monotonic()
-                ready, _ = ray.wait(list(answers), num_returns=1, timeout=self._answer_every_s)
+                starting = self._starting()
+                ready, _ = ray.wait(
+                    [*answers, *starting], num_returns=1, timeout=self._answer_every_s
+                )
                 waited = time.monotonic() - waiting_since
                 for index in answers.values():
                     waited_s[index] += waited
                 samples: list[Sample] = []
                 for ref in ready:
+                    if ref in starting:
+                        continue
                     index = answers.pop(ref)
                     waited_s[index] = 0.0
-                    progress = self._answer(ref, index)
-                    for sample in progress.samples:
-                        del held[index][(sample.problem_id, sample.index)]
-                    samples += progress.samples
-                    if held[index] and not progress.unfinished:
-                        raise EngineError(
-                            f"engine {index} has no work but owes {len(held[index])} samples: "
-                            f"{list(held[index])[:5]}" + end_of(self._spec.log_path(index))
-                        )
-                    self._check_stall(index, progress.quiet_s, progress.unfinished, held[index])
-                for index in answers.values():
-                    self._check_stall(index, waited_s[index], len(held[index]), held[index])
+                    try:
+                        samples += self._take(ref, index, held[index])
+                    except EngineError as error:
+                        self._replace(index, error, queue, held[index])
+                for ref, index in list(answers.items()):
+                    try:
+                        self._check_stall(index, waited_s[index], len(held[index]), held[index])
+                    except EngineError as error:
+                        del answers[ref]
+                        waited_s[index] = 0.0
+                        self._replace(index, error, queue, held[index])
+                for ref, engine in starting.items():
+                    try:
+                        engine.check_start_time()
+                        if ref in ready:
+                            self._bring_up(engine)
+                    except EngineError as error:
+                        self._replace(engine.index, error, queue, held[engine.index])
                 # Engines first, so that they work on while the caller looks at the samples.
                 self._top_up(queue, held, answers)
                 for sample in samples:
@@ -190,18 +209,37 @@ class RolloutPool:
         Raises:
             EngineError: An engine has another version.
         """
-        refs = [engine.weights_version.remote() for engine in self._engines]
-        for index, ref in enumerate(refs):
-            found = self._get(ref, index)
+        for index, found in enumerate(self._all("weights_version")):
             if found != version:
                 raise EngineError(
                     f"engine {index} has weights version {found} after the update to {version}"
                 )
         self.weights_version = version
 
+    def settle(self) -> None:
+        """Wait for engines that were started again, and have all of them connected; before new
+        weights are sent.
+
+        Raises:
+            EngineError: One did not start, and no more restarts are left.
+        """
+        while starting := self._starting():
+            ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
+            for ref, engine in starting.items():
+                try:
+                    engine.check_start_time()
+                    if ref in ready:
+                        self._bring_up(engine)
+                except EngineError as error:
+                    self._replace(engine.index, error, deque(), {})
+        if self._apart and self.reconnect is not None:
+            self.reconnect()
+        self._apart = False
+
     def sleep(self) -> None:
         """Give GPU memory back to the actor; engines that do not share it keep theirs."""
         if self._spec.sleeps:
+            self.settle()
             self._all("sleep")
 
     def wake(self, part: str) -> None:
@@ -224,12 +262,11 @@ class RolloutPool:
         workers of a wider one are processes of their own, which only the engine ends.
         """
         engines, self._engines = self._engines, []
-        self._starting = {}
         if engines and self._spec.tensor_parallel > 1:
-            refs = [engine.shutdown.remote() for engine in engines]
+            refs = [engine.handle.shutdown.remote() for engine in engines]
             ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_S)
         for engine in engines:
-            ray.kill(engine, no_restart=True)
+            ray.kill(engine.handle, no_restart=True)
 
     def __enter__(self) -> RolloutPool:
         self.start()
@@ -250,7 +287,11 @@ class RolloutPool:
         answers: dict[Any, int],
     ) -> None:
         """Deal requests to the engines that are not waited for, and wait for all busy ones."""
-        free = [index for index in range(len(self._engines)) if index not in answers.values()]
+        free = [
+            index
+            for index, engine in enumerate(self._engines)
+            if engine.starting is None and index not in answers.values()
+        ]
         dealt: dict[int, list[Request]] = {index: [] for index in free}
         capacity = self._spec.max_running_sequences
         while queue and free:
@@ -264,25 +305,76 @@ class RolloutPool:
                 dealt[index].append(request)
         for index in free:
             if held[index]:
-                engine = self._engines[index]
+                engine = self._engines[index].handle
                 arguments = (self._generation, dealt[index], self._answer_every_s)
                 answers[engine.exchange.remote(*arguments)] = index
 
-    def _answer(self, ref: Any, index: int) -> Progress:
-        progress: Progress = self._get(ref, index)
-        return progress
-
-    def _get(self, ref: Any, index: int) -> Any:
-        try:
-            return ray.get(ref)
-        except RayError as error:
+    def _take(self, ref: Any, index: int, held: dict[tuple[str, int], Request]) -> Sequence[Sample]:
+        """The samples of an engine's answer; nothing has changed when it raises."""
+        progress: Progress = self._engines[index].get(ref)
+        left = held.keys() - {(sample.problem_id, sample.index) for sample in progress.samples}
+        if left and not progress.unfinished:
             raise EngineError(
-                f"engine {index} failed: {_reason(error)}" + end_of(self._spec.log_path(index))
-            ) from error
+                f"engine {index} has no work but owes {len(left)} samples: {sorted(left)[:5]}"
+                + self._engines[index].end_of_log()
+            )
+        for sample in progress.samples:
+            del held[(sample.problem_id, sample.index)]
+        # What it finished counts, also when it hangs with the rest: that is seen next time.
+        if not progress.samples:
+            self._check_stall(index, progress.quiet_s, progress.unfinished, held)
+        return progress.samples
+
+    def _make(self, index: int) -> EngineProcess:
+        options = self._actor_options[index]
+        return EngineProcess(self._spec, index, options, self._start_timeout_s)
+
+    def _starting(self) -> dict[Any, EngineProcess]:
+        return {e.starting: e for e in self._engines if e.starting is not None}
+
+    def _replace(
+        self, index: int, error: EngineError, queue: deque[Request], held: dict[Any, Request]
+    ) -> None:
+        """Start an engine again; what it had goes back to the head of the queue.
+
+        Its requests have the same seeds, so that their samples are the same.
+
+        Raises:
+            EngineError: No more restarts are left.
+        """
+        if self.restarts >= self._max_restarts:
+            raise error
+        self.restarts += 1
+        log.warning(
+            "%s\nengine %d is started again (%d of rollout.max_engine_restarts=%d); %d requests "
+            "are run again",
+            error,
+            index,
+            self.restarts,
+            self._max_restarts,
+            len(held),
+        )
+        self._engines[index].kill()
+        queue.extendleft(reversed(held.values()))
+        held.clear()
+        self._engines[index] = self._make(index)
+
+    def _bring_up(self, engine: EngineProcess) -> None:
+        """Bring an engine that has started again to the weights in force."""
+        engine.started()
+        self._apart = True
+        if self.weights_version and self.bring_up is not None:
+            self.bring_up([engine.handle], self.weights_version)
+        found = engine.get(engine.handle.weights_version.remote())
+        if found != self.weights_version:
+            raise EngineError(
+                f"engine {engine.index} has weights version {found} after its restart, and not "
+                f"{self.weights_version}"
+            )
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
-        refs = [getattr(engine, method).remote(*arguments) for engine in self._engines]
-        return [self._get(ref, index) for index, ref in enumerate(refs)]
+        refs = [getattr(engine.handle, method).remote(*arguments) for engine in self._engines]
+        return [engine.get(ref) for engine, ref in zip(self._engines, refs, strict=True)]
 
     def _refuse_overlong(self, requests: Sequence[Request]) -> None:
         longest = self._spec.max_sequence_tokens
@@ -305,38 +397,12 @@ class RolloutPool:
             f"engine {index} has given no token for {quiet_s:.0f} s (rollout.stall_timeout_s="
             f"{self._stall_timeout_s:g}) with {unfinished} unfinished requests; the oldest is "
             f"sample {oldest.index} of problem {oldest.problem_id}"
-            + end_of(self._spec.log_path(index))
+            + self._engines[index].end_of_log()
         )
 
     def _abort(self, answers: Mapping[Any, int]) -> None:
         """After an early end: leave no request in an engine, now or when it wakes up."""
-        refs = [engine.abort.remote(self._generation) for engine in self._engines]
+        refs = [engine.handle.abort.remote(self._generation) for engine in self._engines]
         ray.wait(
             refs + list(answers), num_returns=len(refs) + len(answers), timeout=ABORT_TIMEOUT_S
         )
-
-
-def _make_actor(spec: EngineSpec, index: int, options: Mapping[str, Any]) -> Any:
-    environment = spec.environment()
-    actor = ray.remote(RolloutEngine).options(
-        **{
-            "num_cpus": 0,
-            # Updates come from the trainer while the pool may be waiting for samples.
-            "max_concurrency": 8,
-            "max_restarts": 0,
-            "runtime_env": {"env_vars": environment},
-            **options,
-        }
-    )
-    return actor.remote(spec, index, environment)
-
-
-def _reason(error: RayError) -> str:
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        return f"{type(cause).__name__}: {cause}"
-    if isinstance(error, RayActorError):
-        return "its process ended. " + str(error).strip().splitlines()[-1]
-    if isinstance(error, GetTimeoutError):
-        return "it did not answer in time"
-    return str(error)

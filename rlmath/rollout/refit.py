@@ -32,6 +32,7 @@ def refit(sender: WeightSender, pool: RolloutPool, version: int) -> None:
     """
     if version <= pool.weights_version:
         raise ValueError(f"weights version {version} is not after {pool.weights_version}")
+    pool.settle()
     pool.wake("weights")
     sender.send_weights(version)
     pool.wake("kv_cache")

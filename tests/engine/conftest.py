@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,16 +85,21 @@ def start_senders(
     pool: RolloutPool, reference: Reference, world_size: int, rendezvous: str
 ) -> list[Any]:
     """The ranks of a trainer; they connect to the pool together."""
-    plan = TransportPlan(
-        "shared_memory",
-        pool.engines,
-        pool.spec.tensor_parallel,
-        bucket_size_mib=1,
-        run_id="engine-tests",
-    )
+    plan = plan_for(pool, pool.engines)
     actor = ray.remote(sender_module.Sender).options(num_cpus=0)
     tensors = reference.tensors()
     return [
         actor.remote(plan, tensors, BUCKET_SIZE_MIB, rank, world_size, rendezvous)
         for rank in range(world_size)
     ]
+
+
+def plan_for(pool: RolloutPool, engines: Sequence[Any]) -> TransportPlan:
+    """How the senders reach these engines of a pool."""
+    return TransportPlan(
+        "shared_memory",
+        tuple(engines),
+        pool.spec.tensor_parallel,
+        bucket_size_mib=1,
+        run_id=f"engine-tests-{uuid.uuid4().hex[:6]}",
+    )

@@ -46,6 +46,9 @@ class Sender:
         self._source = TensorSource(tensors, bucket_size_mib, rank, world_size)
         self._connection = connect(plan, self._source)  # type: ignore[arg-type]
 
+    def connect(self, plan: TransportPlan) -> None:
+        self._connection = connect(plan, self._source)  # type: ignore[arg-type]
+
     def set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._source.tensors.update(tensors)
 

@@ -6,16 +6,21 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import ray
-from reference import make_requests, random_prompts
+from conftest import plan_for, start_sender
+from reference import Reference, make_requests, random_prompts, send
 
+from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineError, EngineSpec, EngineStartError
+from rlmath.types import Sample
 
 
 def test_a_model_that_cannot_be_read_is_said_and_nothing_is_left(
@@ -29,13 +34,49 @@ def test_a_model_that_cannot_be_read_is_said_and_nothing_is_left(
     assert not pool.engines
 
 
-def test_an_engine_that_stands_still_or_dies_is_named(
+def test_engines_that_hang_or_die_are_started_again(
+    ray_session: None, log_dir_spec: EngineSpec, reference: Reference
+) -> None:
+    """Each sample comes once, the same as without the faults, from the weights in force; when no
+    restarts are left, the engine is named and nobody waits for it."""
+    requests = make_requests(random_prompts(4, 10), samples=8, max_tokens=400)
+    with RolloutPool(log_dir_spec, num_engines=2, stall_timeout_s=4.0, max_restarts=2) as pool:
+        # As a session connects its actor.
+        trainer = start_sender(pool, reference)
+
+        def bring_up(engines: Sequence[Any], version: int) -> None:
+            ray.get(trainer.connect.remote(plan_for(pool, engines)))
+            ray.get(trainer.send_weights.remote(version))
+
+        pool.bring_up = bring_up
+        pool.reconnect = lambda: ray.get(trainer.connect.remote(plan_for(pool, pool.engines)))
+        ray.get(trainer.set_tensors.remote(reference.perturb(3)))
+        send(trainer, pool)
+        undisturbed = by_key(pool.generate(requests))
+
+        hangs, dies = (pid_of(process) for process in pool.processes)
+        threading.Timer(0.2, os.kill, (hangs, signal.SIGSTOP)).start()
+        threading.Timer(0.4, os.kill, (dies, signal.SIGKILL)).start()
+        assert by_key(pool.generate(requests)) == undisturbed
+        assert pool.restarts == 2
+        assert not psutil.pid_exists(hangs)
+        # New weights reach all of them.
+        ray.get(trainer.set_tensors.remote(reference.perturb(4)))
+        send(trainer, pool)
+        again = by_key(pool.generate(requests))
+        assert all(again[key] != undisturbed[key] for key in again)
+
+        threading.Timer(0.3, os.kill, (pid_of(pool.processes[1]), signal.SIGKILL)).start()
+        with pytest.raises(EngineError, match=r"(?s)engine 1 failed.*engine_1\.log"):
+            list(pool.generate(requests))
+
+
+def test_without_restarts_an_engine_that_hangs_is_named(
     ray_session: None, log_dir_spec: EngineSpec
 ) -> None:
     with RolloutPool(log_dir_spec, num_engines=1, stall_timeout_s=3.0) as pool:
-        process = psutil.Process(ray.get(pool.engines[0].process_id.remote()))
+        process = psutil.Process(pid_of(pool.processes[0]))
         requests = make_requests(random_prompts(2, 10), samples=16, max_tokens=480)
-
         process.suspend()
         try:
             began = time.monotonic()
@@ -46,6 +87,14 @@ def test_an_engine_that_stands_still_or_dies_is_named(
             process.resume()
         assert len(list(pool.generate(make_requests(random_prompts(2, 10), samples=2)))) == 4
 
-        threading.Timer(0.3, os.kill, (process.pid, signal.SIGKILL)).start()
-        with pytest.raises(EngineError, match=r"(?s)engine 0 failed.*engine_0\.log"):
-            list(pool.generate(requests))
+
+def by_key(samples: Iterable[Sample]) -> dict[tuple[str, int], tuple[Any, ...]]:
+    found = [((s.problem_id, s.index), (s.token_ids, s.text, s.weights_version)) for s in samples]
+    assert len({key for key, _ in found}) == len(found)
+    return dict(found)
+
+
+def pid_of(process: EngineProcess) -> int:
+    place = process.place()
+    assert place is not None
+    return place.pid

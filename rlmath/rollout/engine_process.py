@@ -1,0 +1,111 @@
+"""One engine's process as the driver sees it: made, asked, and ended, whatever state it is in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from rlmath.cluster.logs import end_of
+from rlmath.cluster.processes import ProcessPlace, kill
+from rlmath.rollout.engine import RolloutEngine
+from rlmath.rollout.requests import EngineError, EngineSpec
+
+
+class EngineProcess:
+    """The Ray actor of one engine.
+
+    Args:
+        spec: How the engine is set up.
+        index: Its number in the pool.
+        options: Ray options (its place, its GPUs).
+        start_timeout_s: Seconds that it may take to start.
+
+    Attributes:
+        handle: Ray's handle of the actor.
+        starting: The answer to ``start`` that is still waited for.
+    """
+
+    def __init__(
+        self, spec: EngineSpec, index: int, options: Mapping[str, Any], start_timeout_s: float
+    ) -> None:
+        environment = spec.environment()
+        actor = ray.remote(RolloutEngine).options(
+            **{
+                "num_cpus": 0,
+                # Updates come from the trainer while the pool may be waiting for samples.
+                "max_concurrency": 8,
+                "max_restarts": 0,
+                "runtime_env": {"env_vars": environment},
+                **options,
+            }
+        )
+        self.spec, self.index = spec, index
+        self.start_timeout_s = start_timeout_s
+        self.handle: Any = actor.remote(spec, index, environment)
+        self._place_ref = self.handle.place.remote()
+        self.starting: Any = self.handle.start.remote()
+        self._deadline_s = time.monotonic() + start_timeout_s
+
+    def started(self) -> None:
+        """Take the answer to ``start``, which must be there.
+
+        Raises:
+            EngineError: It could not start.
+        """
+        ref, self.starting = self.starting, None
+        self.get(ref, "could not start")
+
+    def check_start_time(self) -> None:
+        """Raises EngineError when it is starting and has had its time."""
+        if self.starting is not None and time.monotonic() > self._deadline_s:
+            raise EngineError(
+                f"engine {self.index} was not ready after {self.start_timeout_s:g} s"
+                + self.end_of_log()
+            )
+
+    def place(self) -> ProcessPlace | None:
+        """Where its process is; ``None`` when it died before it could say."""
+        try:
+            found: ProcessPlace = ray.get(self._place_ref, timeout=1.0)
+        except (RayError, GetTimeoutError):
+            return None
+        return found
+
+    def get(self, ref: Any, what: str = "failed") -> Any:
+        """An answer of the engine.
+
+        Raises:
+            EngineError: It failed; the message has its reason and the end of its log.
+        """
+        try:
+            return ray.get(ref)
+        except RayError as error:
+            raise EngineError(
+                f"engine {self.index} {what}: {_reason(error)}" + self.end_of_log()
+            ) from error
+
+    def kill(self) -> None:
+        """End the process at once, also one that is stopped or hangs, and its workers."""
+        place = self.place()
+        ray.kill(self.handle, no_restart=True)
+        if place is not None:
+            kill(place)
+
+    def end_of_log(self) -> str:
+        """The last lines of its output, for an error message."""
+        return end_of(self.spec.log_path(self.index))
+
+
+def _reason(error: RayError) -> str:
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return f"{type(cause).__name__}: {cause}"
+    if isinstance(error, RayActorError):
+        return "its process ended. " + str(error).strip().splitlines()[-1]
+    if isinstance(error, GetTimeoutError):
+        return "it did not answer in time"
+    return str(error)
