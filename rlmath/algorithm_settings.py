@@ -7,6 +7,7 @@ from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.kl_control import reference_weight
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.config.arithmetic import Layout
 from rlmath.config.schema import AlgorithmConfig, Config
 from rlmath.config.schema_algorithm import KlPlace
 from rlmath.rewards.mix import RewardMix
@@ -21,6 +22,12 @@ def advantage_settings(config: Config, rewards: RewardMix) -> AdvantageSettings:
         pass_at_k=algorithm.pass_at_k,
         reward_weights={item.label: item.weight for item in rewards.items if item.weight},
     )
+
+
+def least_groups(config: Config, layout: Layout) -> int:
+    """Groups that a step takes at least: each minibatch has a sequence for each data rank."""
+    sequences = config.algorithm.minibatches_per_step * layout.data_parallel
+    return -(-sequences // config.algorithm.group_size)
 
 
 def correction_settings(algorithm: AlgorithmConfig) -> CorrectionSettings:

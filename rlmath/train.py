@@ -6,12 +6,16 @@ One step, top to bottom, is :func:`train_step`. The names of its phases are thos
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlmath.algorithm_settings import advantage_settings, reference_share, update_settings
+from rlmath.algorithm_settings import (
+    advantage_settings,
+    least_groups,
+    reference_share,
+    update_settings,
+)
 from rlmath.batching.from_groups import training_batch
 from rlmath.checkpoint import Checkpoint, CheckpointStore
 from rlmath.coefficients import Coefficients
@@ -22,7 +26,7 @@ from rlmath.evaluate import evaluate
 from rlmath.log_probs import compared, needs_first_pass, with_kl_rewards, with_log_probs
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.rollout.refit import refit
-from rlmath.rollout.requests import requests_for
+from rlmath.rollout.sampler import Sampler
 from rlmath.session import Session, open_session, with_model_folder
 from rlmath.summary import check_export, summarize
 from rlmath.train_metrics import batch_metrics, rollout_metrics, update_metrics
@@ -52,7 +56,6 @@ def run(config: Config) -> int:
         print("held-out problems:", report.describe(config.data.max_prompt_tokens), flush=True)
     stream = ProblemStream(problems, seed=config.data.seed, shuffle=config.data.shuffle)
     coefficients = Coefficients(config.algorithm)
-    states: dict[str, HasState] = {"stream": stream, "coefficients": coefficients}
     store = CheckpointStore(run_dir / "checkpoints", keep=config.runner.keep_checkpoints)
     checkpoint = store.resume(config.runner.resume)
     done = 0 if checkpoint is None else checkpoint.step
@@ -66,6 +69,8 @@ def run(config: Config) -> int:
         ) as session,
         open_monitor(run_dir, config.runner, steps, done if checkpoint else None) as monitor,
     ):
+        sampler = Sampler(config, stream, least_groups(config, session.layout))
+        states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}
         if checkpoint is not None:
             restore(checkpoint, session, states)
         monitor.begin_step()
@@ -73,7 +78,7 @@ def run(config: Config) -> int:
         if held_out and config.eval.every and done == 0:
             monitor.log_step(0, evaluate(session, held_out, monitor, step=0))
         for step in range(done + 1, steps + 1):
-            metrics, batch = train_step(session, stream, coefficients, monitor, step)
+            metrics, batch = train_step(session, sampler, coefficients, monitor, step)
             if held_out and config.eval.every and (step % config.eval.every == 0 or step == steps):
                 metrics |= evaluate(session, held_out, monitor, step)
             due = config.runner.save_every and step % config.runner.save_every == 0
@@ -89,44 +94,47 @@ def run(config: Config) -> int:
 
 def train_step(
     session: Session,
-    stream: ProblemStream[Problem],
+    sampler: Sampler,
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
-) -> tuple[dict[str, float], TrainingBatch]:
+) -> tuple[dict[str, float], TrainingBatch | None]:
     """One rollout and the optimizer steps from it.
 
     Returns:
-        The step's metrics but the timings, which the monitor has, and its batch.
+        The step's metrics but the timings, which the monitor has, and its batch; ``None`` when too
+        few groups passed the filter.
     """
     config, actor, sampling = session.config, session.actor, session.sampling
     pool, algorithm = sampling.pool, config.algorithm
 
+    sampling.rewards.set_step(step, config.runner.steps)
     with monitor.phase("generate"):
-        problems = distinct(stream.next(algorithm.prompts_per_step))
-        requests = requests_for(
-            problems,
-            samples=algorithm.group_size,
-            max_tokens=config.rollout.max_response_tokens,
-            temperature=config.rollout.temperature,
-            run_seed=config.runner.seed,
-            step=step,
-            ignore_eos=config.rollout.ignore_eos,
-        )
         # Grading begins with the first sample that is finished.
-        grading = sampling.collector.collect(
-            problems, pool.generate(requests), algorithm.group_size
+        sampled = sampler.sample(
+            step, pool, sampling.collector, while_grading=lambda: monitor.phase("grade")
         )
-    with monitor.phase("grade"):
-        groups = grading.wait()
     pool.sleep()
+    metrics = sampled.metrics | rollout_metrics(sampled.finished) | sampling.rewards.metrics()
+    monitor.log_samples(step, sampled.finished)
+    if sampled.shortage:
+        monitor.warn(f"step {step}: {sampled.shortage}")
+    if not sampled.groups:
+        with monitor.phase("refit"):
+            refit(actor, pool, version=step)  # Engines that slept have no weights.
+        return metrics, None
     with monitor.phase("advantage"):
         advantage = advantage_settings(config, sampling.rewards)
-        batch = training_batch(groups, advantage, mask_truncated=algorithm.mask_truncated)
-        metrics = rollout_metrics(groups) | batch_metrics(batch) | sampling.rewards.metrics()
+        batch = training_batch(
+            sampled.groups,
+            advantage,
+            truncated=algorithm.truncated.value,
+            mask_duplicates=algorithm.filter.mask_duplicates,
+        )
+        metrics |= batch_metrics(batch)
     with monitor.phase("log_probs"):
         prepared = with_log_probs(session, batch, monitor, step)
-        batch = with_kl_rewards(prepared, groups, advantage, coefficients.kl_coef)
+        batch = with_kl_rewards(prepared, sampled.groups, advantage, coefficients.kl_coef)
         metrics |= prepared.metrics
         settings = update_settings(
             config, coefficients.kl_coef, coefficients.entropy_coef_at(prepared.entropy)
@@ -142,22 +150,10 @@ def train_step(
             actor.renew_reference(share, algorithm.reference.reset_optimizer)
     with monitor.phase("refit"):
         refit(actor, pool, version=step)
-    monitor.log_samples(step, groups)
     monitor.count_tokens(batch.tokens.numel())
     for index, reason in result.early_stopped.items():
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
     return metrics, batch
-
-
-def distinct(problems: Sequence[Problem]) -> list[Problem]:
-    """The problems with ids of their own: at an epoch's end one may come twice in a step."""
-    seen: dict[str, int] = {}
-    result = []
-    for problem in problems:
-        count = seen[problem.id] = seen.get(problem.id, 0) + 1
-        again = dataclasses.replace(problem, id=f"{problem.id}#{count}")
-        result.append(problem if count == 1 else again)
-    return result
 
 
 def save_checkpoint(
@@ -182,6 +178,6 @@ def restore(checkpoint: Checkpoint, session: Session, states: Mapping[str, HasSt
     """Bring actor, driver and engines to where a checkpoint was made."""
     session.actor.load_checkpoint(checkpoint.path)
     for name, part in states.items():
-        part.load_state_dict(checkpoint.driver_state.get(name, {}))
+        part.load_state_dict(checkpoint.driver_state[name])
     refit(session.actor, session.sampling.pool, checkpoint.driver_state["weights_version"])
     print(f"resumed after step {checkpoint.step} from {checkpoint.path}", flush=True)

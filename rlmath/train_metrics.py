@@ -15,7 +15,12 @@ STATUSES = ("correct", "wrong", "no_answer", "bad_gold", "timeout", "error")
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards, accuracy, lengths and what the graders said, over all samples of the step."""
+    """Rewards, accuracy, lengths and what the graders said, over all samples of the step.
+
+    Groups that a filter dropped are among them; nothing when nothing was sampled.
+    """
+    if not groups:
+        return {}
     samples = [s for group in groups for s in group.samples]
     rewards = [s.reward for s in samples if s.reward is not None]
     judged = [s.correct for s in samples if s.correct is not None]

@@ -90,6 +90,10 @@ class PassRates:
         record = self._records.get(problem_id)
         return record is not None and step < record.rests_until
 
+    def resting(self, step: int) -> int:
+        """How many problems are left out at ``step``."""
+        return sum(step < record.rests_until for record in self._records.values())
+
     def state(self) -> dict[str, Any]:
         """For checkpoints; plain numbers."""
         return {k: [r.rate, r.visits, r.rests_until] for k, r in self._records.items()}

@@ -1,21 +1,27 @@
 """Dynamic sampling that refills prompt by prompt while other prompts still generate.
 
     pool = GroupPool(target=512, max_rounds=4, group_filter=GroupFilter("variance"))
-    while not pool.done(in_flight):
+    while something is in flight or is to be requested:
         submit pool.to_request(in_flight) more prompts
         pool.offer(order, group, rewards) for each group that finishes
     step, counts = pool.take()
 
 Instead of a whole second round of prompts, each group that is dropped is made up for by one new
 prompt at once, so engines have no idle tail between rounds. DAPO (arXiv:2503.14476), §3.2.
+
+Which prompts are requested does not depend on which finish first: after the first request, of
+``n_0`` prompts, there is one more for each drop that leaves fewer than the target, so that in the
+end the first ``n`` prompts have been sampled, ``n`` the least number from ``n_0`` on among which
+enough are kept. So a run can be repeated, and gone on with, exactly.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from rlmath.algorithms.filters import GroupFilter
 
@@ -55,14 +61,18 @@ class GroupPool(Generic[G]):
         max_rounds: At most ``max_rounds * target`` prompts are submitted for a step; with fewer
             kept groups than the target after that, the step is smaller.
         group_filter: What to keep.
+        oversample: Prompts requested at first, per group that is missing.
     """
 
-    def __init__(self, target: int, max_rounds: int, group_filter: GroupFilter) -> None:
-        if target < 1 or max_rounds < 1:
+    def __init__(
+        self, target: int, max_rounds: int, group_filter: GroupFilter, oversample: float = 1.0
+    ) -> None:
+        if target < 1 or max_rounds < 1 or oversample < 1:
             raise ValueError(
-                f"dynamic sampling: target = {target}, max_rounds = {max_rounds}: both have to be "
-                f"at least 1"
+                f"dynamic sampling: target = {target}, max_rounds = {max_rounds}, oversample = "
+                f"{oversample}: all have to be at least 1"
             )
+        self._oversample = oversample
         self._target = target
         self._limit = target * max_rounds
         self._filter = group_filter
@@ -84,6 +94,8 @@ class GroupPool(Generic[G]):
             in_flight: Prompts submitted whose groups have not been offered.
         """
         missing = self._target - len(self._kept) - in_flight
+        if not self._requested and missing > 0:
+            missing = math.ceil(missing * self._oversample - 1e-9)
         more = max(0, min(missing, self._limit - self._requested))
         self._requested += more
         return more
@@ -117,15 +129,17 @@ class GroupPool(Generic[G]):
             self._dropped[reason] += 1
         return reason
 
-    def done(self, in_flight: int) -> bool:
-        """Whether the step has its groups, or can get no more."""
-        enough = len(self._kept) >= self._target
-        return enough or (in_flight == 0 and self._requested >= self._limit)
+    def take(self, at_least: int = 1) -> tuple[list[G], PoolCounts]:
+        """The step's groups, in the order of request, and its counts; the rest is surplus.
 
-    def take(self) -> tuple[list[G], PoolCounts]:
-        """The step's groups, in the order of request, and its counts; the rest is surplus."""
+        Args:
+            at_least: With fewer than these there is no step: all are kept for the next one.
+        """
         self._kept.sort(key=lambda pair: pair[0])
-        taken, self._kept = self._kept[: self._target], self._kept[self._target :]
+        if len(self._kept) < at_least:
+            taken: list[tuple[int, G]] = []
+        else:
+            taken, self._kept = self._kept[: self._target], self._kept[self._target :]
         counts = PoolCounts(
             requested=self._requested,
             finished=self._finished,
@@ -137,11 +151,12 @@ class GroupPool(Generic[G]):
         self._start_step()
         return [group for _, group in taken], counts
 
-    def state(self) -> dict[str, Any]:
-        """Surplus, for a checkpoint between two steps."""
-        return {"surplus": list(self._kept)}
+    @property
+    def surplus(self) -> list[tuple[int, G]]:
+        """Orders and groups that are kept for the next step, for a checkpoint between two."""
+        return list(self._kept)
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def set_surplus(self, surplus: Sequence[tuple[int, G]]) -> None:
         """Take over the surplus of a checkpoint."""
-        self._kept = [(int(order), group) for order, group in state["surplus"]]
+        self._kept = list(surplus)
         self._start_step()

@@ -65,12 +65,6 @@ class GroupFilter:
         return None
 
 
-def pass_rate(correct: Sequence[bool | None]) -> float | None:
-    """Share of right samples among those that were graded; ``None`` when none was."""
-    graded = [c for c in correct if c is not None]
-    return sum(graded) / len(graded) if graded else None
-
-
 def duplicates(responses: Sequence[tuple[int, ...]]) -> list[bool]:
     """For each response of a group, whether an earlier one has the very same tokens.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -9,11 +10,16 @@ import torch
 from torch import Tensor
 
 from rlmath.algorithms.advantages import AdvantageSettings, token_advantages
+from rlmath.algorithms.filters import TruncatedRule, duplicates, handle_truncated
 from rlmath.types import GradedSample, Group, TrainingBatch
 
 
 def training_batch(
-    groups: Sequence[Group], advantage: AdvantageSettings, *, mask_truncated: bool = False
+    groups: Sequence[Group],
+    advantage: AdvantageSettings,
+    *,
+    truncated: TruncatedRule = "keep",
+    mask_duplicates: bool = False,
 ) -> TrainingBatch:
     """Lay the samples of all groups end to end, with an advantage for each.
 
@@ -23,8 +29,9 @@ def training_batch(
     Args:
         groups: At least one, each with at least one sample.
         advantage: The estimator, see ``rlmath/algorithms/advantages/``.
-        mask_truncated: Mask responses that were cut off at the limit as well. Their rewards still
-            count in their group's statistics.
+        truncated: With ``mask``, responses that were cut off at the limit are masked as well. Their
+            rewards still count in their group's statistics. (``penalise`` is for ``penalised``.)
+        mask_duplicates: So are later copies of the same response in a group.
 
     Returns:
         The batch, without old and reference log-probs.
@@ -34,12 +41,16 @@ def training_batch(
     group_ids = torch.tensor([i for i, group in enumerate(groups) for _ in group.samples])
     rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32)
     responses = torch.tensor([len(s.sample.token_ids) for s in samples])
-    takes_part = torch.tensor(
-        [
-            s.reward is not None and not (mask_truncated and s.sample.finish_reason == "length")
-            for s in samples
+    takes_part = torch.tensor([s.reward is not None for s in samples])
+    if truncated == "mask":
+        takes_part &= handle_truncated(rewards, _truncated(samples), truncated)[1]
+    if mask_duplicates:
+        copies = [
+            is_copy
+            for group in groups
+            for is_copy in duplicates([s.sample.token_ids for s in group.samples])
         ]
-    )
+        takes_part &= ~torch.tensor(copies)
     loss_mask = torch.repeat_interleave(takes_part, responses)
     advantages = token_advantages(
         advantage_rewards(samples, advantage), group_ids, responses, loss_mask, advantage
@@ -61,6 +72,30 @@ def training_batch(
         advantages=advantages,
         loss_mask=loss_mask,
     )
+
+
+def penalised(group: Group, rule: TruncatedRule, penalty: float) -> Group:
+    """The group with ``penalty`` taken off the rewards of truncated responses, if that is the rule.
+
+    Before the group is kept or dropped: with a penalty, rewards that were equal may differ.
+    """
+    samples = group.samples
+    if rule != "penalise":
+        return group
+    rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float64)
+    changed, _ = handle_truncated(rewards, _truncated(samples), rule, penalty)
+    return Group(
+        group.problem,
+        tuple(
+            s if s.reward is None else dataclasses.replace(s, reward=reward)
+            for s, reward in zip(samples, changed.tolist(), strict=True)
+        ),
+    )
+
+
+def _truncated(samples: Sequence[GradedSample]) -> Tensor:
+    """``[N]`` bool, whether a response was cut off at the limit."""
+    return torch.tensor([s.sample.finish_reason == "length" for s in samples])
 
 
 def advantage_rewards(samples: Sequence[GradedSample], advantage: AdvantageSettings) -> Tensor:

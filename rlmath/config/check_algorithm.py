@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
-from rlmath.config.schema_algorithm import CorrectionKind, KlPlace, ReferenceKind
+from rlmath.config.schema_algorithm import (
+    CorrectionKind,
+    GroupRule,
+    KlPlace,
+    ReferenceKind,
+    TruncatedRule,
+)
 from rlmath.config.settings import by_key, value_text
 
 # Advantages that compare the samples of a problem with each other.
@@ -32,6 +38,17 @@ _READ_BY = (
     _ReadBy(("dual_clip",), "loss", ("ppo_clip",)),
     _ReadBy(("sapo_tau_positive", "sapo_tau_negative"), "loss", ("sapo",)),
     _ReadBy(("dppo_divergence", "dppo_threshold"), "loss", ("dppo",)),
+    _ReadBy(("filter.low", "filter.high"), "filter.keep", (GroupRule.mean_range,)),
+    _ReadBy(("filter.oversample",), "filter.keep", (GroupRule.variance, GroupRule.mean_range)),
+    _ReadBy(("truncated_penalty",), "truncated", (TruncatedRule.penalise,)),
+    _ReadBy(
+        tuple(
+            f"curriculum.{name}"
+            for name in ("too_easy", "too_hard", "rest_steps", "decay", "min_visits")
+        ),
+        "curriculum.rest",
+        (True,),
+    ),
     _ReadBy(("reference.every",), "reference.kind", (ReferenceKind.averaged, ReferenceKind.reset)),
     _ReadBy(("reference.decay",), "reference.kind", (ReferenceKind.averaged,)),
     _ReadBy(("reference.reset_optimizer",), "reference.kind", (ReferenceKind.reset,)),
@@ -68,6 +85,8 @@ def algorithm_problems(config: Config) -> Iterator[str]:
         )
     yield from _correction(algorithm)
     yield from _kl_and_entropy(algorithm)
+    yield from _filter(algorithm)
+    yield from _curriculum(config)
 
 
 def _unread(algorithm: AlgorithmConfig) -> Iterator[str]:
@@ -168,3 +187,50 @@ def _kl_and_entropy(algorithm: AlgorithmConfig) -> Iterator[str]:
             "the ratio of a whole sequence, which a mask of single tokens would make that of "
             "another one; take 1, or a loss of tokens such as ppo_clip"
         )
+
+
+def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
+    rules, low, high = algorithm.filter, algorithm.filter.low, algorithm.filter.high
+    if low is not None and high is not None and low > high:
+        yield f"algorithm.filter.low={low:g}: is above algorithm.filter.high={high:g}"
+    if rules.keep is GroupRule.mean_range and low is None and high is None:
+        yield (
+            "algorithm.filter.keep=mean_range: has no range; give filter.low or filter.high, in "
+            "units of the reward"
+        )
+    if rules.oversample > rules.max_rounds:
+        yield (
+            f"algorithm.filter.oversample={rules.oversample:g}: asks at first for more than "
+            f"filter.max_rounds={rules.max_rounds} times prompts_per_step, which is the most; take "
+            f"oversample of at most {rules.max_rounds}, or more rounds"
+        )
+    if algorithm.truncated is TruncatedRule.penalise and algorithm.advantage == "gdpo":
+        yield (
+            "algorithm.truncated=penalise: changes the sum of the rewards, but advantage=gdpo "
+            "normalises each on its own; add the reward stop_properly to reward.items instead"
+        )
+    if rules.keep is GroupRule.variance and algorithm.group_size == 1:
+        yield (
+            "algorithm.filter.keep=variance: the rewards of a group of group_size=1 are always "
+            "equal, so no group would be kept; take filter.keep=all, or a group_size of 2 or more"
+        )
+
+
+def _curriculum(config: Config) -> Iterator[str]:
+    curriculum, limit = config.algorithm.curriculum, config.rollout.max_response_tokens
+    if curriculum.rest and curriculum.too_hard >= curriculum.too_easy:
+        yield (
+            f"algorithm.curriculum.too_hard={curriculum.too_hard:g}: has to be less than "
+            f"curriculum.too_easy={curriculum.too_easy:g}"
+        )
+    key = "algorithm.curriculum.length_stages"
+    starts = [stage.first_step for stage in curriculum.length_stages]
+    if starts and (starts[0] != 1 or starts != sorted(set(starts))):
+        yield f"{key}: first steps are {starts}; the first has to be 1, and they have to rise"
+    for index, stage in enumerate(curriculum.length_stages):
+        if stage.max_response_tokens > limit:
+            yield (
+                f"{key}[{index}].max_response_tokens={stage.max_response_tokens}: is above "
+                f"rollout.max_response_tokens={limit}, which engines and memory are laid out for; "
+                "take at most that, or raise it"
+            )

@@ -14,9 +14,12 @@ from omegaconf import MISSING
 
 from rlmath.config.schema_algorithm import (
     CorrectionConfig,
+    CurriculumConfig,
     DppoDivergence,
+    FilterConfig,
     KlPlace,
     ReferenceConfig,
+    TruncatedRule,
 )
 
 
@@ -182,8 +185,13 @@ class AlgorithmConfig:
     early_stop_rest: bool = False
     # Log-probs before the update: recomputed by the actor, or the engine's own.
     old_log_probs: OldLogProbs = OldLogProbs.recompute
-    # Responses cut off at the limit: train on them (false) or mask them out of the loss (true).
-    mask_truncated: bool = False
+    # Responses cut off at the limit: keep them as they are, mask them out of the loss (their
+    # rewards still count in their groups), or take truncated_penalty off their rewards.
+    truncated: TruncatedRule = TruncatedRule.keep
+    # What truncated=penalise takes off.
+    truncated_penalty: float = 1.0
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from omegaconf import MISSING
 
 
 class CorrectionKind(Enum):
@@ -30,6 +32,68 @@ class ReferenceKind(Enum):
     frozen = "frozen"
     averaged = "averaged"
     reset = "reset"
+
+
+class GroupRule(Enum):
+    all = "all"
+    variance = "variance"
+    mean_range = "mean_range"
+
+
+class TruncatedRule(Enum):
+    keep = "keep"
+    mask = "mask"
+    penalise = "penalise"
+
+
+@dataclass
+class FilterConfig:
+    # Groups that are trained on: all, those whose rewards are not all equal (variance), or those
+    # whose mean reward is from low to high (mean_range). Each group that is dropped is made up for
+    # by another problem at once, while others still generate (dynamic sampling).
+    keep: GroupRule = GroupRule.all
+    # Least mean reward of a group with keep=mean_range; null: none.
+    low: float | None = None
+    # Largest mean reward of a group with keep=mean_range; null: none.
+    high: float | None = None
+    # A group of which nothing could score a larger share of the samples is dropped as well.
+    max_unscored_share: float = 0.5
+    # At most so many times prompts_per_step problems are sampled for a step; with fewer groups
+    # after that the step is smaller.
+    max_rounds: int = 4
+    # Problems sampled at once for each group that the step still needs; above 1 fewer refills are
+    # waited for, and groups that are too many are kept for the next step.
+    oversample: float = 1.0
+    # Mask later copies of the same response in a group out of the loss.
+    mask_duplicates: bool = False
+
+
+@dataclass
+class LengthStage:
+    # First step of the stage, from 1.
+    first_step: int = MISSING
+    # Longest response in it, in tokens.
+    max_response_tokens: int = MISSING
+
+
+@dataclass
+class CurriculumConfig:
+    # Let problems rest that are nearly always or nearly never solved.
+    rest: bool = False
+    # A problem whose running pass rate is at least this rests.
+    too_easy: float = 0.95
+    # A problem whose running pass rate is at most this rests.
+    too_hard: float = 0.05
+    # Steps that a problem rests before it is tried again.
+    rest_steps: int = 50
+    # What the running pass rate keeps of its past at each visit.
+    decay: float = 0.5
+    # Visits before a problem may rest.
+    min_visits: int = 2
+    # Longest responses by step, at most rollout.max_response_tokens, such as
+    # [{first_step: 1, max_response_tokens: 8192}, {first_step: 500, max_response_tokens: 16384}];
+    # empty: always rollout.max_response_tokens.
+    length_stages: list[LengthStage] = field(default_factory=list)
 
 
 @dataclass

@@ -41,6 +41,7 @@ class ProblemStream(Generic[Item]):
         self._taken = 0
         self._epoch_of_order = -1
         self._order: list[int] = []
+        self._by_id = {item.id: item for item in self._items}
         digest = hashlib.sha256("\n".join(item.id for item in self._items).encode())
         self._fingerprint = digest.hexdigest()[:16]
 
@@ -57,6 +58,13 @@ class ProblemStream(Generic[Item]):
     def __len__(self) -> int:
         """Problems of one epoch."""
         return len(self._items)
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._by_id
+
+    def __getitem__(self, id_: str) -> Item:
+        """The problem with this id."""
+        return self._by_id[id_]
 
     def next(self, k: int) -> list[Item]:
         """The next ``k`` problems."""

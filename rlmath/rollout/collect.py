@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from rlmath.rewards.mix import RewardMix
@@ -11,18 +11,69 @@ from rlmath.types import Group, Problem, Sample
 
 
 class Grading:
-    """Groups whose samples are all there and whose grading may still be under way."""
+    """Groups that become complete and graded while others are still sampled.
 
-    def __init__(self, groups: Sequence[Future[Group]]) -> None:
-        self._groups = groups
+    What compares the samples of a problem is graded when its last sample is there.
 
-    def wait(self) -> tuple[Group, ...]:
-        """The groups, in the order of the problems, each with its samples by index.
+    Args:
+        rewards: What to grade with.
+        threads: Where.
+        group_size: Samples of each problem.
+    """
+
+    def __init__(self, rewards: RewardMix, threads: ThreadPoolExecutor, group_size: int) -> None:
+        self._rewards, self._threads, self._group_size = rewards, threads, group_size
+        self._problems: dict[str, Problem] = {}
+        self._arrived: dict[str, list[tuple[Sample, Future[Any]]]] = {}
+        self._graded: dict[str, Future[Group]] = {}
+        self._given: set[str] = set()
+
+    def expect(self, problems: Sequence[Problem]) -> None:
+        """Problems whose samples will come; with ids of their own."""
+        for problem in problems:
+            self._problems[problem.id] = problem
+            self._arrived[problem.id] = []
+
+    def take(self, sample: Sample) -> None:
+        """Begin to grade a sample; it answers a problem that was announced."""
+        problem = self._problems[sample.problem_id]
+        own = self._arrived[problem.id]
+        own.append((sample, self._threads.submit(self._rewards.prescore_group, problem, [sample])))
+        if len(own) == self._group_size:
+            self._graded[problem.id] = self._threads.submit(self._finish, problem, own)
+
+    def finished(self, block: bool = False) -> list[Group]:
+        """Groups that have been graded since the last call.
+
+        Args:
+            block: Wait until there is one, if any is complete.
 
         Raises:
             RewardError: A reward failed.
         """
-        return tuple(group.result() for group in self._groups)
+        left = {id_: group for id_, group in self._graded.items() if id_ not in self._given}
+        if block and left:
+            wait(left.values(), return_when=FIRST_COMPLETED)
+        done = [id_ for id_, group in left.items() if group.done()]
+        self._given.update(done)
+        return [left[id_].result() for id_ in done]
+
+    def wait(self) -> tuple[Group, ...]:
+        """All groups, in the order of the problems, each with its samples by index.
+
+        Raises:
+            RewardError: A reward failed.
+        """
+        return tuple(self._graded[id_].result() for id_ in self._problems)
+
+    def _finish(self, problem: Problem, arrived: list[tuple[Sample, Future[Any]]]) -> Group:
+        """The group of a problem. Its samples were handed to the threads earlier, so none of the
+        pieces waits for a thread that this call holds."""
+        arrived = sorted(arrived, key=lambda item: item[0].index)
+        samples = [sample for sample, _ in arrived]
+        pieces = [piece for _, future in arrived for piece in future.result()]
+        graded = self._rewards.score_group(problem, samples, prescored=pieces)
+        return Group(problem, tuple(graded))
 
 
 class Collector:
@@ -37,39 +88,26 @@ class Collector:
         self._rewards = rewards
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grade")
 
+    def begin(self, group_size: int) -> Grading:
+        """For samples that come one by one, of problems that become known on the way."""
+        return Grading(self._rewards, self._threads, group_size)
+
     def collect(
         self, problems: Sequence[Problem], samples: Iterable[Sample], group_size: int
     ) -> Grading:
         """Take samples as they come and grade each at once; returns when the last is there.
-
-        What compares the samples of a problem is graded when its last sample is there.
 
         Args:
             problems: With ids of their own; every sample answers one of them.
             samples: In any order.
             group_size: Samples of each problem.
         """
-        by_id = {problem.id: problem for problem in problems}
-        arrived: dict[str, list[tuple[Sample, Future[Any]]]] = {id_: [] for id_ in by_id}
-        graded: dict[str, Future[Group]] = {}
+        grading = self.begin(group_size)
+        grading.expect(problems)
         for sample in samples:
-            problem = by_id[sample.problem_id]
-            piece = self._threads.submit(self._rewards.prescore_group, problem, [sample])
-            own = arrived[problem.id]
-            own.append((sample, piece))
-            if len(own) == group_size:
-                graded[problem.id] = self._threads.submit(self._finish, problem, own)
-        return Grading([graded[problem.id] for problem in problems])
+            grading.take(sample)
+        return grading
 
     def close(self) -> None:
         """End the threads once what they do now is done."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _finish(self, problem: Problem, arrived: list[tuple[Sample, Future[Any]]]) -> Group:
-        """The group of a problem. Its samples were handed to the threads earlier, so none of the
-        pieces waits for a thread that this call holds."""
-        arrived = sorted(arrived, key=lambda item: item[0].index)
-        samples = [sample for sample, _ in arrived]
-        pieces = [piece for _, future in arrived for piece in future.result()]
-        graded = self._rewards.score_group(problem, samples, prescored=pieces)
-        return Group(problem, tuple(graded))

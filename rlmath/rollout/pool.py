@@ -23,6 +23,9 @@ ANSWER_EVERY_S = 5.0
 ABORT_TIMEOUT_S = 1.0
 SHUTDOWN_TIMEOUT_S = 6.0
 
+# Told whether no engine has work; gives requests to add.
+MoreRequests = Callable[[bool], Sequence[Request]]
+
 
 class RolloutPool:
     """vLLM engines as Ray actors. A context manager; ``start`` is called on entry.
@@ -129,12 +132,19 @@ class RolloutPool:
             self.shutdown()
             raise
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[Sample]:
+    def generate(
+        self, requests: Sequence[Request], more: MoreRequests | None = None
+    ) -> Iterator[Sample]:
         """Sample all requests; yields each sample once, as soon as it is there.
 
         An engine is given requests whenever it has room, the least busy one first, and a problem's
         samples together as long as they fit, so that one engine reads the prompt for all of them.
         A caller that stops early ends the unfinished requests.
+
+        Args:
+            requests: To begin with.
+            more: Asked after every answer of an engine for requests to add. It may wait when it
+                is told that no engine has work; nothing more from it then is the end.
 
         Raises:
             ValueError: Two requests have one key, or one is longer than the engines' sequences.
@@ -142,14 +152,23 @@ class RolloutPool:
         """
         if self._generating:
             raise RuntimeError("generate was called while another generate is not yet finished")
-        unfinished = {request.key: request for request in requests}
-        if len(unfinished) != len(requests):
-            raise ValueError(
-                f"{len(requests)} requests have {len(unfinished)} keys (problem id, index): each "
-                "key may come once"
-            )
-        self._refuse_overlong(requests)
-        queue = deque(requests)
+        unfinished: dict[tuple[str, int], Request] = {}
+        seen: set[tuple[str, int]] = set()
+        queue: deque[Request] = deque()
+
+        def add(new: Sequence[Request]) -> None:
+            keys = {request.key for request in new}
+            if len(keys) != len(new) or keys & seen:
+                raise ValueError(
+                    f"{len(new)} requests have {len(keys - seen)} new keys (problem id, index): "
+                    "each key may come once"
+                )
+            self._refuse_overlong(new)
+            seen.update(keys)
+            unfinished.update({request.key: request for request in new})
+            queue.extend(new)
+
+        add(requests)
         held = self.held = [{} for _ in self._engines]
         # The answer that each busy engine owes, and since when it is waited for.
         answers: dict[Any, int] = {}
@@ -158,7 +177,12 @@ class RolloutPool:
         self._generation += 2
         try:
             self._top_up(queue, held, answers)
-            while answers or queue:
+            while True:
+                if more is not None and (new := more(not answers and not queue)):
+                    add(new)
+                    self._top_up(queue, held, answers)
+                if not answers and not queue:
+                    break
                 waiting_since = time.monotonic()
                 starting = self._starting()
                 ready, _ = ray.wait(

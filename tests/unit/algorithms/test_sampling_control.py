@@ -1,6 +1,8 @@
 """Filters, dynamic sampling, curriculum, and control of the entropy."""
 
 import json
+import math
+import random
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from rlmath.algorithms.curriculum import CurriculumSettings, PassRates, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool
 from rlmath.algorithms.entropy import active_entropy_coef, next_entropy_coef, top_entropy_mask
-from rlmath.algorithms.filters import GroupFilter, duplicates, handle_truncated, pass_rate
+from rlmath.algorithms.filters import GroupFilter, duplicates, handle_truncated
 
 MIXED, EQUAL = [5.0, -5.0], [5.0, 5.0]
 
@@ -40,11 +42,6 @@ def test_filters_that_cannot_work_are_refused(wrong):
         GroupFilter(**wrong)
 
 
-def test_pass_rate_counts_graded_samples_alone():
-    assert pass_rate([True, False, None, True]) == pytest.approx(2 / 3)
-    assert pass_rate([None]) is None
-
-
 def test_later_copies_are_duplicates():
     assert duplicates([(1, 2), (3,), (1, 2), (1,), (1, 2)]) == [False, False, True, False, True]
 
@@ -71,10 +68,9 @@ def test_each_dropped_group_is_made_up_for_by_one_prompt_at_once():
     assert pool.to_request(in_flight=2) == 0
     assert pool.offer(1, "b", EQUAL, [True, True]) == "equal_rewards"
     assert pool.to_request(in_flight=1) == 1
-    assert not pool.done(in_flight=2)
     pool.offer(3, "d", MIXED, [True, False])
     pool.offer(2, "c", MIXED, [True, None])
-    assert pool.done(in_flight=0)
+    assert pool.to_request(in_flight=0) == 0
     groups, counts = pool.take()
     assert groups == ["a", "c", "d"]
     assert (counts.requested, counts.finished, counts.kept) == (4, 4, 3)
@@ -83,32 +79,81 @@ def test_each_dropped_group_is_made_up_for_by_one_prompt_at_once():
     assert counts.pass_rate == pytest.approx(5 / 7)
 
 
+def run_pool(pool, equal, seed):
+    """Groups come back in an order drawn from the seed; those in ``equal`` are dropped."""
+    draw = random.Random(seed)
+    in_flight, order = [], 0
+    while (more := pool.to_request(len(in_flight))) or in_flight:
+        in_flight += range(order, order + more)
+        order += more
+        if not more or draw.random() < 0.5:
+            done = in_flight.pop(draw.randrange(len(in_flight)))
+            pool.offer(done, done, EQUAL if done in equal else MIXED)
+    return pool.take(), pool.surplus
+
+
+@given(
+    st.sets(st.integers(0, 30)),
+    st.integers(1, 6),
+    st.sampled_from([1.0, 1.5, 2.0]),
+    st.tuples(st.integers(), st.integers()),
+)
+def test_what_is_requested_and_taken_does_not_depend_on_who_finishes_first(
+    equal, target, oversample, seeds
+):
+    first, second = (
+        run_pool(GroupPool(target, 3, GroupFilter("variance"), oversample), equal, seed)
+        for seed in seeds
+    )
+    assert first == second
+    (taken, counts), _ = first
+    # The least number of prompts, from the first request on, among which enough are kept.
+    limit, start = 3 * target, math.ceil(oversample * target - 1e-9)
+
+    def kept(n):
+        return [order for order in range(n) if order not in equal]
+
+    enough = [n for n in range(start, limit + 1) if len(kept(n)) >= target]
+    assert counts.requested == (enough[0] if enough else limit)
+    assert taken == kept(counts.requested)[:target]
+
+
 def test_rounds_are_limited_and_the_step_is_then_smaller():
     pool = GroupPool(target=2, max_rounds=2, group_filter=GroupFilter("variance"))
     order = 0
-    while not pool.done(in_flight=0):
-        for _ in range(pool.to_request(in_flight=0)):
+    while more := pool.to_request(in_flight=0):
+        for _ in range(more):
             pool.offer(order, order, MIXED if order == 1 else EQUAL)
             order += 1
-    assert pool.to_request(in_flight=0) == 0
     groups, counts = pool.take()
     assert groups == [1]
     assert (counts.requested, counts.dropped, counts.pass_rate) == (4, {"equal_rewards": 3}, None)
     assert pool.to_request(in_flight=0) == 2  # a new step has a new limit
 
 
-def test_surplus_goes_to_the_next_step_and_through_a_checkpoint():
-    pool = GroupPool(target=1, max_rounds=9, group_filter=GroupFilter("all"))
-    pool.to_request(0)
-    for order in (5, 3, 4):
+def test_with_too_few_groups_all_are_kept_for_the_next_step():
+    pool = GroupPool(target=3, max_rounds=1, group_filter=GroupFilter("variance"))
+    for order in range(pool.to_request(0)):
+        pool.offer(order, order, MIXED if order else EQUAL)
+    groups, counts = pool.take(at_least=3)
+    assert (groups, counts.surplus) == ([], 2)
+    assert pool.to_request(in_flight=0) == 1
+
+
+def test_surplus_goes_to_the_next_step():
+    pool = GroupPool(2, 4, GroupFilter("variance"), oversample=1.5)
+    assert pool.to_request(0) == 3
+    for order in (2, 0, 1):
         pool.offer(order, f"g{order}", MIXED)
     groups, counts = pool.take()
-    assert groups == ["g3"] and counts.surplus == 2
-    resumed = GroupPool(target=1, max_rounds=9, group_filter=GroupFilter("all"))
-    resumed.load_state(json.loads(json.dumps(pool.state())))
+    assert groups == ["g0", "g1"] and counts.surplus == 1
+    resumed = GroupPool(2, 4, GroupFilter("variance"), oversample=1.5)
+    resumed.set_surplus(pool.surplus)
     for p in (pool, resumed):
-        assert p.to_request(in_flight=0) == 0 and p.done(in_flight=0)
-        assert p.take()[0] == ["g4"]
+        assert p.to_request(in_flight=0) == 2  # ceil(1.5 * 1)
+        p.offer(3, "g3", MIXED)
+        p.offer(4, "g4", MIXED)
+        assert p.take()[0] == ["g2", "g3"]
 
 
 def test_a_pool_without_room_is_refused():

@@ -95,6 +95,19 @@ def test_gdpo_reads_each_reward_on_its_own():
 
 def test_truncated_responses_count_in_the_statistics_but_not_in_the_loss():
     cut = group({"a": 1.0}, {"a": 0.0}, {"a": 0.0}, cut_off=(1,))
-    batch = training_batch([cut], AdvantageSettings("dr_grpo"), mask_truncated=True)
+    batch = training_batch([cut], AdvantageSettings("dr_grpo"), truncated="mask")
     assert batch.loss_mask.tolist() == [True, False, False, True, True, True]
     assert batch.advantages[0] == pytest.approx(2 / 3)
+
+
+def test_later_copies_of_a_response_can_be_masked():
+    problem = Problem("p", "?", (1, 2), ("2",))
+    samples = [
+        GradedSample(Sample("p", i, ids, (-0.5,) * 2, "", "stop", 0, 0, 0), r, None, "ungraded")
+        for i, (ids, r) in enumerate([((3, 4), 1.0), ((3, 5), 0.0), ((3, 4), 1.0)])
+    ]
+    both = [Group(problem, tuple(samples))] * 2
+    batch = training_batch(both, AdvantageSettings("dr_grpo"), mask_duplicates=True)
+    # In each group the third response; the second group's first is no copy of the first group's.
+    assert batch.loss_mask.tolist() == [True, True, True, True, False, False] * 2
+    assert batch.advantages[:3].tolist() == pytest.approx([1 / 3, 1 / 3, -2 / 3])

@@ -41,6 +41,33 @@ def problems(*overrides: str) -> list[str]:
         (["entropy_coef_step=0.1"], ["entropy_coef_step=0.1", "entropy_target=null"]),
         (["entropy_target=1", "entropy_coef=-0.1"], ["entropy_coef=-0.1", "entropy_coef_max=0.1"]),
         (["entropy_top_share=0.2", "loss=gspo"], ["entropy_top_share=0.2", "ppo_clip"]),
+        (["filter.low=1"], ["filter.low=1", "take filter.keep=mean_range"]),
+        (["filter.oversample=2"], ["oversample=2.0", "keep=variance or mean_range"]),
+        (["filter.keep=mean_range"], ["has no range"]),
+        (["filter.keep=mean_range", "filter.low=1", "filter.high=0"], ["low=1: is above"]),
+        (
+            ["filter.keep=variance", "filter.oversample=3", "filter.max_rounds=2"],
+            ["oversample=3", "max_rounds=2", "at most 2"],
+        ),
+        (["truncated_penalty=2"], ["truncated_penalty=2.0", "take truncated=penalise"]),
+        (["truncated=penalise", "advantage=gdpo"], ["reward stop_properly"]),
+        (
+            ["filter.keep=variance", "group_size=1", "advantage=reinforce_pp"],
+            ["always equal", "group_size of 2"],
+        ),
+        (["curriculum.too_easy=0.9"], ["too_easy=0.9", "take curriculum.rest=true"]),
+        (
+            ["curriculum.rest=true", "curriculum.too_easy=0.1", "curriculum.too_hard=0.1"],
+            ["too_hard=0.1: has to be less than curriculum.too_easy=0.1"],
+        ),
+        (
+            ["curriculum.length_stages=[{first_step: 2, max_response_tokens: 9}]"],
+            ["first steps are [2]"],
+        ),
+        (
+            ["curriculum.length_stages=[{first_step: 1, max_response_tokens: 99999}]"],
+            ["length_stages[0].max_response_tokens=99999", "max_response_tokens=27648"],
+        ),
         (["group_size=1", "advantage=batch_std"], ["group_size=1: batch_std compares"]),
     ],
 )
@@ -67,6 +94,10 @@ def test_refused(overrides: list[str], expected: list[str]) -> None:
         ["kl_coef=0.1", "reference.kind=averaged", "reference.every=2", "reference.decay=0.9"],
         ["kl_coef=0.1", "reference.kind=reset", "reference.reset_optimizer=true"],
         ["entropy_target=0.2", "entropy_top_share=0.2"],
+        ["filter.keep=variance", "filter.oversample=1.5", "truncated=mask"],
+        ["filter.keep=mean_range", "filter.high=4", "truncated=penalise", "truncated_penalty=2"],
+        ["curriculum.rest=true", "curriculum.rest_steps=5"],
+        ["curriculum.length_stages=[{first_step: 1, max_response_tokens: 8192}]"],
     ],
 )
 def test_allowed(overrides: list[str]) -> None:

@@ -10,20 +10,24 @@ import torch
 from rlmath.actor.actor import UpdateResult, UpdateSettings
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.correction import CorrectionSettings
+from rlmath.algorithms.dynamic_sampling import PoolCounts
 from rlmath.algorithms.losses import LossInputs, metric_means
 from rlmath.algorithms.mismatch import measure
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_groups import training_batch
 from rlmath.coefficients import Coefficients
+from rlmath.config.load import load
 from rlmath.config.names import registered_names
 from rlmath.config.schema import AlgorithmConfig
+from rlmath.data import ProblemStream
 from rlmath.evaluate import eval_metrics
 from rlmath.log_probs import corrected, mismatch_metrics
 from rlmath.monitor.curves import PANELS
 from rlmath.rewards.stats import RewardStats
+from rlmath.rollout.sampler import Sampler
 from rlmath.train_metrics import rollout_metrics, update_metrics
-from rlmath.types import Group
+from rlmath.types import Group, Problem
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 TAG = re.compile(r"`([a-z_]+/[a-z0-9_/<>]+)`")
@@ -88,12 +92,27 @@ def mismatch_tags(group):
     return {re.sub(r"lag_\d+", "lag_<n>", tag) for tag in tags | set(figures)}
 
 
+def sampling_tags():
+    config = load(["model.path=m", "runner.run_dir=r", "algorithm.curriculum.rest=true"])
+    sampler = Sampler(config, ProblemStream([Problem("p", "?", (1,), ("2",))]))
+    return set(sampler._metrics(PoolCounts(1, 1, 1, {}, 0, 0.5), 1, 0, 1))
+
+
 def test_what_the_loops_make_is_explained(group):
     alignment = {f"alignment/{name}" for name in measure(torch.zeros(1), torch.zeros(1)).metrics()}
     made = rollout_metrics([group]).keys() | eval_metrics([group]).keys()
     made = made | update_tags() | reward_tags() | alignment | mismatch_tags(group)
+    made |= sampling_tags()
     assert made <= DOCUMENTED, sorted(made - DOCUMENTED)
-    prefixes = ("grading/", "rewards/", "train/", "mismatch/", "correction/")
+    prefixes = (
+        "grading/",
+        "rewards/",
+        "train/",
+        "mismatch/",
+        "correction/",
+        "sampling/",
+        "curriculum/",
+    )
     explained = {tag for tag in DOCUMENTED if tag.startswith(prefixes)}
     assert explained <= made, sorted(explained - made)
 

@@ -1,0 +1,94 @@
+"""Dynamic sampling, mismatch correction, curriculum, KL and entropy together, and a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from tests.e2e.runs import ROOT, metrics, quickstart_settings, rlmath
+
+# What a clock decides.
+VARIES = ("timing/", "throughput/", "time_s")
+REWARD = f"{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd"
+SETTINGS = [
+    "actor.tensor_parallel=1",
+    "rollout.engines=2",
+    "eval.every=0",
+    "runner.resume=auto",
+    "runner.save_every=2",
+    "runner.keep_checkpoints=3",
+    "runner.check_export_sequences=0",
+    f"reward.items=[{{name: '{REWARD}'}}, {{name: math}}]",
+    # More groups pass than a step takes, so some wait for the next step and are older then.
+    "algorithm.filter.keep=variance",
+    "algorithm.filter.oversample=2",
+    "algorithm.filter.mask_duplicates=true",
+    "algorithm.truncated=penalise",
+    "algorithm.truncated_penalty=0.5",
+    "algorithm.correction.kind=token_truncate",
+    "algorithm.correction.veto_below=1e-4",
+    "algorithm.correction.off_policy_mask_kl=0.5",
+    "algorithm.kl_coef=0.05",
+    "algorithm.kl_target=0.01",
+    "algorithm.kl_horizon_samples=100",
+    "algorithm.reference.kind=averaged",
+    "algorithm.reference.decay=0.5",
+    "algorithm.entropy_target=6",
+    "algorithm.entropy_coef_step=0.001",
+    "algorithm.curriculum.rest=true",
+    "algorithm.curriculum.min_visits=1",
+    "algorithm.curriculum.rest_steps=9",
+    "algorithm.curriculum.length_stages="
+    "[{first_step: 1, max_response_tokens: 32}, {first_step: 3, max_response_tokens: 64}]",
+]
+
+
+def test_all_of_it_together_goes_on_exactly_from_a_checkpoint(
+    material: Path, tmp_path: Path
+) -> None:
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    # So few problems that they come again within the run, and rest.
+    few = tmp_path / "few.jsonl"
+    rows = (material / "data" / "train.jsonl").read_text().splitlines()[:30]
+    few.write_text("\n".join(rows) + "\n")
+
+    def train(folder: Path, *more: str) -> None:
+        settings = [*quickstart_settings(material, folder), *SETTINGS]
+        settings += [f"data.train_paths=[{few}]", "runner.steps=4", *more]
+        run = rlmath("train", *settings)
+        assert run.returncode == 0, run.stderr
+
+    train(straight)
+    lines = metrics(straight)
+    sampling = [line["sampling/requested_groups"] for line in lines]
+    assert all(line["sampling/trained_groups"] == 8 for line in lines)
+    assert sum(line["sampling/dropped_equal_rewards"] for line in lines) > 0
+    assert any(line["sampling/surplus_groups"] for line in lines[:-1]), sampling
+    later = [line for line in lines if "mismatch/lag_1/token_count" in line]
+    assert later and all(line["mismatch/lag_1/k3"] > line["mismatch/lag_0/k3"] for line in later)
+    assert all(line["alignment/max_abs_diff"] < 1e-3 for line in lines)
+    assert [line["curriculum/max_response_tokens"] for line in lines] == [32, 32, 64, 64]
+    assert any(line["curriculum/passed_over"] for line in lines)
+    # The weights of KL and entropy follow what they are held to.
+    assert all(line["train/kl"] > 0 for line in lines)
+    assert len({line["train/kl_coef"] for line in lines}) == 4
+    assert [round(line["train/entropy_coef"], 6) for line in lines] == [0, 0.001, 0.002, 0.003]
+    samples = (straight / "samples" / "step_000001.jsonl").read_text().splitlines()
+    assert len(samples) == 4 * lines[0]["sampling/requested_groups"]
+    assert any(json.loads(row)["finish_reason"] == "length" for row in samples)
+
+    train(resumed, f"runner.resume={straight / 'checkpoints' / 'step_000002'}")
+
+    def comparable(folder: Path) -> list[dict[str, float]]:
+        return [
+            {k: v for k, v in line.items() if not k.startswith(VARIES) and "seconds" not in k}
+            for line in metrics(folder)
+            if line["step"] > 2
+        ]
+
+    assert comparable(straight) == comparable(resumed)
+    one = load_file(straight / "hf" / "model.safetensors")
+    other = load_file(resumed / "hf" / "model.safetensors")
+    assert all((one[name] == other[name]).all() for name in one)

@@ -1,0 +1,144 @@
+"""The groups of a step, with the real stream, grading and filters, and samples made up in place of
+engines: in any order, they come out the same, and the same after a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from rlmath.config.load import load
+from rlmath.data import ProblemStream
+from rlmath.rewards.loading import FunctionReward
+from rlmath.rewards.mix import MixItem, RewardMix
+from rlmath.rollout.collect import Collector
+from rlmath.rollout.requests import Request
+from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.types import Problem, Sample
+
+PROBLEMS = [Problem(f"d:{i}", f"p{i}", (1, i), ("0",)) for i in range(10)]
+
+
+class Engines:
+    """Answers requests in an order drawn from a seed, as ``RolloutPool.generate`` would."""
+
+    def __init__(self, order_seed: int) -> None:
+        self._draw = random.Random(order_seed)
+        self.requests: list[Request] = []
+
+    def generate(self, requests: Sequence[Request], more: Any) -> Iterator[Sample]:
+        queue = list(requests)
+        while True:
+            queue += more(not queue)
+            if not queue:
+                return
+            request = queue.pop(self._draw.randrange(len(queue)))
+            self.requests.append(request)
+            length = 1 + request.seed % 3
+            yield Sample(
+                request.problem_id,
+                request.index,
+                (5,) * length,
+                (-0.1,) * length,
+                str(request.seed % 5),
+                "length" if length == 3 else "stop",
+                0,
+                request.seed,
+                0,
+            )
+
+
+def score(completions: Sequence[str], **_: Any) -> list[float | None]:
+    """1 for small numbers; a 4 cannot be scored."""
+    return [None if text == "4" else float(text in "01") for text in completions]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with RewardMix([MixItem(FunctionReward(score, "small"), "small")], answer_grader=None) as mix:
+        made = Collector(mix)
+        yield made
+        made.close()
+
+
+def sampler_of(*overrides: str, at_least: int = 1) -> Sampler:
+    given = ["model.path=m", "runner.run_dir=r", "algorithm.prompts_per_step=4"]
+    config = load([*given, "algorithm.group_size=2", *(f"algorithm.{o}" for o in overrides)])
+    return Sampler(config, ProblemStream(PROBLEMS), at_least)
+
+
+def sample(sampler: Sampler, step: int, collector: Collector, order_seed: int = 0) -> Sampled:
+    engines: Any = Engines(order_seed)
+    return sampler.sample(step, engines, collector, contextlib.nullcontext)
+
+
+FILTERED = ("filter.keep=variance", "filter.oversample=3", "filter.max_rounds=9")
+
+
+def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector: Collector) -> None:
+    straight, other = sampler_of(*FILTERED), sampler_of(*FILTERED)
+    surplus = 0.0
+    for step in range(1, 6):
+        one, two = sample(straight, step, collector, step), sample(other, step, collector, -step)
+        assert one == two
+        assert len(one.groups) == 4
+        for group in one.groups:
+            rewards = [s.reward for s in group.samples]
+            assert rewards[0] != rewards[1] and None not in rewards
+        surplus += one.metrics["sampling/surplus_groups"]
+        again = sampler_of(*FILTERED)
+        again.load_state_dict(json.loads(json.dumps(other.state_dict())))
+        other = again
+    assert surplus  # Some groups were kept for a next step, and went through the checkpoint.
+
+
+def test_counts_of_what_was_dropped(collector: Collector) -> None:
+    sampled = sample(sampler_of(*FILTERED), 1, collector)
+    figures = sampled.metrics
+    dropped = [figures[f"sampling/dropped_{r}"] for r in ("unscored", "equal_rewards")]
+    assert sum(dropped) + figures["sampling/kept_groups"] == figures["sampling/requested_groups"]
+    assert len(sampled.finished) == figures["sampling/requested_groups"] > 4
+    ids = [group.problem.id for group in sampled.finished]
+    assert ids[:3] == [p.id for p in ProblemStream(PROBLEMS).next(3)] and len(set(ids)) == len(ids)
+    assert not sampled.shortage
+
+
+def test_too_few_groups(collector: Collector) -> None:
+    one_round = ("filter.keep=mean_range", "filter.low=2", "filter.max_rounds=1")
+    sampled = sample(sampler_of(*one_round), 1, collector)
+    assert sampled.groups == () and "mean_out_of_range" in sampled.shortage
+    assert "changes no weight" in sampled.shortage and len(sampled.finished) == 4
+    some = sample(sampler_of("filter.keep=variance", "filter.max_rounds=1"), 1, collector)
+    assert 0 < len(some.groups) < 4 and "instead of prompts_per_step=4" in some.shortage
+
+
+def test_a_penalty_counts_before_the_filter(collector: Collector) -> None:
+    rules = ("filter.keep=variance", "filter.max_rounds=9", "truncated=penalise")
+    sampled = sample(sampler_of(*rules, "truncated_penalty=0.5"), 1, collector)
+    for group in sampled.finished:
+        for graded in group.samples:
+            plain = score([graded.sample.text])[0]
+            cut = graded.sample.finish_reason == "length"
+            assert graded.reward == (None if plain is None else plain - 0.5 * cut)
+
+
+def test_lengths_come_in_stages(collector: Collector) -> None:
+    stages = "[{first_step: 1, max_response_tokens: 8}, {first_step: 3, max_response_tokens: 16}]"
+    sampler = sampler_of(f"curriculum.length_stages={stages}")
+    assert [sampler.max_response_tokens(step) for step in (1, 2, 3, 9)] == [8, 8, 16, 16]
+    engines: Any = Engines(0)
+    sampler.sample(2, engines, collector, contextlib.nullcontext)
+    assert {request.max_tokens for request in engines.requests} == {8}
+
+
+def test_when_all_problems_rest_they_are_taken_all_the_same() -> None:
+    sampler = sampler_of("curriculum.rest=true", "curriculum.min_visits=1")
+    for problem in PROBLEMS:
+        sampler._rates.update(problem.id, 0, 2, step=0)
+    problems, passed_over = sampler._next_problems(3, 1, {})
+    assert len(problems) == 3 and passed_over == len(PROBLEMS)
+    assert sampler._next_problems(2, 51, {})[1] == 0  # Rested for 50 steps.
