@@ -11,28 +11,19 @@ from dataclasses import dataclass, field
 
 @dataclass
 class _Tally:
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0  # sum of squared distances from the mean
+    values: list[float] = field(default_factory=list)
     nones: int = 0
     seconds: float | None = None
     errors: int = 0
-    notes: dict[str, tuple[float, int]] = field(default_factory=dict)
+    notes: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     statuses: Counter[str] = field(default_factory=Counter)
-
-    def add(self, value: float | None) -> None:
-        if value is None:
-            self.nones += 1
-            return
-        # Welford's update: no loss of digits when the mean is large against the spread.
-        self.count += 1
-        step = value - self.mean
-        self.mean += step / self.count
-        self.squares += step * (value - self.mean)
 
 
 class RewardStats:
-    """Figures since the last :meth:`drain`. Safe from any thread."""
+    """Figures since the last :meth:`drain`. Safe from any thread.
+
+    The order in which threads come changes no digit: sums are exact, or of sorted values.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,7 +38,10 @@ class RewardStats:
             if seconds is not None:
                 tally.seconds = (tally.seconds or 0.0) + seconds
             for value in values:
-                tally.add(value)
+                if value is None:
+                    tally.nones += 1
+                else:
+                    tally.values.append(value)
 
     def add_statuses(self, name: str, statuses: Iterable[str]) -> None:
         """Grader statuses behind the reward ``name``."""
@@ -62,9 +56,7 @@ class RewardStats:
     def add_note(self, name: str, note: str, value: float) -> None:
         """A figure that the reward itself reports; the mean is kept."""
         with self._lock:
-            notes = self._tallies[name].notes
-            total, count = notes.get(note, (0.0, 0))
-            notes[note] = (total + float(value), count + 1)
+            self._tallies[name].notes[note].append(float(value))
 
     def drain(self) -> dict[str, float]:
         """All figures, and start anew.
@@ -79,10 +71,13 @@ class RewardStats:
         result: dict[str, float] = {}
         for name, tally in tallies.items():
             prefix = f"rewards/{name}"
-            seen = tally.count + tally.nones
-            if tally.count:
-                result[f"{prefix}/mean"] = tally.mean
-                result[f"{prefix}/std"] = math.sqrt(tally.squares / tally.count)
+            count = len(tally.values)
+            seen = count + tally.nones
+            if count:
+                mean = math.fsum(tally.values) / count
+                squares = math.fsum((value - mean) ** 2 for value in tally.values)
+                result[f"{prefix}/mean"] = mean
+                result[f"{prefix}/std"] = math.sqrt(squares / count)
             if seen:
                 result[f"{prefix}/none_share"] = tally.nones / seen
             if tally.seconds is not None:
@@ -91,6 +86,6 @@ class RewardStats:
                 result[f"{prefix}/errors"] = float(tally.errors)
             for status, n in sorted(tally.statuses.items()):
                 result[f"{prefix}/status/{status}"] = float(n)
-            for note, (total, n) in sorted(tally.notes.items()):
-                result[f"{prefix}/{note}"] = total / n
+            for note, noted in sorted(tally.notes.items()):
+                result[f"{prefix}/{note}"] = sum(sorted(noted)) / len(noted)
         return result
