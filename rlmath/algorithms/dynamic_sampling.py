@@ -121,7 +121,7 @@ class GroupPool(Generic[G]):
         self._finished += 1
         self._right += sum(1 for c in correct if c)
         self._graded += sum(1 for c in correct if c is not None)
-        reason = self._filter.reason_to_drop(rewards)
+        reason = self._filter.reason_to_drop(rewards, correct)
         if reason is None:
             self._passed += 1
             self._kept.append((order, group))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-GroupRule = Literal["all", "variance", "mean_range"]
+GroupRule = Literal["all", "variance", "accuracy", "mean_range"]
 TruncatedRule = Literal["keep", "mask", "penalise"]
 
 
@@ -19,9 +19,10 @@ class GroupFilter:
     """Keep a group or not.
 
     Attributes:
-        rule: ``all``; ``variance``: keep when not all rewards are equal (DAPO, arXiv:2503.14476,
-            eq. 11); ``mean_range``: keep when the mean reward lies within the bounds, both
-            included.
+        rule: ``all``; ``variance``: keep when not all rewards are equal; ``accuracy``: when some
+            samples are right and some are not (DAPO, arXiv:2503.14476, eq. 11), which differs
+            from ``variance`` when rewards hold more than the answer; ``mean_range``: keep when
+            the mean reward lies within the bounds, both included.
         low: Lower bound of ``mean_range``, in units of the reward.
         high: Its upper bound.
         max_unscored_share: A group of which a larger share could not be scored is dropped, because
@@ -34,20 +35,25 @@ class GroupFilter:
     max_unscored_share: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.rule not in ("all", "variance", "mean_range"):
+        known = get_args(GroupRule)
+        if self.rule not in known:
             raise ValueError(
-                f"group filter {self.rule!r} is not known; known are: all, mean_range, variance"
+                f"group filter {self.rule!r} is not known; known are: {', '.join(sorted(known))}"
             )
         if self.low > self.high:
             raise ValueError(f"group filter: low = {self.low} is above high = {self.high}")
         if not 0.0 <= self.max_unscored_share <= 1.0:
             raise ValueError(f"max_unscored_share = {self.max_unscored_share}: 0 to 1 is needed")
 
-    def reason_to_drop(self, rewards: Sequence[float | None]) -> str | None:
-        """Why the group is dropped: ``unscored``, ``equal_rewards`` or ``mean_out_of_range``.
+    def reason_to_drop(
+        self, rewards: Sequence[float | None], correct: Sequence[bool | None] = ()
+    ) -> str | None:
+        """Why the group is dropped: ``unscored``, ``equal_rewards``, ``equal_accuracy`` or
+        ``mean_out_of_range``.
 
         Args:
             rewards: Of the group's samples; ``None`` where nothing could score them.
+            correct: Whether each is right, for ``accuracy``; ``None`` where no grader looked.
 
         Returns:
             ``None`` when the group is kept.
@@ -58,6 +64,11 @@ class GroupFilter:
             return "unscored"
         if self.rule == "variance" and min(scored) == max(scored):
             return "equal_rewards"
+        if self.rule == "accuracy":
+            graded = {one for one in correct if one is not None}
+            if not graded:
+                return "unscored"
+            return None if len(graded) == 2 else "equal_accuracy"
         if self.rule == "mean_range":
             mean = math.fsum(scored) / len(scored)
             if not self.low <= mean <= self.high:

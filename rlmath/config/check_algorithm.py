@@ -39,7 +39,7 @@ _READ_BY = (
     _ReadBy(("sapo_tau_positive", "sapo_tau_negative"), "loss", ("sapo",)),
     _ReadBy(("dppo_divergence", "dppo_threshold"), "loss", ("dppo",)),
     _ReadBy(("filter.low", "filter.high"), "filter.keep", (GroupRule.mean_range,)),
-    _ReadBy(("filter.oversample",), "filter.keep", (GroupRule.variance, GroupRule.mean_range)),
+    _ReadBy(("filter.oversample",), "filter.keep", tuple(GroupRule)[1:]),
     _ReadBy(("truncated_penalty",), "truncated", (TruncatedRule.penalise,)),
     _ReadBy(
         tuple(
@@ -209,9 +209,9 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
             "algorithm.truncated=penalise: changes the sum of the rewards, but advantage=gdpo "
             "normalises each on its own; add the reward stop_properly to reward.items instead"
         )
-    if rules.keep is GroupRule.variance and algorithm.group_size == 1:
+    if rules.keep in (GroupRule.variance, GroupRule.accuracy) and algorithm.group_size == 1:
         yield (
-            "algorithm.filter.keep=variance: the rewards of a group of group_size=1 are always "
+            f"algorithm.filter.keep={rules.keep.name}: in a group of group_size=1 all is always "
             "equal, so no group would be kept; take filter.keep=all, or a group_size of 2 or more"
         )
 

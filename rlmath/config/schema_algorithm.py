@@ -37,6 +37,7 @@ class ReferenceKind(Enum):
 class GroupRule(Enum):
     all = "all"
     variance = "variance"
+    accuracy = "accuracy"
     mean_range = "mean_range"
 
 
@@ -48,8 +49,9 @@ class TruncatedRule(Enum):
 
 @dataclass
 class FilterConfig:
-    # Groups that are trained on: all, those whose rewards are not all equal (variance), or those
-    # whose mean reward is from low to high (mean_range). Each group that is dropped is made up for
+    # Groups that are trained on: all, those whose rewards are not all equal (variance), those with
+    # right and wrong samples (accuracy), or those whose mean reward is from low to high
+    # (mean_range). Each group that is dropped is made up for
     # by another problem at once, while others still generate (dynamic sampling).
     keep: GroupRule = GroupRule.all
     # Least mean reward of a group with keep=mean_range; null: none.

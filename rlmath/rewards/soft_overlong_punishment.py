@@ -23,12 +23,25 @@ class SoftOverlongPunishment(Reward):
     Args:
         max_completion_len: L_max, in tokens.
         soft_punish_cache: L_cache, in tokens: over how many the cost rises; 0 makes it a step.
+        soft_punish_share: L_cache as a share of L_max instead; the paper's 4096 of 20480 is 0.2.
     """
 
     needs_tokens = True
     __name__ = "soft_overlong_punishment_reward"
 
-    def __init__(self, max_completion_len: int, soft_punish_cache: int) -> None:
+    def __init__(
+        self,
+        max_completion_len: int,
+        soft_punish_cache: int | None = None,
+        soft_punish_share: float | None = None,
+    ) -> None:
+        if (soft_punish_cache is None) == (soft_punish_share is None):
+            raise RewardSettingError(
+                "soft_overlong_punishment: give one of soft_punish_cache (tokens) and "
+                "soft_punish_share (of max_completion_len)"
+            )
+        if soft_punish_cache is None:
+            soft_punish_cache = round(float(soft_punish_share or 0.0) * max_completion_len)
         if not 0 <= soft_punish_cache <= max_completion_len:
             raise RewardSettingError(
                 f"soft_overlong_punishment: soft_punish_cache={soft_punish_cache} tokens must lie "

@@ -20,7 +20,7 @@ from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import Request, requests_for
 from rlmath.types import Group, Problem
 
-DROP_REASONS = ("unscored", "equal_rewards", "mean_out_of_range")
+DROP_REASONS = ("unscored", "equal_rewards", "equal_accuracy", "mean_out_of_range")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,14 @@ def test_group_filter(group_filter, rewards, want):
     assert group_filter.reason_to_drop(rewards) == want
 
 
+def test_a_filter_by_accuracy_does_not_look_at_rewards():
+    rule = GroupFilter("accuracy")
+    assert rule.reason_to_drop([1.0, 1.0], [True, False]) is None
+    assert rule.reason_to_drop([1.0, 0.5], [True, True]) == "equal_accuracy"
+    assert rule.reason_to_drop([1.0, 0.5], [False, None]) == "equal_accuracy"
+    assert rule.reason_to_drop([1.0, 0.5], [None, None]) == "unscored"
+
+
 @pytest.mark.parametrize(
     "wrong", [{"rule": "std"}, {"low": 1.0, "high": 0.0}, {"max_unscored_share": 2.0}]
 )

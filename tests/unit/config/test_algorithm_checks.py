@@ -42,7 +42,7 @@ def problems(*overrides: str) -> list[str]:
         (["entropy_target=1", "entropy_coef=-0.1"], ["entropy_coef=-0.1", "entropy_coef_max=0.1"]),
         (["entropy_top_share=0.2", "loss=gspo"], ["entropy_top_share=0.2", "ppo_clip"]),
         (["filter.low=1"], ["filter.low=1", "take filter.keep=mean_range"]),
-        (["filter.oversample=2"], ["oversample=2.0", "keep=variance or mean_range"]),
+        (["filter.oversample=2"], ["oversample=2.0", "keep=variance or accuracy or mean_range"]),
         (["filter.keep=mean_range"], ["has no range"]),
         (["filter.keep=mean_range", "filter.low=1", "filter.high=0"], ["low=1: is above"]),
         (

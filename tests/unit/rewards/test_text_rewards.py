@@ -210,6 +210,14 @@ def test_soft_overlong_punishment(tokens, expected):
         assert reward(["a" * tokens]) == [pytest.approx(expected)]
 
 
+def test_soft_overlong_punishment_by_share_of_the_limit():
+    reward = get_reward("soft_overlong_punishment", max_completion_len=20480, soft_punish_share=0.2)
+    assert reward.soft_punish_cache == 4096
+    for both in ({}, {"soft_punish_cache": 1, "soft_punish_share": 0.1}):
+        with pytest.raises(RewardSettingError, match="give one of"):
+            get_reward("soft_overlong_punishment", max_completion_len=10, **both)
+
+
 def test_soft_overlong_punishment_as_a_step():
     reward = get_reward("soft_overlong_punishment", max_completion_len=10, soft_punish_cache=0)
     assert reward(completion_ids=[[1] * 10, [1] * 11]) == [0.0, -1.0]
