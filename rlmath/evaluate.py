@@ -2,96 +2,161 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
+import itertools
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.load import save
 from rlmath.config.schema import Config
-from rlmath.data import load_problems, load_tokenizer
+from rlmath.data import load_tokenizer
+from rlmath.evaluation.held_out import HeldOut, load_held_out
+from rlmath.evaluation.journal import Journal
+from rlmath.evaluation.metrics import benchmark_metrics, tagged
+from rlmath.evaluation.results import (
+    PLOT_FILE,
+    RESULTS_FILE,
+    TABLE_FILE,
+    read_results,
+    table,
+    write_results,
+)
+from rlmath.evaluation.source import about, with_checkpoint
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.rollout.requests import requests_for
 from rlmath.session import Session, open_session, with_model_folder
-from rlmath.train_metrics import STATUSES
-from rlmath.types import Group, Problem
+from rlmath.types import Group, Sample
 
 # Steps of evaluation have random streams of their own, apart from training's.
 SEED_OFFSET = 1_000_003
 
 
 def run(config: Config) -> int:
-    """Evaluate ``model.path`` on ``data.eval_paths``; every response is kept.
+    """Evaluate ``model.path``, or ``eval.checkpoint``, and keep every response.
 
-    Writes to ``run_dir/evaluation``, apart from what a training run has there.
+    Writes to ``run_dir/evaluation``, apart from what a training run has there. What an earlier
+    call has finished of the same evaluation is taken over, unless ``runner.resume=never``.
     """
+    folder = Path(config.runner.run_dir) / "evaluation"
     config = with_model_folder(config)
-    run_dir = Path(config.runner.run_dir) / "evaluation"
-    save(config, run_dir / "config.yaml")
-    tokenizer = load_tokenizer(config.model.path)
-    problems, report = load_problems(
-        config.data.eval_paths, config.data, tokenizer, limit=config.data.max_eval_problems
-    )
-    print("held-out problems:", report.describe(config.data.max_prompt_tokens), flush=True)
-    with (
-        open_session(config, optimizer=None) as session,
-        open_monitor(run_dir, config.runner, total_steps=0) as monitor,
-    ):
-        metrics = evaluate(session, problems, monitor, step=0)
-        metrics = monitor.log_step(0, metrics)
-    path = run_dir / "metrics.json"
-    path.write_text(json.dumps(metrics, indent=2) + "\n")
-    for name, value in metrics.items():
-        print(f"{name:32} {value:.4f}")
-    print(f"written to {path}; every response is in {run_dir / 'samples'}")
+    evaluated = config.eval.checkpoint or config.model.path
+    config = with_checkpoint(config, folder / "model")
+    save(config, folder / "config.yaml")
+    held_out = load_held_out(config, load_tokenizer(config.model.path))
+    entries = _finished(config, folder)
+    left = [one for one in held_out if one.benchmark.name not in entries]
+    if left:
+        with (
+            open_session(config, optimizer=None) as session,
+            open_monitor(folder, config.runner, total_steps=0) as monitor,
+        ):
+            for one in left:
+                entries[one.benchmark.name] = _evaluate_one(session, one, monitor, folder)
+                order = [h.benchmark.name for h in held_out if h.benchmark.name in entries]
+                write_results(folder, evaluated, {name: entries[name] for name in order})
+                _journal_path(folder, one.benchmark.name).unlink()
+            by_name = {h.benchmark.name: entries[h.benchmark.name]["metrics"] for h in held_out}
+            monitor.log_step(0, tagged(by_name))
+    print(table(entries))
+    print(f"written to {folder}: {RESULTS_FILE}, {TABLE_FILE}, {PLOT_FILE}; responses in samples/")
     return 0
 
 
 def evaluate(
-    session: Session, problems: Sequence[Problem], monitor: Monitor, step: int
+    session: Session, held_out: Sequence[HeldOut], monitor: Monitor, step: int
 ) -> dict[str, float]:
-    """Sample and grade the held-out problems with the engines' present weights."""
-    config = session.config
-    settings = config.eval
-    sampling = session.sampling
-    with monitor.phase("evaluate"):
-        requests = requests_for(
-            problems,
-            samples=settings.samples,
-            max_tokens=settings.max_response_tokens or config.rollout.max_response_tokens,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            run_seed=config.runner.seed + SEED_OFFSET,
-            step=step,
-        )
-        samples = sampling.pool.generate(requests)
-        groups = sampling.collector.collect(problems, samples, settings.samples).wait()
-        sampling.rewards.metrics()  # Evaluation's figures are not training's.
-    monitor.log_samples(step, groups, kind="eval")
-    return eval_metrics(groups)
+    """Sample and grade the held-out problems with the engines' present weights.
 
-
-def eval_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Accuracy (the mean over problems of the mean over samples) and its standard error.
-
-    The error is that of a mean over problems drawn at random: the deviation (Bessel) of the
-    problems' accuracies over the root of their number.
+    Returns:
+        Metrics by their tags.
     """
-    per_problem = [
-        sum(bool(s.correct) for s in group.samples) / len(group.samples) for group in groups
-    ]
-    n = len(per_problem)
-    mean = sum(per_problem) / n
-    variance = sum((p - mean) ** 2 for p in per_problem) / (n - 1) if n > 1 else math.nan
-    samples = [s for group in groups for s in group.samples]
-    metrics = {
-        "eval/accuracy": mean,
-        "eval/accuracy_standard_error": math.sqrt(variance / n),
-        "eval/solved_share": sum(any(s.correct for s in g.samples) for g in groups) / n,
-        "eval/response_length": sum(len(s.sample.token_ids) for s in samples) / len(samples),
-        "eval/truncated_share": sum(s.sample.finish_reason == "length" for s in samples)
-        / len(samples),
+    by_benchmark = {}
+    with monitor.phase("evaluate"):
+        for one in held_out:
+            groups = sample_and_grade(session, one, step)
+            _log_samples(monitor, step, groups, one.benchmark.name)
+            by_benchmark[one.benchmark.name] = benchmark_metrics(groups)
+    return tagged(by_benchmark)
+
+
+def sample_and_grade(
+    session: Session, held_out: HeldOut, step: int, journal: Journal | None = None
+) -> Sequence[Group]:
+    """The graded samples of a benchmark.
+
+    Args:
+        session: With engines.
+        held_out: The benchmark and its problems.
+        step: Of training; each has random streams of its own.
+        journal: Has samples that need not be made again, and takes those that are made.
+    """
+    benchmark, sampling = held_out.benchmark, session.sampling
+    requests = requests_for(
+        held_out.problems,
+        samples=benchmark.samples,
+        max_tokens=benchmark.max_response_tokens,
+        temperature=benchmark.temperature,
+        top_p=benchmark.top_p,
+        run_seed=session.config.runner.seed + SEED_OFFSET,
+        step=step,
+    )
+    samples: Iterable[Sample]
+    if journal is None:
+        samples = sampling.pool.generate(requests)
+    else:
+        missing = [request for request in requests if request.key not in journal.samples]
+        samples = itertools.chain(
+            journal.samples.values(), journal.keep(sampling.pool.generate(missing))
+        )
+    groups = sampling.collector.collect(held_out.problems, samples, benchmark.samples).wait()
+    sampling.rewards.metrics()  # Evaluation's figures are not training's.
+    return groups
+
+
+def _evaluate_one(
+    session: Session, held_out: HeldOut, monitor: Monitor, folder: Path
+) -> dict[str, Any]:
+    """Evaluate one benchmark; its entry in the results."""
+    benchmark, config = held_out.benchmark, session.config
+    fingerprint = about(config, benchmark)
+    with Journal(_journal_path(folder, benchmark.name), fingerprint) as journal:
+        if config.runner.resume == "never":
+            journal.samples.clear()
+        elif journal.samples:
+            print(f"{benchmark.name}: {len(journal.samples)} samples are there from before")
+        started_s, before = time.monotonic(), len(journal.samples)
+        with monitor.phase("evaluate"):
+            groups = sample_and_grade(session, held_out, 0, journal)
+        seconds = time.monotonic() - started_s
+        _log_samples(monitor, 0, groups, benchmark.name)
+    return {
+        "problems": len(groups),
+        "settings": fingerprint["settings"],
+        "metrics": benchmark_metrics(groups),
+        "samples_made": sum(len(group.samples) for group in groups) - before,
+        "seconds": seconds,
+        "about": fingerprint,
     }
-    for status in STATUSES[2:]:
-        metrics[f"eval/{status}_share"] = sum(s.status == status for s in samples) / len(samples)
-    return metrics
+
+
+def _journal_path(folder: Path, benchmark: str) -> Path:
+    return folder / "unfinished" / f"{benchmark}.jsonl"
+
+
+def _finished(config: Config, folder: Path) -> dict[str, Any]:
+    """Entries of an earlier call that this one would make again just so."""
+    if config.runner.resume == "never":
+        return {}
+    earlier = read_results(folder)
+    return {
+        benchmark.name: earlier[benchmark.name]
+        for benchmark in benchmarks_of(config)
+        if benchmark.name in earlier
+        and earlier[benchmark.name]["about"] == about(config, benchmark)
+    }
+
+
+def _log_samples(monitor: Monitor, step: int, groups: Sequence[Group], name: str) -> None:
+    monitor.log_samples(step, groups, kind="eval" if name == HELD_OUT else f"eval_{name}")

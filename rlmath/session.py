@@ -20,6 +20,7 @@ from rlmath.algorithm_settings import reference_settings
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.config.arithmetic import Layout, resolve_layout
+from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.facts import TINY
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.device import choose_platform
@@ -108,7 +109,7 @@ def open_session(
         pool = None
         if samples:
             pool = RolloutPool(
-                engine_spec(config, layout),
+                engine_spec(config, layout, trains=optimizer is not None),
                 num_engines=layout.engines,
                 stall_timeout_s=config.rollout.stall_timeout_s,
                 max_restarts=config.rollout.max_engine_restarts,
@@ -192,14 +193,12 @@ def reward_mix(config: Config) -> Iterator[RewardMix]:
         yield mix
 
 
-def engine_spec(config: Config, layout: Layout) -> EngineSpec:
-    """How each engine is set up."""
+def engine_spec(config: Config, layout: Layout, *, trains: bool) -> EngineSpec:
+    """How each engine is set up; ``trains``: there is an actor, whose rollouts they sample."""
     rollout = config.rollout
     on_cuda = layout.device is Device.cuda
     colocated = layout.placement is Placement.colocated
-    longest_response = max(
-        rollout.max_response_tokens, config.eval.max_response_tokens or rollout.max_response_tokens
-    )
+    longest_response = longest_response_tokens(config, trains=trains)
     return EngineSpec(
         model_path=str(Path(config.model.path).absolute()),
         dtype=config.model.dtype.value,  # type: ignore[arg-type]

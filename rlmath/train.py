@@ -23,6 +23,7 @@ from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import ProblemStream, load_problems, load_tokenizer
 from rlmath.evaluate import evaluate
+from rlmath.evaluation.held_out import load_held_out
 from rlmath.log_probs import compared, needs_first_pass, with_kl_rewards, with_log_probs
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.rollout.refit import refit
@@ -30,7 +31,7 @@ from rlmath.rollout.sampler import Sampler
 from rlmath.session import Session, open_session, with_model_folder
 from rlmath.summary import check_export, summarize
 from rlmath.train_metrics import batch_metrics, rollout_metrics, update_metrics
-from rlmath.types import Problem, TrainingBatch
+from rlmath.types import TrainingBatch
 
 
 class HasState(Protocol):
@@ -48,15 +49,15 @@ def run(config: Config) -> int:
     tokenizer = load_tokenizer(config.model.path)
     problems, report = load_problems(config.data.train_paths, config.data, tokenizer)
     print("training problems:", report.describe(config.data.max_prompt_tokens), flush=True)
-    held_out: list[Problem] = []
-    if config.data.eval_paths:
-        held_out, report = load_problems(
-            config.data.eval_paths, config.data, tokenizer, limit=config.data.max_eval_problems
-        )
-        print("held-out problems:", report.describe(config.data.max_prompt_tokens), flush=True)
+    held_out = load_held_out(config, tokenizer)
     stream = ProblemStream(problems, seed=config.data.seed, shuffle=config.data.shuffle)
     coefficients = Coefficients(config.algorithm)
-    store = CheckpointStore(run_dir / "checkpoints", keep=config.runner.keep_checkpoints)
+    best = config.runner.best_metric
+    store = CheckpointStore(
+        run_dir / "checkpoints",
+        keep=config.runner.keep_checkpoints,
+        best={best: "max"} if best else None,
+    )
     checkpoint = store.resume(config.runner.resume)
     done = 0 if checkpoint is None else checkpoint.step
     steps = config.runner.steps

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.config.arithmetic import Layout
+from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
+from rlmath.config.check_benchmarks import data_of
 from rlmath.config.check_layout import GIB
 from rlmath.config.facts import (
     ARCHITECTURES,
@@ -22,7 +24,7 @@ from rlmath.config.facts import (
     peek_rows,
     read_model,
 )
-from rlmath.config.schema import Config, DType, MalformedRow
+from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
 from rlmath.config.weight_files import broken_weight_files
 from rlmath.errors import ConfigError
 
@@ -79,34 +81,59 @@ def _where_from(config: Config) -> str:
 def data_files(config: Config, command: str) -> Iterator[str]:
     """The files are there, and their first rows have the fields."""
     data, sft = config.data, config.sft
-    wanted = {
-        "train": ("data.train_paths", data.train_paths, "data.answer_key", data.answer_key),
-        "sft": ("sft.train_paths", sft.train_paths, "sft.response_key", sft.response_key),
-        "evaluate": ("data.eval_paths", data.eval_paths, "data.answer_key", data.answer_key),
-    }
-    key, paths, answer_setting, answer_key = wanted[command]
+    if command == "sft":
+        yield from _given("sft.train_paths", sft.train_paths, "worked examples")
+        for path in dict.fromkeys(sft.train_paths):
+            yield from _data_file(
+                data, "sft.train_paths", path, "sft.response_key", sft.response_key
+            )
+        return
+    if command == "train":
+        yield from _given("data.train_paths", data.train_paths, "problems")
+        for path in dict.fromkeys(data.train_paths):
+            yield from _data_file(
+                data, "data.train_paths", path, "data.answer_key", data.answer_key
+            )
+    elif not config.eval.benchmarks:
+        yield from _given("data.eval_paths", data.eval_paths, "problems")
+    for benchmark in benchmarks_of(config):
+        for path in benchmark.paths:
+            for problem in _data_file(
+                benchmark.data,
+                benchmark.key,
+                path,
+                "data.answer_key" if benchmark.name == HELD_OUT else f"{benchmark.key}.answer_key",
+                benchmark.data.answer_key,
+            ):
+                yield problem + data_of(config, benchmark) * (not Path(path).is_file())
+
+
+def _given(key: str, paths: list[str], what: str) -> Iterator[str]:
     if not paths:
-        what = "worked examples" if command == "sft" else "problems"
-        yield f"{key} is empty: give files with {what}, such as {key}=[{what.split()[-1]}.jsonl]"
+        or_benchmarks = (
+            ", or known benchmarks, such as eval.benchmarks=[{name: aime24}]"
+            if key == "data.eval_paths"
+            else ""
+        )
+        yield (
+            f"{key} is empty: give files with {what}, such as {key}=[{what.split()[-1]}.jsonl]"
+            f"{or_benchmarks}"
+        )
     for path in dict.fromkeys(paths):
         if paths.count(path) > 1:
             yield f"{key}: {path} is given {paths.count(path)} times; give it once"
-        yield from _data_file(config, key, path, answer_setting, answer_key)
-    if command == "train":
-        for path in data.eval_paths:
-            yield from _data_file(config, "data.eval_paths", path, "data.answer_key", answer_key)
 
 
 def _data_file(
-    config: Config, key: str, path: str, answer_setting: str, answer_key: str
+    data: DataConfig, key: str, path: str, answer_setting: str, answer_key: str
 ) -> Iterator[str]:
     try:
         rows = peek_rows(path)
     except ConfigError as error:
         yield f"{key}: {error}"
         return
-    skip = config.data.malformed_rows is MalformedRow.skip
-    problems = [_row_problem(config, where, row, answer_setting, answer_key) for where, row in rows]
+    skip = data.malformed_rows is MalformedRow.skip
+    problems = [_row_problem(data, where, row, answer_setting, answer_key) for where, row in rows]
     found = [problem for problem in problems if problem]
     # With malformed_rows=skip a bad row is counted and left out; a file of nothing else is not.
     if found and (not skip or len(found) == len(rows)):
@@ -114,14 +141,16 @@ def _data_file(
 
 
 def _row_problem(
-    config: Config, where: str, row: Any, answer_setting: str, answer_key: str
+    data: DataConfig, where: str, row: Any, answer_setting: str, answer_key: str
 ) -> str | None:
     if isinstance(row, ValueError):
         return f"{where}: not a JSON object: {row}"
     if not isinstance(row, dict):
         return f"{where}: a row is a mapping of fields, this is a {type(row).__name__}"
-    data = config.data
-    for setting, name in (("data.prompt_key", data.prompt_key), (answer_setting, answer_key)):
+    prompt_setting = answer_setting.replace("answer_key", "prompt_key")
+    if "prompt_key" not in prompt_setting:
+        prompt_setting = "data.prompt_key"
+    for setting, name in ((prompt_setting, data.prompt_key), (answer_setting, answer_key)):
         if name not in row:
             close = difflib.get_close_matches(name, list(row), n=1)
             hint = f"; did you mean {setting}={close[0]}?" if close else ""
@@ -130,11 +159,11 @@ def _row_problem(
     prompt = row[data.prompt_key]
     if isinstance(prompt, list) and not data.apply_chat_template:
         return (
-            f"data.prompt_key={data.prompt_key}: {where} holds a list of chat messages; set "
+            f"{prompt_setting}={data.prompt_key}: {where} holds a list of chat messages; set "
             "data.apply_chat_template=true"
         )
     if not isinstance(prompt, str | list) or not prompt:
-        return f"data.prompt_key={data.prompt_key}: {where} holds {prompt!r}, no text"
+        return f"{prompt_setting}={data.prompt_key}: {where} holds {prompt!r}, no text"
     if row[answer_key] is None or row[answer_key] in ("", []):
         return f"{answer_setting}={answer_key}: {where} holds {row[answer_key]!r}, no answer"
     return None
@@ -204,7 +233,8 @@ def disk(config: Config, model: ModelFacts, machine: Machine) -> Iterator[str]:
     runner, value_bytes = config.runner, _value_bytes(config)
     # Adam's moments and, for bfloat16 weights, their float32 copy.
     checkpoint = model.num_parameters * (value_bytes + 8 + (4 if value_bytes == 2 else 0))
-    kept = runner.keep_checkpoints + 1 if runner.save_every else 1
+    best = runner.best_metric is not None
+    kept = runner.keep_checkpoints + 1 + best if runner.save_every else 1
     needed = kept * checkpoint + model.num_parameters * value_bytes
     free = machine.free_bytes(runner.run_dir)
     if needed > free:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rlmath.config.arithmetic import Layout, batch_of
+from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.facts import ModelFacts
 from rlmath.config.schema import Config, DType, Recompute
 
@@ -118,11 +119,17 @@ def lengths(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
     if command == "sft":
         return
     prompt, most = config.data.max_prompt_tokens, model.max_position_embeddings
-    responses = {"eval.max_response_tokens": config.eval.max_response_tokens}
-    if command == "train" or config.eval.max_response_tokens is None:
+    benchmarks = benchmarks_of(config)
+    responses: dict[str, int] = {
+        f"{benchmark.length_key}.max_response_tokens": benchmark.max_response_tokens
+        for benchmark in benchmarks
+    }
+    if config.eval.max_response_tokens is not None:
+        responses["eval.max_response_tokens"] = config.eval.max_response_tokens
+    if command == "train" or not benchmarks:
         responses["rollout.max_response_tokens"] = config.rollout.max_response_tokens
     for key, response in responses.items():
-        if response is not None and prompt + response > most:
+        if prompt + response > most:
             room = most - prompt
             works = f"{key}={room} or less, or " if room > 0 else ""
             shorter = (
@@ -134,10 +141,12 @@ def lengths(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
             )
 
 
-def kv_cache(config: Config, model: ModelFacts) -> Iterator[str]:
+def kv_cache(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
     """A CPU engine's cache holds one sequence of the longest kind."""
-    longest = config.data.max_prompt_tokens + max(
-        config.rollout.max_response_tokens, config.eval.max_response_tokens or 0
+    if command == "sft":
+        return
+    longest = config.data.max_prompt_tokens + longest_response_tokens(
+        config, trains=command == "train"
     )
     blocks = -(-longest // CPU_BLOCK_TOKENS)
     heads = max(1, model.num_kv_heads // config.rollout.tensor_parallel)

@@ -2,8 +2,9 @@
 
 Each check is a generator of messages. A message begins with the setting's key, shows the
 arithmetic, and names values that would work. Ranges are in ``ranges.py``; what divides what is in
-``check_layout.py``; files, memory and disk are in ``check_files.py``; what the algorithm does not
-allow is in ``check_algorithm.py``; this file has the order and the other contradictions.
+``check_layout.py``; files, memory and disk are in ``check_files.py``; what is evaluated is in
+``check_benchmarks.py``; what the algorithm does not allow is in ``check_algorithm.py``; this file
+has the order and the other contradictions.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal
 
 from rlmath.config import arithmetic, check_files, check_layout
 from rlmath.config.check_algorithm import algorithm_problems
+from rlmath.config.check_benchmarks import benchmark_problems
 from rlmath.config.facts import Machine, ModelFacts, read_model
 from rlmath.config.names import registered_names, reward_names
 from rlmath.config.ranges import out_of_range
@@ -74,7 +76,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from check_layout.model_splits(config, model, command)
         yield from check_layout.lengths(config, model, command)
         if device is Device.cpu:
-            yield from check_layout.kv_cache(config, model)
+            yield from check_layout.kv_cache(config, model, command)
         if layout is not None and device is Device.cpu:
             yield from check_files.memory(config, model, layout, machine, command)
         if command != "evaluate":
@@ -151,7 +153,7 @@ def _among(name: str, known: Sequence[str]) -> str:
 
 
 def _contradictions(config: Config, command: Command) -> Iterator[str]:
-    data, evaluation, reward = config.data, config.eval, config.reward
+    data, reward = config.data, config.reward
     if data.system_prompt is not None and not data.apply_chat_template:
         yield "data.system_prompt: needs data.apply_chat_template=true, whose first message it is"
     if data.prompt_template is not None and "{prompt}" not in data.prompt_template:
@@ -159,11 +161,7 @@ def _contradictions(config: Config, command: Command) -> Iterator[str]:
             f"data.prompt_template={data.prompt_template!r}: has no {{prompt}} in it, where the "
             "problem's text goes"
         )
-    if evaluation.temperature == 0 and evaluation.samples > 1:
-        yield (
-            f"eval.samples={evaluation.samples}: with eval.temperature=0 all samples of a problem "
-            "are the same; take 1 sample, or a temperature above 0"
-        )
+    yield from benchmark_problems(config, command)
     if command == "evaluate":
         return
     yield from _actor(config)

@@ -312,7 +312,47 @@ class RewardConfig:
 
 
 @dataclass
+class BenchmarkItem:
+    # Name in the metrics; aime24, aime25, amc23, math500, gpqa_diamond, minerva, olympiadbench and
+    # gsm8k are known, with their file, fields and published settings.
+    name: str = MISSING
+    # File with its problems; null: a known benchmark's file in eval.data_dir.
+    path: str | None = None
+    # Field that holds the problem; null: the known benchmark's, or data.prompt_key.
+    prompt_key: str | None = None
+    # Field that holds the accepted answer; null: the known benchmark's, or data.answer_key.
+    answer_key: str | None = None
+    # As data.apply_chat_template; null: with the published settings of a known benchmark, true if
+    # the tokenizer has one; else that of data.
+    apply_chat_template: bool | None = None
+    # As data.prompt_template; null: with the published settings of a known benchmark, the problem
+    # and "Please reason step by step, and put your final answer within \\boxed{}."; else that of
+    # data.
+    prompt_template: str | None = None
+    # Samples per problem; null: as published, or eval.samples. So for the next three.
+    samples: int | None = None
+    # Sampling temperature; 0: greedy.
+    temperature: float | None = None
+    # Sample from the smallest set of tokens with this much probability.
+    top_p: float | None = None
+    # Longest response, in tokens.
+    max_response_tokens: int | None = None
+    # At most so many problems, the first ones; null: data.max_eval_problems.
+    max_problems: int | None = None
+
+
+@dataclass
 class EvalConfig:
+    # Benchmarks beside the problems of data.eval_paths.
+    benchmarks: list[BenchmarkItem] = field(default_factory=list)
+    # Folder with the files of known benchmarks; toolkits/prepare_data.py fetches them.
+    data_dir: str = "datasets/benchmarks"
+    # Known benchmarks take the samples, temperature, top-p, length and prompt that results are
+    # published with; false: those below and of data.
+    published_settings: bool = True
+    # rlmath evaluate: a checkpoint of a run (checkpoints/step_000050) whose weights are evaluated;
+    # model.path gives sizes and tokenizer. null: the weights in model.path.
+    checkpoint: str | None = None
     # Evaluate before the first step and every so many steps; 0: never.
     every: int = 10
     # Samples per held-out problem.
@@ -375,6 +415,9 @@ class RunnerConfig:
     save_every: int = 50
     # Checkpoints kept.
     keep_checkpoints: int = 3
+    # Metric whose best checkpoint is kept beside the newest, such as eval/accuracy or
+    # eval/aime24/pass_at_8: the highest value of those saved; null: none.
+    best_metric: str | None = None
     # Continue from the newest whole checkpoint in run_dir (auto), start anew (never), or continue
     # from the checkpoint whose folder this is.
     resume: str = "auto"

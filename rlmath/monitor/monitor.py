@@ -39,12 +39,13 @@ class Monitor:
         """Every sample to ``samples/``, and a few to TensorBoard with the step's metrics.
 
         Args:
-            kind: ``step`` for training's samples, ``eval`` for evaluation's, which are all kept.
+            kind: ``step`` for training's samples, ``eval`` or ``eval_<benchmark>`` for
+                evaluation's, which are all kept.
         """
         every = self._runner.samples_every
-        if kind == "eval" or (every and step % every == 0):
+        if kind != "step" or (every and step % every == 0):
             write_samples(self.run_dir, step, groups, kind=kind)
-        tags = "eval" if kind == "eval" else "rollout"
+        tags = "rollout" if kind == "step" else kind.replace("_", "/", 1)
         for index, group in enumerate(groups[: self._runner.tensorboard_samples]):
             text = sample_as_text(group.problem, group.samples[0])
             self._texts[f"{tags}/sample_{index}"] = text

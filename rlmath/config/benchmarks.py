@@ -1,0 +1,169 @@
+"""The benchmarks that rlmath knows by name, with the settings their results are published with.
+
+A benchmark is a file of problems and how it is sampled. What ``eval.benchmarks`` says itself comes
+first, then the published settings (``eval.published_settings``), then ``eval.*`` and ``data.*``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlmath.config.facts import has_chat_template
+from rlmath.config.schema import BenchmarkItem, Config, DataConfig
+
+# The instruction that the R1 and Qwen2.5-Math reports sample with.
+BOXED = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
+# Name of the problems of data.eval_paths among benchmarks.
+HELD_OUT = "held_out"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A known benchmark.
+
+    Attributes:
+        file: Its name in ``eval.data_dir``.
+        prompt_key: Field with the problem.
+        answer_key: Field with the answer.
+        samples: Samples per problem.
+        temperature: Of sampling.
+        top_p: Of sampling.
+        max_response_tokens: Longest response.
+    """
+
+    file: str
+    prompt_key: str
+    answer_key: str
+    samples: int
+    temperature: float = 0.6
+    top_p: float = 0.95
+    max_response_tokens: int = 32768
+
+
+# Temperature 0.6, top-p 0.95, 32,768 tokens and 64 samples of AIME: DeepSeek-R1 (2025), section 3,
+# and what the reports that follow it use. MATH-500 at 0.7: the recipes that rlmath's are compared
+# with. Where nothing is published per benchmark there are as many samples as make about 2,000
+# responses, and at least 4; GSM8K has problems enough for one sample each.
+PUBLISHED = {
+    "aime24": Published("aime24.jsonl", "problem", "answer", samples=64),
+    "aime25": Published("aime25.jsonl", "problem", "answer", samples=64),
+    "amc23": Published("amc23.jsonl", "question", "answer", samples=64),
+    "math500": Published("math500.jsonl", "problem", "answer", samples=4, temperature=0.7),
+    "gpqa_diamond": Published("gpqa_diamond.jsonl", "problem", "answer", samples=8),
+    "minerva": Published("minerva_math.jsonl", "problem", "solution", samples=8),
+    "olympiadbench": Published("olympiadbench.jsonl", "question", "final_answer", samples=4),
+    "gsm8k": Published("gsm8k_test.jsonl", "question", "answer", samples=1),
+}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark with every setting decided.
+
+    Attributes:
+        name: In the metrics' tags and of its files.
+        key: The setting that it comes from, for messages.
+        paths: Files with its problems.
+        data: How they are read and become prompts.
+        samples: Samples per problem.
+        temperature: Of sampling; 0: greedy.
+        top_p: Of sampling.
+        max_response_tokens: Longest response.
+        max_problems: At most so many, the first ones; ``None``: all.
+    """
+
+    name: str
+    key: str
+    paths: tuple[str, ...]
+    data: DataConfig
+    samples: int
+    temperature: float
+    top_p: float
+    max_response_tokens: int
+    max_problems: int | None
+
+    @property
+    def length_key(self) -> str:
+        """The setting that says how long a response may be."""
+        return "eval" if self.name == HELD_OUT else self.key
+
+    def describe(self) -> str:
+        """One line: how it is sampled."""
+        return (
+            f"{self.name}: {', '.join(self.paths)}; {self.samples} samples, temperature "
+            f"{self.temperature:g}, top-p {self.top_p:g}, {self.max_response_tokens:,} tokens"
+            + (", chat template" if self.data.apply_chat_template else "")
+        )
+
+
+def benchmarks_of(config: Config) -> list[Benchmark]:
+    """What a run evaluates: the problems of ``data.eval_paths``, then ``eval.benchmarks``."""
+    found = []
+    settings = config.eval
+    longest = settings.max_response_tokens or config.rollout.max_response_tokens
+    if config.data.eval_paths:
+        found.append(
+            Benchmark(
+                name=HELD_OUT,
+                key="data.eval_paths",
+                paths=tuple(config.data.eval_paths),
+                data=config.data,
+                samples=settings.samples,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                max_response_tokens=longest,
+                max_problems=config.data.max_eval_problems,
+            )
+        )
+    found += [_resolved(config, i, item, longest) for i, item in enumerate(settings.benchmarks)]
+    return found
+
+
+def longest_response_tokens(config: Config, *, trains: bool) -> int:
+    """Longest response of a run, in tokens.
+
+    Args:
+        trains: Whether it also samples for training.
+    """
+    lengths = [benchmark.max_response_tokens for benchmark in benchmarks_of(config)]
+    return max([*lengths, *([config.rollout.max_response_tokens] * (trains or not lengths))])
+
+
+def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> Benchmark:
+    known = PUBLISHED.get(item.name)
+    published = known if config.eval.published_settings else None
+    data, settings = config.data, config.eval
+
+    def pick(name: str, general: Any) -> Any:
+        """What is said nearest to the benchmark; 0 is a value."""
+        said = (getattr(item, name), getattr(published, name, None), general)
+        return next((value for value in said if value is not None), None)
+
+    chat, template = item.apply_chat_template, item.prompt_template
+    if chat is None:
+        chat = has_chat_template(config.model.path) if published else data.apply_chat_template
+    if template is None:
+        template = BOXED if published else data.prompt_template
+    in_folder = str(Path(settings.data_dir) / known.file) if known else None
+    path = item.path or in_folder
+    return Benchmark(
+        name=item.name,
+        key=f"eval.benchmarks[{index}]",
+        paths=() if path is None else (path,),
+        data=dataclasses.replace(
+            data,
+            prompt_key=item.prompt_key or (known.prompt_key if known else data.prompt_key),
+            answer_key=item.answer_key or (known.answer_key if known else data.answer_key),
+            apply_chat_template=chat,
+            system_prompt=data.system_prompt if chat else None,
+            prompt_template=template,
+        ),
+        samples=pick("samples", settings.samples),
+        temperature=pick("temperature", settings.temperature),
+        top_p=pick("top_p", settings.top_p),
+        max_response_tokens=pick("max_response_tokens", longest),
+        max_problems=pick("max_problems", data.max_eval_problems),
+    )

@@ -1,0 +1,42 @@
+"""The problems that a run evaluates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlmath.config.benchmarks import Benchmark, benchmarks_of
+from rlmath.config.schema import Config
+from rlmath.data import load_problems
+from rlmath.types import Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A benchmark with its problems."""
+
+    benchmark: Benchmark
+    problems: tuple[Problem, ...]
+
+
+def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[HeldOut]:
+    """Read ``data.eval_paths`` and ``eval.benchmarks``; says what became of their rows.
+
+    Raises:
+        UserError: As :func:`rlmath.data.load_problems`.
+    """
+    found = []
+    for benchmark in benchmarks_of(config):
+        problems, report = load_problems(
+            benchmark.paths, benchmark.data, tokenizer, limit=benchmark.max_problems
+        )
+        kind = "held-out problems: " if len(benchmarks_of(config)) == 1 else ""
+        print(
+            f"{kind}{benchmark.describe()}: {report.describe(benchmark.data.max_prompt_tokens)}",
+            flush=True,
+        )
+        found.append(HeldOut(benchmark, tuple(problems)))
+    return found

@@ -1,0 +1,85 @@
+"""Samples of an evaluation under way, each on disk as soon as it is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from rlmath.types import Sample
+
+
+class Journal:
+    """A file with a line per sample, from which an interrupted evaluation goes on.
+
+    A context manager. Log-probs are not kept: evaluation has no use for them.
+
+    Args:
+        path: Made when it is missing.
+        about: What the samples are of (weights, problems, settings). A file about something else
+            is begun anew.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self._path = path
+        self._about = json.loads(json.dumps(about))
+        self._file: IO[bytes] | None = None
+        self.samples: dict[tuple[str, int], Sample] = {}
+
+    def __enter__(self) -> Journal:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        end = self._read() if self._path.exists() else 0
+        self._file = self._path.open("r+b" if end else "wb")
+        # A line that an interruption cut off is written over.
+        self._file.truncate(end)
+        self._file.seek(end)
+        if not end:
+            self._write({"about": self._about})
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def keep(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """The samples, each written before it is handed on."""
+        for sample in samples:
+            fields = dataclasses.asdict(sample) | {"log_probs": []}
+            self._write(fields)
+            yield sample
+
+    def _write(self, value: Mapping[str, Any]) -> None:
+        assert self._file is not None, "a journal is used as a context manager"
+        # JSON's own escapes hold half surrogates, which UTF-8 could not.
+        self._file.write(json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n")
+        self._file.flush()
+
+    def _read(self) -> int:
+        """Take over the samples of an earlier run; returns where whole lines end."""
+        end = 0
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines):
+                try:
+                    value = json.loads(line) if line.endswith(b"\n") else None
+                except ValueError:
+                    value = None
+                if value is None:
+                    break
+                if number == 0:
+                    if value.get("about") != self._about:
+                        return 0
+                else:
+                    for name in ("token_ids", "log_probs"):
+                        value[name] = tuple(value[name])
+                    sample = Sample(**value)
+                    self.samples[(sample.problem_id, sample.index)] = sample
+                end += len(line)
+        return end

@@ -1,0 +1,159 @@
+"""What ``rlmath evaluate`` leaves: ``results.json``, a table and a plot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlmath.monitor.files import finite, replacing
+
+RESULTS_FILE = "results.json"
+TABLE_FILE = "results.md"
+PLOT_FILE = "results.png"
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """Benchmark to its entry, of those that are finished."""
+    path = folder / RESULTS_FILE
+    return json.loads(path.read_bytes())["benchmarks"] if path.is_file() else {}
+
+
+def write_results(folder: Path, model: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the three files anew.
+
+    Args:
+        folder: The evaluation's.
+        model: What was evaluated, for the titles.
+        entries: By benchmark: ``metrics``, ``settings``, ``problems``, ``about``.
+    """
+    with replacing(folder / RESULTS_FILE) as file:
+        content = finite({"model": model, "benchmarks": entries})
+        file.write((json.dumps(content, indent=2) + "\n").encode())
+    with replacing(folder / TABLE_FILE) as file:
+        file.write(f"{table(entries)}\n".encode())
+    plot(folder / PLOT_FILE, model, entries)
+
+
+def table(entries: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row per benchmark, in Markdown; shares in percent, with one standard error."""
+    head = (
+        "benchmark",
+        "problems",
+        "n",
+        "avg@n",
+        "pass@n",
+        "maj@n",
+        "cut off",
+        "no answer",
+        "not judged",
+        "tokens",
+    )
+    rows = [head, *(_row(name, entry) for name, entry in entries.items())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = [
+        "| "
+        + " | ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        + " |"
+        for row in rows
+    ]
+    rule = (
+        "|"
+        + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths))
+        + "|"
+    )
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    metrics, samples = entry["metrics"], entry["settings"]["samples"]
+    error = metrics["accuracy_standard_error"]
+    accuracy = _percent(metrics["accuracy"])
+    if error is not None and math.isfinite(error):
+        accuracy += f" ± {100 * error:.1f}"
+    unjudged = sum(metrics[f"{s}_share"] for s in ("bad_gold", "timeout", "error", "ungraded"))
+    return (
+        name,
+        str(entry["problems"]),
+        str(samples),
+        accuracy,
+        _percent(metrics.get(f"pass_at_{samples}", metrics["accuracy"])),
+        _percent(metrics.get(f"maj_at_{samples}", metrics["accuracy"])),
+        _percent(metrics["truncated_share"]),
+        _percent(metrics["no_answer_share"]),
+        _percent(unjudged),
+        f"{metrics['response_length']:,.0f}",
+    )
+
+
+def plot(path: Path, model: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Accuracy of each benchmark, and pass@k and maj@k over k where there are several samples."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    curves = {name: e for name, e in entries.items() if e["settings"]["samples"] > 1}
+    figure = Figure(
+        figsize=(max(4.0, 1.1 * len(entries) + 2.0) + 5.2 * bool(curves), 4.2),
+        layout="constrained",
+    )
+    FigureCanvasAgg(figure)
+    figure.suptitle(model, fontsize=11)
+    panels = 1 + bool(curves)
+    axes: list[Any] = [figure.add_subplot(1, panels, i + 1) for i in range(panels)]
+    names = list(entries)
+    values = [100 * entries[name]["metrics"]["accuracy"] for name in names]
+    errors = [100 * (entries[n]["metrics"]["accuracy_standard_error"] or 0.0) for n in names]
+    errors = [e if math.isfinite(e) else 0.0 for e in errors]
+    bars = axes[0].bar(names, values, yerr=errors, capsize=4, color="#1f5fa8", alpha=0.85)
+    labels = [
+        f"{v:.1f}\nn={entries[n]['settings']['samples']}"
+        for n, v in zip(names, values, strict=True)
+    ]
+    axes[0].bar_label(bars, labels, fontsize=8, padding=2)
+    axes[0].set_title("avg@n, one standard error", fontsize=10, loc="left")
+    highest = max(v + e for v, e in zip(values, errors, strict=True))
+    axes[0].set_ylim(0, min(112.0, 1.25 * highest + 2.0))
+    axes[0].set_ylabel("%")
+    axes[0].tick_params(axis="x", labelrotation=30)
+    for colour, (name, entry) in enumerate(curves.items()):
+        for kind, style in (("pass", "-"), ("maj", "--")):
+            points = _curve(entry["metrics"], kind)
+            axes[1].plot(
+                [k for k, _ in points],
+                [100 * v for _, v in points],
+                style,
+                color=f"C{colour}",
+                marker="o",
+                markersize=3,
+                label=f"{name} {kind}@k",
+            )
+    if curves:
+        axes[1].set_xscale("log", base=2)
+        axes[1].set_title("pass@k and maj@k", fontsize=10, loc="left")
+        axes[1].set_xlabel("k samples")
+        axes[1].set_ylabel("%")
+        axes[1].set_ylim(bottom=0)
+        axes[1].legend(fontsize=7, frameon=False)
+    for axis in axes:
+        axis.grid(True, color="#e4e4e4", linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=110)
+
+
+def _curve(metrics: Mapping[str, float], kind: str) -> list[tuple[int, float]]:
+    points = {1: metrics["accuracy"]}
+    for name, value in metrics.items():
+        if name.startswith(f"{kind}_at_"):
+            points[int(name.rpartition("_")[2])] = value
+    return sorted(points.items())
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"

@@ -1,0 +1,70 @@
+"""What is evaluated, and how one knows it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rlmath.config.benchmarks import Benchmark
+from rlmath.config.schema import Config
+from rlmath.monitor.files import replacing
+
+_MARK = "made_from.json"
+
+
+def with_checkpoint(config: Config, folder: Path) -> Config:
+    """The settings with ``model.path`` a Hugging Face folder of ``eval.checkpoint``'s weights.
+
+    It is written to ``folder``, unless it is there from the same checkpoint, by a process of its
+    own: a process that was a Megatron rank is none that vLLM should share.
+
+    Raises:
+        UserError: There is no checkpoint, or it is of another model than ``model.path``.
+    """
+    checkpoint = config.eval.checkpoint
+    if checkpoint is None:
+        return config
+    from rlmath.weights.convert import read_checkpoint
+
+    mark = {"model": config.model.path, "checkpoint": _files(read_checkpoint(checkpoint).folder)}
+    if not (folder / _MARK).is_file() or json.loads((folder / _MARK).read_text()) != mark:
+        print(f"writing the weights of {checkpoint} as a Hugging Face folder", flush=True)
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn) as process:
+            process.submit(_export, checkpoint, str(folder), config.model.path).result()
+        with replacing(folder / _MARK) as file:
+            file.write(json.dumps(mark).encode())
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
+
+
+def about(config: Config, benchmark: Benchmark) -> dict[str, Any]:
+    """What decides the samples of a benchmark and their grades; equal for the same evaluation."""
+    settings = json.loads(json.dumps(dataclasses.asdict(benchmark), default=str))
+    return {
+        "weights": _files(Path(config.model.path)),
+        "dtype": config.model.dtype.value,
+        "data_sha256": [hashlib.sha256(Path(p).read_bytes()).hexdigest() for p in benchmark.paths],
+        "settings": settings,
+        "reward": json.loads(json.dumps(dataclasses.asdict(config.reward), default=str)),
+        "seed": config.runner.seed,
+    }
+
+
+def _files(folder: Path) -> list[Any]:
+    """Names, sizes and times of a folder's files. Reading 15 GB of weights says little more."""
+    return [
+        [str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns]
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != _MARK
+    ]
+
+
+def _export(checkpoint: str, folder: str, source: str) -> None:
+    from rlmath.weights.convert import open_process, to_hf
+
+    to_hf(checkpoint, folder, source, open_process())

@@ -1,0 +1,60 @@
+"""Which samples of a problem vote for the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlmath.grading.answer import Answer, read
+from rlmath.grading.compare import Comparer
+from rlmath.grading.settings import GradingSettings
+from rlmath.types import GradedSample
+
+
+@dataclass(frozen=True)
+class Votes:
+    """How the samples of one problem vote.
+
+    Attributes:
+        correct: For the right answer.
+        wrong: For each wrong answer.
+        silent: Without an answer, or with one that the grader could not judge.
+    """
+
+    correct: int
+    wrong: tuple[int, ...]
+    silent: int
+
+
+def count_votes(samples: Sequence[GradedSample]) -> Votes:
+    """Put the samples' answers in classes of equal ones.
+
+    All right answers are one class. Wrong ones are equal where the grader's fast layers say so
+    (``1/2`` and ``0.5``, ``(1,2)`` and ``( 1, 2 )``). What only SymPy could tell counts as
+    different, which can only split the votes of wrong answers.
+    """
+    settings = GradingSettings()
+    comparer = Comparer(settings)
+    correct = silent = 0
+    classes: list[tuple[Answer, int]] = []
+    by_text: dict[str, int] = {}
+    for graded in samples:
+        if graded.correct:
+            correct += 1
+            continue
+        if graded.answer is None or graded.status != "wrong":
+            silent += 1
+            continue
+        at = by_text.get(graded.answer)
+        if at is None:
+            answer = read(graded.answer, settings)
+            at = next(
+                (i for i, (other, _) in enumerate(classes) if comparer.same(answer, other) is True),
+                len(classes),
+            )
+            if at == len(classes):
+                classes.append((answer, 0))
+            by_text[graded.answer] = at
+        answer, count = classes[at]
+        classes[at] = (answer, count + 1)
+    return Votes(correct, tuple(count for _, count in classes), silent)

@@ -1,0 +1,73 @@
+"""``rlmath evaluate`` on real benchmarks: a Hugging Face folder and a checkpoint, and going on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import python, rlmath
+from tests.e2e.test_real_data import DATA
+
+COMMON = [
+    "rollout=small",
+    "data.max_prompt_tokens=1900",
+    "data.max_eval_problems=6",
+    "eval.published_settings=false",
+    "eval.samples=2",
+    "eval.max_response_tokens=12",
+    f"eval.data_dir={DATA}",
+]
+
+
+@pytest.mark.skipif(
+    not (DATA / "amc23.jsonl").exists(),
+    reason="needs aime24.jsonl and amc23.jsonl in RLMATH_DATA_DIR; the project ships no one's data",
+)
+def test_both_formats_give_the_same_and_a_second_call_goes_on(
+    material: Path, tmp_path: Path
+) -> None:
+    model = f"model.path={material / 'model'}"
+    aime = "eval.benchmarks=[{name: aime24}]"
+    both = "eval.benchmarks=[{name: aime24}, {name: amc23, samples: 3}]"
+    first = rlmath("evaluate", *COMMON, model, aime, f"runner.run_dir={tmp_path / 'hf'}")
+    assert first.returncode == 0, first.stderr
+    again = rlmath("evaluate", *COMMON, model, both, f"runner.run_dir={tmp_path / 'hf'}")
+    assert again.returncode == 0, again.stderr
+    folder = tmp_path / "hf" / "evaluation"
+    assert len((folder / "samples" / "eval_aime24_000000.jsonl").read_text().splitlines()) == 12
+    # The first benchmark was not sampled again, the second was.
+    samples = (folder / "samples" / "eval_amc23_000000.jsonl").read_text().splitlines()
+    assert len(samples) == 18
+    entries = json.loads((folder / "results.json").read_text())["benchmarks"]
+    assert list(entries) == ["aime24", "amc23"]
+    assert "maj_at_3" in entries["amc23"]["metrics"]
+    assert "| aime24" in again.stdout
+    assert not list((folder / "unfinished").iterdir())
+    assert (folder / "results.png").exists()
+
+    made = python(
+        "toolkits/convert_checkpoint.py",
+        "to-megatron",
+        str(material / "model"),
+        str(tmp_path / "checkpoint"),
+        "--dtype",
+        "float32",
+    )
+    assert made.returncode == 0, made.stderr
+    run = rlmath(
+        "evaluate",
+        *COMMON,
+        model,
+        "eval.benchmarks=[{name: amc23, samples: 3}]",
+        f"eval.checkpoint={tmp_path / 'checkpoint'}",
+        f"runner.run_dir={tmp_path / 'megatron'}",
+    )
+    assert run.returncode == 0, run.stderr
+    of_checkpoint = tmp_path / "megatron" / "evaluation" / "samples" / "eval_amc23_000000.jsonl"
+
+    def responses(lines: list[str]) -> list[str]:
+        return [json.loads(line)["response"] for line in lines]
+
+    assert responses(of_checkpoint.read_text().splitlines()) == responses(samples)

@@ -1,0 +1,113 @@
+"""From graded samples to the figures of a benchmark, and what is written of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
+from rlmath.config.load import load
+from rlmath.evaluation.journal import Journal
+from rlmath.evaluation.metrics import benchmark_metrics, tagged
+from rlmath.evaluation.results import table, write_results
+from rlmath.evaluation.votes import Votes, count_votes
+from rlmath.types import GradedSample, Group, Problem, Sample
+
+
+def graded(index: int, answer: str | None, status: str, finish: str = "stop") -> GradedSample:
+    sample = Sample("f:1", index, (1, 2), (), "text", finish, 0, 7, 0)  # type: ignore[arg-type]
+    correct = {"correct": True, "wrong": False, "no_answer": False}.get(status)
+    return GradedSample(sample, None, correct, status, answer)
+
+
+def group(*samples: tuple[str | None, str]) -> Group:
+    problem = Problem("f:1", "?", (1,), ("2",))
+    return Group(problem, tuple(graded(i, a, s) for i, (a, s) in enumerate(samples)))
+
+
+MIXED = group(
+    ("2", "correct"),
+    ("\\frac{4}{2}", "correct"),
+    ("\\frac12", "wrong"),
+    ("0.5", "wrong"),
+    ("1/2", "wrong"),
+    ("7", "wrong"),
+    (None, "no_answer"),
+    ("x^2", "timeout"),
+)
+
+
+def test_equal_wrong_answers_vote_together() -> None:
+    assert count_votes(MIXED.samples) == Votes(correct=2, wrong=(3, 1), silent=2)
+
+
+def test_benchmark_metrics() -> None:
+    metrics = benchmark_metrics([MIXED])
+    assert metrics["accuracy"] == 0.25
+    assert metrics["maj_at_8"] == 0.0
+    assert metrics["pass_at_8"] == 1.0
+    assert metrics["no_answer_share"] == metrics["timeout_share"] == 0.125
+    assert metrics["response_length"] == 2
+
+
+def test_tags_are_means_over_benchmarks() -> None:
+    one = {"accuracy": 0.2, "accuracy_standard_error": 0.03, "pass_at_8": 0.5}
+    other = {"accuracy": 0.6, "accuracy_standard_error": 0.04}
+    tags = tagged({"a": one, "b": other})
+    assert tags["eval/accuracy"] == pytest.approx(0.4)
+    assert tags["eval/accuracy_standard_error"] == pytest.approx(0.025)
+    assert tags["eval/a/pass_at_8"] == 0.5
+    assert "eval/pass_at_8" not in tags
+    assert set(tagged({"held_out": one})) == {f"eval/{name}" for name in one}
+
+
+def test_a_journal_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    samples = [graded(i, None, "wrong").sample for i in range(3)]
+    with Journal(path, {"of": 1}) as journal:
+        assert list(journal.keep(samples[:2])) == samples[:2]
+    with path.open("ab") as file:
+        file.write(b'{"problem_id": "f:1", "ind')
+    with Journal(path, {"of": 1}) as journal:
+        assert list(journal.samples.values()) == samples[:2]
+        list(journal.keep(samples[2:]))
+    with Journal(path, {"of": 1}) as journal:
+        assert list(journal.samples.values()) == samples
+    with Journal(path, {"of": 2}) as journal:
+        assert journal.samples == {}
+    assert path.read_bytes().count(b"\n") == 1
+
+
+def test_results_are_written(tmp_path: Path) -> None:
+    entry = {"problems": 1, "settings": {"samples": 8}, "metrics": benchmark_metrics([MIXED])}
+    write_results(tmp_path, "a model", {"mine": entry})
+    assert (tmp_path / "results.png").stat().st_size > 5000
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["benchmarks"]["mine"]["metrics"]["accuracy"] == 0.25
+    assert written["benchmarks"]["mine"]["metrics"]["accuracy_standard_error"] is None
+    assert "| 25.0 |" in " ".join(table({"mine": entry}).split())
+
+
+def test_what_a_benchmark_is_sampled_with() -> None:
+    overrides = ["model=tiny", "runner.run_dir=r", "eval.samples=3", "eval.top_p=0.5"]
+    own = (
+        "eval.benchmarks=[{name: aime24, samples: 2}, {name: math500}, {name: own, path: f.jsonl}]"
+    )
+    config = load([*overrides, own, "eval.data_dir=d"])
+    aime, math500, mine = benchmarks_of(config)
+    assert (aime.samples, aime.temperature, aime.top_p, aime.paths) == (
+        2,
+        0.6,
+        0.95,
+        ("d/aime24.jsonl",),
+    )
+    assert aime.data.apply_chat_template
+    assert "\\boxed{}" in str(aime.data.prompt_template)
+    assert (math500.samples, math500.temperature) == (4, 0.7)
+    assert (mine.samples, mine.top_p, mine.data.prompt_template) == (3, 0.5, None)
+    assert longest_response_tokens(config, trains=False) == 32768
+    plain = load([*overrides, own, "eval.published_settings=false"])
+    assert [b.samples for b in benchmarks_of(plain)] == [2, 3, 3]
+    assert benchmarks_of(plain)[0].data.answer_key == "answer"
