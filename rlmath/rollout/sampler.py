@@ -221,8 +221,8 @@ class Sampler:
         what = (
             f"trains on {trained} groups instead of prompts_per_step={wanted}"
             if trained
-            else f"changes no weight, as its {counts.surplus} groups are fewer than the "
-            f"{self._at_least} that it takes; they are kept for the next step"
+            else f"changes no weight: it takes at least {self._at_least} groups, and the "
+            f"{counts.surplus} that there are wait for the next step"
         )
         return (
             f"{counts.requested} groups were sampled (algorithm.filter.max_rounds="
