@@ -1,0 +1,158 @@
+"""Public data sets of problems, and how a row of each becomes one of the project's.
+
+A training row is ``{"prompt": problem, "solutions": [answer], ...}``, which the default settings
+read. A benchmark keeps the fields that ``rlmath/config/benchmarks.py`` names.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+class UnusableRowError(ValueError):
+    """A row that is left out and counted; the message is the reason, the same for all alike."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set of the hub.
+
+    Attributes:
+        hub: Its name there.
+        config: Its configuration; ``None``: the only one.
+        split: Its split.
+        convert: A row of it to a row of ours.
+        is_benchmark: To evaluate on, not to train on.
+        data_file: A file of it to read; ``None``: as the hub has it.
+    """
+
+    hub: str
+    config: str | None
+    split: str
+    convert: Callable[[Row], dict[str, Any]]
+    is_benchmark: bool = False
+    data_file: str | None = None
+
+
+def fields(prompt: str, answer: str) -> Callable[[Row], dict[str, Any]]:
+    """Problem and answer are fields of their own."""
+
+    def convert(row: Row) -> dict[str, Any]:
+        return training_row(row[prompt], row[answer])
+
+    return convert
+
+
+def kept(**names: str) -> Callable[[Row], dict[str, Any]]:
+    """A benchmark's row with these fields: our name to theirs."""
+
+    def convert(row: Row) -> dict[str, Any]:
+        found = {ours: row[theirs] for ours, theirs in names.items()}
+        if any(value in (None, "", []) for value in found.values()):
+            raise UnusableRowError("no answer")
+        return found
+
+    return convert
+
+
+def training_row(prompt: Any, answer: Any) -> dict[str, Any]:
+    """Raises: UnusableRowError: The problem or the answer is empty or no text."""
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise UnusableRowError("no problem")
+    if answer is None or not str(answer).strip():
+        raise UnusableRowError("no answer")
+    return {"prompt": prompt.strip(), "solutions": [str(answer).strip()]}
+
+
+# What DAPO's problems are wrapped in; rlmath's prompts come from settings.
+_DAPO_BEFORE = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
+_DAPO_AFTER = re.compile(
+    r"\n\nRemember to put your answer on its own line after \"Answer:\"\.\s*\Z"
+)
+
+
+def _dapo(row: Row) -> dict[str, Any]:
+    text = row["prompt"][-1]["content"]
+    text = _DAPO_AFTER.sub("", _DAPO_BEFORE.sub("", text))
+    return training_row(text, row["reward_model"]["ground_truth"])
+
+
+def _boba(row: Row) -> dict[str, Any]:
+    """Its prompts have their chat markers in them, which stay."""
+    if not row["solutions"]:
+        raise UnusableRowError("no answer")
+    return {"prompt": row["prompt"], "solutions": list(row["solutions"])}
+
+
+def _numina(row: Row) -> dict[str, Any]:
+    if row["answer"] in ("proof", "notfound"):
+        raise UnusableRowError(f"the answer is {row['answer']}")
+    if "No" in (row.get("problem_is_valid"), row.get("solution_is_valid")):
+        raise UnusableRowError("marked as not valid")
+    if row.get("question_type") == "MCQ":
+        raise UnusableRowError("multiple choice")
+    return training_row(row["problem"], row["answer"])
+
+
+def _orz(row: Row) -> dict[str, Any]:
+    """A row is a conversation; as JSON a bare list of its turns."""
+    turns = row["conversations"] if "conversations" in row else [row["0"], row["1"]]
+    return training_row(turns[0]["value"], turns[1]["ground_truth"]["value"])
+
+
+def _gpqa(row: Row) -> dict[str, Any]:
+    """The options in an order that the question's text decides, so always the same."""
+    options = [row["Correct Answer"], *(row[f"Incorrect Answer {i}"] for i in (1, 2, 3))]
+    options = [str(option).strip() for option in options]
+    order = list(range(4))
+    random.Random(row["Question"]).shuffle(order)
+    lines = [f"{letter}. {options[at]}" for letter, at in zip("ABCD", order, strict=True)]
+    problem = f"{row['Question'].strip()}\n\n" + "\n".join(lines)
+    return {"problem": f"{problem}\n\nAnswer with the letter.", "answer": "ABCD"[order.index(0)]}
+
+
+SOURCES = {
+    "gsm8k_train": Source("openai/gsm8k", "main", "train", fields("question", "answer")),
+    "math": Source(
+        "DigitalLearningGmbH/MATH-lighteval", None, "train", fields("problem", "solution")
+    ),
+    "dapo": Source("BytedTsinghua-SIA/DAPO-Math-17k", None, "train", _dapo),
+    "boba": Source(
+        "inclusionAI/AReaL-boba-Data", None, "train", _boba, data_file="AReaL-boba-106k.jsonl"
+    ),
+    "numinamath": Source("AI-MO/NuminaMath-1.5", None, "train", _numina),
+    "orz": Source("Open-Reasoner-Zero/orz_math_57k_collection", None, "train", _orz),
+    "openr1": Source("open-r1/OpenR1-Math-220k", "default", "train", fields("problem", "answer")),
+    "aime24": Source(
+        "HuggingFaceH4/aime_2024", None, "train", kept(problem="problem", answer="answer"), True
+    ),
+    "aime25": Source(
+        "math-ai/aime25", None, "test", kept(problem="problem", answer="answer"), True
+    ),
+    "amc23": Source(
+        "math-ai/amc23", None, "test", kept(question="question", answer="answer"), True
+    ),
+    "math500": Source(
+        "HuggingFaceH4/MATH-500", None, "test", kept(problem="problem", answer="answer"), True
+    ),
+    "gpqa_diamond": Source("Idavidrein/gpqa", "gpqa_diamond", "train", _gpqa, True),
+    "minerva": Source(
+        "math-ai/minervamath", None, "test", kept(problem="question", solution="answer"), True
+    ),
+    "olympiadbench": Source(
+        "Hothan/OlympiadBench",
+        "OE_TO_maths_en_COMP",
+        "train",
+        kept(question="question", final_answer="final_answer"),
+        True,
+    ),
+    "gsm8k": Source(
+        "openai/gsm8k", "main", "test", kept(question="question", answer="answer"), True
+    ),
+}

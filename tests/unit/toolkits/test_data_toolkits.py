@@ -1,0 +1,160 @@
+"""The data tools as commands: what they write, leave out, and say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.data.overlap import KnownTexts, words_of
+from rlmath.data.sources import SOURCES
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def toolkit(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, f"toolkits/{name}.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+ROWS = {
+    "gsm8k_train": {"question": "Q?", "answer": "so\n#### 7"},
+    "math": {"problem": "Q?", "solution": "hence $\\boxed{7}$", "level": "Level 1"},
+    "dapo": {
+        "prompt": [
+            {
+                "role": "user",
+                "content": "Solve the following math problem step by step. The last line of your "
+                "response should be of the form Answer: $Answer (without quotes).\n\nQ?\n\n"
+                'Remember to put your answer on its own line after "Answer:".',
+            }
+        ],
+        "reward_model": {"ground_truth": "7", "style": "rule"},
+    },
+    "boba": {"prompt": "<|user|>Q?<|assistant|>", "solutions": ["\\boxed{7}"], "task": "math"},
+    "numinamath": {"problem": "Q?", "answer": "7", "question_type": "math-word-problem"},
+    "orz": {
+        "conversations": [
+            {"from": "human", "value": "Q?"},
+            {"from": "assistant", "ground_truth": {"value": "7"}},
+        ]
+    },
+    "openr1": {"problem": "Q?", "answer": "7", "solution": "..."},
+}
+
+
+@pytest.mark.parametrize("name", [name for name, s in SOURCES.items() if not s.is_benchmark])
+def test_a_row_of_each_training_set(name: str) -> None:
+    row = SOURCES[name].convert(ROWS[name])
+    assert "Q?" in row["prompt"]
+    assert "step by step" not in row["prompt"]
+    assert "7" in row["solutions"][0]
+
+
+def test_options_of_gpqa_are_in_one_order_and_named_right() -> None:
+    row = {"Question": "Which?", "Correct Answer": "right"} | {
+        f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)
+    }
+    first, again = SOURCES["gpqa_diamond"].convert(row), SOURCES["gpqa_diamond"].convert(row)
+    assert first == again
+    assert f"{first['answer']}. right" in first["problem"]
+
+
+def test_prepare_counts_duplicates_and_drops_contradictions(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "raw.jsonl",
+        [
+            {"problem": "What is $1+1$?", "answer": "2"},
+            {"problem": "What is 1 + 1 ?", "answer": "2"},
+            {"problem": "A?", "answer": "1"},
+            {"problem": "A?", "answer": "3"},
+            {"problem": "B?", "answer": ""},
+        ],
+    )
+    run = toolkit("prepare_data", "openr1", "--from", str(file), "--to", str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    assert read(tmp_path / "openr1.jsonl") == [{"prompt": "What is $1+1$?", "solutions": ["2"]}]
+    assert "'the same problem again': 1" in run.stdout
+    assert "'no answer': 1" in run.stdout
+    wrong = toolkit("prepare_data", "gsm8k", "--from", str(file), "--to", str(tmp_path))
+    assert wrong.returncode == 2
+    assert "row 1 is not one of openai/gsm8k" in wrong.stderr
+
+
+def test_prepare_reads_conversations_that_are_bare_lists(tmp_path: Path) -> None:
+    file = tmp_path / "orz.json"
+    file.write_text(json.dumps([ROWS["orz"]["conversations"]]))  # type: ignore[call-overload]
+    run = toolkit("prepare_data", "orz", "--from", str(file), "--to", str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    assert read(tmp_path / "orz.jsonl") == [{"prompt": "Q?", "solutions": ["7"]}]
+
+
+LONG = "Every morning Aya goes for a 9-kilometer-long walk and stops at a coffee shop afterwards."
+
+
+def test_words_are_the_same_for_two_writings() -> None:
+    assert words_of("Find $\\dfrac{1}{2}$.") == words_of("find \\frac{1}{2}")
+    assert words_of("$x+1$") != words_of("$x-1$")
+
+
+def test_overlap_of_long_and_short_problems() -> None:
+    known = KnownTexts()
+    known.add("aime:1", LONG)
+    known.add("short:1", "Compute $17 \\times 23 + 4$.")
+    known.add("tiny:1", "What is love")
+    assert known.find(f"Now: {LONG.upper()} Find the time.").source == "aime:1"  # type: ignore[union-attr]
+    assert known.find("Every morning Aya goes for a swim in the sea.") is None
+    assert known.find("First, compute 17 \\times 23 + 4, then add one to what you found.")
+    assert known.find("Compute $17 \\times 23 - 4$ please, and then say what you found.") is None
+    assert known.find("Aya goes for a 9") is not None  # Five words, all in a known problem.
+    assert known.find("what is love?") is not None
+    assert known.find("what is love and what is it for, one may ask oneself") is None
+
+
+def test_decontaminate(tmp_path: Path) -> None:
+    bench = write(tmp_path / "bench.jsonl", [{"problem": LONG, "answer": "204"}])
+    train = write(
+        tmp_path / "train.jsonl",
+        [
+            {"prompt": f"{LONG} How long?", "solutions": ["1"]},
+            {"prompt": "Ben has three apples and eats two of them. How many?", "solutions": ["1"]},
+        ],
+    )
+    out = tmp_path / "clean.jsonl"
+    run = toolkit("decontaminate", str(train), "--against", str(bench), "--to", str(out))
+    assert run.returncode == 0, run.stderr
+    assert [row["prompt"][:3] for row in read(out)] == ["Ben"]
+    (reason,) = read(tmp_path / "clean.left_out.jsonl")
+    assert reason["left_out"] == "train.jsonl:1"
+    assert reason["as"] == "bench.jsonl:1"
+    bad = toolkit(
+        "decontaminate",
+        str(train),
+        "--against",
+        str(bench),
+        "--to",
+        str(out),
+        "--prompt-key",
+        "text",
+    )
+    assert bad.returncode == 2
+    assert "its fields are prompt, solutions" in bad.stderr
