@@ -25,6 +25,7 @@ from rlmath.evaluation.results import (
 )
 from rlmath.evaluation.source import about, with_checkpoint
 from rlmath.monitor import Monitor, open_monitor
+from rlmath.monitor.samples import write_samples
 from rlmath.rollout.requests import requests_for
 from rlmath.session import Session, open_session, with_model_folder
 from rlmath.types import Group, Sample
@@ -50,7 +51,8 @@ def run(config: Config) -> int:
     if left:
         with (
             open_session(config, optimizer=None) as session,
-            open_monitor(folder, config.runner, total_steps=0) as monitor,
+            # A monitor begins its folder anew; the samples of earlier calls are beside it.
+            open_monitor(folder / "log", config.runner, total_steps=0) as monitor,
         ):
             for one in left:
                 entries[one.benchmark.name] = _evaluate_one(session, one, monitor, folder)
@@ -76,7 +78,7 @@ def evaluate(
     with monitor.phase("evaluate"):
         for one in held_out:
             groups = sample_and_grade(session, one, step)
-            _log_samples(monitor, step, groups, one.benchmark.name)
+            monitor.log_samples(step, groups, kind=_kind(one.benchmark.name))
             by_benchmark[one.benchmark.name] = benchmark_metrics(groups)
     return tagged(by_benchmark)
 
@@ -130,7 +132,7 @@ def _evaluate_one(
         with monitor.phase("evaluate"):
             groups = sample_and_grade(session, held_out, 0, journal)
         seconds = time.monotonic() - started_s
-        _log_samples(monitor, 0, groups, benchmark.name)
+        write_samples(folder, 0, groups, kind=_kind(benchmark.name))
     return {
         "problems": len(groups),
         "settings": fingerprint["settings"],
@@ -158,5 +160,5 @@ def _finished(config: Config, folder: Path) -> dict[str, Any]:
     }
 
 
-def _log_samples(monitor: Monitor, step: int, groups: Sequence[Group], name: str) -> None:
-    monitor.log_samples(step, groups, kind="eval" if name == HELD_OUT else f"eval_{name}")
+def _kind(benchmark: str) -> str:
+    return "eval" if benchmark == HELD_OUT else f"eval_{benchmark}"

@@ -5,8 +5,8 @@
         eval.samples=8
 
 Samples with vLLM and grades as `rlmath evaluate` does, with the settings that are given; called
-again after an interruption it goes on. Each row that is kept has its `pass_rate`; a problem none of whose
-samples could be judged is left out and counted.
+again after an interruption it goes on. Each row that is kept has its `pass_rate`; a problem none of
+whose samples could be judged is left out and counted.
 """
 
 from __future__ import annotations
