@@ -19,13 +19,16 @@ from rlmath.actor.parallel import Layout as ActorLayout
 from rlmath.algorithm_settings import reference_settings
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
+from rlmath.cluster.watchdog import Part
 from rlmath.config.arithmetic import Layout, resolve_layout
 from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.facts import TINY
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
+from rlmath.monitor import Monitor
 from rlmath.rewards.mix import RewardMix
+from rlmath.rollout import waiting
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
@@ -75,6 +78,17 @@ class Session:
         """Engines and rewards; the session was opened with ``samples``."""
         assert self._sampling is not None, "this session was opened without engines"
         return self._sampling
+
+    def watched_parts(self, monitor: Monitor) -> list[Part]:
+        """What a run can wait for, for the watchdog."""
+        parts = [
+            Part(lambda: monitor.phase.changes, lambda: [f"the phase {monitor.phase.name}"]),
+            self.actor.watched(),
+        ]
+        if self._sampling is not None:
+            parts.append(waiting.engines(self._sampling.pool))
+            parts.append(waiting.grades(self._sampling.collector))
+        return parts
 
 
 @contextlib.contextmanager

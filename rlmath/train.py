@@ -6,9 +6,8 @@ One step, top to bottom, is :func:`train_step`. The names of its phases are thos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
 from pathlib import Path
-from typing import Any, Protocol
 
 from rlmath.algorithm_settings import (
     advantage_settings,
@@ -17,7 +16,7 @@ from rlmath.algorithm_settings import (
     update_settings,
 )
 from rlmath.batching.from_groups import training_batch
-from rlmath.checkpoint import Checkpoint, CheckpointStore
+from rlmath.cluster.watchdog import watched
 from rlmath.coefficients import Coefficients
 from rlmath.config.load import save
 from rlmath.config.schema import Config
@@ -25,25 +24,29 @@ from rlmath.data import ProblemStream, load_problems, load_tokenizer
 from rlmath.evaluate import evaluate
 from rlmath.evaluation.held_out import load_held_out
 from rlmath.log_probs import compared, needs_first_pass, with_kl_rewards, with_log_probs
-from rlmath.monitor import Monitor, open_monitor
+from rlmath.monitor import Monitor, open_monitor, read_metrics
+from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.rollout.refit import refit
 from rlmath.rollout.sampler import Sampler
+from rlmath.saving import HasState, open_saver, open_store
 from rlmath.session import Session, open_session, with_model_folder
 from rlmath.summary import check_export, summarize
+from rlmath.supervise import supervise
 from rlmath.train_metrics import batch_metrics, rollout_metrics, update_metrics
 from rlmath.types import TrainingBatch
 
 
-class HasState(Protocol):
-    """A part of the driver whose state is in checkpoints; of plain JSON values."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 def run(config: Config) -> int:
-    """Train as the settings say. Returns the exit code."""
-    config = with_model_folder(config)
+    """Train as the settings say; again from the last checkpoint when a part of the run fails.
+
+    Returns:
+        The exit code.
+    """
+    return supervise(with_model_folder(config), train)
+
+
+def train(config: Config) -> int:
+    """One start of a run, to its end. Returns the exit code."""
     run_dir = Path(config.runner.run_dir)
     save(config, run_dir / "config.yaml")
     tokenizer = load_tokenizer(config.model.path)
@@ -52,12 +55,7 @@ def run(config: Config) -> int:
     held_out = load_held_out(config, tokenizer)
     stream = ProblemStream(problems, seed=config.data.seed, shuffle=config.data.shuffle)
     coefficients = Coefficients(config.algorithm)
-    best = config.runner.best_metric
-    store = CheckpointStore(
-        run_dir / "checkpoints",
-        keep=config.runner.keep_checkpoints,
-        best={best: "max"} if best else None,
-    )
+    store = open_store(config)
     checkpoint = store.resume(config.runner.resume)
     done = 0 if checkpoint is None else checkpoint.step
     steps = config.runner.steps
@@ -69,11 +67,17 @@ def run(config: Config) -> int:
             temperature=config.rollout.temperature,
         ) as session,
         open_monitor(run_dir, config.runner, steps, done if checkpoint else None) as monitor,
+        contextlib.ExitStack() as stack,
     ):
         sampler = Sampler(config, stream, least_groups(config, session.layout))
         states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}
+        saver = stack.enter_context(open_saver(config, store, session, states))
+        monitor.on_phase.append(saver.look)
         if checkpoint is not None:
-            restore(checkpoint, session, states)
+            saver.restore(checkpoint, session.sampling.pool)
+        detectors = CollapseDetectors(config.collapse, read_metrics(run_dir))
+        stack.enter_context(saver.saving_when_interrupted())
+        stack.enter_context(watched(config.watchdog.stall_s, session.watched_parts(monitor)))
         monitor.begin_step()
         batch: TrainingBatch | None = None
         if held_out and config.eval.every and done == 0:
@@ -82,11 +86,15 @@ def run(config: Config) -> int:
             metrics, batch = train_step(session, sampler, coefficients, monitor, step)
             if held_out and config.eval.every and (step % config.eval.every == 0 or step == steps):
                 metrics |= evaluate(session, held_out, monitor, step)
+            # Written down before it is saved: a checkpoint has all of its steps' metrics.
+            monitor.log_step(step, metrics)
+            saver.step_done(step, metrics)
+            act(detectors.see(step, metrics), monitor.note, monitor.warn)
             due = config.runner.save_every and step % config.runner.save_every == 0
             if due or step == steps:
                 with monitor.phase("save"):
-                    save_checkpoint(store, session, states, step, metrics)
-            monitor.log_step(step, metrics)
+                    saver.save()
+        saver.finish()
         session.actor.save_hf(run_dir / "hf")
         checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
         summarize(config, session, checked)
@@ -116,7 +124,12 @@ def train_step(
             step, pool, sampling.collector, while_grading=lambda: monitor.phase("grade")
         )
     pool.sleep()
-    metrics = sampled.metrics | rollout_metrics(sampled.finished) | sampling.rewards.metrics()
+    metrics = (
+        sampled.metrics
+        | pool.metrics()
+        | rollout_metrics(sampled.finished)
+        | sampling.rewards.metrics()
+    )
     monitor.log_samples(step, sampled.finished)
     if sampled.shortage:
         monitor.warn(f"step {step}: {sampled.shortage}")
@@ -155,30 +168,3 @@ def train_step(
     for index, reason in result.early_stopped.items():
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
     return metrics, batch
-
-
-def save_checkpoint(
-    store: CheckpointStore,
-    session: Session,
-    states: Mapping[str, HasState],
-    step: int,
-    metrics: dict[str, float],
-) -> None:
-    """Write the actor and the driver's own state; the checkpoint appears when it is whole."""
-    folder = store.begin(step)
-    try:
-        session.actor.save_checkpoint(folder)
-        own = {name: part.state_dict() for name, part in states.items()}
-        store.commit(step, own | {"weights_version": step}, metrics)
-    except BaseException:
-        store.abandon(step)
-        raise
-
-
-def restore(checkpoint: Checkpoint, session: Session, states: Mapping[str, HasState]) -> None:
-    """Bring actor, driver and engines to where a checkpoint was made."""
-    session.actor.load_checkpoint(checkpoint.path)
-    for name, part in states.items():
-        part.load_state_dict(checkpoint.driver_state[name])
-    refit(session.actor, session.sampling.pool, checkpoint.driver_state["weights_version"])
-    print(f"resumed after step {checkpoint.step} from {checkpoint.path}", flush=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from rlmath.monitor.repetition import compression_ratio, is_repetitive, repeated_ngrams
 from rlmath.types import GradedSample, Group, TrainingBatch
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/response_length": _mean(lengths),
         "rollout/response_length_max": float(max(lengths)),
         "rollout/truncated_share": _mean([s.sample.finish_reason == "length" for s in samples]),
+        "rollout/truncated_groups_share": _mean([_all_truncated(g) for g in groups]),
+        "rollout/compression_ratio": _mean([compression_ratio(s.sample.text) for s in samples]),
+        "rollout/repeated_ngrams_share": _mean(
+            [repeated_ngrams(s.sample.token_ids) for s in samples]
+        ),
+        "rollout/repetitive_share": _mean(
+            [is_repetitive(s.sample.text, s.sample.token_ids) for s in samples]
+        ),
         "rollout/equal_reward_groups_share": _mean([_all_equal(g.samples) for g in groups]),
         "rollout/solved_share": _mean([any(s.correct for s in g.samples) for g in groups]),
         "rollout/prompt_length": _mean([len(g.problem.prompt_token_ids) for g in groups]),
@@ -79,6 +88,10 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
+
+
+def _all_truncated(group: Group) -> bool:
+    return all(s.sample.finish_reason == "length" for s in group.samples)
 
 
 def _all_equal(samples: Sequence[GradedSample]) -> bool:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
 from rlmath.actor.parallel import Layout
 from rlmath.actor.worker import ActorWorker
 from rlmath.cluster.logs import end_of
+from rlmath.cluster.processes import ProcessPlace, kill
+from rlmath.cluster.watchdog import Part, Process
 from rlmath.errors import UserError
 from rlmath.types import TrainingBatch
 
@@ -39,6 +41,9 @@ class ActorGroup:
         num_threads: Threads of one CPU operator in a rank.
         log_dir: Folder for each rank's output.
         actor_options: Ray options of each rank (its place, its GPU); none: anywhere.
+
+    Attributes:
+        changed: An update has begun; set back by whoever writes down that its step is done.
     """
 
     def __init__(
@@ -58,6 +63,10 @@ class ActorGroup:
         self._options = actor_options or [{}] * layout.world_size
         self._workers: list[Any] = []
         self._starting: list[Any] = []
+        self._places: list[Any] = []
+        self._calls = 0
+        self._waited_for: tuple[str, list[int]] = ("", [])
+        self.changed = False
 
     def launch(self) -> None:
         """Begin to start the ranks and return at once, so that other parts start meanwhile."""
@@ -74,6 +83,7 @@ class ActorGroup:
                 }
             )
             self._workers.append(worker.remote(rank, self._log_path(rank), environment))
+        self._places = [worker.place.remote() for worker in self._workers]
         place = self._get([self._workers[0].meeting_place.remote()])[0]
         self._starting = [
             worker.start.remote(
@@ -107,6 +117,7 @@ class ActorGroup:
             The result, and, when there is one minibatch, log-probs and entropies ``[R]`` of the
             policy before the update.
         """
+        self.changed = True
         results = self._all("update", ray.put(batch), settings, seed)
         values = None
         if settings.minibatches == 1:
@@ -133,6 +144,22 @@ class ActorGroup:
         """Write model, optimizer, schedule and random states to a folder."""
         self._all("save_checkpoint", str(folder))
 
+    def begin_checkpoint(self, folder: str | Path) -> None:
+        """Copy what ``save_checkpoint`` writes, and write it while the ranks go on."""
+        self._all("begin_checkpoint", str(folder))
+
+    def checkpoint_written(self) -> bool:
+        """Whether all ranks have written what ``begin_checkpoint`` began."""
+        return all(self._all("checkpoint_written"))
+
+    def finish_checkpoint(self) -> None:
+        """Wait for what ``begin_checkpoint`` began.
+
+        Raises:
+            DiskFull: It could not be written.
+        """
+        self._all("finish_checkpoint")
+
     def load_checkpoint(self, folder: str | Path) -> None:
         """Read what ``save_checkpoint`` wrote."""
         self._all("load_checkpoint", str(folder))
@@ -144,8 +171,40 @@ class ActorGroup:
     def shutdown(self) -> None:
         """End all ranks at once, whatever they do: nothing outlives their processes."""
         workers, self._workers = self._workers, []
+        places = self._known_places()
         for worker in workers:
             ray.kill(worker, no_restart=True)
+        for place in places:
+            # One that is stopped does not hear of Ray's wish. On other nodes Ray sees to it.
+            if place is not None and place.node_id == ray.get_runtime_context().get_node_id():
+                kill(place)
+
+    def watched(self) -> Part:
+        """For the watchdog: which call is waited for, and of which ranks."""
+
+        def waits_for() -> list[str]:
+            method, ranks = self._waited_for
+            return [f"Megatron rank {rank}, which is in {method}" for rank in ranks]
+
+        def processes() -> list[Process]:
+            return [
+                Process(f"Megatron rank {rank}", self._log_path(rank), place)
+                for rank, place in enumerate(self._known_places())
+            ]
+
+        def marks() -> tuple[int, int]:
+            return self._calls, len(self._waited_for[1])
+
+        return Part(marks, waits_for, processes)
+
+    def _known_places(self) -> list[ProcessPlace | None]:
+        places: list[ProcessPlace | None] = []
+        for ref in self._places:
+            try:
+                places.append(ray.get(ref, timeout=1.0))
+            except (RayError, GetTimeoutError):
+                places.append(None)
+        return places
 
     def __enter__(self) -> ActorGroup:
         self.launch()
@@ -161,14 +220,16 @@ class ActorGroup:
         self.shutdown()
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
-        return self._get([getattr(w, method).remote(*arguments) for w in self._workers])
+        return self._get([getattr(w, method).remote(*arguments) for w in self._workers], method)
 
-    def _get(self, refs: list[Any]) -> list[Any]:
+    def _get(self, refs: list[Any], method: str = "start") -> list[Any]:
         """Results in order of rank. The first rank to fail speaks: the others only wait for it."""
         rank_of = {ref: rank for rank, ref in enumerate(refs)}
         results: list[Any] = [None] * len(refs)
         left = list(refs)
+        self._calls += 1
         while left:
+            self._waited_for = (method, [rank_of[ref] for ref in left])
             done, left = ray.wait(left, num_returns=1)
             for ref in done:
                 rank = rank_of[ref]
@@ -176,6 +237,7 @@ class ActorGroup:
                     results[rank] = ray.get(ref)
                 except RayError as error:
                     raise self._explained(error, rank) from error
+        self._waited_for = ("", [])
         return results
 
     def _explained(self, error: RayError, rank: int) -> Exception:

@@ -8,6 +8,8 @@ import socket
 from typing import Any
 
 from rlmath.cluster.logs import send_output_to
+from rlmath.cluster.processes import ProcessPlace, own_place
+from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.types import TrainingBatch
 
 
@@ -18,6 +20,11 @@ class ActorWorker:
         os.environ.update(environment)
         self.rank = rank
         send_output_to(log_path)
+        write_stacks_on_signal()
+
+    def place(self) -> ProcessPlace:
+        """Of this process."""
+        return own_place()
 
     def meeting_place(self) -> tuple[str, int]:
         """Address and free port of this process's host, for rank 0 to be found at."""
@@ -93,6 +100,20 @@ class ActorWorker:
         from rlmath.checkpoint.actor_state import save_actor
 
         save_actor(self.actor, folder)
+
+    def begin_checkpoint(self, folder: str) -> None:
+        """Copy what ``save_checkpoint`` writes, and write it in the background. Collective."""
+        from rlmath.checkpoint.actor_state import begin_save
+
+        self._pending = begin_save(self.actor, folder)
+
+    def checkpoint_written(self) -> bool:
+        """Whether what ``begin_checkpoint`` began is written."""
+        return self._pending.done
+
+    def finish_checkpoint(self) -> None:
+        """Wait for what ``begin_checkpoint`` began; raises what went wrong in it."""
+        self._pending.wait()
 
     def load_checkpoint(self, folder: str) -> None:
         """Read what ``save_checkpoint`` wrote, under this layout or another. Collective."""

@@ -29,6 +29,8 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if config.ray_address is None:
+        # Ray's agents look so long for a cluster that has died with its driver, and then end.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
         # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
         ray.init(
             address="local",

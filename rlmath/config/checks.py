@@ -30,6 +30,7 @@ from rlmath.config.schema import (
     Schedule,
     Transport,
 )
+from rlmath.config.schema_reliability import DETECTORS
 from rlmath.errors import ConfigError
 
 Command = Literal["train", "sft", "evaluate"]
@@ -56,6 +57,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     wrong_numbers = list(out_of_range(config))
     yield from wrong_numbers
     yield from _names(config)
+    yield from _reliability(config)
     yield from _contradictions(config, command)
     device = machine.device(config.cluster.device)
     yield from _cluster(config, machine, device)
@@ -150,6 +152,17 @@ def _among(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"there are {', '.join(known)}{hint}"
+
+
+def _reliability(config: Config) -> Iterator[str]:
+    if config.runner.best_is_lowest and config.runner.best_metric is None:
+        yield "runner.best_is_lowest says of which end runner.best_metric is best; set that as well"
+    collapse = config.collapse
+    for setting, names in (("stop_on", collapse.stop_on), ("rollback_on", collapse.rollback_on)):
+        for name in names:
+            if name not in DETECTORS:
+                known = ", ".join(DETECTORS)
+                yield f"collapse.{setting}: no detector is called {name!r}; there are {known}"
 
 
 def _contradictions(config: Config, command: Command) -> Iterator[str]:

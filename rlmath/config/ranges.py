@@ -60,6 +60,21 @@ _OPTIMIZER = {
     "clip_grad_norm": POSITIVE,
 }
 
+_SHARE = Range(least=0, most=1)
+_DETECTORS = {
+    "repetition": _SHARE,
+    "truncated": _SHARE,
+    "truncated_groups": _SHARE,
+    "entropy_low": NOT_NEGATIVE,
+    "entropy_high": Range(above=1),
+    "length_drift": Range(above=1),
+    "equal_rewards": _SHARE,
+    "mismatch_k3": POSITIVE,
+    "mismatch_ess": _SHARE,
+    "grad_norm": Range(above=1),
+    "reward_fall": POSITIVE,
+}
+
 RANGES: dict[str, Range] = {
     "data.max_prompt_tokens": AT_LEAST_ONE,
     "data.seed": SEED,
@@ -145,10 +160,17 @@ RANGES: dict[str, Range] = {
     "sft.steps": AT_LEAST_ONE,
     "sft.sequences_per_step": AT_LEAST_ONE,
     **{f"sft.optimizer.{name}": limits for name, limits in _OPTIMIZER.items()},
+    "watchdog.stall_s": POSITIVE,
+    "collapse.patience_steps": AT_LEAST_ONE,
+    "collapse.baseline_steps": AT_LEAST_ONE,
+    "collapse.rollback_lr_factor": Range(above=0, most=1),
+    "collapse.max_rollbacks": NOT_NEGATIVE,
+    **{f"collapse.{name}": limits for name, limits in _DETECTORS.items()},
     "runner.steps": AT_LEAST_ONE,
     "runner.seed": SEED,
     "runner.save_every": NOT_NEGATIVE,
     "runner.keep_checkpoints": AT_LEAST_ONE,
+    "runner.max_restarts": NOT_NEGATIVE,
     "runner.samples_every": AT_LEAST_ONE,
     "runner.tensorboard_samples": NOT_NEGATIVE,
     "runner.check_export_sequences": NOT_NEGATIVE,

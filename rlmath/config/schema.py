@@ -21,6 +21,7 @@ from rlmath.config.schema_algorithm import (
     ReferenceConfig,
     TruncatedRule,
 )
+from rlmath.config.schema_reliability import CollapseConfig, WatchdogConfig
 
 
 class Device(Enum):
@@ -413,11 +414,18 @@ class RunnerConfig:
     seed: int = 0
     # Save a checkpoint every so many steps and after the last; 0: only after the last.
     save_every: int = 50
-    # Checkpoints kept.
+    # Newest checkpoints that are kept.
     keep_checkpoints: int = 3
     # Metric whose best checkpoint is kept beside the newest, such as eval/accuracy or
     # eval/aime24/pass_at_8: the highest value of those saved; null: none.
     best_metric: str | None = None
+    # The best is the lowest value of best_metric.
+    best_is_lowest: bool = False
+    # Write checkpoints while training goes on, from a copy in host memory.
+    background_checkpoints: bool = False
+    # Starts from the last checkpoint after a rank or an engine has failed for good, without a new
+    # checkpoint between; 0: the run ends.
+    max_restarts: int = 3
     # Continue from the newest whole checkpoint in run_dir (auto), start anew (never), or continue
     # from the checkpoint whose folder this is.
     resume: str = "auto"
@@ -445,4 +453,6 @@ class Config:
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     sft: SftConfig = field(default_factory=SftConfig)
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
+    collapse: CollapseConfig = field(default_factory=CollapseConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlmath.config.schema import RunnerConfig
@@ -19,17 +19,27 @@ DECISIONS_FILE = "decisions.jsonl"
 
 
 class Monitor:
-    """Shows and records a run. Made by :func:`open_monitor`."""
+    """Shows and records a run. Made by :func:`open_monitor`.
+
+    Attributes:
+        on_phase: Called whenever a phase begins.
+    """
 
     def __init__(
         self, run_dir: Path, writer: MetricsWriter, display: ProgressDisplay, runner: RunnerConfig
     ) -> None:
         self.run_dir = run_dir
         self._writer, self._display, self._runner = writer, display, runner
-        self.phase = PhaseTimer(on_phase=display.phase)
+        self.phase = PhaseTimer(on_phase=self._phase_begins)
+        self.on_phase: list[Callable[[], None]] = []
         self._texts: dict[str, str] = {}
         self._tokens = 0
         self._choices: dict[str, str] = {}
+
+    def _phase_begins(self, name: str) -> None:
+        self._display.phase(name)
+        for listener in self.on_phase:
+            listener()
 
     def count_tokens(self, tokens: int) -> None:
         """Tokens of this step, prompts and responses, for ``throughput/tokens_per_s``."""

@@ -13,6 +13,9 @@ class PhaseTimer:
     ``with timer("generate"): ...`` counts towards ``timing/generate``. A phase within a phase
     stops the clock of the outer one, so that the phases and ``timing/other`` add up to
     ``timing/step``. For the thread that runs the loop; phases of other threads overlap.
+
+    Attributes:
+        changes: How often a phase has begun or ended.
     """
 
     def __init__(self, on_phase: Callable[[str], None] | None = None) -> None:
@@ -23,7 +26,13 @@ class PhaseTimer:
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
+        self.changes = 0
         self._step_start = self._since = time.perf_counter()
+
+    @property
+    def name(self) -> str:
+        """The innermost phase that is open, or ``other``."""
+        return self._open[-1] if self._open else "other"
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -60,6 +69,7 @@ class PhaseTimer:
 
     def _charge(self) -> None:
         """Give the time since the last change of phase to the innermost open one."""
+        self.changes += 1
         now = time.perf_counter()
         if self._open:
             phase = self._open[-1]

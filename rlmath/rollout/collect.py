@@ -27,6 +27,7 @@ class Grading:
         self._arrived: dict[str, list[tuple[Sample, Future[Any]]]] = {}
         self._graded: dict[str, Future[Group]] = {}
         self._given: set[str] = set()
+        self._pieces: dict[tuple[str, int], Future[Any]] = {}
 
     def expect(self, problems: Sequence[Problem]) -> None:
         """Problems whose samples will come; with ids of their own."""
@@ -38,7 +39,9 @@ class Grading:
         """Begin to grade a sample; it answers a problem that was announced."""
         problem = self._problems[sample.problem_id]
         own = self._arrived[problem.id]
-        own.append((sample, self._threads.submit(self._rewards.prescore_group, problem, [sample])))
+        piece = self._threads.submit(self._rewards.prescore_group, problem, [sample])
+        self._pieces[problem.id, sample.index] = piece
+        own.append((sample, piece))
         if len(own) == self._group_size:
             self._graded[problem.id] = self._threads.submit(self._finish, problem, own)
 
@@ -66,6 +69,10 @@ class Grading:
         """
         return tuple(self._graded[id_].result() for id_ in self._problems)
 
+    def ungraded(self) -> list[tuple[str, int]]:
+        """Problem and index of the samples that are being graded or wait for it."""
+        return [key for key, piece in list(self._pieces.items()) if not piece.done()]
+
     def _finish(self, problem: Problem, arrived: list[tuple[Sample, Future[Any]]]) -> Group:
         """The group of a problem. Its samples were handed to the threads earlier, so none of the
         pieces waits for a thread that this call holds."""
@@ -86,11 +93,13 @@ class Collector:
 
     def __init__(self, rewards: RewardMix, num_threads: int = 4) -> None:
         self._rewards = rewards
+        self._last: Grading | None = None
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grade")
 
     def begin(self, group_size: int) -> Grading:
         """For samples that come one by one, of problems that become known on the way."""
-        return Grading(self._rewards, self._threads, group_size)
+        self._last = Grading(self._rewards, self._threads, group_size)
+        return self._last
 
     def collect(
         self, problems: Sequence[Problem], samples: Iterable[Sample], group_size: int
@@ -107,6 +116,10 @@ class Collector:
         for sample in samples:
             grading.take(sample)
         return grading
+
+    def ungraded(self) -> list[tuple[str, int]]:
+        """Of the last samples: see :meth:`Grading.ungraded`."""
+        return [] if self._last is None else self._last.ungraded()
 
     def close(self) -> None:
         """End the threads once what they do now is done."""

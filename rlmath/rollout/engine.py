@@ -13,6 +13,7 @@ from typing import Any
 
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
+from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop
 
@@ -35,6 +36,7 @@ class RolloutEngine:
             Exception: Whatever vLLM says about settings, model or memory.
         """
         send_output_to(self._spec.log_path(self._index))
+        write_stacks_on_signal()
         self._loop.start()
 
     def place(self) -> ProcessPlace:

@@ -47,6 +47,8 @@ class RolloutPool:
         reconnect: Called when engines were connected one by one and all have to be again.
         restarts: Engines started again so far.
         held: Of each engine, the requests that it has, by key.
+        tokens: Of each engine, response tokens since its start.
+        generation: Number of the present ``generate``, or of the last one.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class RolloutPool:
         self.bring_up: Callable[[Sequence[Any], int], None] | None = None
         self.reconnect: Callable[[], None] | None = None
         self.restarts = 0
+        self._restarts_told = 0
         self.held: list[dict[tuple[str, int], Request]] = []
+        self.tokens: list[int] = []
         self._generating = False
         # Even numbers: an abort ends one by going to the number after it.
-        self._generation = 0
+        self.generation = 0
         self.weights_version = 0
 
     @property
@@ -119,7 +123,7 @@ class RolloutPool:
             EngineStartError: An engine could not start in time; none is left running.
         """
         try:
-            while starting := self._starting():
+            while starting := self.starting():
                 ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
                 for ref in ready:
                     starting[ref].started()
@@ -170,11 +174,12 @@ class RolloutPool:
 
         add(requests)
         held = self.held = [{} for _ in self._engines]
+        self.tokens = [0] * len(self._engines)
         # The answer that each busy engine owes, and since when it is waited for.
         answers: dict[Any, int] = {}
         waited_s = [0.0] * len(self._engines)
         self._generating = True
-        self._generation += 2
+        self.generation += 2
         try:
             self._top_up(queue, held, answers)
             while True:
@@ -184,7 +189,7 @@ class RolloutPool:
                 if not answers and not queue:
                     break
                 waiting_since = time.monotonic()
-                starting = self._starting()
+                starting = self.starting()
                 ready, _ = ray.wait(
                     [*answers, *starting], num_returns=1, timeout=self._answer_every_s
                 )
@@ -247,7 +252,7 @@ class RolloutPool:
         Raises:
             EngineError: One did not start, and no more restarts are left.
         """
-        while starting := self._starting():
+        while starting := self.starting():
             ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
             for ref, engine in starting.items():
                 try:
@@ -270,6 +275,11 @@ class RolloutPool:
         """Take GPU memory for ``weights`` or ``kv_cache`` again; see ``sleep``."""
         if self._spec.sleeps:
             self._all("wake", part)
+
+    def metrics(self) -> dict[str, float]:
+        """``rollout/engine_restarts`` since the last call."""
+        count, self._restarts_told = self.restarts - self._restarts_told, self.restarts
+        return {"rollout/engine_restarts": float(count)}
 
     def stats(self) -> list[dict[str, int]]:
         """Of each engine: requests that it has, tokens generated, version of its weights."""
@@ -330,12 +340,13 @@ class RolloutPool:
         for index in free:
             if held[index]:
                 engine = self._engines[index].handle
-                arguments = (self._generation, dealt[index], self._answer_every_s)
+                arguments = (self.generation, dealt[index], self._answer_every_s)
                 answers[engine.exchange.remote(*arguments)] = index
 
     def _take(self, ref: Any, index: int, held: dict[tuple[str, int], Request]) -> Sequence[Sample]:
         """The samples of an engine's answer; nothing has changed when it raises."""
         progress: Progress = self._engines[index].get(ref)
+        self.tokens[index] = progress.tokens_generated
         left = held.keys() - {(sample.problem_id, sample.index) for sample in progress.samples}
         if left and not progress.unfinished:
             raise EngineError(
@@ -353,7 +364,8 @@ class RolloutPool:
         options = self._actor_options[index]
         return EngineProcess(self._spec, index, options, self._start_timeout_s)
 
-    def _starting(self) -> dict[Any, EngineProcess]:
+    def starting(self) -> dict[Any, EngineProcess]:
+        """Engines that are not ready yet, by the answer that they owe."""
         return {e.starting: e for e in self._engines if e.starting is not None}
 
     def _replace(
@@ -426,7 +438,7 @@ class RolloutPool:
 
     def _abort(self, answers: Mapping[Any, int]) -> None:
         """After an early end: leave no request in an engine, now or when it wakes up."""
-        refs = [engine.handle.abort.remote(self._generation) for engine in self._engines]
+        refs = [engine.handle.abort.remote(self.generation) for engine in self._engines]
         ray.wait(
             refs + list(answers), num_returns=len(refs) + len(answers), timeout=ABORT_TIMEOUT_S
         )

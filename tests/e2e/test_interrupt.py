@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end everything, quickly and without leftovers."""
+"""Ctrl-C and SIGTERM save, and end everything quickly and without leftovers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import ROOT, environment, marked_processes, quickstart_settings
+from rlmath.checkpoint import CheckpointStore
+from tests.e2e.runs import (
+    ROOT,
+    environment,
+    marked_processes,
+    metrics,
+    quickstart_settings,
+)
 
 END_TIMEOUT_S = 10.0
 
@@ -42,7 +49,7 @@ def test_a_signal_in_the_middle_of_a_run(
     else:
         process.send_signal(number)
     started_s = time.monotonic()
-    process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=60)
     assert time.monotonic() - started_s <= END_TIMEOUT_S
     assert process.returncode == code
     while (left := marked_processes(mark)) and time.monotonic() - started_s < END_TIMEOUT_S:
@@ -50,3 +57,11 @@ def test_a_signal_in_the_middle_of_a_run(
     assert not left
     ours = [n for n in set(os.listdir("/dev/shm")) - shared_memory if "rlmath" in n or "vllm" in n]
     assert not ours
+    # In the update of a step nothing can be saved, and the run says so.
+    last = metrics(tmp_path)[-1]["step"]
+    newest = CheckpointStore(tmp_path / "checkpoints", keep=1).newest_whole().path
+    if newest is None:
+        assert f"interrupted in the update of step {last + 1}" in output
+    else:
+        assert newest.name == f"step_{last:06d}"
+        assert f"interrupted; saved after step {last}" in output

@@ -1,0 +1,174 @@
+"""Sees that a run stands still, says what it waits for and where each process is, and ends it.
+
+Every part that can be waited for is a :class:`Part`: it has marks that change when it gets on, and
+can say what is waited for. As long as any mark changes the run gets on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rlmath.cluster.logs import end_of
+from rlmath.cluster.processes import ProcessPlace, send_signal
+
+# Makes a rank or an engine write the stacks of its threads to its log.
+STACKS_SIGNAL = signal.SIGUSR2
+# Ends what the driver's main thread waits for.
+END_SIGNAL = signal.SIGUSR1
+DUMP_WAIT_S = 2.0
+# If the main thread does not end by then, it hangs where no signal reaches it.
+END_WAIT_S = 120.0
+EXIT_STALLED = 70
+
+_COLLECTIVE = re.compile(r'distributed_c10d\.py", line \d+ in (\w+)')
+_IDLE_THREAD = re.compile(r"Thread 0x\w+ \(most recent call first\):\n  <no Python frame>\n")
+_CALLER = re.compile(r'File "([^"]*rlmath[^"]*)", line (\d+) in (\w+)')
+
+
+class Stalled(RuntimeError):
+    """Nothing has got on for ``watchdog.stall_s``. The message says what was waited for."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process whose stacks are wanted: its name, its log, and where it is."""
+
+    name: str
+    log_path: str
+    place: ProcessPlace | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that a run waits for.
+
+    Attributes:
+        marks: What changes whenever it gets on.
+        waits_for: One line for each thing that is waited for; none when it is idle.
+        processes: Whose stacks help.
+    """
+
+    marks: Callable[[], Hashable]
+    waits_for: Callable[[], Sequence[str]]
+    processes: Callable[[], Sequence[Process]] = tuple
+
+
+def write_stacks_on_signal() -> None:
+    """Let this process write its threads' stacks to its output when ``STACKS_SIGNAL`` comes."""
+    faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)
+
+
+@contextlib.contextmanager
+def watched(stall_s: float | None, parts: Sequence[Part]) -> Iterator[None]:
+    """Watch a block in the main thread.
+
+    Args:
+        stall_s: Seconds without a change of any mark after which it counts as stalled; ``None``:
+            it is not watched.
+        parts: What it can wait for.
+
+    Raises:
+        Stalled: In the block, wherever it is.
+    """
+    if stall_s is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    found: list[str] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # The one exception that Ray lets through from a handler while it waits.
+        raise KeyboardInterrupt
+
+    before = signal.signal(END_SIGNAL, end)
+    over = threading.Event()
+    thread = threading.Thread(
+        target=_watch, args=(stall_s, parts, found, over), name="watchdog", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if found:
+            raise Stalled(found[0]) from None
+        raise
+    finally:
+        over.set()
+        signal.signal(END_SIGNAL, before)
+
+
+def _watch(stall_s: float, parts: Sequence[Part], found: list[str], over: threading.Event) -> None:
+    marks, since = [part.marks() for part in parts], time.monotonic()
+    while not over.wait(min(stall_s / 10, 10.0)):
+        now = [part.marks() for part in parts]
+        if now != marks:
+            marks, since = now, time.monotonic()
+            continue
+        quiet_s = time.monotonic() - since
+        if quiet_s < stall_s:
+            continue
+        waits = [line for part in parts for line in part.waits_for()]
+        found.append(
+            f"nothing has got on for {quiet_s:.0f} s (watchdog.stall_s={stall_s:g}). Waited for:"
+            + "".join(f"\n  - {line}" for line in waits or ["nothing that is known"])
+        )
+        print(found[0], file=sys.stderr, flush=True)
+        print(stacks_of(parts), file=sys.stderr, flush=True)
+        if over.is_set():
+            return
+        os.kill(os.getpid(), END_SIGNAL)
+        if not over.wait(END_WAIT_S):
+            print("the main thread cannot be interrupted; ending", file=sys.stderr, flush=True)
+            os._exit(EXIT_STALLED)  # Ray's processes end with the driver.
+        return
+
+
+def stacks_of(parts: Sequence[Part]) -> str:
+    """The stacks of the driver's threads and of the parts' processes."""
+    lines = ["--- stacks of the driver"]
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        lines.append(f"thread {names.get(ident, ident)}:")
+        lines += [text.rstrip() for text in traceback.format_stack(frame)[-8:]]
+    processes = [process for part in parts for process in part.processes()]
+    sizes = [_size(process.log_path) for process in processes]
+    for process in processes:
+        if process.place is not None:
+            send_signal(process.place, STACKS_SIGNAL)
+    time.sleep(DUMP_WAIT_S)
+    for process, size in zip(processes, sizes, strict=True):
+        lines.append(f"--- stacks of {process.name}")
+        if process.place is None:
+            lines.append("its process has ended" + end_of(process.log_path))
+            continue
+        dump = _IDLE_THREAD.sub("", _after(process.log_path, size))
+        collective = _COLLECTIVE.search(dump)
+        if collective:
+            rest = _CALLER.search(dump, collective.end())
+            caller = f", called from {rest[1]}:{rest[2]} ({rest[3]})" if rest else ""
+            lines.append(f"{process.name} is in the collective {collective[1]}{caller}")
+        lines.append(dump.rstrip() or "it wrote none: it is stopped, or on another node")
+    return "\n".join(lines)
+
+
+def _size(path: str) -> int:
+    return Path(path).stat().st_size if Path(path).exists() else 0
+
+
+def _after(path: str, offset: int) -> str:
+    if not Path(path).exists():
+        return ""
+    with Path(path).open("rb") as file:
+        file.seek(offset)
+        return file.read().decode(errors="replace")

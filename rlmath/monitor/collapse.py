@@ -1,0 +1,244 @@
+"""Sees a policy collapse in the figures of its steps.
+
+A detector looks at one metric. It fires when its rule has held for ``collapse.patience_steps``
+steps in a row, once per streak; the streak's first step is the onset, and checkpoints from before
+it are good as far as this detector can tell. Detectors keep no state of their own: after a resume
+they see the lines of ``metrics.jsonl`` again.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from rlmath.config.schema_reliability import CollapseAction, CollapseConfig
+from rlmath.errors import UserError
+
+# Steps of the medians and means that move along.
+RECENT_STEPS = 50
+REWARD_WINDOW_STEPS = 5
+
+# From the values before this one (those of the streak left out), this one and the threshold:
+# what is wrong, or None.
+Rule = Callable[[Sequence[float], float, float], str | None]
+
+
+class Collapsed(UserError):
+    """A detector with the action ``stop`` fired."""
+
+
+class RollBack(Exception):
+    """A detector with the action ``rollback`` fired.
+
+    Attributes:
+        onset: First step that showed the collapse.
+        step: The step at which it was certain.
+        reason: For a person.
+    """
+
+    def __init__(self, onset: int, step: int, reason: str) -> None:
+        super().__init__(reason)
+        self.onset, self.step, self.reason = onset, step, reason
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A detector fired."""
+
+    detector: str
+    onset: int
+    step: int
+    reason: str
+    action: CollapseAction
+
+
+@dataclass
+class _Detector:
+    name: str
+    metric: str
+    rule: Rule
+    threshold: float
+    action: CollapseAction
+    patience_steps: int
+    past: list[float] = field(default_factory=list)
+    onset: int | None = None
+    length: int = 0
+
+    def see(self, step: int, value: float) -> Alarm | None:
+        """Take the value of a step."""
+        wrong = self.rule(self.past, value, self.threshold)
+        if wrong is None:
+            self.onset, self.length = None, 0
+            self.past.append(value)
+            return None
+        if self.onset is None:
+            self.onset = step
+        self.length += 1
+        if self.length != self.patience_steps:
+            return None
+        reason = (
+            f"{self.name}: since step {self.onset} {self.metric} {wrong} "
+            f"(collapse.{self.name}={self.threshold:g})"
+        )
+        return Alarm(self.name, self.onset, step, reason, self.action)
+
+
+class CollapseDetectors:
+    """All detectors of a run.
+
+    Args:
+        settings: Thresholds and actions.
+        history: The run's steps so far, as in ``metrics.jsonl``; nothing fires for them.
+    """
+
+    def __init__(self, settings: CollapseConfig, history: Iterable[Mapping[str, Any]] = ()) -> None:
+        baseline = settings.baseline_steps
+        rules: dict[str, tuple[str, Rule]] = {
+            "repetition": ("rollout/repetitive_share", _above),
+            "truncated": ("rollout/truncated_share", _above),
+            "truncated_groups": ("rollout/truncated_groups_share", _above),
+            "entropy_low": ("train/entropy_loss", _below),
+            "entropy_high": ("train/entropy_loss", _times_baseline(baseline, False)),
+            "length_drift": ("rollout/response_length", _times_baseline(baseline, True)),
+            "equal_rewards": ("rollout/equal_reward_groups_share", _above),
+            "mismatch_k3": ("mismatch/k3", _above),
+            "mismatch_ess": ("mismatch/effective_sample_size", _below),
+            "grad_norm": ("train/grad_norm", _outlier(baseline)),
+            "reward_fall": ("rollout/rewards", _fallen),
+        }
+        self._detectors = [
+            _Detector(
+                name,
+                metric,
+                rule,
+                threshold,
+                _action(settings, name),
+                settings.patience_steps,
+            )
+            for name, (metric, rule) in rules.items()
+            if (threshold := getattr(settings, name)) is not None
+        ]
+        for line in history:
+            self.see(line["step"], line)
+
+    def see(self, step: int, metrics: Mapping[str, Any]) -> list[Alarm]:
+        """Take a step's metrics; a detector whose metric is not among them skips the step."""
+        found = [
+            detector.see(step, math.nan if metrics[detector.metric] is None else value)
+            for detector in self._detectors
+            if (value := metrics.get(detector.metric, _MISSING)) is not _MISSING
+        ]
+        return [alarm for alarm in found if alarm is not None]
+
+
+_MISSING: Any = object()
+
+
+def _action(settings: CollapseConfig, name: str) -> CollapseAction:
+    if name in settings.stop_on:
+        return CollapseAction.stop
+    return CollapseAction.rollback if name in settings.rollback_on else settings.action
+
+
+def act(
+    alarms: Sequence[Alarm],
+    note: Callable[[int, str, str, str], None],
+    warn: Callable[[str], None],
+) -> None:
+    """Do what the alarms of a step ask for, the gravest at the end.
+
+    Args:
+        note: Writes to ``decisions.jsonl``.
+        warn: Tells the terminal.
+
+    Raises:
+        Collapsed: One asks to stop.
+        RollBack: One asks to roll back, and none to stop; to before the earliest onset.
+    """
+    for alarm in alarms:
+        note(alarm.step, f"collapse.{alarm.detector}", alarm.action.value, alarm.reason)
+        if alarm.action is not CollapseAction.log:
+            warn(f"step {alarm.step}: {alarm.reason}")
+    for alarm in alarms:
+        if alarm.action is CollapseAction.stop:
+            raise Collapsed(
+                f"stopped after step {alarm.step}: {alarm.reason}. Checkpoints from before step "
+                f"{alarm.onset} are good as far as this detector can tell."
+            )
+    back = [alarm for alarm in alarms if alarm.action is CollapseAction.rollback]
+    if back:
+        first = min(back, key=lambda alarm: alarm.onset)
+        raise RollBack(first.onset, first.step, first.reason)
+
+
+# -- rules. A value that is not a number passes every threshold ------------------------------------
+
+
+def _above(past: Sequence[float], value: float, threshold: float) -> str | None:
+    return None if value <= threshold else f"is {value:.4g}, above the threshold"
+
+
+def _below(past: Sequence[float], value: float, threshold: float) -> str | None:
+    return None if value >= threshold else f"is {value:.4g}, below the threshold"
+
+
+def _times_baseline(steps: int, both_ways: bool) -> Rule:
+    """More than ``threshold`` times the median of the run's first steps, or less than that part."""
+
+    def rule(past: Sequence[float], value: float, threshold: float) -> str | None:
+        if len(past) < steps:
+            return None
+        median = statistics.median(past[:steps])
+        if not value <= threshold * median:
+            return f"is {value:.4g}, {_ratio(value, median)} times the {median:.4g} of the start"
+        if both_ways and value < median / threshold:
+            return f"is {value:.4g}, {_ratio(value, median)} times the {median:.4g} of the start"
+        return None
+
+    return rule
+
+
+def _outlier(least: int) -> Rule:
+    """More than ``threshold`` times the median of the last steps that were none."""
+
+    def rule(past: Sequence[float], value: float, threshold: float) -> str | None:
+        if len(past) < least:
+            return None if math.isfinite(value) else f"is {value}"
+        median = statistics.median(past[-RECENT_STEPS:])
+        if value <= threshold * median:
+            return None
+        return f"is {value:.4g}, {_ratio(value, median)} times its recent median {median:.4g}"
+
+    return rule
+
+
+def _fallen(past: Sequence[float], value: float, threshold: float) -> str | None:
+    """The mean of the last steps is ``threshold`` standard errors under the best such mean.
+
+    The noise of one step comes from the differences of successive steps before those (a fall is
+    no noise), which a trend hardly touches: σ² = mean(Δ²) / 2 (von Neumann et al., 1941). The
+    difference of two means of w steps has the standard error σ √(2 / w) = √(mean(Δ²) / w).
+    """
+    if not math.isfinite(value):
+        return f"is {value}"
+    w = REWARD_WINDOW_STEPS
+    if len(past) < 2 * w:
+        return None
+    squares = [(b - a) ** 2 for a, b in pairwise(past[:-w])]
+    error = math.sqrt(statistics.fmean(squares) / w)
+    best = max(statistics.fmean(past[i : i + w]) for i in range(len(past) - w + 1))
+    now = statistics.fmean([*past[-w + 1 :], value])
+    if best - now <= threshold * error:
+        return None
+    return (
+        f"has a mean of {now:.4g} over {w} steps, {_ratio(best - now, error)} standard errors "
+        f"({error:.3g}) under its best {best:.4g}"
+    )
+
+
+def _ratio(value: float, unit: float) -> str:
+    return f"{value / unit:.3g}" if unit else "infinitely many"

@@ -1,0 +1,191 @@
+"""When a run is saved: as often as the settings say, at its end, and when it is interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rlmath.actor.group import ActorGroup
+from rlmath.checkpoint import Checkpoint, CheckpointStore
+from rlmath.config.schema import Config
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.refit import refit
+from rlmath.session import Session
+
+
+def open_store(config: Config) -> CheckpointStore:
+    """Where a run's checkpoints are."""
+    runner = config.runner
+    best: dict[str, Literal["max", "min"]] = {}
+    if runner.best_metric is not None:
+        best[runner.best_metric] = "min" if runner.best_is_lowest else "max"
+    folder = Path(runner.run_dir) / "checkpoints"
+    return CheckpointStore(folder, keep=runner.keep_checkpoints, best=best)
+
+
+class HasState(Protocol):
+    """A part of the driver whose state is in checkpoints; of plain JSON values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Point:
+    """The end of a step: what a checkpoint of it holds beside the ranks' part."""
+
+    step: int
+    driver_state: dict[str, Any]
+    metrics: Mapping[str, float]
+
+
+@contextlib.contextmanager
+def open_saver(
+    config: Config, store: CheckpointStore, session: Session, states: Mapping[str, HasState]
+) -> Iterator[Saver]:
+    """A saver for the length of a session."""
+    saver = Saver(store, session.actor, states, config.runner.background_checkpoints)
+    try:
+        yield saver
+    finally:
+        saver.close()
+
+
+class Saver:
+    """Saves and restores actor, driver and engines.
+
+    Args:
+        store: Where to.
+        actor: The ranks.
+        states: The driver's own parts.
+        in_background: Write while training goes on; :meth:`look` has to be called now and then.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        actor: ActorGroup,
+        states: Mapping[str, HasState],
+        in_background: bool = False,
+    ) -> None:
+        self._store, self._actor, self._states = store, actor, states
+        self._in_background = in_background
+        self._last: _Point | None = None
+        self._saved_step = 0
+        # Written by the ranks in the background, and then committed by a thread.
+        self._writing: _Point | None = None
+        self._committing: Future[Path] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def restore(self, checkpoint: Checkpoint, pool: RolloutPool) -> None:
+        """Bring actor, driver and engines to where a checkpoint was made."""
+        self._actor.load_checkpoint(checkpoint.path)
+        for name, part in self._states.items():
+            part.load_state_dict(checkpoint.driver_state[name])
+        refit(self._actor, pool, checkpoint.driver_state["weights_version"])
+        self._saved_step = checkpoint.step
+        self.step_done(checkpoint.step, checkpoint.metrics)
+        for skipped in checkpoint.skipped:
+            print(f"skipped {skipped.path}: {skipped.reason}", flush=True)
+        print(f"resumed after step {checkpoint.step} from {checkpoint.path}", flush=True)
+
+    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is over and written down: from here on it need not be done again."""
+        own = {name: copy.deepcopy(part.state_dict()) for name, part in self._states.items()}
+        self._last = _Point(step, own | {"weights_version": step}, metrics)
+        self._actor.changed = False
+        self._look(wait=False)
+
+    def save(self) -> None:
+        """Make a checkpoint of the last step that is done.
+
+        Raises:
+            DiskFull: There was no room; earlier checkpoints are untouched.
+        """
+        point = self._last
+        assert point is not None, "no step is done"
+        self._look(wait=True)
+        folder = self._store.begin(point.step)
+        try:
+            if self._in_background:
+                self._actor.begin_checkpoint(folder)
+                self._writing = point
+            else:
+                self._actor.save_checkpoint(folder)
+                self._commit(point)
+        except BaseException:
+            self._store.abandon(point.step)
+            raise
+        self._saved_step = point.step
+
+    def look(self) -> None:
+        """Make a checkpoint of what was written in the background, if it is there; at any time."""
+        self._look(wait=False)
+
+    def finish(self) -> None:
+        """Wait until what is written in the background is a checkpoint."""
+        self._look(wait=True)
+
+    def close(self) -> None:
+        """End its thread once what it does now is done."""
+        self._thread.shutdown(wait=True)
+
+    @contextlib.contextmanager
+    def saving_when_interrupted(self) -> Iterator[None]:
+        """Save when SIGINT or SIGTERM ends the block, if the ranks hold a step that is done.
+
+        They do not from the beginning of an update until the step's end. A second signal ends the
+        saving.
+        """
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            try:
+                self._save_at_interrupt()
+            except Exception as error:
+                print(f"interrupted; saving failed: {error}", file=sys.stderr, flush=True)
+            raise
+
+    def _save_at_interrupt(self) -> None:
+        last = self._last
+        if last is None or last.step == 0:
+            print("interrupted before the first step was done", flush=True)
+            return
+        if self._actor.changed:
+            print(
+                f"interrupted in the update of step {last.step + 1}, where nothing can be saved; "
+                f"runner.resume=auto goes on after step {self._saved_step}",
+                flush=True,
+            )
+            self._look(wait=True)
+            return
+        if self._saved_step != last.step:
+            self.save()
+        self._look(wait=True)
+        print(
+            f"interrupted; saved after step {last.step}: runner.resume=auto goes on there",
+            flush=True,
+        )
+
+    def _look(self, wait: bool) -> None:
+        """See how far the writing in the background is; with ``wait`` see it through."""
+        if self._writing is not None and (wait or self._actor.checkpoint_written()):
+            point, self._writing = self._writing, None
+            try:
+                self._actor.finish_checkpoint()
+            except BaseException:
+                self._store.abandon(point.step)
+                raise
+            self._committing = self._thread.submit(self._commit, point)
+        if self._committing is not None and (wait or self._committing.done()):
+            committing, self._committing = self._committing, None
+            committing.result()
+
+    def _commit(self, point: _Point) -> Path:
+        return self._store.commit(point.step, point.driver_state, point.metrics)

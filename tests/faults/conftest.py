@@ -1,0 +1,1 @@
+from tests.e2e.conftest import material  # noqa: F401

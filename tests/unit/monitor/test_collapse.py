@@ -1,0 +1,170 @@
+"""Each detector on series made for it: where it fires, where not, and what then happens."""
+
+import math
+import random
+
+import pytest
+
+from rlmath.config.schema_reliability import DETECTORS, CollapseAction, CollapseConfig
+from rlmath.monitor.collapse import Collapsed, CollapseDetectors, RollBack, act
+from rlmath.monitor.repetition import compression_ratio, is_repetitive, repeated_ngrams
+
+RNG = random.Random(5)
+# A run in which nothing is wrong: every metric noisy around a healthy value, rewards rising.
+HEALTHY = [
+    {
+        "step": step,
+        "rollout/repetitive_share": RNG.uniform(0.0, 0.1),
+        "rollout/truncated_share": RNG.uniform(0.1, 0.4),
+        "rollout/truncated_groups_share": RNG.uniform(0.0, 0.2),
+        "train/entropy_loss": 0.5 * math.exp(-step / 150) + RNG.uniform(0.0, 0.1),
+        "rollout/response_length": 2000 + 10 * step + RNG.gauss(0, 200),
+        "rollout/equal_reward_groups_share": RNG.uniform(0.2, 0.6),
+        "mismatch/k3": RNG.uniform(0.0005, 0.01),
+        "mismatch/effective_sample_size": RNG.uniform(0.9, 1.0),
+        "train/grad_norm": math.exp(RNG.gauss(-1, 0.5)),
+        "rollout/rewards": -2.0 + 0.02 * step + RNG.gauss(0, 0.3),
+    }
+    for step in range(1, 201)
+]
+# What goes wrong from step 101 on: metric, and its value so many steps later.
+COLLAPSES = {
+    "repetition": ("rollout/repetitive_share", lambda k: 0.35 + 0.1 * k),
+    "truncated": ("rollout/truncated_share", lambda k: 0.75 + 0.05 * k),
+    "truncated_groups": ("rollout/truncated_groups_share", lambda k: 0.6),
+    "entropy_low": ("train/entropy_loss", lambda k: 0.009 / (k + 1)),
+    "entropy_high": ("train/entropy_loss", lambda k: 2.5 + k),
+    "length_drift": ("rollout/response_length", lambda k: 480 - 10 * k),
+    "equal_rewards": ("rollout/equal_reward_groups_share", lambda k: 0.97),
+    "mismatch_k3": ("mismatch/k3", lambda k: 0.2 * (k + 1)),
+    "mismatch_ess": ("mismatch/effective_sample_size", lambda k: 0.25 / (k + 1)),
+    "grad_norm": ("train/grad_norm", lambda k: 30.0 * (k + 1)),
+    "reward_fall": ("rollout/rewards", lambda k: -4.0),
+}
+
+
+def alarms_of(lines, config=None):
+    detectors = CollapseDetectors(config or CollapseConfig())
+    return [alarm for line in lines for alarm in detectors.see(line["step"], line)]
+
+
+def test_nothing_fires_in_a_healthy_run():
+    assert alarms_of(HEALTHY) == []
+
+
+def test_every_detector_has_a_series_here():
+    assert set(COLLAPSES) == set(DETECTORS)
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_collapse_is_seen_in_time_and_once(name):
+    metric, value = COLLAPSES[name]
+    lines = [
+        {**line, metric: value(line["step"] - 101)} if line["step"] > 100 else line
+        for line in HEALTHY
+    ]
+    (alarm,) = alarms_of(lines)
+    assert alarm.detector == name
+    # A mean over five steps needs one more step to be sure.
+    late = 3 if name == "reward_fall" else 0
+    assert 101 <= alarm.onset <= 101 + late
+    assert alarm.step == alarm.onset + 2
+    assert metric in alarm.reason
+    assert f"collapse.{name}=" in alarm.reason
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_value_that_is_not_a_number_counts_as_collapse(name):
+    metric, _ = COLLAPSES[name]
+    lines = [{**line, metric: None} if line["step"] > 100 else line for line in HEALTHY]
+    same_metric = {other for other, (m, _) in COLLAPSES.items() if m == metric}
+    assert {alarm.detector for alarm in alarms_of(lines)} == same_metric
+
+
+def test_two_steps_are_not_three_and_a_second_streak_fires_again():
+    def series(bad):
+        share = [0.9 if step in bad else 0.1 for step in range(1, 31)]
+        return [{"step": i, "rollout/truncated_share": s} for i, s in enumerate(share, start=1)]
+
+    assert alarms_of(series({4, 5, 7, 8, 10})) == []
+    found = alarms_of(series({4, 5, 6, 7, 8, 20, 21, 22}))
+    assert [(alarm.onset, alarm.step) for alarm in found] == [(4, 6), (20, 22)]
+
+
+def test_length_drifts_both_ways():
+    for length in (8100.0, 490.0):
+        lines = [{"step": i, "rollout/response_length": 2000.0} for i in range(1, 11)]
+        lines += [{"step": i, "rollout/response_length": length} for i in range(11, 14)]
+        (alarm,) = alarms_of(lines)
+        assert (alarm.detector, alarm.onset) == ("length_drift", 11)
+
+
+def test_reward_fall_against_hand_worked_numbers():
+    """Rewards 0 and 1 in turn: mean squared difference 1, standard error √(1/5) = 0.447, best
+    mean of five 0.6. With three values of −3.5 the mean of five is −1.9, 5.6 errors below; with
+    four −2.8, 7.6 below."""
+    lines = [{"step": i, "rollout/rewards": float(i % 2)} for i in range(1, 21)]
+    config = CollapseConfig(patience_steps=1, reward_fall=7.0)
+    fall = [{"step": 20 + i, "rollout/rewards": -3.5} for i in range(1, 5)]
+    (alarm,) = alarms_of([*lines, *fall], config)
+    assert alarm.step == 24
+
+
+def test_a_resumed_run_sees_what_came_before():
+    metric, value = COLLAPSES["length_drift"]
+    lines = [
+        {**line, metric: value(line["step"] - 101)} if line["step"] > 100 else line
+        for line in HEALTHY
+    ]
+    # Broken off after the streak's second step.
+    detectors = CollapseDetectors(CollapseConfig(), lines[:102])
+    (alarm,) = detectors.see(103, lines[102])
+    assert (alarm.onset, alarm.step) == (101, 103)
+
+
+@pytest.mark.parametrize("action", CollapseAction)
+def test_what_each_action_does(action):
+    config = CollapseConfig(action=action)
+    lines = [{"step": i, "rollout/truncated_share": 0.9} for i in range(1, 4)]
+    alarms = alarms_of(lines, config)
+    notes, warnings = [], []
+
+    def do():
+        act(alarms, lambda *note: notes.append(note), warnings.append)
+
+    if action is CollapseAction.stop:
+        with pytest.raises(Collapsed, match=r"since step 1 rollout/truncated_share is 0\.9"):
+            do()
+    elif action is CollapseAction.rollback:
+        with pytest.raises(RollBack) as caught:
+            do()
+        assert (caught.value.onset, caught.value.step) == (1, 3)
+    else:
+        do()
+    assert [note[:3] for note in notes] == [(3, "collapse.truncated", action.value)]
+    assert bool(warnings) == (action is not CollapseAction.log)
+
+
+def test_a_threshold_of_null_turns_a_detector_off():
+    lines = [{"step": i, "rollout/truncated_share": 1.0} for i in range(1, 9)]
+    assert alarms_of(lines, CollapseConfig(truncated=None)) == []
+
+
+def test_repetition():
+    proof = (
+        "Let $x$ be the number of apples. Then $3x + 5 = 20$, so $x = 5$. We check: three times "
+        "five is fifteen, and five more make twenty, as the problem says. Next, the area of the "
+        "triangle with sides 13, 14 and 15 follows from Heron's formula with $s = 21$, which "
+        "gives $\\sqrt{21 \\cdot 8 \\cdot 7 \\cdot 6} = 84$. The sum of both is $\\boxed{89}$."
+    )
+    loop = "Wait, let me check this again. " * 60
+    assert compression_ratio(proof) < 3
+    assert compression_ratio(loop) > 15
+    assert compression_ratio("no no no no") == 1.0
+    assert not is_repetitive(proof, list(proof.encode()))
+    assert is_repetitive(loop, [])
+    assert is_repetitive("", [1, 2, 3] * 100)
+    assert not is_repetitive("", [1, 2, 3] * 20)
+    # 10 tokens have three 8-grams; a period of 1 makes two of them repeats.
+    assert repeated_ngrams([7] * 10) == pytest.approx(2 / 3)
+    assert repeated_ngrams([7] * 7) == 0.0
