@@ -82,7 +82,7 @@ def comparable(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def samples(run_dir: Path, step: int) -> dict[tuple[str, int], str]:
     """Text of each sample of a step; each once."""
     path = run_dir / "samples" / f"step_{step:06d}.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [json.loads(line) for line in path.read_bytes().splitlines()]
     by_key = {(s["problem_id"], s["index"]): s["response"] for s in found}
     assert len(by_key) == len(found) == 32
     return by_key
