@@ -56,8 +56,8 @@ class Prepared:
 def with_log_probs(session: Session, batch: TrainingBatch, monitor: Monitor, step: int) -> Prepared:
     """Log-probs of the old policy and the reference, and what follows from them.
 
-    With a single minibatch and nothing that needs them earlier the log-probs come with the update
-    (the policy that is updated is the one that sampled), which saves a forward pass.
+    When nothing needs the actor's log-probs earlier (a single minibatch, or the engine's in their
+    place) those of the first minibatch come with its update, which saves a forward pass.
     """
     actor, algorithm = session.actor, session.config.algorithm
     metrics: dict[str, float] = {}

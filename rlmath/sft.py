@@ -52,15 +52,14 @@ def run(config: Config) -> int:
         for step in range(1, sft.steps + 1):
             with monitor.phase("update"):
                 batch = batch_of(stream.next(sft.sequences_per_step))
-                result, values = actor.update(batch, update, seed=step)
+                result, first = actor.update(batch, update, seed=step)
             (metrics,) = result.minibatches
-            assert values is not None
             monitor.count_tokens(batch.tokens.numel())
             monitor.log_step(
                 step,
                 {
                     "sft/loss": metrics["policy_loss"],
-                    "sft/perplexity": float(torch.exp(-values[0].mean())),
+                    "sft/perplexity": float(torch.exp(-first.log_probs.mean())),
                     "sft/entropy": metrics["entropy"],
                     "sft/grad_norm": metrics["grad_norm"],
                     "sft/lr": metrics["lr"],

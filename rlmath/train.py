@@ -155,8 +155,8 @@ def train_step(
         )
     with monitor.phase("update"):
         result, first = actor.update(batch, settings, seed=config.runner.seed + step)
-        if first is not None and not needs_first_pass(algorithm):
-            metrics |= compared(session, first[0], batch)
+        if not needs_first_pass(algorithm):
+            metrics |= compared(session, first.log_probs, first.batch)
         metrics |= update_metrics(result) | coefficients.metrics(settings)
         coefficients.see_kl(metrics.get("train/kl"), samples=len(batch))
         share = reference_share(algorithm, step)

@@ -114,8 +114,8 @@ class UpdateResult:
         minibatches: Metrics of each minibatch that was looked at, equal on all ranks.
         early_stopped: Why each minibatch that was stopped early was, by its index. (One whose
             gradient is exactly 0 is discarded as well, without a word: nothing is wrong with it.)
-        values: On the ranks that report (last stage, tensor rank 0) when there is one minibatch:
-            what the policy gave before the update.
+        values: On the ranks that report (last stage, tensor rank 0): what the policy gave for the
+            first minibatch, before any update; rows count in that minibatch.
     """
 
     minibatches: list[dict[str, float]]
@@ -244,14 +244,12 @@ class MegatronActor:
                 stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
                 continue
             minibatch = batch.select(members)
-            one, decision, first = self._update_minibatch(minibatch, settings)
+            one, decision, values = self._update_minibatch(minibatch, settings)
+            first = values if index == 0 else first
             metrics.append(one)
             if decision.kind == "early_stop":
                 stopped[index] = decision.reason
-        values = None
-        if first is not None and settings.minibatches == 1:
-            values = _place_in_batch(first, batch, cut[0])
-        return UpdateResult(metrics, stopped, values)
+        return UpdateResult(metrics, stopped, first)
 
     def _update_minibatch(
         self, batch: TrainingBatch, settings: UpdateSettings
@@ -403,12 +401,3 @@ def _concatenate(values: Sequence[TokenValues]) -> TokenValues:
         torch.cat([v.log_probs for v in values]),
         torch.cat([v.entropy for v in values]),
     )
-
-
-def _place_in_batch(values: TokenValues, batch: TrainingBatch, members: list[int]) -> TokenValues:
-    """Values of a minibatch's response tokens, with rows in the batch that it was cut from."""
-    starts = torch.cumsum(batch.response_lengths, 0) - batch.response_lengths
-    rows = torch.cat(
-        [torch.arange(int(starts[i]), int(starts[i] + batch.response_lengths[i])) for i in members]
-    )
-    return dataclasses.replace(values, response_rows=rows[values.response_rows])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlmath.actor.parallel import Layout
 from rlmath.actor.worker import ActorWorker
+from rlmath.batching import minibatches
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.processes import ProcessPlace, kill
 from rlmath.cluster.watchdog import Part, Process
@@ -28,6 +29,21 @@ if TYPE_CHECKING:
 
 class ActorError(RuntimeError):
     """A Megatron rank failed. The message names it and shows the end of its log."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstMinibatch:
+    """The policy before a step's first update, on the tokens of that update.
+
+    Attributes:
+        batch: The minibatch.
+        log_probs: ``[R]`` of its response tokens, in nats.
+        entropy: ``[R]``, in nats.
+    """
+
+    batch: TrainingBatch
+    log_probs: Tensor
+    entropy: Tensor
 
 
 class ActorGroup:
@@ -110,19 +126,19 @@ class ActorGroup:
 
     def update(
         self, batch: TrainingBatch, settings: UpdateSettings, seed: int
-    ) -> tuple[UpdateResult, tuple[Tensor, Tensor] | None]:
+    ) -> tuple[UpdateResult, FirstMinibatch]:
         """Optimizer steps from a batch.
 
         Returns:
-            The result, and, when there is one minibatch, log-probs and entropies ``[R]`` of the
-            policy before the update.
+            The result, and what the policy gave for the first minibatch before any update.
         """
         self.changed = True
         results = self._all("update", ray.put(batch), settings, seed)
-        values = None
-        if settings.minibatches == 1:
-            values = _assemble([result.values for result in results], batch)
-        return dataclasses.replace(results[0], values=None), values
+        cut = minibatches(batch.group_ids.tolist(), settings.minibatches, seed)
+        part = batch.select(cut[0])
+        log_probs, entropy = _assemble([result.values for result in results], part)
+        first = FirstMinibatch(part, log_probs, entropy)
+        return dataclasses.replace(results[0], values=None), first
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """Let the reference model go a share of the way to the policy; see ``MegatronActor``."""

@@ -62,6 +62,9 @@ def test_kl_and_entropy_terms_and_engine_log_probs(material: Path, tmp_path: Pat
     first = metrics(tmp_path)[1]
     assert first["train/kl"] == pytest.approx(0.0, abs=1e-6)
     assert first["train/importance_ratio"] == pytest.approx(1.0, abs=1e-5)
+    # Measured all the same, from the update's own log-probs.
+    assert first["mismatch/mean_w"] == pytest.approx(1.0, abs=1e-5)
+    assert first["alignment/mean_exp_abs_diff"] <= 1.0001
 
 
 def test_learning_rate_zero_changes_no_weight(material: Path, tmp_path: Path) -> None:
