@@ -6,9 +6,11 @@ the start of every run.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rlmath.config.schema import Config, Device, Placement
+from rlmath.config.schema_algorithm import GroupRule
 from rlmath.errors import ConfigError
 
 
@@ -215,6 +217,7 @@ def describe(config: Config, layout: Layout) -> str:
             f"{batch.sequences_per_minibatch:,} sequences an optimizer step",
             f"         / {_count(batch.data_parallel, 'data-parallel rank')} = "
             f"{batch.sequences_per_rank:,} sequences a rank",
+            *_sampling(config, batch),
             f"tokens   at most {batch.max_prompt_tokens:,} prompt + "
             f"{batch.max_response_tokens:,} response = {batch.max_sequence_tokens:,} a sequence, "
             f"{batch.max_tokens_per_step:,} a step",
@@ -232,6 +235,19 @@ def describe(config: Config, layout: Layout) -> str:
             f"{config.runner.steps * batch.sequences:,} sequences",
         ]
     )
+
+
+def _sampling(config: Config, batch: Batch) -> list[str]:
+    """What dynamic sampling asks for, when groups may be dropped."""
+    rules = config.algorithm.filter
+    if rules.keep is GroupRule.all:
+        return []
+    at_first = math.ceil(batch.prompts * rules.oversample - 1e-9)
+    return [
+        f"sampling keeps groups by {rules.keep.name}: {at_first:,} prompts at first, at most "
+        f"{batch.prompts:,} x {rules.max_rounds:,} rounds = {batch.prompts * rules.max_rounds:,} "
+        "a step"
+    ]
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:

@@ -25,6 +25,7 @@ from rlmath.config.facts import (
     read_model,
 )
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
+from rlmath.config.schema_algorithm import ReferenceKind
 from rlmath.config.weight_files import broken_weight_files
 from rlmath.errors import ConfigError
 
@@ -203,6 +204,16 @@ def memory(
                 optimizers * parameters * optimizer_bytes,
             )
         )
+    if command == "train" and config.algorithm.kl_coef > 0:
+        # Beside the reference itself, the policy's weights while the reference is in their place.
+        bytes_each = _reference_bytes(config) + value_bytes
+        parts.append(
+            (
+                f"{layout.data_parallel} reference model(s) of algorithm.kl_coef="
+                f"{config.algorithm.kl_coef:g} x {bytes_each} bytes a parameter",
+                layout.data_parallel * parameters * bytes_each,
+            )
+        )
     if command != "sft":
         parts.append(
             (
@@ -232,7 +243,11 @@ def disk(config: Config, model: ModelFacts, machine: Machine) -> Iterator[str]:
     """The checkpoints that are kept, one that is being written, and the HF folder fit the disk."""
     runner, value_bytes = config.runner, _value_bytes(config)
     # Adam's moments and, for bfloat16 weights, their float32 copy.
-    checkpoint = model.num_parameters * (value_bytes + 8 + (4 if value_bytes == 2 else 0))
+    per_parameter = value_bytes + 8 + (4 if value_bytes == 2 else 0)
+    algorithm = config.algorithm
+    if algorithm.kl_coef > 0 and algorithm.reference.kind is not ReferenceKind.frozen:
+        per_parameter += _reference_bytes(config)
+    checkpoint = model.num_parameters * per_parameter
     best = runner.best_metric is not None
     kept = runner.keep_checkpoints + 1 + best if runner.save_every else 1
     needed = kept * checkpoint + model.num_parameters * value_bytes
@@ -244,6 +259,12 @@ def disk(config: Config, model: ModelFacts, machine: Machine) -> Iterator[str]:
             f"{needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free there; take another disk, "
             "or a smaller runner.keep_checkpoints"
         )
+
+
+def _reference_bytes(config: Config) -> int:
+    """Of one parameter of the reference model; an average is kept in float32."""
+    averaged = config.algorithm.reference.kind is ReferenceKind.averaged
+    return 4 if averaged else _value_bytes(config)
 
 
 def _value_bytes(config: Config) -> int:

@@ -109,6 +109,9 @@ def test_it_passes_the_checks_and_prints_its_batch(
     assert f"= {prompts * samples // minibatches:,} sequences an optimizer step" in text
     assert f"= {batch.sequences_per_rank:,} sequences a rank" in text
     assert "micro-batch" in text
+    if config.algorithm.filter.keep.name != "all":
+        most = prompts * config.algorithm.filter.max_rounds
+        assert f"{prompts:,} prompts at first, at most" in text and f"= {most:,} a step" in text
     if name in PRESETS:
         assert (prompts, samples, minibatches) == PRESETS[name]
 

@@ -297,6 +297,14 @@ def test_memory_of_a_cpu_machine(refusal: Callable[..., str], make_model: MakeMo
     assert "7.6" in message
     assert "1 actor(s) x 8 bytes a parameter" in message
     assert "this machine has 24.0 GiB" in message
+    averaged = [
+        "model.dtype=bfloat16",
+        "algorithm.kl_coef=0.1",
+        "algorithm.reference.kind=averaged",
+    ]
+    message = refusal(f"model.path={make_model(QWEN_7B, name='other')}", *averaged)
+    # The average in float32, and the policy's bfloat16 weights while it is in their place.
+    assert "1 reference model(s) of algorithm.kl_coef=0.1 x 6 bytes a parameter" in message
 
 
 def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
@@ -306,6 +314,8 @@ def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
     message = refusal(*overrides, machine=gpus)
     assert "4 checkpoints (kept ones and one being written) x 23.2 GiB" in message
     assert "make 96.0 GiB, but 90.0 GiB are free there" in message
+    reset = ["algorithm.kl_coef=0.1", "algorithm.reference.kind=reset"]
+    assert "x 26.5 GiB" in refusal(*overrides, *reset, machine=gpus)  # 2 bytes more.
 
 
 def test_disk_space_is_asked_of_the_disk(tmp_path: Path) -> None:
