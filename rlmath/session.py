@@ -119,7 +119,7 @@ def open_session(
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(reward_mix(config)) if samples else None
         stack.enter_context(ray_session(config.cluster))
-        places = stack.enter_context(placed(layout))
+        places = stack.enter_context(placed(layout, config.cluster.nodes))
         pool = None
         if samples:
             pool = RolloutPool(
@@ -224,6 +224,7 @@ def engine_spec(config: Config, layout: Layout, *, trains: bool) -> EngineSpec:
             config.weights.transport.value,
             device="cuda" if on_cuda else "cpu",
             colocated=colocated,
+            nodes=config.cluster.nodes,
         ),
         log_dir=str(log_dir(config)),
         prefix_caching=rollout.prefix_caching,

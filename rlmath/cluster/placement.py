@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlmath.cluster.nodes import options_of_nodes, shares
 from rlmath.config.arithmetic import Layout
 from rlmath.config.schema import Device, Placement
 from rlmath.errors import UserError
@@ -25,10 +26,11 @@ class Places:
 
 
 @contextlib.contextmanager
-def placed(layout: Layout) -> Iterator[Places]:
+def placed(layout: Layout, nodes: int = 1) -> Iterator[Places]:
     """Reserve the cluster's accelerators for a layout; given back at the end.
 
-    On CPU nothing is reserved: all processes share the machine. On CUDA there is a bundle of one
+    On CPU nothing is reserved: all processes share the machine, or go to the nodes that
+    ``nodes.py`` gives them. On CUDA there is a bundle of one
     GPU for each actor rank, packed node by node, so that tensor-parallel neighbours share a node.
     Colocated engines take the same bundles in the same order; others have bundles of their own.
 
@@ -36,6 +38,11 @@ def placed(layout: Layout) -> Iterator[Places]:
         UserError: The cluster does not have so many free GPUs.
     """
     if layout.device is Device.cpu:
+        if nodes > 1:
+            options = options_of_nodes(nodes)
+            of_ranks, of_engines = shares(layout, nodes)
+            yield Places([options[i] for i in of_ranks], [options[i] for i in of_engines])
+            return
         yield Places([{}] * layout.actor_ranks, [{}] * layout.engines)
         return
     import ray

@@ -248,9 +248,15 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
             )
     if transport is Transport.auto:
         return
-    works = {Device.cpu: Transport.shared_memory, Device.cuda: Transport.nccl}[device]
+    works = Transport.shared_memory if cluster.nodes == 1 else Transport.object_store
+    if device is Device.cuda:
+        works = Transport.nccl
     if device is Device.cuda and cluster.placement is Placement.colocated:
         works = Transport.ipc
     if transport is not works:
-        where = "on CPU" if device is Device.cpu else f"on CUDA with {cluster.placement.name} GPUs"
+        where = (
+            f"on {cluster.nodes} CPU node(s)"
+            if device is Device.cpu
+            else f"on CUDA with {cluster.placement.name} GPUs"
+        )
         yield f"weights.transport={transport.name}: {where} it has to be {works.name}, or auto"

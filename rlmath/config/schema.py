@@ -70,6 +70,7 @@ class Placement(Enum):
 class Transport(Enum):
     auto = "auto"
     shared_memory = "shared_memory"
+    object_store = "object_store"
     ipc = "ipc"
     nccl = "nccl"
 
@@ -273,8 +274,8 @@ class RolloutConfig:
 
 @dataclass
 class WeightsConfig:
-    # How weights go from the actor to the engines; auto: shared_memory on CPU, ipc when they
-    # share a GPU, nccl otherwise.
+    # How weights go from the actor to the engines; auto: on CPU shared_memory on one node
+    # and object_store (of Ray) on several; on CUDA ipc when they share a GPU, nccl otherwise.
     transport: Transport = Transport.auto
     # Tensors travel in buckets of about this size.
     bucket_size_mib: int = 512
@@ -383,7 +384,8 @@ class ClusterConfig:
     nodes: int = 1
     # Accelerators of one node; ignored on CPU.
     gpus_per_node: int = 8
-    # Engines on the actor's GPUs (they take turns), or on GPUs of their own.
+    # Engines on the actor's GPUs (they take turns), or on GPUs of their own; in a cluster of CPU
+    # nodes: on the actor's nodes, or on nodes of their own.
     placement: Placement = Placement.colocated
     # Address of a running Ray cluster; null: start one for this run on this machine.
     ray_address: str | None = None

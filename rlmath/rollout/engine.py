@@ -28,6 +28,8 @@ class RolloutEngine:
         self._loop = StepLoop(spec, index)
         # False from the start of an update until its end, and after a sleep that dropped them.
         self._weights_valid = True
+        # With the object_store transport: hands buckets on to vLLM's workers.
+        self._relay: Any = None
 
     def start(self) -> None:
         """Load the model; returns when the engine can sample.
@@ -102,7 +104,15 @@ class RolloutEngine:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Meet the trainer; what is in ``init_info`` is the transport's own."""
+        self._relay = None
+        if "relay" in init_info:
+            from rlmath.weights.transports.relay import Relay
+
+            self._relay = Relay(init_info["relay"], init_info["sizes_bytes"])
+            init_info = self._relay.init_info
         self._loop.rpc("init_weight_transfer_engine", init_info=init_info)
+        if self._relay is not None:
+            self._relay.all_have_opened()
 
     def start_weight_update(self) -> None:
         """Make ready for new weights. The engine must have no requests.
@@ -116,6 +126,8 @@ class RolloutEngine:
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load one bucket of weights."""
+        if self._relay is not None:
+            update_info = self._relay.take(update_info)
         self._loop.rpc("update_weights", update_info=update_info)
 
     def finish_weight_update(self, version: int) -> None:

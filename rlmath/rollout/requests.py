@@ -131,6 +131,12 @@ class EngineSpec:
     cpu_kv_cache_gib: float = 1.0
     sleeps: bool = False
 
+    @property
+    def transfer_backend(self) -> str:
+        """vLLM's name for what its workers do: what came through the object store, they find in
+        shared memory."""
+        return "shared_memory" if self.transport == "object_store" else self.transport
+
     def log_path(self, engine: int) -> str:
         """File with the output of one engine and its workers."""
         return f"{self.log_dir}/engine_{engine}.log"

@@ -223,7 +223,7 @@ class StepLoop:
             # A step scheduled ahead would still be running when its requests are done and the
             # weights change. (vLLM never schedules ahead on CPU.)
             async_scheduling=False,
-            weight_transfer_config={"backend": spec.transport},  # type: ignore[arg-type]
+            weight_transfer_config={"backend": spec.transfer_backend},  # type: ignore[arg-type]
             # What the actor can reproduce: the distribution that was sampled from.
             logprobs_mode="processed_logprobs",
             ir_op_priority=_norms(on_cpu),

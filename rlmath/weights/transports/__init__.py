@@ -1,8 +1,8 @@
-"""How weights travel from the trainer's ranks to the engines: one interface, three transports.
+"""How weights travel from the trainer's ranks to the engines: one interface, four transports.
 
-``shared_memory`` is rlmath's own, for machines without CUDA. ``ipc`` (trainer and engine share a
-GPU) and ``nccl`` (they do not) are vLLM's, driven through its trainer factory. In every trainer
-rank:
+``shared_memory`` is rlmath's own, for a machine without CUDA; ``object_store`` for several.
+``ipc`` (trainer and engine share a GPU) and ``nccl`` (they do not) are vLLM's, driven through its
+trainer factory. In every trainer rank:
 
     connection = connect(plan, gatherer)     # once; collective
     connection.send_weights(version)         # after each update; collective
@@ -19,29 +19,34 @@ import torch.distributed as dist
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.transports.client import EngineClient
 
-TransportName = Literal["shared_memory", "ipc", "nccl"]
+TransportName = Literal["shared_memory", "object_store", "ipc", "nccl"]
 MIB = 2**20
 
 
 def choose_transport(
-    setting: str, *, device: Literal["cpu", "cuda"], colocated: bool
+    setting: str, *, device: Literal["cpu", "cuda"], colocated: bool, nodes: int = 1
 ) -> TransportName:
     """The transport for ``weights.transport``.
 
     Args:
-        setting: ``auto``, ``shared_memory``, ``ipc`` or ``nccl``.
+        setting: ``auto`` or a transport's name.
         device: Where trainer and engines run.
         colocated: Engines share the trainer's GPUs.
+        nodes: Machines of the cluster.
 
     Raises:
         ValueError: The setting cannot work there.
     """
     if device == "cpu":
-        fitting: TransportName = "shared_memory"
+        fitting: TransportName = "shared_memory" if nodes == 1 else "object_store"
     else:
         fitting = "ipc" if colocated else "nccl"
     if setting not in ("auto", fitting):
-        where = device if device == "cpu" else f"{device}, {'shared' if colocated else 'own'} GPUs"
+        where = (
+            f"{nodes} CPU node(s)"
+            if device == "cpu"
+            else f"{device}, {'shared' if colocated else 'own'} GPUs"
+        )
         raise ValueError(
             f"weights.transport={setting} cannot carry weights here ({where}): use {fitting} or "
             "auto"
@@ -113,6 +118,12 @@ def connect(plan: TransportPlan, gatherer: BucketGatherer) -> TrainerConnection:
         info = SharedMemoryTrainerInitInfo(rank=rank, run_id=plan.run_id)
         return TrainerConnection(
             SharedMemoryTrainer.trainer_init(info, client=client, source=gatherer), client
+        )
+    if plan.transport == "object_store":
+        from rlmath.weights.transports.object_store import ObjectStoreTrainer
+
+        return TrainerConnection(
+            ObjectStoreTrainer(rank, plan.run_id, client=client, source=gatherer), client
         )
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 

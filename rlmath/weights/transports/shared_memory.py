@@ -109,7 +109,7 @@ class SharedMemoryTrainer:
         told: list[Any] = [None]
         if init_info.is_sender:
             try:
-                named = NamedSegments(init_info.run_id, _segment_sizes(source.buckets))
+                named = NamedSegments(init_info.run_id, segment_sizes(source.buckets))
                 told = [named.names]
             except Exception as error:
                 # The others have to hear of it, or they wait for ever.
@@ -152,7 +152,7 @@ class SharedMemoryTrainer:
                 self.source.write_local(bucket, self._segments[which])
                 self._barrier()
                 if self.is_sender:
-                    message = _update_info(bucket, which)
+                    message = bucket_contents(bucket, which)
                     loads.append(sending.submit(self.client.update_weights, message))
             for load in loads:
                 load.result()
@@ -168,13 +168,13 @@ class SharedMemoryTrainer:
             dist.barrier(group=self.source.parallel.group)
 
 
-def _segment_sizes(buckets: Sequence[Bucket]) -> list[int]:
+def segment_sizes(buckets: Sequence[Bucket]) -> list[int]:
     """Two segments take turns, each as large as the largest bucket; for one bucket, one."""
     largest = max(bucket.num_bytes for bucket in buckets)
     return [largest] * min(2, len(buckets))
 
 
-def _update_info(bucket: Bucket, segment: int) -> dict[str, Any]:
+def bucket_contents(bucket: Bucket, segment: int) -> dict[str, Any]:
     """One bucket's place and contents, in types that any way of calling the engines carries."""
     return {
         "segment": segment,

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Trains an experiment; all further arguments are settings.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ $# -eq 0 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
+  cat <<EOF
+usage: launchers/run_math_grpo.sh EXPERIMENT [key=value ...]
+
+Trains conf/experiment/EXPERIMENT.yaml with these settings (docs/settings.md). There are:
+$(cd conf/experiment && printf '  %s\n' *.yaml | sed 's/\.yaml$//')
+EOF
+  [ $# -gt 0 ]
+  exit
+fi
+experiment=$1
+shift
+python=${RLMATH_PYTHON:-$PWD/.venv/bin/python}
+[ -x "$python" ] || { echo "error: $python is not there: run launchers/setup.sh" >&2; exit 2; }
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+exec "$python" -W ignore -m rlmath train "experiment=$experiment" "$@"

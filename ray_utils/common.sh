@@ -1,0 +1,41 @@
+# Sourced by the scripts of this folder and by launchers/launch_cluster.sh: settings and messages.
+# Variables are for the scripts that source this.
+# shellcheck shell=bash disable=SC2034
+
+rlmath_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=${RLMATH_PYTHON:-$rlmath_root/.venv/bin/python}
+
+say() { echo "[rank ${RANK:-?}] $*"; }
+fail() { echo "[rank ${RANK:-?}] error: $*" >&2; exit 2; }
+
+need_number() { # NAME VALUE
+  case $2 in '' | *[!0-9]*) fail "$1='$2': a whole number is needed" ;; esac
+}
+
+# One name for all nodes of a run, that an earlier run did not have.
+run_id=${RLMATH_RUN_ID:-${SLURM_JOB_ID:-default}}
+shared_dir=${RLMATH_SHARED_DIR:-$rlmath_root/.cluster}
+address_file=$shared_dir/ray_address.$run_id
+state_dir=${RLMATH_STATE_DIR:-/tmp/rlmath_ray_$(id -u)}/$run_id
+pid_file=$state_dir/rank_${RANK:-0}.pid
+node_log=$state_dir/rank_${RANK:-0}.log
+export RAY_AUTH_MODE=${RAY_AUTH_MODE:-disabled} RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0
+export RAY_USAGE_STATS_ENABLED=0 PYTHONUNBUFFERED=1
+
+# Whether something listens at HOST:PORT.
+answers() { timeout 3 bash -c "exec 3<>/dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }
+
+node_is_alive() { [ -s "$pid_file" ] && kill -0 "$(cat "$pid_file")" 2>/dev/null; }
+
+# The head's address: of the file when a head answers there, so a stale file counts as none.
+head_address() {
+  local address
+  if [ -n "${MASTER_ADDR:-}" ]; then
+    address=$MASTER_ADDR:${RAY_PORT:-6379}
+  elif [ -s "$address_file" ]; then
+    address=$(cat "$address_file")
+  else
+    return 1
+  fi
+  answers "$address" && echo "$address"
+}

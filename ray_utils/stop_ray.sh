@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Ends this node's part of the cluster, and nothing else.
+set -euo pipefail
+
+if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
+  cat <<'EOF'
+usage: RANK=r ray_utils/stop_ray.sh
+
+Ends the Ray processes that start_ray.sh has started on this node with the same RANK and
+RLMATH_RUN_ID. Other clusters of this machine go on.
+EOF
+  exit 0
+fi
+[ $# -eq 0 ] || { echo "error: stop_ray.sh takes no arguments, see --help" >&2; exit 2; }
+# shellcheck source=ray_utils/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+need_number RANK "${RANK:-}"
+[ "$RANK" != 0 ] || rm -f "$address_file"
+if ! node_is_alive; then
+  rm -f "$pid_file"
+  say "nothing to stop"
+  exit 0
+fi
+pid=$(cat "$pid_file")
+# start_ray.sh made it the leader of a session, so its processes are told by their session.
+members() { ps -o pid= -s "$pid" | tr -d ' '; }
+kill -TERM "$pid" 2>/dev/null || true
+for _ in $(seq 100); do
+  [ -n "$(members)" ] || break
+  sleep 0.1
+done
+members | xargs -r kill -KILL 2>/dev/null || true
+rm -f "$pid_file"
+say "stopped"

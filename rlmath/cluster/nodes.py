@@ -1,0 +1,53 @@
+"""Which node each CPU rank and engine goes to, in a cluster of several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlmath.config.arithmetic import Layout
+from rlmath.config.schema import Placement
+from rlmath.errors import UserError
+
+HEAD = "node:__internal_head__"
+
+
+def shares(layout: Layout, nodes: int) -> tuple[list[int], list[int]]:
+    """The node of each actor rank and of each engine, as numbers from 0.
+
+    Colocated: both are spread over all nodes. Separate: the first nodes have the engines, as many
+    as their share of all ranks, at least one; the others have the actor. Neighbouring ranks, which
+    share a layer, stay together as far as it goes.
+    """
+    actor_nodes = engine_nodes = list(range(nodes))
+    if layout.placement is Placement.separate:
+        ranks = layout.engine_ranks + layout.actor_ranks
+        count = min(nodes - 1, max(1, round(nodes * layout.engine_ranks / ranks)))
+        engine_nodes, actor_nodes = actor_nodes[:count], actor_nodes[count:]
+    return _spread(layout.actor_ranks, actor_nodes), _spread(layout.engines, engine_nodes)
+
+
+def options_of_nodes(nodes: int) -> list[dict[str, Any]]:
+    """Ray options that put an actor on each node, the head first.
+
+    Raises:
+        UserError: The cluster has fewer nodes.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    if len(alive) < nodes:
+        names = ", ".join(node["NodeManagerAddress"] for node in alive)
+        raise UserError(
+            f"cluster.nodes={nodes}: the Ray cluster has {len(alive)} ({names}); wait for the "
+            "others with ray_utils/check_ray.sh, or set it to what is there"
+        )
+    alive.sort(key=lambda node: (HEAD not in node["Resources"], node["NodeManagerAddress"]))
+    return [
+        {"scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)}
+        for node in alive[:nodes]
+    ]
+
+
+def _spread(count: int, nodes: list[int]) -> list[int]:
+    return [nodes[index * len(nodes) // count] for index in range(count)]

@@ -1,0 +1,103 @@
+"""Waits until a Ray cluster is whole: ``ray_utils/check_ray.sh`` calls this.
+
+A node that ``ray_utils/start_ray.sh`` has started has a resource with its rank's name, by which
+those that are missing are told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlmath.cli import reported
+from rlmath.errors import UserError
+
+RANK_PREFIX = "rlmath_rank_"
+POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Present:
+    """What a cluster has.
+
+    Attributes:
+        ranks: Of the nodes that are alive and have one.
+        nodes: Alive.
+        slots: GPUs of all of them, or CPUs where there is no GPU.
+        unit: ``GPUs`` or ``CPU slots``.
+    """
+
+    ranks: frozenset[int]
+    nodes: int
+    slots: int
+    unit: str
+
+    def describe(self) -> str:
+        return f"{self.nodes} nodes, {self.slots} {self.unit}"
+
+    def missing(self, slots: int, nodes: int) -> str:
+        """What is not there, in words; empty when all is. More than asked for is fine."""
+        lacking = []
+        absent = [rank for rank in range(nodes) if rank not in self.ranks]
+        if self.nodes < nodes:
+            names = ", ".join(map(str, absent))
+            lacking.append(f"{nodes - self.nodes} of {nodes} nodes (RANK {names})")
+        if self.slots < slots:
+            lacking.append(f"{slots - self.slots} of {slots} {self.unit}")
+        return " and ".join(lacking)
+
+
+def present(nodes: Iterable[Mapping[str, Any]]) -> Present:
+    """What ``ray.nodes()`` says."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    ranks = {
+        int(name.removeprefix(RANK_PREFIX))
+        for resources in alive
+        for name in resources
+        if name.startswith(RANK_PREFIX)
+    }
+    gpus = sum(int(resources.get("GPU", 0)) for resources in alive)
+    cpus = sum(int(resources.get("CPU", 0)) for resources in alive)
+    return Present(frozenset(ranks), len(alive), gpus or cpus, "GPUs" if gpus else "CPU slots")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="check_ray.sh")
+    parser.add_argument("slots", type=int)
+    parser.add_argument("timeout_s", type=float, nargs="?", default=600.0)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--address", required=True)
+    arguments = parser.parse_args(argv)
+    import ray
+
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    try:
+        ray.init(address=arguments.address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(f"no Ray head answers at {arguments.address}") from error
+    deadline, said = time.monotonic() + arguments.timeout_s, ""
+    while True:
+        now = present(ray.nodes())
+        missing = now.missing(arguments.slots, arguments.nodes)
+        if not missing:
+            print(f"cluster is whole: {now.describe()}", flush=True)
+            return 0
+        if missing != said:
+            print(f"waiting: {now.describe()} are there, missing {missing}", flush=True)
+            said = missing
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"after {arguments.timeout_s:g} s the cluster at {arguments.address} still lacks "
+                f"{missing}; look at the output of start_ray.sh there"
+            )
+        time.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    sys.exit(reported(main, sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""Nodes on one machine: network namespaces on one bridge, each with an address of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Node:
+    """A namespace with the interface ``eth0``."""
+
+    namespace: str
+    address: str
+
+    def command(self, *arguments: str) -> list[str]:
+        return ["ip", "netns", "exec", self.namespace, *arguments]
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
+
+
+@functools.cache
+def why_not() -> str:
+    """Why there can be no namespaces here; empty when there can."""
+    if shutil.which("ip") is None:
+        return "network namespaces need the command ip (iproute2)"
+    try:
+        with nodes(1):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces are not allowed here: {error.stderr.strip()}"
+
+
+@contextlib.contextmanager
+def nodes(count: int) -> Iterator[list[Node]]:
+    """So many nodes that reach each other and nothing else; gone at the end."""
+    prefix = f"rlmath{os.getpid()}"
+    switch = f"{prefix}sw"
+    made: list[str] = []
+    try:
+        _ip("netns", "add", switch)
+        made.append(switch)
+        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        _ip("-n", switch, "link", "set", "br0", "up")
+        found = []
+        for index in range(count):
+            node = Node(f"{prefix}n{index}", f"10.77.0.{index + 1}")
+            _ip("netns", "add", node.namespace)
+            made.append(node.namespace)
+            port = f"p{index}"
+            peer = ("peer", "name", "eth0", "netns", node.namespace)
+            _ip("link", "add", port, "netns", switch, "type", "veth", *peer)
+            _ip("-n", switch, "link", "set", port, "master", "br0", "up")
+            _ip("-n", node.namespace, "address", "add", f"{node.address}/24", "dev", "eth0")
+            _ip("-n", node.namespace, "link", "set", "eth0", "up")
+            _ip("-n", node.namespace, "link", "set", "lo", "up")
+            found.append(node)
+        yield found
+    finally:
+        for name in reversed(made):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)

@@ -1,0 +1,158 @@
+"""Several nodes on one machine, each in a network namespace, with the scripts that users run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.nodes import Node, nodes, why_not
+from tests.e2e.runs import ROOT, metrics, quickstart_settings
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+INTERFACE = "--interface eth0 --num-cpus 4 --object-store-mib 100"
+
+
+def environment(folder: Path, rank: int, world: int, **more: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "RLMATH_SHARED_DIR": str(folder / "shared"),
+        "RLMATH_STATE_DIR": str(folder / "state"),
+        "RLMATH_RUN_ID": "test",
+        "RLMATH_PYTHON": sys.executable,
+        "RAY_OPTIONS": INTERFACE,
+        **more,
+    }
+
+
+def script(
+    node: Node, name: str, folder: Path, rank: int, world: int, *arguments: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        node.command("bash", name, *arguments),
+        cwd=ROOT,
+        env=environment(folder, rank, world, **more),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_engine_on_one_node_and_megatron_on_the_others(material: Path, tmp_path: Path) -> None:
+    """Two tensor-parallel ranks on two nodes, the engine on a third; the last node comes late."""
+    world = 3
+    run_dir = tmp_path / "run"
+    settings = [
+        *quickstart_settings(material, run_dir)[1:],
+        "cluster.placement=separate",
+        "runner.check_export_sequences=0",
+        "data.eval_paths=[]",
+        f"reward.items=[{{name: '{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd'}}]",
+    ]
+    (tmp_path / "shared").mkdir()
+    # Of an earlier run: nobody listens there.
+    (tmp_path / "shared" / "ray_address.test").write_text("10.77.0.9:6379\n")
+    with nodes(world) as members:
+        logs = [(tmp_path / f"rank_{rank}.txt").open("w") for rank in range(world)]
+        processes = []
+        for rank in (1, 0, 2):
+            processes.append(
+                subprocess.Popen(
+                    members[rank].command(
+                        "bash", "launchers/launch_cluster.sh", "12", "quickstart", *settings
+                    ),
+                    cwd=ROOT,
+                    env=environment(tmp_path, rank, world),
+                    stdout=logs[rank],
+                    stderr=subprocess.STDOUT,
+                )
+            )
+            time.sleep(3)
+        codes = [process.wait(timeout=500) for process in processes]
+        for log in logs:
+            log.close()
+    texts = [(tmp_path / f"rank_{rank}.txt").read_text() for rank in range(world)]
+    assert codes == [0, 0, 0], "\n".join(texts)
+    assert "cluster is whole: 3 nodes, 12 CPU slots" in texts[0]
+    assert "waiting for the head" in texts[1]
+    lines = metrics(run_dir)
+    assert [line["step"] for line in lines] == [1, 2]
+    # The first step has changed the weights, the second one's samples are of what crossed nodes.
+    assert lines[0]["train/grad_norm"] > 0
+    assert all(line["alignment/mean_exp_abs_diff"] < 1.0001 for line in lines)
+    assert not list((tmp_path / "state" / "test").glob("*.pid"))
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    """No head, a stale address, a missing node, a taken port, a lost head."""
+    with nodes(2) as (first, second):
+        none = script(second, "ray_utils/start_ray.sh", tmp_path, 1, 2, "--timeout-s", "1")
+        assert none.returncode == 2
+        assert "RANK 0 has not written" in none.stderr
+        file = tmp_path / "shared" / "ray_address.test"
+        file.write_text("10.77.0.1:6379\n")
+        stale = script(second, "ray_utils/start_ray.sh", tmp_path, 1, 2, "--timeout-s", "1")
+        assert stale.returncode == 2
+        assert "10.77.0.1:6379, where nobody listens" in stale.stderr
+        wrong = script(first, "ray_utils/start_ray.sh", tmp_path, 0, 2, "--interface", "eth7")
+        assert wrong.returncode == 2
+        assert "no such interface" in wrong.stderr
+        assert "eth0" in wrong.stderr
+        try:
+            head = script(first, "ray_utils/start_ray.sh", tmp_path, 0, 2, *INTERFACE.split())
+            assert head.returncode == 0, head.stdout + head.stderr
+            assert file.read_text() == "10.77.0.1:6379\n"
+            missing = script(first, "ray_utils/check_ray.sh", tmp_path, 0, 2, "6", "2")
+            assert missing.returncode == 2
+            assert "1 of 2 nodes (RANK 1) and 2 of 6 CPU slots" in missing.stderr
+            assert "waiting: 1 nodes, 4 CPU slots are there" in missing.stdout
+            enough = script(first, "ray_utils/check_ray.sh", tmp_path, 0, 1, "3", "20")
+            assert enough.returncode == 0, enough.stderr
+        finally:
+            stopped = script(first, "ray_utils/stop_ray.sh", tmp_path, 0, 2)
+        assert "stopped" in stopped.stdout
+        assert not file.exists()
+        again = script(first, "ray_utils/stop_ray.sh", tmp_path, 0, 2)
+        assert again.returncode == 0
+        assert "nothing to stop" in again.stdout
+
+
+def test_a_lost_head_ends_the_others(tmp_path: Path) -> None:
+    """A worker whose Ray ends without an exit code of RANK 0 exits with 1."""
+    with nodes(2) as (first, second):
+        started = script(first, "ray_utils/start_ray.sh", tmp_path, 0, 2, *INTERFACE.split())
+        assert started.returncode == 0, started.stdout + started.stderr
+        worker = subprocess.Popen(
+            second.command("bash", "launchers/launch_cluster.sh", "8", "quickstart"),
+            cwd=ROOT,
+            env=environment(tmp_path, 1, 2, RAY_gcs_rpc_server_reconnect_timeout_s="3"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        pid = tmp_path / "state" / "test" / "rank_1.pid"
+        deadline = time.monotonic() + 60
+        while not pid.exists() and time.monotonic() < deadline:
+            time.sleep(0.5)
+        time.sleep(8)
+        script(first, "ray_utils/stop_ray.sh", tmp_path, 0, 2)
+        output, _ = worker.communicate(timeout=90)
+        assert worker.returncode == 1, output
+        assert "the head is lost" in output
+
+
+def test_namespaces_are_apart() -> None:
+    """Or the tests above would show nothing: a node does not reach this machine's loopback."""
+    with nodes(1) as (node,), socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        probe = f"exec 3<>/dev/tcp/127.0.0.1/{port}"
+        tried = subprocess.run(node.command("bash", "-c", probe), capture_output=True, check=False)
+        assert tried.returncode != 0

@@ -1,0 +1,98 @@
+"""The shell scripts: they parse, explain themselves, and refuse what they do not know."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlmath.cluster.nodes import shares
+from rlmath.cluster.wait import present
+from rlmath.config.arithmetic import Layout
+from rlmath.config.schema import Device, Placement
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted([*ROOT.glob("launchers/*.sh"), *ROOT.glob("ray_utils/*.sh")])
+SCRIPTS += sorted(ROOT.glob("launchers/*.sbatch"))
+COMMANDS = [path for path in SCRIPTS if path.name != "common.sh"]
+
+
+def bash(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_it_parses_and_stops_at_errors(script: Path) -> None:
+    assert bash("-n", str(script)).returncode == 0
+    if script in COMMANDS:
+        assert "set -euo pipefail" in script.read_text()
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_is_clean() -> None:
+    run = subprocess.run(
+        ["shellcheck", "-x", *map(str, SCRIPTS)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.parametrize("script", COMMANDS, ids=lambda path: path.name)
+def test_help_names_the_script(script: Path) -> None:
+    run = bash(str(script), "--help")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("usage:")
+    assert script.name in run.stdout
+
+
+def test_what_is_wrong_is_said_at_once() -> None:
+    assert "RANK=''" in bash("ray_utils/start_ray.sh", RANK="").stderr
+    assert bash("ray_utils/start_ray.sh", "--nope", "1", RANK="0").returncode == 2
+    assert bash("ray_utils/check_ray.sh", "many").returncode == 2
+    assert "--port needs a value" in bash("ray_utils/start_ray.sh", "--port", RANK="0").stderr
+    run = bash("launchers/launch_cluster.sh", "8", "quickstart", RANK="0", WORLD_SIZE="x")
+    assert run.returncode == 2
+    assert "WORLD_SIZE='x'" in run.stderr
+
+
+def test_missing_nodes_are_named() -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 4.0, "rlmath_rank_0": 1.0}},
+        {"Alive": True, "Resources": {"CPU": 4.0, "rlmath_rank_2": 1.0}},
+        {"Alive": False, "Resources": {}},
+    ]
+    now = present(nodes)
+    assert now.missing(12, 3) == "1 of 3 nodes (RANK 1) and 4 of 12 CPU slots"
+    assert now.missing(8, 2) == ""
+    gpus = present([{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 8.0}}])
+    assert gpus.missing(16, 1) == "8 of 16 GPUs"
+    assert gpus.missing(4, 1) == ""
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes", "expected"),
+    [
+        (Placement.separate, 3, ([1, 1, 2, 2], [0])),
+        (Placement.separate, 2, ([1, 1, 1, 1], [0])),
+        (Placement.colocated, 2, ([0, 0, 1, 1], [0])),
+    ],
+)
+def test_neighbours_stay_together(
+    placement: Placement, nodes: int, expected: tuple[list[int], list[int]]
+) -> None:
+    layout = Layout(Device.cpu, 2, 1, 2, 1, 1, 0, placement)
+    assert shares(layout, nodes) == expected
