@@ -1,4 +1,4 @@
-"""The console command: ``rlmath train|sft|evaluate key=value ...``.
+"""The console command: ``rlmath train|sft|evaluate|doctor|plan ...``.
 
 Settings are composed and checked here, before torch, vLLM or Megatron is imported, so that a
 mistake costs a second.
@@ -23,6 +23,7 @@ _COMMANDS = {
     "train": "reinforcement learning: sample, grade, update, refit",
     "sft": "supervised fine-tuning on worked examples, for a warm start",
     "evaluate": "sample and grade held-out problems",
+    "doctor": "say what is wrong with this machine, or with the settings of a run",
     "plan": "show what would be done: plan weights MODEL [--tp 2 ...]",
 }
 _PACKAGES = ("torch", "vllm", "megatron", "ray", "transformers", "tensorboard")
@@ -72,6 +73,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"rlmath has no command {command!r}; it has {', '.join(_COMMANDS)}")
     if command == "plan":
         return _plan(rest)
+    if command == "doctor":
+        return _doctor(rest)
     options = _parse(command, rest)
     return _run(command, options)
 
@@ -86,6 +89,16 @@ def _plan(arguments: list[str]) -> int:
         what.add_parser("weights", help="which bytes an update of the engines' weights moves")
     )
     return plan_cli.run(parser.parse_args(arguments))
+
+
+def _doctor(arguments: list[str]) -> int:
+    parser = _Parser(prog="rlmath doctor", description=_COMMANDS["doctor"])
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of a run")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups of your own")
+    options = parser.parse_intermixed_args(arguments)
+    from rlmath import doctor
+
+    return doctor.run(options.overrides, options.config_dir)
 
 
 def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
