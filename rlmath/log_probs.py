@@ -154,7 +154,11 @@ KIND_NUMBERS = {
 def compared(session: Session, log_probs: Tensor, batch: TrainingBatch) -> dict[str, float]:
     """The gate (:func:`aligned`) and the mismatch, overall and by the age of the weights."""
     now = session.sampling.pool.weights_version
-    return aligned(session.config, log_probs, batch, now) | mismatch_metrics(log_probs, batch, now)
+    alignment = aligned(session.config, log_probs, batch, now)
+    if batch.loss_mask.all() and (batch.weights_versions == now).all():
+        # The same tokens: tens of millions of them are not looked at twice.
+        return alignment | {f"mismatch/{name}": alignment[f"alignment/{name}"] for name in _WEIGHTS}
+    return alignment | mismatch_metrics(log_probs, batch, now)
 
 
 def mismatch_metrics(log_probs: Tensor, batch: TrainingBatch, now: int) -> dict[str, float]:

@@ -138,6 +138,8 @@ def measure_by_lag(
         lags: ``[N]`` int64, weights versions between sampling and training.
         mask: ``[R]`` bool; false tokens are left out.
     """
+    if len(set(lags.tolist())) == 1:
+        return {int(lags[0]): measure(trainer_log_probs, engine_log_probs, mask)}
     of_tokens = torch.repeat_interleave(lags, response_lengths)
     keep = torch.ones_like(of_tokens, dtype=torch.bool) if mask is None else mask
     return {

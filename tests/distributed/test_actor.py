@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlmath.actor.actor import ActorSettings, MegatronActor, TokenValues, Update
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout
+from rlmath.algorithms.correction import CorrectionSettings, correct
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
@@ -160,21 +162,40 @@ UPDATE = UpdateSettings(
 
 def with_log_probs(batch: TrainingBatch) -> TrainingBatch:
     """Old log-probs near the policy's own, and a reference a little further off."""
-    import dataclasses
-
     generator = torch.Generator().manual_seed(1)
     noise = 0.1 * torch.randn(batch.loss_mask.numel(), generator=generator)
     old = batch.engine_log_probs
     return dataclasses.replace(batch, old_log_probs=old + noise, ref_log_probs=old - noise)
 
 
+# What looks at whole sequences: the mask against old mistakes, and weights against the mismatch.
+CORRECTED = dataclasses.replace(
+    UPDATE, objective=dataclasses.replace(UPDATE.objective, off_policy_mask_kl=0.05)
+)
+
+
+def with_corrections(batch: TrainingBatch) -> TrainingBatch:
+    assert batch.old_log_probs is not None
+    settings = CorrectionSettings("seq_truncate", high=1.2, veto_below=0.75)
+    found = correct(
+        batch.old_log_probs,
+        batch.engine_log_probs,
+        batch.loss_mask,
+        batch.response_lengths,
+        settings,
+    )
+    assert 0 < found.metrics["vetoed_sequences"] < 1 and found.metrics["truncated_tokens"] > 0
+    return dataclasses.replace(batch, corrections=found.weights)
+
+
 @pytest.fixture(scope="module")
 def on_one_rank(ranks: RankPool, tiny_model: str) -> Any:
     """Metrics and log-probs after three updates on a single rank."""
-    batch = with_log_probs(make_batch())
+    batch = with_corrections(with_log_probs(make_batch()))
     ((metrics, _, values),) = ranks.run(
-        Layout(1, 1, 1), run_updates, tiny_model, batch, UPDATE, 3, {}
+        Layout(1, 1, 1), run_updates, tiny_model, batch, CORRECTED, 3, {}
     )
+    assert any(0 < one["off_policy_masked"] < 1 for one in metrics)
     return batch, metrics, gather(batch, [values])
 
 
@@ -193,7 +214,7 @@ def test_the_update_does_not_depend_on_how_the_batch_is_cut(
     ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout, changes: dict[str, Any]
 ) -> None:
     batch, expected, expected_values = on_one_rank
-    results = ranks.run(layout, run_updates, tiny_model, batch, UPDATE, 3, changes)
+    results = ranks.run(layout, run_updates, tiny_model, batch, CORRECTED, 3, changes)
     for metrics, _, _ in results:
         assert len(metrics) == 6
         for one, reference in zip(metrics, expected, strict=True):

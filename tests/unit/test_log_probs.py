@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,14 @@ from rlmath.algorithm_settings import correction_settings, update_settings
 from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.config.load import load
 from rlmath.config.schema import RunnerConfig
-from rlmath.log_probs import AlignmentError, aligned, corrected, mismatch_metrics, needs_first_pass
+from rlmath.log_probs import (
+    AlignmentError,
+    aligned,
+    compared,
+    corrected,
+    mismatch_metrics,
+    needs_first_pass,
+)
 from rlmath.monitor import open_monitor
 from rlmath.types import TrainingBatch
 
@@ -62,6 +70,20 @@ def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
     with pytest.raises(AlignmentError, match=r"2\.0138 over 1 tokens.*response token 2"):
         aligned(config, batch.old_log_probs, batch, 3)
     assert aligned(config, batch.old_log_probs, batch, 9) == {}
+
+
+def test_tokens_that_are_the_same_are_measured_once() -> None:
+    """The shortcut of ``compared`` gives what the long way gives."""
+    config = load([*GIVEN, "alignment.max_mean_exp_abs_diff=9"])
+    batch = batch_of([[0.1, 0.2], [0.7]], versions=[4, 4])
+    pool = SimpleNamespace(weights_version=4)
+    session = SimpleNamespace(config=config, sampling=SimpleNamespace(pool=pool))
+    assert batch.old_log_probs is not None
+    found = compared(session, batch.old_log_probs, batch)  # type: ignore[arg-type]
+    assert mismatch_metrics(batch.old_log_probs, batch, now=4).items() <= found.items()
+    masked = dataclasses.replace(batch, loss_mask=torch.tensor([True, True, False]))
+    found = compared(session, batch.old_log_probs, masked)  # type: ignore[arg-type]
+    assert found["mismatch/mean_w"] < found["alignment/mean_w"]
 
 
 def test_auto_writes_down_what_it_took_and_why(
