@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import rlmath
-from rlmath.errors import UserError
+from rlmath.errors import UserError, printable
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -50,7 +50,7 @@ def reported(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     try:
         return command(arguments)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

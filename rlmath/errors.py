@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def printable(text: str) -> str:
+    """``text`` with control characters spelled out: what a file or a model wrote must not move
+    the cursor of the terminal that shows it, or worse."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 class UserError(Exception):
     """Something in the settings, the files or the machine that the user can change.
 

@@ -16,7 +16,7 @@ from rlmath.actor.group import ActorError
 from rlmath.checkpoint import CheckpointStore
 from rlmath.cluster.watchdog import Stalled
 from rlmath.config.schema import Config
-from rlmath.errors import UserError
+from rlmath.errors import UserError, printable
 from rlmath.monitor import DECISIONS_FILE, read_metrics
 from rlmath.monitor.collapse import RollBack
 from rlmath.monitor.files import replacing, to_json
@@ -124,7 +124,7 @@ def _read(rollbacks: Path) -> list[dict[str, Any]]:
 
 
 def _tell(run_dir: Path, what: str, choice: str, reason: str, redone: str) -> None:
-    print(f"warning: {reason}\n{choice}: {redone}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(reason)}\n{choice}: {redone}", file=sys.stderr, flush=True)
     line = {"what": what, "choice": f"{choice}: {redone}", "reason": reason.split("\n")[0]}
     with (run_dir / DECISIONS_FILE).open("a", encoding="utf-8") as file:
         file.write(f"{to_json(line)}\n")

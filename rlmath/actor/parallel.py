@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -43,12 +44,25 @@ def initialize(
     """
     from megatron.core import parallel_state, tensor_parallel
 
+    timeout = timedelta(seconds=timeout_s)
+    listening = None
+    if rank == 0:
+        # torch's own listens on all interfaces, and anybody may write to it.
+        listening = socket.create_server((address, port), backlog=4096).detach()
+    store = dist.TCPStore(
+        address,
+        port,
+        layout.world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        master_listen_fd=listening,
+    )
     dist.init_process_group(
         platform.collective_backend,
-        init_method=f"tcp://{address}:{port}",
+        store=store,
         rank=rank,
         world_size=layout.world_size,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timeout,
     )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor_parallel,

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 
 import ray
+from ray._private import ray_constants
 
 from rlmath.config.schema import ClusterConfig
 from rlmath.errors import UserError
@@ -19,7 +20,8 @@ from rlmath.errors import UserError
 def ray_session(config: ClusterConfig) -> Iterator[None]:
     """Ray for the length of a run: the cluster at ``ray_address``, or one of this machine alone.
 
-    One of our own listens on the loopback interface only and ends with the run.
+    One of our own listens on the loopback interface only and ends with the run. A cluster that was
+    started apart listens where whoever started it said.
 
     Raises:
         UserError: There is no cluster at the address.
@@ -30,6 +32,10 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if config.ray_address is None:
         # Ray's agents look so long for a cluster that has died with its driver, and then end.
+        # Ray replaces a loopback address by the machine's own, and then listens on all of its
+        # interfaces, unless it takes the machine for one that cannot be in a cluster.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        ray_constants.ENABLE_RAY_CLUSTER = False
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
         # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
         ray.init(
@@ -39,7 +45,6 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
             include_dashboard=False,
             log_to_driver=False,
             logging_level="warning",
-            _node_ip_address="127.0.0.1",
         )
     else:
         try:

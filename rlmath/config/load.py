@@ -24,6 +24,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from rlmath.config.schema import Config
+from rlmath.config.secrets import without_secrets
 from rlmath.config.settings import by_key, sections
 from rlmath.errors import ConfigError
 
@@ -64,8 +65,10 @@ def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) ->
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved settings as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    """The resolved settings as YAML, without secrets."""
+    resolved = OmegaConf.create(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    content = OmegaConf.to_container(resolved, resolve=False)
+    return OmegaConf.to_yaml(OmegaConf.create(without_secrets(content)))
 
 
 def save(config: Config, path: str | Path) -> None:

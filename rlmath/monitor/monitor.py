@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlmath.config.schema import RunnerConfig
+from rlmath.errors import printable
 from rlmath.monitor.files import to_json
 from rlmath.monitor.progress import ProgressDisplay
 from rlmath.monitor.samples import sample_as_text, write_samples
@@ -92,7 +93,7 @@ class Monitor:
 
     def warn(self, message: str) -> None:
         """A line on standard error; the live display stays below it."""
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+        print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def vllm_log_probs(folder: str | Path, batch: TrainingBatch, dtype: torch.dtype)
         if done.returncode or not answer.is_file():
             tail = "\n".join(done.stdout.splitlines()[-LOG_TAIL_LINES:])
             raise WeightsError(f"vLLM could not take {folder}:\n{tail}")
-        rows: list[Tensor] = torch.load(answer)
+        rows: list[Tensor] = torch.load(answer, weights_only=True)
     return torch.cat(
         [row[prompt - 1 :] for row, prompt in zip(rows, batch.prompt_lengths.tolist(), strict=True)]
     )
@@ -79,7 +79,7 @@ def vllm_log_probs(folder: str | Path, batch: TrainingBatch, dtype: torch.dtype)
 def _main(folder: str, request: str, answer: str) -> None:
     from vllm import LLM, SamplingParams, TokensPrompt
 
-    asked = torch.load(request)
+    asked = torch.load(request, weights_only=True)
     engine = LLM(
         model=folder,
         dtype=asked["dtype"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -89,6 +90,16 @@ class Run:
 
     def wait(self, timeout_s: float = 400.0) -> int:
         return self.process.wait(timeout=timeout_s)
+
+    def listening(self) -> set[str]:
+        """Addresses on which its processes listen."""
+        found: set[str] = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("RLMATH_TEST_RUN") == self.mark:
+                    sockets = process.net_connections("inet")
+                    found |= {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
+        return found
 
     def assert_nothing_left(self) -> None:
         """No process and no shared memory, within seconds."""

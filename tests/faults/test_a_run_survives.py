@@ -37,6 +37,8 @@ def test_faults_change_nothing(material: Path, tmp_path: Path) -> None:
     settings = [*quickstart_settings(material, broken), *changes]
     first = Run(settings, tmp_path / "first.log")
     first.until_step(1)
+    # Nobody outside this machine can reach Ray, the ranks or the engines.
+    assert first.listening() <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, first.listening()
     first.send(signal.SIGKILL, "RolloutEngine.exchange")
     first.until_step(2)
     stopped = first.send(signal.SIGSTOP, "ActorWorker.update")

@@ -164,5 +164,5 @@ def _own_address() -> str:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("", 0))
+        probe.bind((_own_address(), 0))
         return int(probe.getsockname()[1])
