@@ -115,6 +115,8 @@ class TrainingBatch:
         ref_log_probs: ``[R]`` float32, of the reference model; ``None`` when there is none.
         corrections: ``[R]`` float32, factors of the tokens' weights in the loss against the
             mismatch of engine and actor; ``None``: 1 each.
+        values: ``[R]`` float32, of the value model before each token; ``None``: there is none.
+        returns: ``[R]`` float32, what the value model learns.
     """
 
     tokens: Tensor
@@ -129,6 +131,8 @@ class TrainingBatch:
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     corrections: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.prompt_lengths.numel())
@@ -160,6 +164,8 @@ class TrainingBatch:
             old_log_probs=responses(self.old_log_probs),
             ref_log_probs=responses(self.ref_log_probs),
             corrections=responses(self.corrections),
+            values=responses(self.values),
+            returns=responses(self.returns),
         )
 
 

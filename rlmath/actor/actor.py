@@ -11,6 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,20 +24,22 @@ from rlmath.actor.optimizer import (
     build_scheduler,
     wrap_data_parallel,
 )
-from rlmath.actor.packing import Pack, pack
+from rlmath.actor.packing import Pack, pack_share
 from rlmath.actor.parallel import Layout
-from rlmath.actor.schedule import run_schedule
+from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs, run_schedule
 from rlmath.algorithms.aggregation import token_weights
 from rlmath.algorithms.early_stop import Decision, decide
 from rlmath.algorithms.losses import LossInputs, LossOutput, metric_means
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.batching import assign, minibatches
+from rlmath.batching import minibatches
 from rlmath.checkpoint.optimizer_state import clear_optimizer_state
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class ActorSettings:
         max_tokens_per_microbatch: Token budget of a micro-batch.
         max_sequence_length: Longest prompt and response together, in tokens.
         reference: Whether to keep a reference model, in host memory.
+        value: The value model, in the same processes; ``None``: none.
     """
 
     model_path: str
@@ -77,6 +81,7 @@ class ActorSettings:
     max_tokens_per_microbatch: int
     max_sequence_length: int
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
+    value: ActorSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -176,12 +181,7 @@ class MegatronActor:
         self.model.eval()
         with self._reference_weights() if reference else contextlib.nullcontext():
             values = run_schedule(
-                self.model,
-                packs,
-                _keep_values,
-                temperature=self.settings.temperature,
-                vocab_size=self.shape.vocab,
-                backward=False,
+                self.model, packs, self._of_log_probs(_keep_values), backward=False
             )
         return _concatenate(values) if self.reports else None
 
@@ -296,12 +296,7 @@ class MegatronActor:
         self.model.train()
         self._clear_gradients()
         outcomes = run_schedule(
-            self.model,
-            self._packs(batch),
-            objective,
-            temperature=self.settings.temperature,
-            vocab_size=self.shape.vocab,
-            backward=True,
+            self.model, self._packs(batch), self._of_log_probs(objective), backward=True
         )
         sums, maxima = self._totals([output for output, _ in outcomes], names)
         self.optimizer.prepare_grads()
@@ -318,6 +313,11 @@ class MegatronActor:
         metrics["discarded"] = float(decision.discard)
         kept = _concatenate([v for _, v in outcomes]) if self.reports else None
         return metrics, decision, kept
+
+    def _of_log_probs(self, function: OnLogProbs[T]) -> OnOutput[T]:
+        return of_log_probs(
+            function, temperature=self.settings.temperature, vocab_size=self.shape.vocab
+        )
 
     def _clear_gradients(self) -> None:
         self.model.zero_grad_buffer()
@@ -349,16 +349,8 @@ class MegatronActor:
     # -- sharing out ----------------------------------------------------------------------------
 
     def _packs(self, batch: TrainingBatch) -> list[Pack]:
-        """This data-parallel share of the batch, in micro-batches."""
-        shares = assign(
-            batch.sequence_lengths.tolist(),
-            self.layout.data_parallel,
-            self.settings.max_tokens_per_microbatch,
-        )
-        return [
-            pack(batch, one, self.platform, self.layout.tensor_parallel)
-            for one in shares[self.dp_rank]
-        ]
+        budget = self.settings.max_tokens_per_microbatch
+        return pack_share(batch, self.layout, self.dp_rank, budget, self.platform)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.attention import LengthClassedSeqParams, length_classes
+from rlmath.actor.parallel import Layout
+from rlmath.batching import assign
 from rlmath.device import Platform
 from rlmath.types import MicroBatch, TrainingBatch
 
@@ -34,6 +36,20 @@ class Pack:
     targets: Tensor
     sequence_ids: Tensor
     response_rows: Tensor
+
+
+def pack_share(
+    batch: TrainingBatch,
+    layout: Layout,
+    dp_rank: int,
+    max_tokens_per_microbatch: int,
+    platform: Platform,
+) -> list[Pack]:
+    """A data-parallel share of the batch, in micro-batches."""
+    shares = assign(
+        batch.sequence_lengths.tolist(), layout.data_parallel, max_tokens_per_microbatch
+    )
+    return [pack(batch, one, platform, layout.tensor_parallel) for one in shares[dp_rank]]
 
 
 def pack(

@@ -13,17 +13,17 @@ from rlmath.actor.packing import Pack
 
 T = TypeVar("T")
 
-# Takes the pack, the log-probs [r] and the entropies [r]; gives the loss and something to keep.
-OnLastStage = Callable[[Pack, Tensor, Tensor], tuple[Tensor, T]]
+# Takes the pack and the model's output [t, ...]; gives the loss and something to keep.
+OnOutput = Callable[[Pack, Tensor], tuple[Tensor, T]]
+# Takes the pack, the log-probs [r] and the entropies [r]; gives the same.
+OnLogProbs = Callable[[Pack, Tensor, Tensor], tuple[Tensor, T]]
 
 
 def run_schedule(
     model: torch.nn.Module,
     packs: Sequence[Pack],
-    on_last_stage: OnLastStage[T],
+    on_output: OnOutput[T],
     *,
-    temperature: float,
-    vocab_size: int,
     backward: bool,
 ) -> list[T]:
     """Forward, and if asked backward, of each pack.
@@ -34,35 +34,19 @@ def run_schedule(
     Args:
         model: This rank's stage.
         packs: Micro-batches of this rank's data-parallel share; as many on each rank.
-        on_last_stage: Called once per pack, on ranks of the last stage.
-        temperature: Of sampling.
-        vocab_size: Of the model, without padding.
+        on_output: Called once per pack, on ranks of the last stage.
 
     Returns:
-        What ``on_last_stage`` gave per pack, in order; empty on other stages.
+        What ``on_output`` gave per pack, in order; empty on other stages.
     """
-    from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    tp_size = parallel_state.get_tensor_model_parallel_world_size()
-    group = parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None
-    tp_rank = parallel_state.get_tensor_model_parallel_rank()
 
     def forward_step(packs_left: Iterator[Pack], module: torch.nn.Module) -> Any:
         one = next(packs_left)
         output = module(one.tokens, one.position_ids, None, packed_seq_params=one.packed_seq_params)
 
-        def loss_of(logits: Tensor) -> Any:
-            log_probs, entropy = vocab_parallel_log_probs(
-                logits.squeeze(0),
-                one.rows,
-                one.targets,
-                temperature=temperature,
-                vocab_size=vocab_size,
-                rank=tp_rank,
-                group=group,
-            )
-            loss, kept = on_last_stage(one, log_probs, entropy)
+        def loss_of(result: Tensor) -> Any:
+            loss, kept = on_output(one, result.squeeze(0))
             # The third form of Megatron's loss functions: with calculate_per_token_loss it leaves
             # the loss as it is. The loss carries its denominator already, so the count is unused.
             return loss, torch.zeros([], dtype=torch.int, device=loss.device), kept
@@ -79,3 +63,32 @@ def run_schedule(
         forward_only=not backward,
     )
     return kept
+
+
+def of_log_probs(function: OnLogProbs[T], *, temperature: float, vocab_size: int) -> OnOutput[T]:
+    """From a function of log-probs to one of logits, for ``run_schedule``.
+
+    Args:
+        function: Takes the log-probs and entropies of the pack's response tokens.
+        temperature: Of sampling.
+        vocab_size: Of the model, without padding.
+    """
+    from megatron.core import parallel_state
+
+    tp_size = parallel_state.get_tensor_model_parallel_world_size()
+    group = parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None
+    tp_rank = parallel_state.get_tensor_model_parallel_rank()
+
+    def on_output(one: Pack, logits: Tensor) -> tuple[Tensor, T]:
+        log_probs, entropy = vocab_parallel_log_probs(
+            logits,
+            one.rows,
+            one.targets,
+            temperature=temperature,
+            vocab_size=vocab_size,
+            rank=tp_rank,
+            group=group,
+        )
+        return function(one, log_probs, entropy)
+
+    return on_output
