@@ -37,6 +37,9 @@ from rlmath.weights.transports import TransportPlan, choose_transport
 if TYPE_CHECKING:
     import torch
 
+# The estimator that needs a value model.
+GAE = "gae"
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -133,8 +136,12 @@ def open_session(
             pool.launch()
         actor = None
         if optimizer is not None:
+            settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
+            if samples:
+                value = value_model_settings(config, settings, optimizer_steps)
+                settings = dataclasses.replace(settings, value=value)
             actor = ActorGroup(
-                actor_settings(config, layout, optimizer, optimizer_steps, temperature),
+                settings,
                 ActorLayout(layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel),
                 device=device.value,
                 seed=config.runner.seed,
@@ -260,6 +267,25 @@ def transport_plan(config: Config, pool: RolloutPool, engines: Sequence[Any]) ->
     )
 
 
+def optimizer_settings(
+    config: Config, optimizer: OptimizerConfig, optimizer_steps: int
+) -> OptimizerSettings:
+    """Adam and its schedule, which ends with the run unless the settings say where."""
+    return OptimizerSettings(
+        lr=optimizer.lr,
+        min_lr=optimizer.min_lr,
+        schedule=optimizer.schedule.value,
+        warmup_steps=optimizer.warmup_steps,
+        decay_steps=optimizer.decay_steps or optimizer_steps,
+        adam_beta1=optimizer.adam_beta1,
+        adam_beta2=optimizer.adam_beta2,
+        adam_eps=optimizer.adam_eps,
+        weight_decay=optimizer.weight_decay,
+        clip_grad_norm=optimizer.clip_grad_norm,
+        distributed=config.actor.distributed_optimizer,
+    )
+
+
 def actor_settings(
     config: Config,
     layout: Layout,
@@ -279,21 +305,26 @@ def actor_settings(
             recompute=config.actor.recompute.value,
             recompute_num_layers=config.actor.recompute_num_layers,
         ),
-        optimizer=OptimizerSettings(
-            lr=optimizer.lr,
-            min_lr=optimizer.min_lr,
-            schedule=optimizer.schedule.value,
-            warmup_steps=optimizer.warmup_steps,
-            decay_steps=optimizer.decay_steps or optimizer_steps,
-            adam_beta1=optimizer.adam_beta1,
-            adam_beta2=optimizer.adam_beta2,
-            adam_eps=optimizer.adam_eps,
-            weight_decay=optimizer.weight_decay,
-            clip_grad_norm=optimizer.clip_grad_norm,
-            distributed=config.actor.distributed_optimizer,
-        ),
+        optimizer=optimizer_settings(config, optimizer, optimizer_steps),
         temperature=temperature,
         max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
         max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
         reference=reference_settings(config),
+    )
+
+
+def value_model_settings(
+    config: Config, policy: ActorSettings, optimizer_steps: int
+) -> ActorSettings | None:
+    """The value model that the ranks build beside the policy; ``None``: the algorithm has none."""
+    if config.algorithm.advantage != GAE:
+        return None
+    optimizer = optimizer_settings(config, config.value.optimizer, optimizer_steps)
+    return ActorSettings(
+        model_path=policy.model_path,
+        model=policy.model,
+        optimizer=optimizer,
+        temperature=policy.temperature,
+        max_tokens_per_microbatch=policy.max_tokens_per_microbatch,
+        max_sequence_length=policy.max_sequence_length,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from rlmath.actor.actor import NOTHING_LEARNT
 from rlmath.algorithm_settings import (
     advantage_settings,
     least_groups,
@@ -34,6 +35,7 @@ from rlmath.summary import check_export, summarize
 from rlmath.supervise import supervise
 from rlmath.train_metrics import batch_metrics, rollout_metrics, update_metrics
 from rlmath.types import TrainingBatch
+from rlmath.values import only_values_learn, train_values, with_values
 
 
 def run(config: Config) -> int:
@@ -149,14 +151,18 @@ def train_step(
     with monitor.phase("log_probs"):
         prepared = with_log_probs(session, batch, monitor, step)
         batch = with_kl_rewards(prepared, sampled.groups, advantage, coefficients.kl_coef)
+        batch = with_values(session, batch, coefficients.kl_coef)
         metrics |= prepared.metrics
         settings = update_settings(
             config, coefficients.kl_coef, coefficients.entropy_coef_at(prepared.entropy)
         )
     with monitor.phase("update"):
-        result, first = actor.update(batch, settings, seed=config.runner.seed + step)
-        if not needs_first_pass(algorithm):
-            metrics |= compared(session, first.log_probs, first.batch)
+        metrics |= train_values(session, batch, step)
+        result = NOTHING_LEARNT
+        if not only_values_learn(config, step):
+            result, first = actor.update(batch, settings, seed=config.runner.seed + step)
+            if not needs_first_pass(algorithm):
+                metrics |= compared(session, first.log_probs, first.batch)
         metrics |= update_metrics(result) | coefficients.metrics(settings)
         coefficients.see_kl(metrics.get("train/kl"), samples=len(batch))
         share = reference_share(algorithm, step)

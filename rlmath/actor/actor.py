@@ -128,6 +128,9 @@ class UpdateResult:
     values: TokenValues | None
 
 
+NOTHING_LEARNT = UpdateResult([], {}, None)
+
+
 class MegatronActor:
     """This process's part of the actor. All ranks call the same methods with the same arguments."""
 

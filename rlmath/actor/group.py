@@ -24,6 +24,7 @@ from rlmath.types import TrainingBatch
 
 if TYPE_CHECKING:
     from rlmath.actor.actor import ActorSettings, TokenValues, UpdateResult, UpdateSettings
+    from rlmath.actor.value_model import ValueUpdateSettings
     from rlmath.weights.transports import TransportPlan
 
 
@@ -139,6 +140,22 @@ class ActorGroup:
         log_probs, entropy = _assemble([result.values for result in results], part)
         first = FirstMinibatch(part, log_probs, entropy)
         return dataclasses.replace(results[0], values=None), first
+
+    def values(self, batch: TrainingBatch) -> Tensor:
+        """The value model's ``[R]`` values before the response tokens."""
+        shares = [share for share in self._all("values", ray.put(batch)) if share is not None]
+        total = int(batch.response_lengths.sum())
+        rows = torch.cat([share.response_rows for share in shares])
+        return _placed(rows, torch.cat([share.values for share in shares]), total)
+
+    def update_values(
+        self, batch: TrainingBatch, settings: ValueUpdateSettings, seed: int
+    ) -> list[dict[str, float]]:
+        """Optimizer steps of the value model; metrics of each minibatch."""
+        results: list[list[dict[str, float]]] = self._all(
+            "update_values", ray.put(batch), settings, seed
+        )
+        return results[0]
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """Let the reference model go a share of the way to the policy; see ``MegatronActor``."""
@@ -275,12 +292,16 @@ def _assemble(shares: list[TokenValues | None], batch: TrainingBatch) -> tuple[T
     present = [share for share in shares if share is not None]
     rows = torch.cat([share.response_rows for share in present])
     total = int(batch.response_lengths.sum())
+    log_probs = _placed(rows, torch.cat([share.log_probs for share in present]), total)
+    return log_probs, _placed(rows, torch.cat([share.entropy for share in present]), total)
+
+
+def _placed(rows: Tensor, values: Tensor, total: int) -> Tensor:
     if rows.numel() != total or int(torch.bincount(rows, minlength=total).max()) != 1:
         raise ActorError(
             f"{rows.numel()} token values came back for {total} response tokens: some are missing "
             "or double"
         )
-    log_probs, entropy = torch.empty(total), torch.empty(total)
-    log_probs[rows] = torch.cat([share.log_probs for share in present])
-    entropy[rows] = torch.cat([share.entropy for share in present])
-    return log_probs, entropy
+    placed = torch.empty(total)
+    placed[rows] = values
+    return placed

@@ -6,6 +6,7 @@ has the policy's layout, lives in the same processes, and has an optimizer of it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,6 @@ from rlmath.actor.packing import Pack, pack_share
 from rlmath.actor.parallel import Layout
 from rlmath.actor.schedule import run_schedule
 from rlmath.algorithms.aggregation import token_weights
-from rlmath.algorithms.early_stop import decide
 from rlmath.algorithms.value import value_losses
 from rlmath.batching import minibatches
 from rlmath.device import Platform
@@ -189,8 +189,9 @@ class ValueModel:
         loss, tokens, moved, clipped = self._totals(kept)
         self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
-        decision = decide({"value loss": loss, "gradient norm": grad_norm}, None)
-        if not decision.discard:
+        # What is not finite would spoil the weights; without a gradient a step is only momentum.
+        discard = not math.isfinite(loss + grad_norm) or grad_norm == 0.0
+        if not discard:
             self.optimizer.step()
             self.scheduler.step(1)
         self._clear_gradients()
@@ -200,7 +201,7 @@ class ValueModel:
             "mean_abs_move": moved / max(tokens, 1.0),
             "grad_norm": grad_norm,
             "lr": float(self.optimizer.param_groups[0]["lr"]),
-            "discarded": float(decision.discard),
+            "discarded": float(discard),
         }
 
     def _clear_gradients(self) -> None:

@@ -12,6 +12,9 @@ from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.types import TrainingBatch
 
+# Its folder in a checkpoint.
+VALUE_MODEL = "value_model"
+
 
 class ActorWorker:
     """One rank, in a process of its own. torch and Megatron are imported by ``start``."""
@@ -55,6 +58,11 @@ class ActorWorker:
         address, port = meeting_place
         initialize(layout, platform, self.rank, address, port, seed)
         self.actor = MegatronActor(settings, layout, platform)
+        self.value_model: Any = None
+        if settings.value is not None:
+            from rlmath.actor.value_model import ValueModel
+
+            self.value_model = ValueModel(settings.value, layout, platform)
         # What exists by now stays; the garbage collector need not walk through it again and again.
         gc.collect()
         gc.freeze()
@@ -68,6 +76,14 @@ class ActorWorker:
     def update(self, batch: TrainingBatch, settings: Any, seed: int) -> Any:
         """See :meth:`rlmath.actor.actor.MegatronActor.update`."""
         return self.actor.update(batch, settings, seed)
+
+    def values(self, batch: TrainingBatch) -> Any:
+        """See :meth:`rlmath.actor.value_model.ValueModel.values`."""
+        return self.value_model.values(batch)
+
+    def update_values(self, batch: TrainingBatch, settings: Any, seed: int) -> Any:
+        """See :meth:`rlmath.actor.value_model.ValueModel.update`."""
+        return self.value_model.update(batch, settings, seed)
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """See :meth:`rlmath.actor.actor.MegatronActor.renew_reference`."""
@@ -100,6 +116,8 @@ class ActorWorker:
         from rlmath.checkpoint.actor_state import save_actor
 
         save_actor(self.actor, folder)
+        if self.value_model is not None:
+            save_actor(self.value_model, folder, VALUE_MODEL)
 
     def begin_checkpoint(self, folder: str) -> None:
         """Copy what ``save_checkpoint`` writes, and write it in the background. Collective."""
@@ -120,6 +138,8 @@ class ActorWorker:
         from rlmath.checkpoint.actor_state import load_actor
 
         load_actor(self.actor, folder)
+        if self.value_model is not None:
+            load_actor(self.value_model, folder, VALUE_MODEL)
 
     def peak_memory_gib(self) -> float:
         """Highest memory of this process so far."""

@@ -76,6 +76,7 @@ _CORRECTIONS = {
 def algorithm_problems(config: Config) -> Iterator[str]:
     """A message for each setting of ``algorithm`` that cannot work as it is."""
     algorithm = config.algorithm
+    yield from _value_model(config)
     yield from _unread(algorithm)
     yield from _group_size(algorithm)
     if algorithm.dual_clip is not None and algorithm.dual_clip <= 1 + algorithm.clip_high:
@@ -113,6 +114,22 @@ def _unread(algorithm: AlgorithmConfig) -> Iterator[str]:
                     f"{value_text(value)}; make that {needed}, or leave this at "
                     f"{value_text(own_default)}"
                 )
+
+
+def _value_model(config: Config) -> Iterator[str]:
+    """The value model's settings stay as they are where there is none."""
+    if config.algorithm.advantage == "gae":
+        return
+    for key, setting in by_key().items():
+        found: Any = config
+        for name in key.split("."):
+            found = getattr(found, name, None)
+        if key.startswith("value.") and found != setting.default:
+            yield (
+                f"{key}={value_text(found)}: there is a value model with algorithm.advantage=gae "
+                f"only, not {config.algorithm.advantage}; leave it at "
+                f"{value_text(setting.default)}"
+            )
 
 
 def _value(algorithm: AlgorithmConfig, key: str) -> Any:

@@ -192,10 +192,13 @@ def memory(
         # Gradients and Adam's two moments are float32; bfloat16 weights keep a float32 copy.
         optimizer_bytes = 8 + (4 if value_bytes == 2 else 0)
         optimizers = 1 if config.actor.distributed_optimizer else layout.data_parallel
+        actors, what = layout.data_parallel, "actor(s)"
+        if command == "train" and config.algorithm.advantage == "gae":
+            optimizers, actors, what = 2 * optimizers, 2 * actors, "actor(s) and value model(s)"
         parts.append(
             (
-                f"{layout.data_parallel} actor(s) x {value_bytes + 4} bytes a parameter",
-                layout.data_parallel * parameters * (value_bytes + 4),
+                f"{actors} {what} x {value_bytes + 4} bytes a parameter",
+                actors * parameters * (value_bytes + 4),
             )
         )
         parts.append(

@@ -222,6 +222,23 @@ class OptimizerConfig:
 
 
 @dataclass
+class ValueConfig:
+    """The value model of algorithm.advantage=gae; it begins with the policy's weights."""
+
+    # Discount per token; 1: when an answer comes does not matter.
+    gamma: float = 1.0
+    # GAE's lambda: 1 trusts rewards alone, 0 the value model alone.
+    lam: float = 1.0
+    # Largest move of a value in one step, in units of the reward; null: no bound.
+    clip: float | None = None
+    # Advantages of a step are shifted and scaled to mean 0 and standard deviation 1.
+    whiten_advantages: bool = True
+    # First steps in which the value model alone learns.
+    warmup_steps: int = 0
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+@dataclass
 class ActorConfig:
     # Ranks that share each layer's matrices.
     tensor_parallel: int = 1
@@ -448,6 +465,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
+    value: ValueConfig = field(default_factory=ValueConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)

@@ -5,6 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlmath.algorithms.advantages.base import ADVANTAGES
+
+
+@ADVANTAGES.register("gae")
+def reward_to_come(
+    rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None
+) -> Tensor:
+    """The advantage of a sequence's tokens before the value model has been asked: its reward.
+
+    That is what :func:`gae` gives with values of 0 and ``gamma = lam = 1``.
+    """
+    return rewards.double().nan_to_num(0.0).to(rewards.dtype)
+
 
 def gae(
     token_rewards: Tensor,

@@ -131,7 +131,9 @@ def test_what_the_curves_show_is_set_in_bold():
     assert set(re.findall(r"\*\*`([a-z_/]+)`\*\*", PAGE)) == drawn
 
 
-@pytest.mark.parametrize("source", ["train.py", "evaluate.py", "sft.py", "train_metrics.py"])
+@pytest.mark.parametrize(
+    "source", ["train.py", "evaluate.py", "sft.py", "train_metrics.py", "values.py"]
+)
 def test_every_tag_written_in_a_loop_is_explained(source):
     code = (Path(__file__).parents[3] / "rlmath" / source).read_text(encoding="utf-8")
     phases = {f"timing/{name}" for name in re.findall(r'monitor\.phase\("(\w+)"\)', code)}

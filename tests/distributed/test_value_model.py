@@ -1,0 +1,142 @@
+"""The value model on real gloo ranks: right against Hugging Face, and the same on every layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor.actor import ActorSettings
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.optimizer import OptimizerSettings
+from rlmath.actor.parallel import Layout
+from rlmath.actor.value_model import ShareOfValues, ValueModel, ValueUpdateSettings
+from rlmath.device import Platform
+from rlmath.types import TrainingBatch
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import LAYOUTS, make_batch, tiny_model  # noqa: F401
+
+HIDDEN = 64
+UPDATE = ValueUpdateSettings(clip=0.5, minibatches=2)
+
+
+def build(layout: Layout, platform: Platform, model: str) -> ValueModel:
+    settings = ActorSettings(
+        model_path=model,
+        model=ModelSettings(torch.float32, sequence_parallel=True),
+        optimizer=OptimizerSettings(lr=1e-3),
+        temperature=1.0,
+        max_tokens_per_microbatch=64,
+        max_sequence_length=64,
+    )
+    return ValueModel(settings, layout, platform)
+
+
+def head_weight() -> torch.Tensor:
+    return torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(5))
+
+
+def run(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, folder: str | None
+) -> tuple[ShareOfValues | None, list[dict[str, float]], list[dict[str, float]]]:
+    """Values under a known head, metrics of an update, and of one after a checkpoint."""
+    value_model = build(layout, platform, model)
+    if value_model.module.post_process:
+        with torch.no_grad():
+            value_model.module.output_layer.weight.copy_(head_weight())
+    value_model.optimizer.reload_model_params()
+    values = value_model.values(batch)
+    first = value_model.update(batch, UPDATE, seed=0)
+    if folder is None:
+        return values, first, value_model.update(batch, UPDATE, seed=1)
+    from rlmath.checkpoint.actor_state import load_actor, save_actor
+
+    save_actor(value_model, folder, "value_model")
+    other = build(layout, platform, model)
+    load_actor(other, folder, "value_model")
+    return values, first, other.update(batch, UPDATE, seed=1)
+
+
+@pytest.fixture(scope="module")
+def batch() -> TrainingBatch:
+    one = make_batch()
+    generator = torch.Generator().manual_seed(3)
+    total = one.advantages.numel()
+    return dataclasses.replace(
+        one,
+        values=torch.randn(total, generator=generator),
+        returns=5 * torch.randn(total, generator=generator),
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: str, batch: TrainingBatch) -> torch.Tensor:  # noqa: F811
+    """``[R]`` values from transformers' hidden states, one sequence at a time."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    values = []
+    tokens = batch.tokens.split(batch.sequence_lengths.tolist())
+    for one, prompt in zip(tokens, batch.prompt_lengths.tolist(), strict=True):
+        with torch.no_grad():
+            hidden = model(one[None]).last_hidden_state[0]
+        values.append((hidden @ head_weight()[0])[prompt - 1 : -1])
+    return torch.cat(values)
+
+
+def together(results: list[Any], total: int) -> torch.Tensor:
+    shares = [values for values, _, _ in results if values is not None]
+    placed = torch.full((total,), torch.nan)
+    for share in shares:
+        placed[share.response_rows] = share.values
+    return placed
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: RankPool, tiny_model: str, batch: TrainingBatch) -> Any:  # noqa: F811
+    return ranks.run(Layout(1, 1, 1), run, tiny_model, batch, None)[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_values_and_updates_are_the_same_on_every_layout(
+    layout: Layout,
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    batch: TrainingBatch,
+    expected: torch.Tensor,
+    alone: Any,
+    tmp_path: Path,
+) -> None:
+    """The second update, on all layouts but the first, is made by a model from a checkpoint."""
+    folder = None if layout.world_size == 1 else str(tmp_path)
+    results = ranks.run(layout, run, tiny_model, batch, folder)
+    torch.testing.assert_close(together(results, expected.numel()), expected, rtol=2e-5, atol=2e-5)
+    for _, first, second in results:
+        for found, wanted in zip(first + second, alone[1] + alone[2], strict=True):
+            assert found == pytest.approx(wanted, rel=2e-5)
+
+
+def learn(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> list[float]:
+    value_model = build(layout, platform, model)
+    settings = ValueUpdateSettings(clip=None)
+    losses = []
+    for step in range(15):
+        (metrics,) = value_model.update(batch, settings, seed=step)
+        losses.append(metrics["loss"])
+    return losses
+
+
+def test_the_value_model_learns_its_returns(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    batch: TrainingBatch,
+) -> None:
+    """From 0, where the loss is half the mean square of the returns."""
+    (losses,) = ranks.run(Layout(1, 1, 1), learn, tiny_model, batch)
+    assert batch.returns is not None
+    at_first = 0.5 * batch.returns[batch.loss_mask].double().square().mean()
+    assert losses[0] == pytest.approx(float(at_first), rel=1e-5)
+    assert losses[-1] < 0.8 * losses[0]

@@ -1,0 +1,52 @@
+"""PPO with a value model, from the command line, with a resume in the middle."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from tests.e2e.runs import metrics, quickstart_settings, rlmath
+
+SETTINGS = [
+    "algorithm.advantage=gae",
+    "algorithm.group_size=1",
+    "algorithm.prompts_per_step=32",
+    "algorithm.kl_coef=0.01",
+    "algorithm.kl_in=reward",
+    "value.lam=0.95",
+    "value.clip=0.2",
+    "value.warmup_steps=1",
+    "value.optimizer.lr=1e-3",
+    "eval.every=0",
+    "runner.save_every=1",
+    "runner.resume=auto",
+    "runner.check_export_sequences=0",
+]
+
+
+def test_ppo_trains_a_value_model_and_resumes(material: Path, tmp_path: Path) -> None:
+    settings = [*quickstart_settings(material, tmp_path), *SETTINGS]
+    run = rlmath("train", *settings, "runner.steps=1")
+    assert run.returncode == 0, run.stderr
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (material / "model", tmp_path / "hf")
+    )
+    # In the first step the value model alone learns.
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    run = rlmath("train", *settings, "runner.steps=3")
+    assert run.returncode == 0, run.stderr
+    assert "resumed after step 1" in run.stdout
+    after = load_file(tmp_path / "hf" / "model.safetensors")
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    first, second, third = (line for line in metrics(tmp_path) if line["step"] > 0)
+    # Values begin at 0, and are in the checkpoint.
+    assert first["value/mean"] == 0.0
+    assert second["value/mean"] != 0.0
+    assert "train/policy_loss" not in first
+    for line in (first, second, third):
+        assert line["value/grad_norm"] > 0
+        assert math.isfinite(line["value/loss"])
+        assert line["value/discarded_minibatches"] == 0
