@@ -16,6 +16,7 @@ SETTINGS = [
     "algorithm.prompts_per_step=32",
     "algorithm.kl_coef=0.01",
     "algorithm.kl_in=reward",
+    "algorithm.kl_estimator=k1",
     "value.lam=0.95",
     "value.clip=0.2",
     "value.warmup_steps=1",
