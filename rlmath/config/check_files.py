@@ -250,6 +250,8 @@ def disk(config: Config, model: ModelFacts, machine: Machine) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.kl_coef > 0 and algorithm.reference.kind is not ReferenceKind.frozen:
         per_parameter += _reference_bytes(config)
+    if algorithm.advantage == "gae":  # The value model is of the policy's size.
+        per_parameter += value_bytes + 8 + (4 if value_bytes == 2 else 0)
     checkpoint = model.num_parameters * per_parameter
     best = runner.best_metric is not None
     kept = runner.keep_checkpoints + 1 + best if runner.save_every else 1
