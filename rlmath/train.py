@@ -21,7 +21,8 @@ from rlmath.cluster.watchdog import watched
 from rlmath.coefficients import Coefficients
 from rlmath.config.load import save
 from rlmath.config.schema import Config
-from rlmath.data import ProblemStream, load_problems, load_tokenizer
+from rlmath.data import load_problems, load_tokenizer
+from rlmath.data.mixture import stream_of
 from rlmath.evaluate import evaluate
 from rlmath.evaluation.held_out import load_held_out
 from rlmath.log_probs import compared, needs_first_pass, with_kl_rewards, with_log_probs
@@ -55,7 +56,8 @@ def train(config: Config) -> int:
     problems, report = load_problems(config.data.train_paths, config.data, tokenizer)
     print("training problems:", report.describe(config.data.max_prompt_tokens), flush=True)
     held_out = load_held_out(config, tokenizer)
-    stream = ProblemStream(problems, seed=config.data.seed, shuffle=config.data.shuffle)
+    data = config.data
+    stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
     coefficients = Coefficients(config.algorithm)
     store = open_store(config)
     checkpoint = store.resume(config.runner.resume)

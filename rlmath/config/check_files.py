@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,13 @@ def data_files(config: Config, command: str) -> Iterator[str]:
         return
     if command == "train":
         yield from _given("data.train_paths", data.train_paths, "problems")
+        if data.train_weights and len(data.train_weights) != len(data.train_paths):
+            yield (
+                f"data.train_weights={data.train_weights}: {len(data.train_weights)} weights for "
+                f"{len(data.train_paths)} data.train_paths; give one for each, or none"
+            )
+        if any(not 0 < weight < math.inf for weight in data.train_weights):
+            yield f"data.train_weights={data.train_weights}: each has to be more than 0 and finite"
         for path in dict.fromkeys(data.train_paths):
             yield from _data_file(
                 data, "data.train_paths", path, "data.answer_key", data.answer_key
@@ -128,6 +136,8 @@ def _given(key: str, paths: list[str], what: str) -> Iterator[str]:
 def _data_file(
     data: DataConfig, key: str, path: str, answer_setting: str, answer_key: str
 ) -> Iterator[str]:
+    if path.startswith("hub:"):
+        return  # Looked at when it is fetched, at the start of the run.
     try:
         rows = peek_rows(path)
     except ConfigError as error:

@@ -99,8 +99,12 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    # Files with training problems: .jsonl, .json or .parquet.
+    # Files with training problems: .jsonl, .json or .parquet, or data sets of the hub, written
+    # hub:ORGANISATION/NAME:CONFIGURATION:SPLIT.
     train_paths: list[str] = field(default_factory=list)
+    # A weight for each of train_paths: of every step's problems each file gives its share, however
+    # many rows it has; empty: all rows count alike.
+    train_weights: list[float] = field(default_factory=list)
     # Files with held-out problems; empty: no evaluation.
     eval_paths: list[str] = field(default_factory=list)
     # Field that holds the prompt: text, or a list of chat messages with apply_chat_template.

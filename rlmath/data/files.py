@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlmath.data.hub import hub_rows, is_hub
 from rlmath.errors import UserError
 
 
@@ -34,20 +35,27 @@ def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
 
     Args:
         paths: ``.jsonl`` (an object per line), ``.json`` (a list of objects, or an object with
-            one list of objects in it) or ``.parquet``.
+            one list of objects in it), ``.parquet``, or a data set of the hub, see
+            :func:`rlmath.data.hub.hub_rows`.
 
     Raises:
         UserError: A file is missing, given twice, of another kind, or broken as a whole.
     """
-    files = [Path(path) for path in paths]
+    files = [Path(path) for path in paths if not is_hub(path)]
     for path in files:
         if not path.is_file():
             what = "is a folder; give the files in it" if path.is_dir() else "there is no such file"
             raise UserError(f"{path}: {what}")
         if path.suffix not in _READERS:
             raise UserError(f"{path}: data files end in {', '.join(_READERS)}")
-    for path, name in zip(files, _distinct_names(files), strict=True):
-        for number, fields in _READERS[path.suffix](path):
+    names = dict(zip(files, _distinct_names(files), strict=True))
+    for given in paths:
+        if is_hub(given):
+            name, rows = str(given), hub_rows(str(given))
+        else:
+            path = Path(given)
+            name, rows = names[path], _READERS[path.suffix](path)
+        for number, fields in rows:
             if not isinstance(fields, dict | MalformedRowError):
                 kind = type(fields).__name__
                 fields = MalformedRowError(f"a row is an object with fields, this is a {kind}")

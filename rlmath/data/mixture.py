@@ -1,0 +1,99 @@
+"""Several files in fixed shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlmath.data.stream import Item, ProblemStream
+from rlmath.errors import UserError
+
+
+class MixedStream(ProblemStream[Item]):
+    """Problems of several sources, each in its own seeded order, in the shares that are asked for.
+
+    The next problem is of the source that is furthest behind its share, the first of equals: after
+    ``n`` problems each source has given ``n`` times its share, to within one for two sources, and
+    never more than the number of sources. A source that is short begins anew, in another order,
+    while the others are still in their first epoch.
+
+    Args:
+        sources: The problems of each, at least one.
+        weights: Of each; shares are in their proportion.
+        seed: Of the orders.
+        shuffle: As for ``ProblemStream``.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Sequence[Item]],
+        weights: Sequence[float],
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__([item for items in sources for item in items], seed, shuffle)
+        if len(sources) != len(weights) or min(weights) <= 0:
+            raise ValueError(f"{len(sources)} sources need as many weights above 0, not {weights}")
+        self._parts = [ProblemStream(items, seed, shuffle) for items in sources]
+        self._weights = [float(weight) for weight in weights]
+
+    def next(self, k: int) -> list[Item]:
+        """The next ``k`` problems."""
+        batch: list[Item] = []
+        total = sum(self._weights)
+        for _ in range(k):
+            self._taken += 1
+            behind = [
+                weight / total * self._taken - part.taken
+                for weight, part in zip(self._weights, self._parts, strict=True)
+            ]
+            batch += self._parts[behind.index(max(behind))].next(1)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and that in each source."""
+        parts = [part.state_dict() for part in self._parts]
+        return super().state_dict() | {"weights": self._weights, "parts": parts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position.
+
+        Raises:
+            UserError: It is a position in other data or in another order.
+        """
+        if state.get("weights") != self._weights:
+            raise UserError(
+                "the checkpoint's place in the data cannot be found again: data.train_weights was "
+                f"{state.get('weights') or 'empty'} and is {self._weights}; restore it, or begin "
+                "anew with runner.resume=never"
+            )
+        super().load_state_dict(state)
+        for part, saved in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(saved)
+
+
+def stream_of(
+    items: Sequence[Item], weights: Sequence[float], seed: int, shuffle: bool
+) -> ProblemStream[Item]:
+    """A stream of the items of one list of files; with weights, one for each file, in shares.
+
+    Args:
+        items: In the files' order; their ids are the file's name and the row.
+        weights: One for each file, or none.
+        seed: Of the orders.
+        shuffle: As for ``ProblemStream``.
+
+    Raises:
+        UserError: A file gave no problem, so that its weight has nothing to draw from.
+    """
+    if not weights:
+        return ProblemStream(items, seed, shuffle)
+    by_file: dict[str, list[Item]] = {}
+    for item in items:
+        by_file.setdefault(item.id.rpartition(":")[0], []).append(item)
+    if len(by_file) != len(weights):
+        raise UserError(
+            f"data.train_weights: there are {len(weights)} weights, but problems are left of "
+            f"{len(by_file)} files ({', '.join(by_file)}); leave out files that give none"
+        )
+    return MixedStream(list(by_file.values()), weights, seed, shuffle)
