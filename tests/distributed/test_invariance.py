@@ -1,0 +1,107 @@
+"""Each loss, under each aggregation, gives the same loss and gradient however the batch is cut.
+
+On real gloo ranks, in float32. The learning rate is 0, so that all combinations see one model; each
+run cuts the batch into two optimizer minibatches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor.actor import UpdateSettings
+from rlmath.actor.parallel import Layout
+from rlmath.algorithms.aggregation import AGGREGATIONS
+from rlmath.algorithms.losses import LOSSES
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.device import Platform
+from rlmath.types import TrainingBatch
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import (
+    LAYOUTS,
+    build,
+    make_batch,
+    tiny_model,  # noqa: F401
+    with_log_probs,
+)
+
+Combination = tuple[str, str]
+COMBINATIONS = [(loss, kind) for loss in LOSSES.names() for kind in AGGREGATIONS.names()]
+# Two numbers of one combination, or the norm of a gradient of nearly 0.
+RELATIVE, ABSOLUTE = 1e-5, 1e-7
+
+
+def settings(combination: Combination, minibatches: int) -> UpdateSettings:
+    loss, kind = combination
+    return UpdateSettings(
+        # A narrow clip, so that tokens are clipped on both sides.
+        objective=ObjectiveSettings(loss=loss, clip_low=0.05, clip_high=0.08, kl_coef=0.1),
+        aggregation=kind,
+        constant_length=30,
+        minibatches=minibatches,
+    )
+
+
+def run(
+    layout: Layout,
+    platform: Platform,
+    model: str,
+    batch: TrainingBatch,
+    minibatches: int,
+    max_tokens_per_microbatch: int,
+) -> dict[Combination, list[dict[str, float]]]:
+    """Metrics of each minibatch under each combination, from one actor."""
+    actor = build(
+        layout,
+        platform,
+        model,
+        optimizer={"lr": 0.0},
+        max_tokens_per_microbatch=max_tokens_per_microbatch,
+    )
+    return {
+        combination: actor.update(batch, settings(combination, minibatches), seed=0).minibatches
+        for combination in COMBINATIONS
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: RankPool, tiny_model: str) -> Any:  # noqa: F811
+    batch = with_log_probs(make_batch())
+    (found,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 2, 64)
+    return batch, found
+
+
+def check(found: Any, expected: Any) -> None:
+    for combination in COMBINATIONS:
+        for one, reference in zip(found[combination], expected[combination], strict=True):
+            assert reference["grad_norm"] > 0
+            assert one == pytest.approx(reference, rel=RELATIVE, abs=ABSOLUTE), combination
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
+def test_over_layouts(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    alone: Any,
+    layout: Layout,
+) -> None:
+    batch, expected = alone
+    for found in ranks.run(layout, run, tiny_model, batch, 2, 64):
+        check(found, expected)
+
+
+def test_over_micro_batches_and_the_order_of_samples(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    alone: Any,
+) -> None:
+    batch, _ = alone
+    (expected,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 1, 64)
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(2)).tolist()
+    # All in one micro-batch, and each sequence nearly alone on two ranks.
+    (found,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch.select(order), 1, 1000)
+    check(found, expected)
+    for found in ranks.run(Layout(1, 1, 2), run, tiny_model, batch.select(order), 1, 40):
+        check(found, expected)
