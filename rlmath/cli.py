@@ -24,6 +24,7 @@ _COMMANDS = {
     "sft": "supervised fine-tuning on worked examples, for a warm start",
     "evaluate": "sample and grade held-out problems",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
+    "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANISATION/NAME",
     "plan": "show what would be done: plan weights MODEL [--tp 2 ...]",
 }
 _PACKAGES = ("torch", "vllm", "megatron", "ray", "transformers", "tensorboard")
@@ -73,6 +74,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"rlmath has no command {command!r}; it has {', '.join(_COMMANDS)}")
     if command == "plan":
         return _plan(rest)
+    if command == "publish":
+        return _publish(rest)
     if command == "doctor":
         return _doctor(rest)
     options = _parse(command, rest)
@@ -99,6 +102,14 @@ def _doctor(arguments: list[str]) -> int:
     from rlmath import doctor
 
     return doctor.run(options.overrides, options.config_dir)
+
+
+def _publish(arguments: list[str]) -> int:
+    from rlmath import publish
+
+    parser = _Parser(prog="rlmath publish", description=_COMMANDS["publish"])
+    publish.add_arguments(parser)
+    return publish.run(parser.parse_args(arguments))
 
 
 def _parse(command: str, arguments: list[str]) -> argparse.Namespace:

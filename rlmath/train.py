@@ -28,6 +28,7 @@ from rlmath.evaluation.held_out import load_held_out
 from rlmath.log_probs import compared, needs_first_pass, with_kl_rewards, with_log_probs
 from rlmath.monitor import Monitor, open_monitor, read_metrics
 from rlmath.monitor.collapse import CollapseDetectors, act
+from rlmath.publish import write_card
 from rlmath.rollout.refit import refit
 from rlmath.rollout.sampler import Sampler
 from rlmath.saving import HasState, open_saver, open_store
@@ -102,6 +103,7 @@ def train(config: Config) -> int:
         session.actor.save_hf(run_dir / "hf")
         checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
         summarize(config, session, checked)
+        write_card(run_dir)
     return 0
 
 

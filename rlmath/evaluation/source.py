@@ -34,12 +34,21 @@ def with_checkpoint(config: Config, folder: Path) -> Config:
     mark = {"model": config.model.path, "checkpoint": _files(read_checkpoint(checkpoint).folder)}
     if not (folder / _MARK).is_file() or json.loads((folder / _MARK).read_text()) != mark:
         print(f"writing the weights of {checkpoint} as a Hugging Face folder", flush=True)
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=spawn) as process:
-            process.submit(_export, checkpoint, str(folder), config.model.path).result()
+        export_checkpoint(checkpoint, folder, config.model.path)
         with replacing(folder / _MARK) as file:
             file.write(json.dumps(mark).encode())
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
+
+
+def export_checkpoint(checkpoint: str, folder: Path, source: str) -> None:
+    """Write a checkpoint as a Hugging Face folder, in a process of its own.
+
+    Raises:
+        UserError: As :func:`rlmath.weights.convert.to_hf`.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as process:
+        process.submit(_export, checkpoint, str(folder), source).result()
 
 
 def about(config: Config, benchmark: Benchmark) -> dict[str, Any]:
