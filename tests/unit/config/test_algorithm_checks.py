@@ -18,7 +18,7 @@ def problems(*overrides: str) -> list[str]:
     [
         (["leave_one_out=true", "advantage=rloo"], ["leave_one_out=true", "advantage=grpo"]),
         (["pass_at_k=2"], ["pass_at_k=2", "leave it at 4", "take advantage=pass_at_k"]),
-        (["advantage=pass_at_k", "pass_at_k=16"], ["only one set of 16", "at most 15", "of 17"]),
+        (["advantage=pass_at_k", "pass_at_k=16"], ["at most one set of 16", "at most 15", "of 17"]),
         (["loss=dppo", "clip_low=0.1"], ["clip_low=0.1", "loss=ppo_clip or gspo"]),
         (["loss=gspo", "dual_clip=3"], ["dual_clip=3.0", "take loss=ppo_clip"]),
         (["sapo_tau_negative=2"], ["sapo_tau_negative=2.0", "take loss=sapo"]),
