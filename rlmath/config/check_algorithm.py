@@ -149,7 +149,8 @@ def _group_size(algorithm: AlgorithmConfig) -> Iterator[str]:
     elif algorithm.advantage == "pass_at_k" and k >= size:
         yield (
             f"algorithm.pass_at_k={k}: of group_size={size} samples there is at most one set of "
-            f"{k}, which leaves no advantage; take at most {size - 1}, or group_size of {k + 1} or more"
+            f"{k}, which leaves no advantage; take at most {size - 1}, or group_size of {k + 1} or "
+            "more"
         )
 
 
