@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from rlmath.monitor.files import replacing
 from rlmath.monitor.summary import read_summary
 
 CARD = "README.md"
+# An absolute path says more of a machine than a card should.
+_ABSOLUTE = re.compile(r"(?<![\w.~-])/(?:[^\s,\]'\"]*/)?([^/\s,\]'\"]+)")
 HF = "hf"
 # Settings that make the recipe, in the order in which they are read.
 _RECIPE = (
@@ -157,7 +160,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in rows),
         "",
-        "Every setting is below, for `rlmath train`.",
+        "Every setting is below, for `rlmath train`; of absolute paths the last part.",
         "",
         "## Data",
         "",
@@ -170,7 +173,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
         "## All settings",
         "",
         "```yaml",
-        file.read_text(encoding="utf-8").rstrip(),
+        _ABSOLUTE.sub(r"\1", file.read_text(encoding="utf-8")).rstrip(),
         "```",
         "",
     ]

@@ -83,12 +83,13 @@ class Saver:
         self._committing: Future[Path] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    def restore(self, checkpoint: Checkpoint, pool: RolloutPool) -> None:
-        """Bring actor, driver and engines to where a checkpoint was made."""
+    def restore(self, checkpoint: Checkpoint, pool: RolloutPool | None) -> None:
+        """Bring actor, driver and engines, if there are any, to where a checkpoint was made."""
         self._actor.load_checkpoint(checkpoint.path)
         for name, part in self._states.items():
             part.load_state_dict(checkpoint.driver_state[name])
-        refit(self._actor, pool, checkpoint.driver_state["weights_version"])
+        if pool is not None:
+            refit(self._actor, pool, checkpoint.driver_state["weights_version"])
         self._saved_step = checkpoint.step
         self.step_done(checkpoint.step, checkpoint.metrics)
         for skipped in checkpoint.skipped:

@@ -15,10 +15,12 @@ import torch
 
 from rlmath.actor.actor import UpdateSettings
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.checkpoint import CheckpointStore
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
 from rlmath.monitor import open_monitor
+from rlmath.saving import open_saver
 from rlmath.session import open_session, with_model_folder
 from rlmath.types import TrainingBatch
 
@@ -36,6 +38,9 @@ def run(config: Config) -> int:
     )
     print(report.describe(config.data.max_prompt_tokens))
     stream = ProblemStream(examples, seed=config.data.seed)
+    store = CheckpointStore(run_dir / "sft_checkpoints", keep=config.runner.keep_checkpoints)
+    checkpoint = store.resume(config.runner.resume) if config.sft.save_every else None
+    done = 0 if checkpoint is None else checkpoint.step
     update = UpdateSettings(objective=ObjectiveSettings(loss="reinforce"))
     sft = config.sft
     with (
@@ -44,28 +49,38 @@ def run(config: Config) -> int:
         ) as session,
         # Steps of a fraction of a second: a dozen lines say enough.
         open_monitor(
-            run_dir / "sft_log", config.runner, sft.steps, line_every=max(1, sft.steps // 12)
+            run_dir / "sft_log",
+            config.runner,
+            sft.steps,
+            done or None,
+            line_every=max(1, sft.steps // 12),
         ) as monitor,
+        open_saver(config, store, session, {"stream": stream}) as saver,
     ):
         actor = session.actor
+        if checkpoint is not None:
+            saver.restore(checkpoint, None)
         monitor.begin_step()
-        for step in range(1, sft.steps + 1):
+        for step in range(done + 1, sft.steps + 1):
             with monitor.phase("update"):
                 batch = batch_of(stream.next(sft.sequences_per_step))
                 result, first = actor.update(batch, update, seed=step)
             (metrics,) = result.minibatches
             monitor.count_tokens(batch.tokens.numel())
-            monitor.log_step(
-                step,
-                {
-                    "sft/loss": metrics["policy_loss"],
-                    "sft/perplexity": float(torch.exp(-first.log_probs.mean())),
-                    "sft/entropy": metrics["entropy"],
-                    "sft/grad_norm": metrics["grad_norm"],
-                    "sft/lr": metrics["lr"],
-                    "sft/discarded": metrics["discarded"],
-                },
-            )
+            figures = {
+                "sft/loss": metrics["policy_loss"],
+                "sft/perplexity": float(torch.exp(-first.log_probs.mean())),
+                "sft/entropy": metrics["entropy"],
+                "sft/grad_norm": metrics["grad_norm"],
+                "sft/lr": metrics["lr"],
+                "sft/discarded": metrics["discarded"],
+            }
+            saver.step_done(step, figures)
+            if sft.save_every and (step % sft.save_every == 0 or step == sft.steps):
+                with monitor.phase("save"):
+                    saver.save()
+            monitor.log_step(step, figures)
+        saver.finish()
         actor.save_hf(run_dir / "sft")
     print(f"fine-tuned model: {run_dir / 'sft'}")
     return 0

@@ -164,6 +164,7 @@ RANGES: dict[str, Range] = {
     "cluster.object_store_mib": Range(least=80),
     "sft.steps": AT_LEAST_ONE,
     "sft.sequences_per_step": AT_LEAST_ONE,
+    "sft.save_every": NOT_NEGATIVE,
     **{f"sft.optimizer.{name}": limits for name, limits in _OPTIMIZER.items()},
     "watchdog.stall_s": POSITIVE,
     "collapse.patience_steps": AT_LEAST_ONE,

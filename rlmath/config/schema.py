@@ -424,6 +424,9 @@ class SftConfig:
     steps: int = 300
     # Sequences per optimizer step.
     sequences_per_step: int = 64
+    # Save a checkpoint, to sft_checkpoints, every so many steps and after the last, and continue
+    # from the newest as runner.resume says; 0: neither.
+    save_every: int = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
 

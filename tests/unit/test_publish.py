@@ -45,6 +45,9 @@ def test_the_card_has_recipe_data_and_results(run_dir: Path) -> None:
     assert "from 0.250 to 0.500" in card
     assert "30.0 ± 5.0" in card
     assert "max_tokens_per_microbatch" in card
+    # The run's folder is an absolute path.
+    assert "run_dir: mine" in card and str(run_dir.parent) not in card
+    assert "- x/dapo.jsonl" in card
 
 
 def test_a_checkpoints_card_has_its_own_figures(run_dir: Path) -> None:

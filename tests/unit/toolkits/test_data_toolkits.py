@@ -158,3 +158,18 @@ def test_decontaminate(tmp_path: Path) -> None:
     )
     assert bad.returncode == 2
     assert "its fields are prompt, solutions" in bad.stderr
+
+
+def test_pass_rates_count_what_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "toolkits"))
+    from filter_by_pass_rate import pass_rates
+
+    rows = [
+        {"problem_id": "f:1", "status": "correct", "correct": True},
+        {"problem_id": "f:1", "status": "wrong", "correct": False},
+        {"problem_id": "f:1", "status": "timeout", "correct": None},
+        {"problem_id": "f:2", "status": "no_answer", "correct": False},
+        {"problem_id": "f:3", "status": "error", "correct": None},
+    ]
+    write(tmp_path / "eval_000000.jsonl", rows)
+    assert pass_rates(tmp_path) == {"f:1": 0.5, "f:2": 0.0}
