@@ -17,7 +17,7 @@ from rlmath.actor.parallel import Layout
 from rlmath.actor.worker import ActorWorker
 from rlmath.batching import minibatches
 from rlmath.cluster.logs import end_of
-from rlmath.cluster.processes import ProcessPlace, kill
+from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.cluster.watchdog import Part, Process
 from rlmath.errors import UserError
 from rlmath.types import TrainingBatch
@@ -204,13 +204,8 @@ class ActorGroup:
     def shutdown(self) -> None:
         """End all ranks at once, whatever they do: nothing outlives their processes."""
         workers, self._workers = self._workers, []
-        places = self._known_places()
-        for worker in workers:
-            ray.kill(worker, no_restart=True)
-        for place in places:
-            # One that is stopped does not hear of Ray's wish. On other nodes Ray sees to it.
-            if place is not None and place.node_id == ray.get_runtime_context().get_node_id():
-                kill(place)
+        end_actors(workers, self._known_places() if workers else [])
+        self._places = []
 
     def watched(self) -> Part:
         """For the watchdog: which call is waited for, and of which ranks."""
@@ -234,7 +229,7 @@ class ActorGroup:
         places: list[ProcessPlace | None] = []
         for ref in self._places:
             try:
-                places.append(ray.get(ref, timeout=1.0))
+                places.append(ray.get(ref, timeout=0.2))
             except (RayError, GetTimeoutError):
                 places.append(None)
         return places

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,8 @@ import psutil
 
 # Ray answers within this even when it has to start a process on the other node first.
 REMOTE_TIMEOUT_S = 20.0
+# Without its head Ray waits much longer for an answer that nobody needs.
+END_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,30 @@ def own_place() -> ProcessPlace:
 def kill(place: ProcessPlace) -> None:
     """End a process and its children with SIGKILL; nothing happens when it has ended already."""
     _on_its_node(place, signal.SIGKILL, True)
+
+
+def end_actors(actors: Sequence[Any], places: Sequence[ProcessPlace | None]) -> None:
+    """End Ray actors at once, whatever state they and Ray are in.
+
+    Args:
+        actors: Their handles.
+        places: Of those that are known; on this node they are ended without Ray, which cannot do
+            it when they are stopped, or when it has been told to end itself.
+    """
+    import ray
+
+    def by_ray() -> None:
+        for actor in actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor, no_restart=True)
+
+    here = ray.get_runtime_context().get_node_id()
+    for place in places:
+        if place is not None and place.node_id == here:
+            _signal(place, signal.SIGKILL, True)
+    thread = threading.Thread(target=by_ray, name="end-actors", daemon=True)
+    thread.start()
+    thread.join(END_TIMEOUT_S)
 
 
 def send_signal(place: ProcessPlace, number: signal.Signals) -> None:

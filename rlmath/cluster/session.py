@@ -36,7 +36,7 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
         # interfaces, unless it takes the machine for one that cannot be in a cluster.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         ray_constants.ENABLE_RAY_CLUSTER = False
-        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
         # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
         ray.init(
             address="local",

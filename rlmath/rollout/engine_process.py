@@ -70,7 +70,7 @@ class EngineProcess:
     def place(self) -> ProcessPlace | None:
         """Where its process is; ``None`` when it died before it could say."""
         try:
-            found: ProcessPlace = ray.get(self._place_ref, timeout=1.0)
+            found: ProcessPlace = ray.get(self._place_ref, timeout=0.2)
         except (RayError, GetTimeoutError):
             return None
         return found

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from rlmath.cluster.processes import end_actors
 from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.requests import EngineError, EngineSpec, EngineStartError, Progress, Request
 from rlmath.types import Sample
@@ -299,8 +300,7 @@ class RolloutPool:
         if engines and self._spec.tensor_parallel > 1:
             refs = [engine.handle.shutdown.remote() for engine in engines]
             ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_S)
-        for engine in engines:
-            ray.kill(engine.handle, no_restart=True)
+        end_actors([e.handle for e in engines], [e.place() for e in engines])
 
     def __enter__(self) -> RolloutPool:
         self.start()
