@@ -31,12 +31,13 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if config.ray_address is None:
-        # Ray's agents look so long for a cluster that has died with its driver, and then end.
+        # Ray's processes look so long for a head that has died, and then end; the driver among
+        # them, so it has to be long enough to save after a signal to all.
         # Ray replaces a loopback address by the machine's own, and then listens on all of its
         # interfaces, unless it takes the machine for one that cannot be in a cluster.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         ray_constants.ENABLE_RAY_CLUSTER = False
-        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
         # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
         ray.init(
             address="local",
