@@ -28,7 +28,13 @@ def ray_session() -> Iterator[None]:
     os.environ["RAY_AUTH_MODE"] = "disabled"
     # Actors cannot import test files; let the class travel whole.
     ray.cloudpickle.register_pickle_by_value(sender_module)
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20)
+    # One of its own: without an address Ray joins any cluster that runs on this machine.
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+    )
     yield
     ray.shutdown()
 
