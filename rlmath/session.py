@@ -248,6 +248,7 @@ def connect_engines(config: Config, actor: ActorGroup, pool: RolloutPool) -> Non
     def bring_up(engines: Sequence[Any], version: int) -> None:
         actor.connect_engines(transport_plan(config, pool, engines))
         actor.send_weights(version)
+        pool.weights_verified = False
 
     def reconnect() -> None:
         actor.connect_engines(transport_plan(config, pool, pool.engines))

@@ -141,7 +141,9 @@ def train_step(
         monitor.warn(f"step {step}: {sampled.shortage}")
     if not sampled.groups:
         with monitor.phase("refit"):
-            refit(actor, pool, version=step)  # Engines that slept have no weights.
+            refit(
+                actor, pool, version=step, verify_every=config.weights.verify_every
+            )  # Engines that slept have no weights.
         return metrics, None
     with monitor.phase("advantage"):
         advantage = advantage_settings(config, sampling.rewards)
@@ -173,7 +175,7 @@ def train_step(
         if share:
             actor.renew_reference(share, algorithm.reference.reset_optimizer)
     with monitor.phase("refit"):
-        refit(actor, pool, version=step)
+        refit(actor, pool, version=step, verify_every=config.weights.verify_every)
     monitor.count_tokens(batch.tokens.numel())
     for index, reason in result.early_stopped.items():
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")

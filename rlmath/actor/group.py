@@ -165,9 +165,18 @@ class ActorGroup:
         """Meet the engines, which must be ready."""
         self._all("connect_engines", plan)
 
-    def send_weights(self, version: int) -> None:
-        """Send the present weights to all engines; returns when they have them."""
-        self._all("send_weights", version)
+    def send_weights(self, version: int, verify: bool = False) -> None:
+        """Send the present weights to all engines; returns when they have them.
+
+        Args:
+            verify: See ``TrainerConnection.send_weights``.
+        """
+        self._all("send_weights", version, verify)
+
+    def weights_fingerprints(self) -> dict[str, int]:
+        """Fingerprint of each Hugging Face tensor that the engines should hold."""
+        found: dict[str, int] = self._all("weights_fingerprints")[0]
+        return found
 
     def save_hf(self, folder: str | Path, card: str | None = None) -> None:
         """Write the model as a Hugging Face folder, with the files of the one it came from."""

@@ -94,14 +94,18 @@ class ActorWorker:
         from rlmath.weights.gather import BucketGatherer
         from rlmath.weights.transports import connect
 
-        gatherer = BucketGatherer(
+        self.gatherer = BucketGatherer(
             [self.actor.module], self.actor.shape, self.actor.parallel, plan.bucket_size_mib
         )
-        self.connection = connect(plan, gatherer)
+        self.connection = connect(plan, self.gatherer)
 
-    def send_weights(self, version: int) -> None:
+    def send_weights(self, version: int, verify: bool = False) -> None:
         """Send the present weights to the engines. Collective."""
-        self.connection.send_weights(version)
+        self.connection.send_weights(version, verify)
+
+    def weights_fingerprints(self) -> dict[str, int]:
+        """Fingerprint of each tensor as it is sent. Collective."""
+        return self.gatherer.fingerprints()
 
     def save_hf(self, folder: str, source: str, card: str | None) -> None:
         """Write the model as a Hugging Face folder. Collective."""

@@ -140,6 +140,7 @@ RANGES: dict[str, Range] = {
     "rollout.stall_timeout_s": POSITIVE,
     "rollout.max_engine_restarts": NOT_NEGATIVE,
     "weights.bucket_size_mib": AT_LEAST_ONE,
+    "weights.verify_every": NOT_NEGATIVE,
     "reward.items[].weight": ANY,
     "reward.correct": ANY,
     "reward.incorrect": ANY,

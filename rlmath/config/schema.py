@@ -300,6 +300,9 @@ class WeightsConfig:
     transport: Transport = Transport.auto
     # Tensors travel in buckets of about this size.
     bucket_size_mib: int = 512
+    # Compare a checksum of every tensor in the engines with the actor's at the first update and at
+    # every so many steps; a difference stops the run. 0: never.
+    verify_every: int = 50
 
 
 @dataclass

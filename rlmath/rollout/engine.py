@@ -168,6 +168,15 @@ class RolloutEngine:
             digests |= of_worker
         return digests
 
+    def weights_fingerprints(self) -> dict[str, int]:
+        """Fingerprints of the weights in force, by Hugging Face name.
+
+        See ``rlmath.weights.transports.held`` for what they cover on a CPU.
+        """
+        from rlmath.weights.transports.held import engine_fingerprints, worker_fingerprints
+
+        return engine_fingerprints(self._loop.rpc(worker_fingerprints))
+
     def shutdown(self) -> None:
         """End the engine and its workers. The actor can do nothing afterwards."""
         self._loop.stop()

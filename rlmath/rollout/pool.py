@@ -87,6 +87,8 @@ class RolloutPool:
         # Even numbers: an abort ends one by going to the number after it.
         self.generation = 0
         self.weights_version = 0
+        # Whether the engines' weights have been compared with the trainer's since they started.
+        self.weights_verified = False
 
     @property
     def spec(self) -> EngineSpec:
@@ -289,6 +291,10 @@ class RolloutPool:
     def weights_checksums(self) -> list[dict[str, str]]:
         """Of each engine: SHA-256 of each parameter; see ``RolloutEngine.weights_checksums``."""
         return self._all("weights_checksums")
+
+    def weights_fingerprints(self) -> list[dict[str, int]]:
+        """Of each engine; see ``RolloutEngine.weights_fingerprints``."""
+        return self._all("weights_fingerprints")
 
     def shutdown(self) -> None:
         """End the engines and their workers; what does not end in seconds is killed.

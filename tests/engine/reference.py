@@ -71,14 +71,19 @@ class Actor:
     def __init__(self, senders: Sequence[Any]) -> None:
         self._senders = senders
 
-    def send_weights(self, version: int) -> None:
-        ray.get([sender.send_weights.remote(version) for sender in self._senders])
+    def send_weights(self, version: int, verify: bool) -> None:
+        ray.get([sender.send_weights.remote(version, verify) for sender in self._senders])
+
+    def weights_fingerprints(self) -> dict[str, int]:
+        found: dict[str, int] = ray.get(self._senders[0].weights_fingerprints.remote())
+        return found
 
 
-def send(senders: Any, pool: RolloutPool) -> int:
+def send(senders: Any, pool: RolloutPool, verify_every: int = 0) -> int:
     """Give the engines the senders' weights as the next version."""
     version = pool.weights_version + 1
-    refit(Actor(senders if isinstance(senders, list) else [senders]), pool, version)
+    actor = Actor(senders if isinstance(senders, list) else [senders])
+    refit(actor, pool, version, verify_every=verify_every)
     return version
 
 

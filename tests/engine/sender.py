@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets, view_in_buffer
+from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.layout import ParallelRank
 from rlmath.weights.transports import TransportPlan, connect
 
@@ -55,5 +56,8 @@ class Sender:
     def num_buckets(self) -> int:
         return len(self._source.buckets)
 
-    def send_weights(self, version: int) -> None:
-        self._connection.send_weights(version)
+    def send_weights(self, version: int, verify: bool = False) -> None:
+        self._connection.send_weights(version, verify)
+
+    def weights_fingerprints(self) -> dict[str, int]:
+        return fingerprints(self._source.tensors.items())

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import torch
 from conftest import start_sender, start_senders
 from reference import VOCABULARY, Reference, by_key, make_requests, random_prompts, send
 
@@ -19,6 +20,8 @@ from rlmath.errors import UserError
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.refit import refit
 from rlmath.rollout.requests import EngineSpec
+from rlmath.weights.fingerprint import compare_fingerprints
+from rlmath.weights.shape import WeightsError
 from rlmath.weights.transports.segments import NamedSegments
 
 # Two whole blocks of the prefix cache and a bit: a CPU engine's blocks hold 128 tokens.
@@ -55,6 +58,32 @@ def test_the_same_weights_again_give_the_same_samples(
     assert all(after[key].log_probs == before[key].log_probs for key in after)
 
 
+def test_a_flipped_bit_is_found_by_name(pool: RolloutPool, sender: Any) -> None:
+    """In a tensor that an engine holds, and in one that came another way than it was sent."""
+    send(sender, pool, verify_every=1)
+    sent = ray.get(sender.weights_fingerprints.remote())
+    assert all(held == sent for held in pool.weights_fingerprints())
+
+    def flip(worker: Any) -> None:
+        model = worker.model_runner.get_model()
+        bias = dict(model.named_parameters())["model.layers.1.self_attn.qkv_proj.bias"]
+        bias.data.view(torch.int32)[-1] ^= 1
+        name = "model.layers.0.mlp.down_proj.weight"
+        worker.weight_transfer_engine.received[name] ^= 1
+
+    ray.get(pool.engines[1].__ray_call__.remote(lambda engine: engine._loop.rpc(flip)))
+    first, second = pool.weights_fingerprints()
+    compare_fingerprints(sent, first, "engine 0")
+    with pytest.raises(WeightsError, match=r"engine 1 holds other weights .* 2 of") as error:
+        compare_fingerprints(sent, second, "engine 1")
+    assert "model.layers.1.self_attn.v_proj.bias differs" in str(error.value)
+    assert "model.layers.0.mlp.down_proj.weight differs" in str(error.value)
+    # The next update brings all of it right again; without verifying nothing is counted.
+    send(sender, pool)
+    assert "model.layers.0.mlp.down_proj.weight" not in pool.weights_fingerprints()[1]
+    send(sender, pool, verify_every=1)
+
+
 def test_layers_travel_in_several_buckets(sender: Any) -> None:
     assert ray.get(sender.num_buckets.remote()) > 6
 
@@ -77,7 +106,8 @@ def test_two_ranks_of_one_engine_get_their_shards_and_leave_nothing(
         sender = start_sender(pool, reference)
         for seed in (1, 2):
             ray.get(sender.set_tensors.remote(reference.perturb(seed)))
-            send(sender, pool)
+            # Fused and shared tensors add up to the whole ones.
+            send(sender, pool, verify_every=1)
             samples = list(pool.generate(make_requests(prompts, samples=3, temperature=2.0)))
             assert reference.largest_difference(prompts, samples, 2.0) < 1e-4
             assert max(token for s in samples for token in s.token_ids) < VOCABULARY

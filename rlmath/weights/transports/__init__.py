@@ -81,15 +81,19 @@ class TrainerConnection:
         self._trainer = trainer
         self._client = client
 
-    def send_weights(self, version: int) -> None:
+    def send_weights(self, version: int, verify: bool = False) -> None:
         """Send the present weights to all engines as this version. Collective over all ranks.
 
         Returns when all engines have them, with their prefix caches reset.
 
+        Args:
+            version: Of the weights.
+            verify: Let the engines take fingerprints of what they are given.
+
         Raises:
             Exception: What an engine answered, on rank 0.
         """
-        self._client.version = version
+        self._client.version, self._client.verify = version, verify
         self._trainer.send_weights()
 
     def shutdown(self) -> None:

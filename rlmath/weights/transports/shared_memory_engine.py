@@ -21,6 +21,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.transports.segments import map_copy_on_write, open_segment
 
 
@@ -33,13 +34,15 @@ class SharedMemoryInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
-    """One bucket: the number of its segment, and what lies where in it."""
+    """One bucket: the number of its segment, what lies where in it, and whether to take
+    fingerprints of it."""
 
     segment: int
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
     offsets_bytes: list[int]
+    verify: bool = False
 
 
 class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
@@ -58,6 +61,8 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         self._descriptors: list[int] = []
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
+        # Fingerprints of what the last update brought, by Hugging Face name.
+        self.received: dict[str, int] = {}
 
     def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
         """Open the segments; their names are not needed afterwards."""
@@ -68,6 +73,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         """Make ready to load every parameter."""
         self._expected = {name for name, _ in self.model.named_parameters()}
         self._loaded = set()
+        self.received = {}
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
@@ -120,6 +126,8 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
                 strict=True,
             )
         ]
+        if update_info.verify:
+            self.received |= fingerprints(tensors)
         loaded: set[str] = self.model.load_weights(tensors)
         self._keep_pending(memory)
         return loaded

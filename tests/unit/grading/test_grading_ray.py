@@ -14,7 +14,7 @@ import sys
 sys.path[:0] = PATHS
 import ray
 
-ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
+ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
 
 CASE = (r"\boxed{\sin^2 NAME + \cos^2 NAME}", "1")
 
