@@ -25,7 +25,7 @@ from rlmath.data import load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
 from rlmath.evaluate import evaluate
 from rlmath.evaluation.held_out import load_held_out
-from rlmath.log_probs import compared, needs_first_pass, with_kl_rewards, with_log_probs
+from rlmath.log_probs import compared, passes_first, with_kl_rewards, with_log_probs
 from rlmath.monitor import Monitor, open_monitor, read_metrics
 from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.publish import write_card
@@ -167,8 +167,8 @@ def train_step(
         result = NOTHING_LEARNT
         if not only_values_learn(config, step):
             result, first = actor.update(batch, settings, seed=config.runner.seed + step)
-            if not needs_first_pass(algorithm):
-                metrics |= compared(session, first.log_probs, first.batch)
+            if not passes_first(config, step):
+                metrics |= compared(session, first.log_probs, first.batch, monitor, step)
         metrics |= update_metrics(result) | coefficients.metrics(settings)
         coefficients.see_kl(metrics.get("train/kl"), samples=len(batch))
         share = reference_share(algorithm, step)

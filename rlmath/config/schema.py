@@ -81,6 +81,11 @@ class Fallback(Enum):
     number = "number"
 
 
+class OnMisalignment(Enum):
+    stop = "stop"
+    warn = "warn"
+
+
 class OnRewardError(Enum):
     stop = "stop"
     skip = "skip"
@@ -393,11 +398,13 @@ class EvalConfig:
 
 @dataclass
 class AlignmentConfig:
-    # Compare engine and actor log-probs every so many steps; 0: never. (old_log_probs=recompute
-    # gives them for nothing.)
+    # Judge how far engine and actor are apart before the first update and in every so manieth
+    # step; 0: never, it is only measured.
     every: int = 1
-    # Largest mean of exp|logp_actor - logp_engine|.
-    max_mean_exp_abs_diff: float = 1.05
+    # Largest mean of exp|logp_actor - logp_engine|; null: 1.0001 in float32, 1.02 in bfloat16.
+    max_mean_exp_abs_diff: float | None = None
+    # Further apart than that: stop the run, or warn and go on.
+    on_fail: OnMisalignment = OnMisalignment.stop
 
 
 @dataclass

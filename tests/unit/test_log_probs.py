@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from rlmath.config.schema import RunnerConfig
 from rlmath.log_probs import (
     AlignmentError,
     aligned,
+    alignment_limit,
     compared,
     corrected,
     mismatch_metrics,
     needs_first_pass,
+    passes_first,
 )
 from rlmath.monitor import open_monitor
 from rlmath.types import TrainingBatch
@@ -66,23 +69,63 @@ def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
     config = load([*GIVEN, "alignment.max_mean_exp_abs_diff=1.05"])
     batch = batch_of([[0.0, 0.0], [0.7]], versions=[4, 3])
     assert batch.old_log_probs is not None
-    assert aligned(config, batch.old_log_probs, batch, 4)["alignment/max_abs_diff"] == 0.0
-    with pytest.raises(AlignmentError, match=r"2\.0138 over 1 tokens.*response token 2"):
-        aligned(config, batch.old_log_probs, batch, 3)
-    assert aligned(config, batch.old_log_probs, batch, 9) == {}
+    found = aligned(config, batch.old_log_probs, batch, 4, judge=True)
+    assert found["alignment/max_abs_diff"] == 0.0
+    with pytest.raises(
+        AlignmentError, match=r"2\.0138 over 1 tokens.*response token 2.*sequence 1"
+    ):
+        aligned(config, batch.old_log_probs, batch, 3, judge=True)
+    found = aligned(config, batch.old_log_probs, batch, 3, judge=False)
+    assert found["alignment/mean_exp_abs_diff"] > 2
+    assert aligned(config, batch.old_log_probs, batch, 9, judge=True) == {}
+
+
+def test_the_limit_is_that_of_the_type_unless_given() -> None:
+    assert alignment_limit(load([*GIVEN, "model.dtype=float32"])) == 1.0001
+    assert alignment_limit(load([*GIVEN, "model.dtype=bfloat16"])) == 1.02
+    assert alignment_limit(load([*GIVEN, "alignment.max_mean_exp_abs_diff=1.5"])) == 1.5
+
+
+def session_of(*overrides: str) -> Any:
+    pool = SimpleNamespace(weights_version=4)
+    return SimpleNamespace(config=load([*GIVEN, *overrides]), sampling=SimpleNamespace(pool=pool))
+
+
+def test_the_gate_judges_the_first_step_and_every_so_manieth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apart = batch_of([[0.5, 0.5], [0.7]], versions=[4, 4])
+    assert apart.old_log_probs is not None
+    session = session_of("alignment.every=5")
+    with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
+        for step in (1, 5, 10):
+            with pytest.raises(AlignmentError, match="validate_logprobs"):
+                compared(session, apart.old_log_probs, apart, monitor, step)
+        assert compared(session, apart.old_log_probs, apart, monitor, 6)
+        never = session_of("alignment.every=0")
+        assert compared(never, apart.old_log_probs, apart, monitor, 1)
+        warned = session_of("alignment.on_fail=warn")
+        assert "warning" not in capsys.readouterr().err
+        assert compared(warned, apart.old_log_probs, apart, monitor, 1)
+        assert "above 1.02" in capsys.readouterr().err
+
+
+def test_the_gate_stands_before_the_first_update() -> None:
+    one = "algorithm.minibatches_per_step=1"
+    assert passes_first(load([*GIVEN, one]), 1)
+    assert not passes_first(load([*GIVEN, one]), 2)
+    assert not passes_first(load([*GIVEN, one, "alignment.every=0"]), 1)
 
 
 def test_tokens_that_are_the_same_are_measured_once() -> None:
     """The shortcut of ``compared`` gives what the long way gives."""
-    config = load([*GIVEN, "alignment.max_mean_exp_abs_diff=9"])
     batch = batch_of([[0.1, 0.2], [0.7]], versions=[4, 4])
-    pool = SimpleNamespace(weights_version=4)
-    session = SimpleNamespace(config=config, sampling=SimpleNamespace(pool=pool))
+    session = session_of("alignment.max_mean_exp_abs_diff=9")
     assert batch.old_log_probs is not None
-    found = compared(session, batch.old_log_probs, batch)  # type: ignore[arg-type]
+    found = compared(session, batch.old_log_probs, batch, None, 1)  # type: ignore[arg-type]
     assert mismatch_metrics(batch.old_log_probs, batch, now=4).items() <= found.items()
     masked = dataclasses.replace(batch, loss_mask=torch.tensor([True, True, False]))
-    found = compared(session, batch.old_log_probs, masked)  # type: ignore[arg-type]
+    found = compared(session, batch.old_log_probs, masked, None, 1)  # type: ignore[arg-type]
     assert found["mismatch/mean_w"] < found["alignment/mean_w"]
 
 
