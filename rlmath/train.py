@@ -25,6 +25,7 @@ from rlmath.data import load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
 from rlmath.evaluate import evaluate
 from rlmath.evaluation.held_out import load_held_out
+from rlmath.identities import check_identities
 from rlmath.log_probs import compared, passes_first, with_kl_rewards, with_log_probs
 from rlmath.monitor import Monitor, open_monitor, read_metrics
 from rlmath.monitor.collapse import CollapseDetectors, act
@@ -167,6 +168,7 @@ def train_step(
         result = NOTHING_LEARNT
         if not only_values_learn(config, step):
             result, first = actor.update(batch, settings, seed=config.runner.seed + step)
+            check_identities(config, batch, result, step, monitor)
             if not passes_first(config, step):
                 metrics |= compared(session, first.log_probs, first.batch, monitor, step)
         metrics |= update_metrics(result) | coefficients.metrics(settings)

@@ -305,6 +305,8 @@ class MegatronActor:
         self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
         decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
+        # Of this optimizer step; the scheduler then sets the next one's.
+        lr = float(self.optimizer.param_groups[0]["lr"])
         if not decision.discard:
             self.optimizer.step()
             self.scheduler.step(1)
@@ -312,7 +314,7 @@ class MegatronActor:
         self._clear_gradients()
         metrics = metric_means(sums) | maxima
         metrics["grad_norm"] = grad_norm
-        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        metrics["lr"] = lr
         metrics["discarded"] = float(decision.discard)
         kept = _concatenate([v for _, v in outcomes]) if self.reports else None
         return metrics, decision, kept

@@ -403,7 +403,8 @@ class AlignmentConfig:
     every: int = 1
     # Largest mean of exp|logp_actor - logp_engine|; null: 1.0001 in float32, 1.02 in bfloat16.
     max_mean_exp_abs_diff: float | None = None
-    # Further apart than that: stop the run, or warn and go on.
+    # Further apart than that, or an identity of the update broken (a ratio of 1, a KL of 0): stop
+    # the run, or warn and go on.
     on_fail: OnMisalignment = OnMisalignment.stop
 
 

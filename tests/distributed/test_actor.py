@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rlmath.actor.actor import ActorSettings, MegatronActor, TokenValues, UpdateSettings
 from rlmath.actor.model import ModelSettings
@@ -274,12 +275,23 @@ def test_learning_rate_zero_changes_nothing(ranks: RankPool, tiny_model: str) ->
     assert torch.equal(values.log_probs, before.log_probs)
 
 
+def adam_state(optimizer: Any) -> list[Tensor]:
+    """Moments, steps and main parameters of this rank, in the order of the parameters."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    found: list[Tensor] = []
+    for part in parts:
+        for group in part.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = part.optimizer.state[parameter]
+                found += [parameter.detach().clone()]
+                found += [torch.as_tensor(state[name]).clone() for name in sorted(state)]
+    return found
+
+
 def run_planted(
     layout: Layout, platform: Platform, model: str, batch: TrainingBatch, plant: bool
-) -> tuple[Any, Any, dict[int, str]]:
+) -> tuple[dict[str, Tensor], list[Tensor], dict[int, str]]:
     """Update, a minibatch with huge ratios if asked, update: parameters and optimizer state."""
-    import dataclasses
-
     actor = build(layout, platform, model)
     update = UpdateSettings(minibatches=1, early_stop_ratio=5.0)
     actor.update(batch, update, seed=0)
@@ -294,19 +306,48 @@ def run_planted(
         ).early_stopped[0]
     actor.update(batch, update, seed=2)
     weights = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
-    state = actor.optimizer.state_dict()
-    return weights, state, discarded
+    return weights, adam_state(actor.optimizer), discarded
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 1, 1), Layout(1, 1, 2)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_discarded_minibatch_leaves_no_trace(
     ranks: RankPool, tiny_model: str, layout: Layout
 ) -> None:
     batch = with_log_probs(make_batch())
     with_it = ranks.run(layout, run_planted, tiny_model, batch, True)
     without = ranks.run(layout, run_planted, tiny_model, batch, False)
-    for (weights, _, discarded), (expected, _, _) in zip(with_it, without, strict=True):
+    for (weights, state, discarded), (expected, moments, _) in zip(with_it, without, strict=True):
         assert "mean importance ratio" in discarded[0]
         assert "not finite" in discarded[1]
         for name, tensor in weights.items():
             assert torch.equal(tensor, expected[name]), name
+        assert len(state) >= 4 and all(moment.any() for moment in moments)
+        assert all(torch.equal(*pair) for pair in zip(state, moments, strict=True))
+
+
+def run_equal_rewards(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch
+) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """How far an update without advantages and one with them move each parameter, and figures."""
+    actor = build(layout, platform, model, optimizer={"weight_decay": 0.1})
+    update = UpdateSettings(minibatches=1)
+    # Momentum and weight decay would move the weights if there were a step.
+    actor.update(batch, update, seed=0)
+    equal = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
+    found = []
+    for one in (equal, batch):
+        before = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
+        (figures,) = actor.update(one, update, seed=1).minibatches
+        after = dict(actor.module.named_parameters())
+        found.append(
+            ({n: float((after[n] - before[n]).abs().max().detach()) for n in before}, figures)
+        )
+    return found
+
+
+def test_equal_rewards_change_no_weight(ranks: RankPool, tiny_model: str) -> None:
+    batch = with_log_probs(make_batch())
+    for equal, other in ranks.run(Layout(2, 1, 1), run_equal_rewards, tiny_model, batch):
+        assert not any(moved for moved in equal[0].values())
+        assert equal[1]["grad_norm"] == 0 and equal[1]["discarded"] == 1
+        assert all(moved > 0 for moved in other[0].values())
