@@ -25,7 +25,7 @@ _COMMANDS = {
     "evaluate": "sample and grade held-out problems",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANISATION/NAME",
-    "plan": "show what would be done: plan weights MODEL [--tp 2 ...]",
+    "plan": "before a run: plan layout MODEL --gpus 8 (what fits), plan weights MODEL --tp 2",
 }
 _PACKAGES = ("torch", "vllm", "megatron", "ray", "transformers", "tensorboard")
 
@@ -84,13 +84,19 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     """Plans have options of their own, not settings."""
-    from rlmath.weights import plan_cli
+    from rlmath.planning import cli as layout_cli
 
     parser = _Parser(prog="rlmath plan", description=_COMMANDS["plan"])
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    plan_cli.add_arguments(
-        what.add_parser("weights", help="which bytes an update of the engines' weights moves")
+    layout_cli.add_arguments(
+        what.add_parser("layout", help="which layouts fit these GPUs, with peaks and step time")
     )
+    weights = what.add_parser("weights", help="which bytes an update of the engines' weights moves")
+    if arguments[:1] == ["layout"]:
+        return layout_cli.run(parser.parse_args(arguments))
+    from rlmath.weights import plan_cli  # With torch, which the other does without.
+
+    plan_cli.add_arguments(weights)
     return plan_cli.run(parser.parse_args(arguments))
 
 

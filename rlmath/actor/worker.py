@@ -75,7 +75,10 @@ class ActorWorker:
 
     def update(self, batch: TrainingBatch, settings: Any, seed: int) -> Any:
         """See :meth:`rlmath.actor.actor.MegatronActor.update`."""
-        return self.actor.update(batch, settings, seed)
+        try:
+            return self.actor.update(batch, settings, seed)
+        finally:
+            self.platform.release_cached_memory()
 
     def values(self, batch: TrainingBatch) -> Any:
         """See :meth:`rlmath.actor.value_model.ValueModel.values`."""
@@ -83,7 +86,10 @@ class ActorWorker:
 
     def update_values(self, batch: TrainingBatch, settings: Any, seed: int) -> Any:
         """See :meth:`rlmath.actor.value_model.ValueModel.update`."""
-        return self.value_model.update(batch, settings, seed)
+        try:
+            return self.value_model.update(batch, settings, seed)
+        finally:
+            self.platform.release_cached_memory()
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """See :meth:`rlmath.actor.actor.MegatronActor.renew_reference`."""
@@ -102,6 +108,7 @@ class ActorWorker:
     def send_weights(self, version: int, verify: bool = False) -> None:
         """Send the present weights to the engines. Collective."""
         self.connection.send_weights(version, verify)
+        self.platform.release_cached_memory()
 
     def weights_fingerprints(self) -> dict[str, int]:
         """Fingerprint of each tensor as it is sent. Collective."""

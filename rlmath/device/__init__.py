@@ -59,6 +59,14 @@ class Platform:
         if self.name == "cuda":
             torch.cuda.synchronize()
 
+    def release_cached_memory(self) -> None:
+        """Give what the allocator keeps for later back, for other processes on the same GPU.
+
+        An engine that shares it wakes up in what the actor's process does not hold.
+        """
+        if self.name == "cuda":
+            torch.cuda.empty_cache()
+
     def peak_memory_gib(self) -> float:
         """Highest memory of this process so far: allocated on CUDA, resident on CPU, in GiB."""
         if self.name == "cuda":

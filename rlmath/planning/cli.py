@@ -1,0 +1,134 @@
+"""``rlmath plan layout``: which layouts fit, with the arithmetic."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from rlmath.config.arithmetic import describe
+from rlmath.errors import UserError
+from rlmath.planning.gpus import GPUS, Efficiency
+from rlmath.planning.layouts import Wish, checked, find_plans, overrides
+from rlmath.planning.models import SHAPE_FLAGS, read_plan_model
+from rlmath.planning.report import as_json, as_text
+from rlmath.planning.time import Work
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add = parser.add_argument
+    add("model", nargs="?", help="a known name, a Hugging Face folder, or its config.json")
+    for flag, field in SHAPE_FLAGS.items():
+        add(flag, type=_count, metavar="N", help=f"in place of a model: {field}")
+    add("--head-dim", type=_count, metavar="N", help="width of a head (default: hidden / heads)")
+    add("--tied", action="store_true", help="the output layer is the embedding")
+    add("--architecture", default="Qwen2ForCausalLM", help="of the sizes given one by one")
+    add("--gpus", type=_count, required=True, metavar="N", help="GPUs in all")
+    add("--gpu", choices=sorted(GPUS), default="h100", help="the card (default: h100)")
+    add("--gpu-gib", type=_positive, metavar="GIB", help="its memory (default: the card's)")
+    add("--gpus-per-node", type=_count, default=8, metavar="N")
+    add("--prompt-tokens", type=_count, default=1024, metavar="N", help="longest prompt")
+    add("--response-tokens", type=_count, default=27648, metavar="N", help="longest response")
+    add("--mean-response-tokens", type=_count, metavar="N", help="default: half of the longest")
+    add("--prompts", type=_count, default=512, metavar="N", help="problems of a step")
+    add("--group-size", type=_count, default=16, metavar="N", help="samples of each")
+    add("--minibatches", type=_count, default=4, metavar="N", help="optimizer steps of a step")
+    add("--max-tokens", type=_count, metavar="N", help="of a micro-batch (default: one longest)")
+    add("--max-running", type=_count, default=256, metavar="N", help="sequences of an engine")
+    add("--tp", type=_count, metavar="N", help="only this actor.tensor_parallel")
+    add("--pp", type=_count, metavar="N", help="only this actor.pipeline_parallel")
+    add("--engine-tp", type=_count, metavar="N", help="only this rollout.tensor_parallel")
+    add("--recompute-layers", type=int, metavar="N", help="of a stage (default: as few as fit)")
+    add("--mfu", type=_share, help="share of the peak that the actor gets")
+    add("--decode-bandwidth", type=_share, help="share of memory bandwidth that sampling gets")
+    add("--top", type=_count, default=8, metavar="N", help="layouts to show")
+    add("--json", action="store_true", help="every layout, with every term")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the layouts that fit.
+
+    Raises:
+        UserError: None does, or the question makes no sense.
+    """
+    wish = wish_of(arguments)
+    plans = find_plans(wish)
+    best = plans[0]
+    settings = overrides(wish, best.actor, best.engine_tp, best.engine_share)
+    config, layout = checked(wish, settings)
+    if arguments.json:
+        print(json.dumps(as_json(wish, plans), indent=1))
+    else:
+        print(as_text(wish, plans, arguments.top, describe(config, layout)))
+    return 0
+
+
+def wish_of(arguments: argparse.Namespace) -> Wish:
+    """What the options ask for.
+
+    Raises:
+        UserError: There is no such model, or a length is larger than what holds it.
+    """
+    path, shape = read_plan_model(arguments)
+    gpu = GPUS[arguments.gpu]
+    if arguments.gpu_gib is not None:
+        gpu = dataclasses.replace(gpu, memory_gib=arguments.gpu_gib)
+    mean = arguments.mean_response_tokens or max(1, arguments.response_tokens // 2)
+    if mean > arguments.response_tokens:
+        raise UserError(
+            f"--mean-response-tokens {mean}: is more than --response-tokens "
+            f"{arguments.response_tokens}, the longest"
+        )
+    longest = arguments.prompt_tokens + arguments.response_tokens
+    if longest > shape.max_positions:
+        raise UserError(
+            f"--response-tokens {arguments.response_tokens}: {arguments.prompt_tokens} prompt + "
+            f"{arguments.response_tokens} response = {longest} tokens, but the model has "
+            f"{shape.max_positions} positions; take {shape.max_positions - arguments.prompt_tokens}"
+            " or less"
+        )
+    given = {"mfu": arguments.mfu, "decode_bandwidth": arguments.decode_bandwidth}
+    return Wish(
+        path=path,
+        shape=shape,
+        gpu=gpu,
+        gpus=arguments.gpus,
+        gpus_per_node=arguments.gpus_per_node,
+        work=Work(
+            prompts=arguments.prompts,
+            group_size=arguments.group_size,
+            minibatches=arguments.minibatches,
+            prompt_tokens=arguments.prompt_tokens,
+            response_tokens=arguments.response_tokens,
+            mean_response_tokens=mean,
+        ),
+        max_tokens=arguments.max_tokens or longest,
+        max_running=arguments.max_running,
+        efficiency=Efficiency(**{name: value for name, value in given.items() if value}),
+        tp=arguments.tp,
+        pp=arguments.pp,
+        engine_tp=arguments.engine_tp,
+        recompute_layers=arguments.recompute_layers,
+    )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: has to be at least 1")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: has to be more than 0")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: has to be more than 0 and at most 1")
+    return value

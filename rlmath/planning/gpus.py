@@ -1,0 +1,63 @@
+"""Cards and networks: their makers' figures, and the share of them that a plan reckons with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One card.
+
+    Attributes:
+        name: As ``--gpu`` takes it.
+        memory_gib: Its memory.
+        peak_tflops: bfloat16 matrix products without sparsity, in 10^12 operations a second.
+        memory_gb_per_s: Of its memory, in 10^9 bytes a second.
+        link_gb_per_s: To the other cards of its node, in one direction.
+    """
+
+    name: str
+    memory_gib: float
+    peak_tflops: float
+    memory_gb_per_s: float
+    link_gb_per_s: float
+
+
+# From NVIDIA's data sheets of the SXM cards; the memory is what nvidia-smi shows.
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("a100-40", 40.0, 312, 1555, 300),
+        Gpu("a100-80", 80.0, 312, 2039, 300),
+        Gpu("h800", 80.0, 989, 3350, 200),
+        Gpu("h100", 80.0, 989, 3350, 450),
+        Gpu("h200", 140.0, 989, 4800, 450),
+        Gpu("b200", 179.0, 2250, 8000, 900),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What of those figures a step gets. None of these was measured with rlmath on a GPU.
+
+    Attributes:
+        mfu: Model FLOPs utilisation of the actor: of the peak, the share that forward and backward
+            passes of long packed sequences get. Megatron-LM reports 0.44 to 0.57 of dense models
+            (Narayanan et al. 2021, table 1); packs of unequal sequences get less.
+        decode_bandwidth: Of the memory's bandwidth, the share that decoding gets.
+        link: Of a link's rate, the share that a collective gets.
+        network_gb_per_s: Of each GPU to other nodes, in one direction: 400 Gbit/s.
+        decode_step_s: Time of a decoding step that no size explains: scheduling, sampling.
+        all_reduce_s: Latency of a small all-reduce between the ranks of an engine.
+        tail_share: Of an engine's sequences those that run to the longest response.
+    """
+
+    mfu: float = 0.35
+    decode_bandwidth: float = 0.6
+    link: float = 0.7
+    network_gb_per_s: float = 50.0
+    decode_step_s: float = 0.004
+    all_reduce_s: float = 15e-6
+    tail_share: float = 0.05

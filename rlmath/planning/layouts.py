@@ -1,0 +1,356 @@
+"""The search: every layout that the settings allow, what it holds, how long it takes, why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rlmath.config import check_layout
+from rlmath.config.arithmetic import Layout, resolve_layout
+from rlmath.config.load import load
+from rlmath.config.ranges import out_of_range
+from rlmath.config.schema import Config, Device
+from rlmath.errors import ConfigError, UserError
+from rlmath.planning.gpus import Efficiency, Gpu
+from rlmath.planning.memory import (
+    ACTOR_PROCESS_GIB,
+    ENGINE_PROCESS_GIB,
+    GIB,
+    ActorShape,
+    Phase,
+    actor_phases,
+    engine_share,
+    engine_step_bytes,
+    engine_weights_bytes,
+    kv_bytes,
+    refit_bytes,
+    state_bytes,
+    usable_bytes,
+    worst_rank_parameters,
+)
+from rlmath.planning.models import facts_of
+from rlmath.planning.time import Decoding, Work, actor_time_s, decoding, refit_time_s
+from rlmath.weights.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for.
+
+    Attributes:
+        path: Of the model, for the overrides.
+        shape: Of the model.
+        gpu: The card; its memory is ``gpu.memory_gib``.
+        gpus: How many.
+        gpus_per_node: Of one node.
+        work: A step.
+        max_tokens: Token budget of a micro-batch.
+        max_running: Sequences that an engine runs at once.
+        bucket_mib: Of a weight update.
+        efficiency: Assumptions about time.
+        tp: Tensor-parallel ranks of the actor; ``None``: any. So for the next three.
+        pp: Pipeline stages.
+        engine_tp: Tensor-parallel ranks of an engine.
+        recompute_layers: Recomputed layers of a stage; ``None``: as few as fit.
+    """
+
+    path: str
+    shape: ModelShape
+    gpu: Gpu
+    gpus: int
+    gpus_per_node: int
+    work: Work
+    max_tokens: int
+    max_running: int
+    bucket_mib: int = 512
+    efficiency: Efficiency = field(default_factory=Efficiency)
+    tp: int | None = None
+    pp: int | None = None
+    engine_tp: int | None = None
+    recompute_layers: int | None = None
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.gpus_per_node)
+
+    @property
+    def longest_microbatch(self) -> int:
+        """The budget, or one sequence that is longer than it."""
+        return max(self.max_tokens, self.work.longest_tokens)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout that fits: actor and engines take turns on all GPUs.
+
+    Attributes:
+        actor: Layout of the actor.
+        engine_tp: Tensor-parallel ranks of an engine.
+        engines: How many.
+        engine_share: ``rollout.gpu_memory_utilization``.
+        cache_tokens: That an engine's KV cache holds.
+        running: Sequences that an engine runs at once, on average.
+        phases: What a GPU holds in each, the fullest one.
+        seconds: Of each phase.
+    """
+
+    actor: ActorShape
+    engine_tp: int
+    engines: int
+    engine_share: float
+    cache_tokens: int
+    running: int
+    phases: tuple[Phase, ...]
+    seconds: dict[str, float]
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def peak(self) -> Phase:
+        return max(self.phases, key=lambda phase: phase.num_bytes)
+
+
+def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> list[str]:
+    """The settings of a plan, as ``rlmath train`` takes them."""
+    work, recomputed = wish.work, actor.recompute_layers
+    return [
+        f"model.path={wish.path}",
+        "model.dtype=bfloat16",
+        "cluster.device=cuda",
+        f"cluster.nodes={wish.nodes}",
+        f"cluster.gpus_per_node={min(wish.gpus, wish.gpus_per_node)}",
+        "cluster.placement=colocated",
+        *(["cluster.ray_address=auto"] if wish.nodes > 1 else []),
+        f"data.max_prompt_tokens={work.prompt_tokens}",
+        f"algorithm.prompts_per_step={work.prompts}",
+        f"algorithm.group_size={work.group_size}",
+        f"algorithm.minibatches_per_step={work.minibatches}",
+        f"actor.tensor_parallel={actor.tp}",
+        f"actor.pipeline_parallel={actor.pp}",
+        f"actor.sequence_parallel={str(actor.tp > 1).lower()}",
+        f"actor.recompute={'full' if recomputed else 'none'}",
+        f"actor.recompute_num_layers={recomputed or 'null'}",
+        f"actor.max_tokens_per_microbatch={wish.max_tokens}",
+        f"rollout.tensor_parallel={engine_tp}",
+        f"rollout.max_response_tokens={work.response_tokens}",
+        f"rollout.max_running_sequences={wish.max_running}",
+        f"rollout.gpu_memory_utilization={share:g}",
+        f"weights.bucket_size_mib={wish.bucket_mib}",
+    ]
+
+
+def checked(wish: Wish, settings: list[str]) -> tuple[Config, Layout]:
+    """Compose the settings and put them through the checks that need neither files nor GPUs.
+
+    Raises:
+        ConfigError: What ``rlmath train`` would say.
+    """
+    config = load([*settings, "runner.run_dir=runs/plan"])
+    problems = list(out_of_range(config))
+    if problems:
+        raise ConfigError.of(problems)
+    layout = resolve_layout(config, Device.cuda)
+    facts = facts_of(wish.shape)
+    problems += check_layout.model_splits(config, facts, "train")
+    problems += check_layout.lengths(config, facts, "train")
+    problems += check_layout.batch_divides(config, layout, "train")
+    if problems:
+        raise ConfigError.of(problems)
+    return config, layout
+
+
+def find_plans(wish: Wish) -> list[Plan]:
+    """Every layout that fits, the fastest first.
+
+    Raises:
+        UserError: None does; the message has the reason of each kind, nearest miss first.
+    """
+    _refuse_uneven_nodes(wish)
+    plans: list[Plan] = []
+    misses: list[_Miss] = []
+    for tp, pp in _actor_splits(wish):
+        try:
+            plans.append(_plan(wish, tp, pp))
+        except _Miss as miss:
+            misses.append(miss)
+    if plans:
+        return sorted(plans, key=lambda plan: plan.step_s)
+    reasons = sorted(misses, key=lambda miss: miss.excess)[:4]
+    raise UserError(
+        f"no layout of this model fits {wish.gpus} GPUs of {wish.gpu.memory_gib:g} GiB "
+        f"(of which {usable_bytes(wish.gpu.memory_gib) / GIB:.1f} are planned with):\n  - "
+        + "\n  - ".join(map(str, reasons))
+    )
+
+
+class _Miss(Exception):
+    """A layout that does not work; ``excess`` orders how far from it."""
+
+    def __init__(self, message: str, excess: float) -> None:
+        super().__init__(message)
+        self.excess = excess
+
+
+def _refuse_uneven_nodes(wish: Wish) -> None:
+    if wish.gpus > wish.gpus_per_node and wish.gpus % wish.gpus_per_node:
+        raise UserError(
+            f"--gpus {wish.gpus}: nodes of {wish.gpus_per_node} GPUs leave "
+            f"{wish.gpus % wish.gpus_per_node} of one; take "
+            f"{wish.gpus - wish.gpus % wish.gpus_per_node}, or another --gpus-per-node"
+        )
+
+
+def _splits(shape: ModelShape, tp: int) -> bool:
+    """As :func:`rlmath.config.check_layout.model_splits` says, for many at once."""
+    heads = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
+    return shape.heads % tp == 0 and shape.ffn % tp == 0 and heads
+
+
+def _actor_splits(wish: Wish) -> Iterator[tuple[int, int]]:
+    """Tensor ranks of one node, stages that divide the layers, copies that use every GPU."""
+    node, shape = min(wish.gpus, wish.gpus_per_node), wish.shape
+    tensor = [wish.tp] if wish.tp else [n for n in range(1, node + 1) if node % n == 0]
+    stages = [wish.pp] if wish.pp else [n for n in range(1, shape.layers + 1) if n <= wish.gpus]
+    found = False
+    for pp in stages:
+        for tp in tensor:
+            if wish.gpus % (tp * pp) == 0 and shape.layers % pp == 0 and _splits(shape, tp):
+                found = True
+                yield tp, pp
+    if not found:
+        raise UserError(
+            f"--tp {wish.tp or 'any'} --pp {wish.pp or 'any'}: of {wish.gpus} GPUs in nodes of "
+            f"{node}, {shape.heads} heads, {shape.kv_heads} key-value heads and {shape.layers} "
+            "layers nothing divides so"
+        )
+
+
+def _plan(wish: Wish, tp: int, pp: int) -> Plan:
+    work, shape = wish.work, wish.shape
+    dp = wish.gpus // (tp * pp)
+    name = f"actor TP {tp} x PP {pp} x DP {dp}"
+    if work.sequences % (work.minibatches * dp):
+        raise _Miss(
+            f"{name}: {work.sequences} sequences / {work.minibatches} minibatches / {dp} copies = "
+            f"{work.sequences / work.minibatches / dp:g} does not divide",
+            float("inf"),
+        )
+    actor, phases = _with_least_recompute(wish, tp, pp, dp, name)
+    state = state_bytes(worst_rank_parameters(shape, tp, pp), dp)
+    resident = state + ACTOR_PROCESS_GIB * GIB
+    share = engine_share(wish.gpu.memory_gib, resident)
+    engine_tp, cache_tokens, decoded = _best_engine(wish, share, name)
+    sleeping = {"process": ACTOR_PROCESS_GIB * GIB, "engine process": ENGINE_PROCESS_GIB * GIB}
+    refit = Phase(
+        "refit",
+        sleeping
+        | {
+            "state": state,
+            "engine weights": engine_weights_bytes(shape, engine_tp),
+            "buckets": refit_bytes(shape, wish.bucket_mib),
+        },
+    )
+    _refuse_if_full(wish, refit, name)
+    wake = Phase(
+        "wake-up",
+        {
+            "process": ACTOR_PROCESS_GIB * GIB,
+            "state": state,
+            "engine": share * wish.gpu.memory_gib * GIB,
+        },
+    )
+    log_probs_s, update_s = actor_time_s(shape, actor, work, wish.gpu, wish.efficiency, wish.nodes)
+    refit_s = refit_time_s(shape, actor, wish.gpu, wish.efficiency, wish.gpus_per_node)
+    return Plan(
+        actor=actor,
+        engine_tp=engine_tp,
+        engines=wish.gpus // engine_tp,
+        engine_share=share,
+        cache_tokens=int(cache_tokens),
+        running=decoded.running,
+        phases=(*phases, refit, wake),
+        seconds={
+            "generate": decoded.seconds,
+            "log_probs": log_probs_s,
+            "update": update_s,
+            "refit": refit_s,
+        },
+    )
+
+
+def _refuse_if_full(wish: Wish, phase: Phase, name: str) -> None:
+    excess = phase.num_bytes - usable_bytes(wish.gpu.memory_gib)
+    if excess > 0:
+        raise _Miss(f"{name}: {phase.describe()}", excess)
+
+
+def _with_least_recompute(
+    wish: Wish, tp: int, pp: int, dp: int, name: str
+) -> tuple[ActorShape, list[Phase]]:
+    """The fewest recomputed layers of a stage with which every phase of the actor fits."""
+    per_stage = wish.shape.layers // pp
+    microbatches = max(1, -(-wish.work.sequences // wish.work.minibatches // dp))
+    if wish.recompute_layers is not None and not 0 <= wish.recompute_layers <= per_stage:
+        raise _Miss(
+            f"{name}: --recompute-layers {wish.recompute_layers}, but a stage has {per_stage}",
+            float("inf"),
+        )
+    wanted = wish.recompute_layers
+    for layers in range(per_stage + 1) if wanted is None else [wanted]:
+        actor = ActorShape(tp, pp, dp, layers, wish.longest_microbatch)
+        phases = [
+            Phase(one.name, {**one.terms, "engine process": ENGINE_PROCESS_GIB * GIB})
+            for one in actor_phases(wish.shape, actor, microbatches)
+        ]
+        peak = max(phases, key=lambda one: one.num_bytes)
+        if peak.num_bytes <= usable_bytes(wish.gpu.memory_gib):
+            return actor, phases
+    _refuse_if_full(wish, peak, f"{name}, {layers} of {per_stage} layers recomputed")
+    raise AssertionError("a phase that does not fit is refused")
+
+
+def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decoding]:
+    """Tensor ranks of the engines with which sampling is fastest, and tokens of a cache."""
+    shape, work = wish.shape, wish.work
+    node = min(wish.gpus, wish.gpus_per_node)
+    choices = [wish.engine_tp] if wish.engine_tp else range(1, node + 1)
+    best: tuple[int, float, Decoding] | None = None
+    misses = []
+    for tp in choices:
+        if node % tp or not _splits(shape, tp):
+            continue
+        fixed = {
+            "process": ENGINE_PROCESS_GIB * GIB,
+            "weights": engine_weights_bytes(shape, tp),
+            "a step": engine_step_bytes(shape, tp, wish.max_running),
+        }
+        room = share * wish.gpu.memory_gib * GIB - sum(fixed.values())
+        tokens = room / kv_bytes(shape, tp)
+        if tokens < work.longest_tokens:
+            one = work.longest_tokens * kv_bytes(shape, tp)
+            needed = Phase(f"engine TP {tp}", fixed | {"cache of one sequence": one})
+            misses.append(
+                _Miss(
+                    f"{name}: {needed.describe()}, but the actor leaves it "
+                    f"{max(0.0, share * wish.gpu.memory_gib):.1f} GiB",
+                    one - room,
+                )
+            )
+            continue
+        engines = wish.gpus // tp
+        decoded = decoding(
+            shape, engines, tp, tokens, wish.max_running, work, wish.gpu, wish.efficiency
+        )
+        if best is None or decoded.seconds < best[2].seconds:
+            best = (tp, tokens, decoded)
+    if best is not None:
+        return best
+    if not misses:
+        raise _Miss(
+            f"{name}: no engine of {wish.engine_tp} ranks: {shape.heads} heads, "
+            f"{shape.kv_heads} key-value heads, nodes of {node} GPUs",
+            float("inf"),
+        )
+    raise min(misses, key=lambda miss: miss.excess)

@@ -1,0 +1,128 @@
+"""Memory of a plan: against counts by hand, published counts, and what the weight tables say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlmath.actor.logprobs import ROWS_PER_CHUNK
+from rlmath.planning import memory
+from rlmath.planning.memory import (
+    GIB,
+    ActorShape,
+    actor_phases,
+    kept_bytes,
+    kv_bytes,
+    layer_bytes,
+    logits_bytes,
+    state_bytes,
+)
+from rlmath.planning.models import KNOWN, count_parameters, parameters_of_rank
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.plan import SourceLayout, SourceRank, TargetLayout, plan_weights
+from rlmath.weights.shape import ModelShape, model_shape
+
+# As the models' pages on the hub give them (numbers of parameters of their safetensors).
+PUBLISHED = {
+    "Qwen2.5-0.5B": 494_032_768,
+    "Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen2.5-3B": 3_085_938_688,
+    "Qwen2.5-7B": 7_615_616_512,
+    "Qwen2.5-14B": 14_770_033_664,
+    "Qwen2.5-32B": 32_763_876_352,
+    "Qwen2.5-72B": 72_706_203_648,
+    "DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
+    "Qwen3-8B": 8_190_735_360,
+    "Qwen3-14B": 14_768_307_200,
+    "Qwen3-32B": 32_762_123_264,
+    "Llama-3.2-1B": 1_235_814_400,
+    "Llama-3.1-8B": 8_030_261_248,
+    "Llama-3.1-70B": 70_553_706_496,
+}
+
+
+def shape(name: str = "DeepSeek-R1-Distill-Qwen-7B") -> ModelShape:
+    return model_shape(KNOWN[name])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_published(name: str) -> None:
+    assert count_parameters(shape(name)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_parameters_are_those_of_the_weight_tables(name: str) -> None:
+    tensors = hf_shapes(shape(name)).values()
+    assert count_parameters(shape(name)) == sum(torch.Size(size).numel() for size in tensors)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (1, 2), (2, 1), (4, 1), (2, 4)])
+def test_a_rank_holds_what_the_weight_plan_takes_from_it(tp: int, pp: int) -> None:
+    """Rank 0 of each stage: it gives its share of every matrix and what is the same on all."""
+    one = shape()
+    plan = plan_weights(one, SourceLayout(tp=tp, pp=pp), TargetLayout(1), 512.0, torch.bfloat16)
+    for stage in range(pp):
+        rank = SourceRank(pp=stage, tp=0, ep=0)
+        given = sum(
+            op.num_bytes for bucket in plan.buckets for op in bucket.gathers if op.rank == rank
+        )
+        held = parameters_of_rank(one, tp, pp, first=stage == 0, last=stage == pp - 1)
+        assert given == 2 * held
+
+
+def test_bytes_of_a_parameter() -> None:
+    """Megatron-core's table: 18 on one rank, 6 + 12 / d on d."""
+    assert state_bytes(1, dp=1) == 18
+    assert state_bytes(1, dp=4) == 9
+    assert state_bytes(1_000, dp=12) == 7_000
+
+
+def test_activations_of_a_layer_after_korthikanti() -> None:
+    """Their 34 h without the two dropout masks (h each), with a third matrix (4 h wide, 2 bytes):
+    for many heads as wide as the hidden state and a feed-forward of 4 h."""
+    sizes = dict(KNOWN["Llama-3.1-8B"], num_key_value_heads=32, intermediate_size=4 * 4096)
+    one = model_shape(sizes)
+    softmax = 4 * one.heads
+    assert layer_bytes(one, tp=1) == (34 - 2 + 2 * 4) * one.hidden + softmax
+    assert layer_bytes(one, tp=8) == layer_bytes(one, tp=1) / 8
+
+
+def test_recomputed_layers_keep_their_input() -> None:
+    one = shape()
+    none = ActorShape(tp=4, pp=1, dp=2, recompute_layers=0, max_tokens=1000)
+    every = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=1000)
+    assert kept_bytes(one, every, in_flight=1) == 1000 * 28 * 2 * 3584 / 4
+    assert kept_bytes(one, none, in_flight=1) == 1000 * 28 * layer_bytes(one, 4)
+    assert kept_bytes(one, none, in_flight=3) == 3 * kept_bytes(one, none, in_flight=1)
+
+
+def test_logits_by_hand() -> None:
+    """152,064 rows over 4 ranks = 38,016; 28,672 tokens; bfloat16 and its gradient, and 6 tables of
+    2,048 rows in float32."""
+    actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=28672)
+    expected = 38016 * (2 * 2 * 28672 + 6 * 4 * 2048)
+    assert logits_bytes(shape(), actor, backward=True) == expected
+    assert expected / GIB == pytest.approx(5.80, abs=0.01)
+
+
+def test_the_chunk_is_that_of_the_actor() -> None:
+    assert memory.SOFTMAX_ROWS == ROWS_PER_CHUNK
+
+
+def test_keys_and_values_of_a_token() -> None:
+    """Two of 28 layers x 4 heads x 128 x 2 bytes; 8 ranks hold copies of 4 heads."""
+    assert kv_bytes(shape(), 1) == 2 * 28 * 4 * 128 * 2
+    assert kv_bytes(shape(), 2) == 2 * 28 * 2 * 128 * 2
+    assert kv_bytes(shape(), 8) == kv_bytes(shape(), 4)
+
+
+def test_the_first_stage_has_most_in_flight() -> None:
+    """As many as there are stages, but no more than there are micro-batches."""
+    actor = ActorShape(tp=1, pp=4, dp=1, recompute_layers=0, max_tokens=8192)
+    few, many = (actor_phases(shape(), actor, microbatches=count) for count in (1, 100))
+    kept = {
+        phase.name: phase.terms["activations"] for phase in many if "activations" in phase.terms
+    }
+    assert kept["training"] == 4 * kept["logits"]
+    assert few[2].terms["activations"] == kept["logits"]
