@@ -1,77 +1,269 @@
-"""Commands in the docs name what exists: commands, experiments, settings, scripts, options."""
+"""Every command of README and docs, as it is written: run here, or checked as far as it can be.
+
+A command that needs a cluster, a GPU, a network or minutes is composed and checked, with its
+settings and files, on a machine that is described to the checks; where another test runs it, that
+is named. A command that no rule knows fails, and so does a rule that no command needs.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
+import os
 import re
-import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from rlmath.cli import _COMMANDS
-from rlmath.config.load import load, options
-from rlmath.errors import ConfigError
+from rlmath.cli import _COMMANDS, main
+from rlmath.config.checks import check
+from rlmath.config.facts import Machine
+from rlmath.config.load import load, options, save
+from rlmath.data.sources import SOURCES
+from rlmath.monitor.summary import update_summary
+from tests.unit.documented import ROOT, Command, documented_commands, make_clone
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def commands(starts: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Indented commands of the pages that begin so, joined over backslashes, without comments."""
-    found = []
-    for page in PAGES:
-        text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
-        for line in re.findall(r"^    (\S.*)$", text, re.MULTILINE):
-            if line.startswith(starts):
-                found.append((page.name, line.split(" #")[0].rstrip()))
-    return found
+COMMANDS = documented_commands()
+NODE = Machine(gpus=8, torch_build="2.13.0", memory_bytes=2**41, disk_bytes=2**44)
+CPU = Machine(gpus=0, torch_build="2.13.0+cpu", memory_bytes=24 * 2**30, disk_bytes=2**40)
+How = Callable[[Command, pytest.MonkeyPatch], None]
 
 
-RLMATH = commands(("rlmath ",))
-SCRIPTS = commands(("bash launchers/", "python toolkits/", "bash ray_utils/", "RANK="))
+# -- ways of running a command ------------------------------------------------------------------
 
 
-def name(case: tuple[str, str]) -> str:
-    return f"{case[0]}: {case[1][:60]}"
+def run(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """To its end, in this process."""
+    assert main(command.words[1:]) == 0
 
 
-def test_there_are_some() -> None:
-    assert len(RLMATH) >= 3
-    assert len(SCRIPTS) >= 6
+def run_in_shell(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """To its end, by a shell, word for word."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", command.text], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("case", RLMATH, ids=name)
-def test_rlmath_commands_have_settings_that_exist(case: tuple[str, str]) -> None:
-    words = [word for word in shlex.split(case[1])[1:] if word != "..."]
-    command, *rest = words
-    assert command in _COMMANDS
-    if command in ("train", "sft", "evaluate"):
-        overrides = [word.replace("=...", "=x") for word in rest if not word.startswith("--")]
-        needed = ["model.path=x", "runner.run_dir=y"]
-        try:
-            load([*needed, *overrides])
-        except ConfigError as error:  # The message shows the command.
-            raise AssertionError(f"{case[1]}\n{error}") from error
+def run_module(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """``python -m rlmath.weights.plan_cli``, in this process."""
+    from rlmath.weights.plan_cli import main as plan
+
+    assert plan(command.words[3:]) == 0
 
 
-@pytest.mark.parametrize("case", SCRIPTS, ids=name)
-def test_scripts_exist_and_know_their_options(case: tuple[str, str]) -> None:
-    words = [w for w in shlex.split(case[1]) if not re.fullmatch(r"[A-Z_]+=\S*", w)]
-    program, script, *rest = words
-    assert (ROOT / script).is_file(), script
-    run = subprocess.run(
-        [sys.executable if program == "python" else program, script, "--help"],
-        cwd=ROOT,
+def run_doctor(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """It has a line for everything, and finds nothing wrong with these settings."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        main([word for word in command.words[1:] if not word.startswith("model.path=")])
+    lines = {" ".join(line.split()[:2]): line for line in said.getvalue().splitlines() if line}
+    assert {"ok Python", "ok packages", "ok train"} <= set(lines)
+
+
+def publish_card(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """Of a run that has ended."""
+    folder = Path("runs/mine")
+    save(
+        load(["experiment=qwen2.5-1.5b-grpo-megatron", f"runner.run_dir={folder}"]),
+        folder / "config.yaml",
+    )
+    update_summary(folder, {"steps": 70})
+    (folder / "hf").mkdir(exist_ok=True)
+    (folder / "hf" / "config.json").write_text("{}")
+    run(command, patch)
+
+
+# -- ways of checking one -----------------------------------------------------------------------
+
+
+def check_settings(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """``--check`` on a node of 8 GPUs: composition, every check, the files. It would take GPUs."""
+    patch.setattr(Machine, "here", lambda: NODE)
+    words = command.words[1:]
+    assert main([*words, *["--check"] * ("--check" not in words)]) == 0
+
+
+def check_settings_on_cpu(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """The same on a machine without GPU. A model would have to run."""
+    patch.setattr(Machine, "here", lambda: CPU)
+    assert main([*command.words[1:], "--check"]) == 0
+
+
+def check_cluster(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """A script for 16 nodes is there, and what it gives to ``rlmath train`` passes the checks."""
+    program, *words = command.words
+    script = words.pop(0) if program == "bash" else program
+    if program == "sbatch":
+        script = next(word for word in words if word.startswith("launchers/"))
+        words = words[words.index(script) + 1 :]
+    assert (ROOT / script).is_file()
+    if script.endswith("launch_cluster.sh"):
+        assert int(words.pop(0)) == 16 * 8
+    experiment, *settings = words
+    experiment = experiment.replace("EXPERIMENT", "qwen2.5-1.5b-grpo-megatron")
+    assert experiment in options("experiment")
+    of_cluster = ["cluster.nodes=16", "cluster.ray_address=HOST:6379"]
+    patch.setattr(Machine, "here", lambda: NODE)
+    assert main(["train", f"experiment={experiment}", *of_cluster, *settings, "--check"]) == 0
+
+
+def check_kubernetes(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """The manifest's entry point, with the volume in the place where this test has its files."""
+    manifest = yaml.safe_load(Path(command.words[-1]).read_text())
+    words = manifest["spec"]["entrypoint"].replace("/shared/", "").split()
+    assert words.pop(0) == "rlmath"
+    workers = manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
+    assert (1 + workers["replicas"]) * int(workers["rayStartParams"]["num-gpus"]) == 128
+    patch.setattr(Machine, "here", lambda: NODE)
+    assert main([*words, "--check"]) == 0
+
+
+def check_quickstart(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """Its settings. Setting up and training take minutes."""
+    patch.setattr(Machine, "here", lambda: CPU)
+    assert main(["train", "experiment=quickstart", *command.words[2:], "--check"]) == 0
+    named_in("tests/e2e/test_quickstart.py")(command, patch)
+
+
+def check_sources(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """Data sets that are known; a network would have to be there. With ``--from`` another test runs
+    it on rows of each."""
+    words = command.words[2:]
+    names = words[: words.index("--to")]
+    assert set(names) <= set(SOURCES)
+    named_in("tests/unit/toolkits/test_data_toolkits.py")(command, patch)
+    has_options(command, patch)
+
+
+def check_filter(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """Its settings are those of an evaluation of the file; a model would have to run."""
+    settings = [word for word in command.words if re.match(r"[a-z_.]+=", word)]
+    file = command.words[2]
+    check(load([*settings, f"data.eval_paths=[{file}]"]), "evaluate", NODE)
+    has_options(command, patch)
+
+
+def has_options(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """The script explains itself and knows the options that are given."""
+    words = command.words
+    script = words.index(next(word for word in words if word.endswith((".py", ".sh"))))
+    text = help_of(words[script])
+    for option in (word for word in words[script + 1 :] if word.startswith("--")):
+        assert option.split("=")[0] in text
+
+
+@functools.cache
+def help_of(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, script, "--help"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
     )
-    assert run.returncode == 0, run.stderr
-    of_subcommands = script.endswith("convert_checkpoint.py")
-    for option in (word for word in rest if word.startswith("--")):
-        assert of_subcommands or option.split("=")[0] in run.stdout, option
-    if "launch_cluster" in script:
-        assert rest[1] in options("experiment")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def names_tests(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """It would run these tests from within themselves."""
+    assert (ROOT / "launchers" / "test.sh").is_file()
+    for word in command.words[2:]:
+        assert not word.startswith("tests/") or (ROOT / word).exists()
+
+
+def named_in(path: str, word: str | None = None) -> How:
+    """Another test, or a script that runs with the tests, runs it."""
+
+    def has_it(command: Command, patch: pytest.MonkeyPatch) -> None:
+        words = command.words
+        wanted = word or next(Path(one).stem for one in words if one.endswith((".py", ".sh")))
+        assert wanted in (ROOT / path).read_text(encoding="utf-8")
+
+    return has_it
+
+
+def elsewhere(why: str) -> How:
+    """It is no program of ours and needs what is not here: ``why``."""
+
+    def nothing(command: Command, patch: pytest.MonkeyPatch) -> None:
+        assert why
+
+    return nothing
+
+
+# The first rule whose pattern matches the beginning of a command says what happens to it.
+RULES: list[tuple[str, How]] = [
+    (r"rlmath plan ", run),
+    (r"rlmath doctor", run_doctor),
+    (r"rlmath publish .* --card-only", publish_card),
+    (r"rlmath publish ", named_in("tests/unit/test_publish.py", "publish")),
+    (r"rlmath evaluate model=tiny ", check_settings_on_cpu),
+    (r"rlmath train experiment=(gsm8k_smoke|quickstart) ", check_settings_on_cpu),
+    (r"rlmath train \.\.\.", elsewhere("it stands for any")),
+    (r"rlmath (train|evaluate|sft) ", check_settings),
+    (r"python -m rlmath.weights.plan_cli ", run_module),
+    (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
+    (r"python -m rlmath.quickstart.make ", named_in("tests/e2e/conftest.py", "quickstart.make")),
+    (r"python toolkits/prepare_data.py ", check_sources),
+    (r"python toolkits/decontaminate.py ", run_in_shell),
+    (r"python toolkits/filter_by_pass_rate.py ", check_filter),
+    (
+        r"python toolkits/validate_logprobs.py",
+        named_in("tests/distributed/test_weights_toolkits.py"),
+    ),
+    (r"python benchmarks/", has_options),
+    (r"bash launchers/quickstart.sh", check_quickstart),
+    (r"bash launchers/test.sh", names_tests),
+    (r"(RANK=\d+ WORLD_SIZE=16 )bash launchers/launch_cluster.sh ", check_cluster),
+    (r"launchers/run_math_grpo.sh ", check_cluster),
+    (r"sbatch ", check_cluster),
+    (r"kubectl ", check_kubernetes),
+    (r"ray_utils/check_ray.sh ", named_in("tests/e2e/test_cluster.py")),
+    (r"\.venv/bin/(ruff|mypy)", named_in("launchers/test.sh", ".venv/bin/mypy")),
+    (r"source .venv/bin/activate", named_in("launchers/setup.sh", "-m venv .venv")),
+    (r"hf download \S+ --local-dir ", elsewhere("fetches a model")),
+    (r"hf auth login", elsewhere("asks for a password")),
+    (r"docker run ", elsewhere("needs Docker")),
+    (r"pip install ", elsewhere("fetches a package")),
+]
+
+
+def rule_of(command: Command) -> int:
+    found = (at for at, (begin, _) in enumerate(RULES) if re.match(begin, command.text))
+    return next(found, -1)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_clone(tmp_path_factory.mktemp("docs"))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_it_does_what_the_page_says(
+    command: Command, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = rule_of(command)
+    assert at >= 0, f"no rule says how {command.text!r} is tested; add one"
+    monkeypatch.chdir(clone)
+    RULES[at][1](command, monkeypatch)
+
+
+def test_every_rule_is_needed() -> None:
+    used = {rule_of(command) for command in COMMANDS}
+    assert [RULES[at][0] for at in range(len(RULES)) if at not in used] == []
+
+
+def test_commands_without_arguments_exist() -> None:
+    """``rlmath sft`` in the text."""
+    for page in {command.page for command in COMMANDS}:
+        folder = ROOT if (ROOT / page).exists() else ROOT / "docs"
+        text = (folder / page).read_text(encoding="utf-8")
+        assert set(re.findall(r"`rlmath ([a-z]+)(?: [a-z]+)*`", text)) <= set(_COMMANDS)
