@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -90,6 +91,7 @@ class Plan:
         engine_share: ``rollout.gpu_memory_utilization``.
         cache_tokens: That an engine's KV cache holds.
         running: Sequences that an engine runs at once, on average.
+        most_tokens: Largest token budget of a micro-batch, with every layer recomputed.
         phases: What a GPU holds in each, the fullest one.
         seconds: Of each phase.
     """
@@ -100,6 +102,7 @@ class Plan:
     engine_share: float
     cache_tokens: int
     running: int
+    most_tokens: int
     phases: tuple[Phase, ...]
     seconds: dict[str, float]
 
@@ -270,6 +273,7 @@ def _plan(wish: Wish, tp: int, pp: int) -> Plan:
         engine_share=share,
         cache_tokens=int(cache_tokens),
         running=decoded.running,
+        most_tokens=_most_tokens(wish, actor),
         phases=(*phases, refit, wake),
         seconds={
             "generate": decoded.seconds,
@@ -291,7 +295,6 @@ def _with_least_recompute(
 ) -> tuple[ActorShape, list[Phase]]:
     """The fewest recomputed layers of a stage with which every phase of the actor fits."""
     per_stage = wish.shape.layers // pp
-    microbatches = max(1, -(-wish.work.sequences // wish.work.minibatches // dp))
     if wish.recompute_layers is not None and not 0 <= wish.recompute_layers <= per_stage:
         raise _Miss(
             f"{name}: --recompute-layers {wish.recompute_layers}, but a stage has {per_stage}",
@@ -300,15 +303,37 @@ def _with_least_recompute(
     wanted = wish.recompute_layers
     for layers in range(per_stage + 1) if wanted is None else [wanted]:
         actor = ActorShape(tp, pp, dp, layers, wish.longest_microbatch)
-        phases = [
-            Phase(one.name, {**one.terms, "engine process": ENGINE_PROCESS_GIB * GIB})
-            for one in actor_phases(wish.shape, actor, microbatches)
-        ]
+        phases = _phases_beside_engine(wish, actor)
         peak = max(phases, key=lambda one: one.num_bytes)
         if peak.num_bytes <= usable_bytes(wish.gpu.memory_gib):
             return actor, phases
     _refuse_if_full(wish, peak, f"{name}, {layers} of {per_stage} layers recomputed")
     raise AssertionError("a phase that does not fit is refused")
+
+
+def _phases_beside_engine(wish: Wish, actor: ActorShape) -> list[Phase]:
+    """The actor's phases, with what a sleeping engine keeps."""
+    # At most one sequence each.
+    microbatches = max(1, -(-wish.work.sequences // wish.work.minibatches // actor.dp))
+    return [
+        Phase(one.name, {**one.terms, "engine process": ENGINE_PROCESS_GIB * GIB})
+        for one in actor_phases(wish.shape, actor, microbatches)
+    ]
+
+
+def _most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
+    """The largest micro-batch that fits, in whole thousands of tokens, at least the present one."""
+    per_stage = wish.shape.layers // actor.pp
+
+    def fits(tokens: int) -> bool:
+        one = dataclasses.replace(actor, recompute_layers=per_stage, max_tokens=tokens)
+        peak = max(phase.num_bytes for phase in _phases_beside_engine(wish, one))
+        return peak <= usable_bytes(wish.gpu.memory_gib)
+
+    most = actor.max_tokens
+    while fits((most // step + 1) * step):
+        most = (most // step + 1) * step
+    return most
 
 
 def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decoding]:

@@ -33,6 +33,7 @@ def _plan_json(wish: Wish, plan: Plan) -> dict[str, Any]:
         "engine_tensor_parallel": plan.engine_tp,
         "gpu_memory_utilization": plan.engine_share,
         "cache_tokens": plan.cache_tokens,
+        "most_tokens_per_microbatch": plan.most_tokens,
         "running_sequences": plan.running,
         "phases_gib": {
             phase.name: {name: size / GIB for name, size in phase.terms.items()}
@@ -64,6 +65,8 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         "",
         "the first one, GiB on the fullest GPU:",
         *(f"  {phase.name:<10} {_terms(phase.terms)}" for phase in best.phases),
+        f"  a micro-batch of {best.actor.max_tokens:,} tokens; with every layer recomputed "
+        f"{best.most_tokens:,} fit",
         "",
         batch,
         "",

@@ -87,6 +87,19 @@ def test_fewer_layers_are_recomputed_where_there_is_more_memory() -> None:
     assert large.actor.recompute_layers < small.actor.recompute_layers
 
 
+def test_the_largest_microbatch_is_the_largest() -> None:
+    """It fits when it is asked for, and 1,024 tokens more do not."""
+    asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=4, pp=1)
+    (plan,) = find_plans(asked)
+    assert plan.most_tokens > 32768
+    layers = {"recompute_layers": 28}
+    fits = wish(asked.path[7:], 8, tp=4, pp=1, max_tokens=plan.most_tokens, **layers)
+    assert find_plans(fits)[0].actor.max_tokens == plan.most_tokens
+    more = wish(asked.path[7:], 8, tp=4, pp=1, max_tokens=plan.most_tokens + 1024, **layers)
+    with pytest.raises(layouts.UserError, match="logits"):
+        find_plans(more)
+
+
 def test_a_batch_that_does_not_divide_is_refused() -> None:
     asked = wish("Qwen2.5-0.5B", 8, tp=1, pp=1, work=Work(3, 4, 1, 100, 100, 50))
     with pytest.raises(layouts.UserError, match=r"12 sequences / 1 minibatches / 8 copies = 1\.5"):
