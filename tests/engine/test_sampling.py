@@ -5,9 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from reference import END_OF_TEXT_ID, VOCABULARY, Reference, by_key, make_requests, random_prompts
+import ray
+from conftest import start_sender
+from reference import (
+    END_OF_TEXT_ID,
+    VOCABULARY,
+    Reference,
+    by_key,
+    make_requests,
+    random_prompts,
+    send,
+)
 
 from rlmath.rollout.pool import RolloutPool
+
+
+@pytest.fixture(scope="module", autouse=True)
+def weights_of_the_reference(pool: RolloutPool, reference: Reference) -> None:
+    """Tests of other files change the reference's weights, or the engines'."""
+    sender = start_sender(pool, reference)
+    send(sender, pool)
+    ray.kill(sender)
 
 
 def test_each_request_gives_one_sample_with_all_its_fields(pool: RolloutPool) -> None:
@@ -44,7 +62,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_on_the_other_engine(
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_are_those_of_the_model_at_the_sampling_temperature(
-    pool: RolloutPool, sender: object, reference: Reference, temperature: float
+    pool: RolloutPool, reference: Reference, temperature: float
 ) -> None:
     prompts = random_prompts(4, 30, seed=2)
     requests = make_requests(prompts, samples=3, temperature=temperature)
@@ -104,7 +122,7 @@ def test_what_cannot_be_sampled_is_refused_before_it_is_sent(pool: RolloutPool) 
     with pytest.raises(ValueError, match=r"problem-0.*500.*24.*524.*512"):
         list(pool.generate(make_requests(prompts, samples=1)))
     twice = make_requests(random_prompts(1, 10), samples=1) * 2
-    with pytest.raises(ValueError, match="2 requests have 1 keys"):
+    with pytest.raises(ValueError, match="2 requests have 1 new keys"):
         list(pool.generate(twice))
     unlikely = make_requests(random_prompts(1, 10), samples=1)
     assert len(list(pool.generate(unlikely))) == 1
