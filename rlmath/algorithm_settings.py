@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlmath.actor.actor import ReferenceSettings, UpdateSettings
+from rlmath.actor.settings import ReferenceSettings, UpdateSettings
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.kl_control import reference_weight

@@ -10,7 +10,7 @@ from rlmath.algorithms.kl_control import next_kl_coef
 from rlmath.config.schema import AlgorithmConfig
 
 if TYPE_CHECKING:
-    from rlmath.actor.actor import UpdateSettings
+    from rlmath.actor.settings import UpdateSettings
 
 
 class Coefficients:

@@ -17,7 +17,7 @@ from rlmath.errors import UserError
 from rlmath.monitor import Monitor
 
 if TYPE_CHECKING:
-    from rlmath.actor.actor import UpdateResult
+    from rlmath.actor.settings import UpdateResult
     from rlmath.types import TrainingBatch
 
 # How far a mean over tokens may be from 1 or 0: the same forward pass on other packs of sequences

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlmath.actor.actor import ActorSettings
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout as ActorLayout
+from rlmath.actor.settings import ActorSettings
 from rlmath.algorithm_settings import reference_settings
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from rlmath.actor.actor import UpdateSettings
+from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.checkpoint import CheckpointStore
 from rlmath.config.load import save

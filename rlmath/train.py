@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from rlmath.actor.actor import NOTHING_LEARNT
+from rlmath.actor.settings import NOTHING_LEARNT
 from rlmath.algorithm_settings import (
     advantage_settings,
     least_groups,

@@ -10,7 +10,7 @@ from rlmath.monitor.repetition import compression_ratio, is_repetitive, repeated
 from rlmath.types import GradedSample, Group, TrainingBatch
 
 if TYPE_CHECKING:
-    from rlmath.actor.actor import UpdateResult
+    from rlmath.actor.settings import UpdateResult
 
 STATUSES = ("correct", "wrong", "no_answer", "bad_gold", "timeout", "error")
 

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from rlmath.actor.value_model import ValueUpdateSettings
+from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.algorithms.advantages import gae
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.algorithms.kl import kl_estimate

@@ -10,23 +10,19 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlmath.actor.model import ModelSettings, build_model, read_hf_config
-from rlmath.actor.optimizer import (
-    OptimizerSettings,
-    build_optimizer,
-    build_scheduler,
-    wrap_data_parallel,
-)
+from rlmath.actor.model import build_model, read_hf_config
+from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
 from rlmath.actor.packing import Pack, pack_share
 from rlmath.actor.parallel import Layout
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs, run_schedule
+from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
 from rlmath.algorithms.aggregation import token_weights
 from rlmath.algorithms.early_stop import Decision, decide
 from rlmath.algorithms.losses import LossInputs, LossOutput, metric_means
@@ -40,95 +36,6 @@ from rlmath.types import TrainingBatch
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ReferenceSettings:
-    """The reference model of a KL term.
-
-    Attributes:
-        kind: ``none``; ``frozen``: the weights to begin with; ``averaged`` and ``reset``: renewed
-            by ``MegatronActor.renew_reference``.
-    """
-
-    kind: str = "none"
-
-    @property
-    def renewed(self) -> bool:
-        """Whether it changes in the course of a run."""
-        return self.kind in ("averaged", "reset")
-
-
-@dataclass(frozen=True)
-class ActorSettings:
-    """Everything that a rank needs to know, besides its place.
-
-    Attributes:
-        model_path: Hugging Face folder of the weights to begin with.
-        model: How to build the model.
-        optimizer: ``None`` for a model that is not trained (the reference).
-        temperature: Of sampling; log-probs are taken at it.
-        max_tokens_per_microbatch: Token budget of a micro-batch.
-        max_sequence_length: Longest prompt and response together, in tokens.
-        reference: Whether to keep a reference model, in host memory.
-        value: The value model, in the same processes; ``None``: none.
-    """
-
-    model_path: str
-    model: ModelSettings
-    optimizer: OptimizerSettings | None
-    temperature: float
-    max_tokens_per_microbatch: int
-    max_sequence_length: int
-    reference: ReferenceSettings = field(default_factory=ReferenceSettings)
-    value: ActorSettings | None = None
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """How a batch becomes optimizer steps; see ``AlgorithmConfig`` for what each means."""
-
-    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-    aggregation: str = "token_mean"
-    constant_length: int | None = None
-    minibatches: int = 1
-    early_stop_ratio: float | None = None
-    early_stop_rest: bool = False
-
-
-@dataclass(frozen=True)
-class TokenValues:
-    """Values of response tokens that one data-parallel share computed.
-
-    Attributes:
-        response_rows: ``[r]`` int64, which of the batch's ``R`` response tokens they are.
-        log_probs: ``[r]`` float32.
-        entropy: ``[r]`` float32, in nats.
-    """
-
-    response_rows: Tensor
-    log_probs: Tensor
-    entropy: Tensor
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """What an update leaves to report.
-
-    Attributes:
-        minibatches: Metrics of each minibatch that was looked at, equal on all ranks.
-        early_stopped: Why each minibatch that was stopped early was, by its index. (One whose
-            gradient is exactly 0 is discarded as well, without a word: nothing is wrong with it.)
-        values: On the ranks that report (last stage, tensor rank 0): what the policy gave for the
-            first minibatch, before any update; rows count in that minibatch.
-    """
-
-    minibatches: list[dict[str, float]]
-    early_stopped: dict[int, str]
-    values: TokenValues | None
-
-
-NOTHING_LEARNT = UpdateResult([], {}, None)
 
 
 class MegatronActor:

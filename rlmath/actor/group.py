@@ -23,8 +23,13 @@ from rlmath.errors import UserError
 from rlmath.types import TrainingBatch
 
 if TYPE_CHECKING:
-    from rlmath.actor.actor import ActorSettings, TokenValues, UpdateResult, UpdateSettings
-    from rlmath.actor.value_model import ValueUpdateSettings
+    from rlmath.actor.settings import (
+        ActorSettings,
+        TokenValues,
+        UpdateResult,
+        UpdateSettings,
+        ValueUpdateSettings,
+    )
     from rlmath.weights.transports import TransportPlan
 
 

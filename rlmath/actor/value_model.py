@@ -16,27 +16,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlmath.actor.actor import ActorSettings
 from rlmath.actor.model import build_model, read_hf_config
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
 from rlmath.actor.packing import Pack, pack_share
 from rlmath.actor.parallel import Layout
 from rlmath.actor.schedule import run_schedule
+from rlmath.actor.settings import ActorSettings, ValueUpdateSettings
 from rlmath.algorithms.aggregation import token_weights
 from rlmath.algorithms.value import value_losses
 from rlmath.batching import minibatches
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
-
-
-@dataclass(frozen=True)
-class ValueUpdateSettings:
-    """How a batch becomes optimizer steps of the value model; see ``ValueConfig``."""
-
-    clip: float | None = 0.2
-    aggregation: str = "token_mean"
-    constant_length: int | None = None
-    minibatches: int = 1
 
 
 @dataclass(frozen=True)

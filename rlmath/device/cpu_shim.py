@@ -88,9 +88,16 @@ def install() -> None:
     _device_constructors()
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
+    # Megatron decorates functions that are off here; the compiler alone takes seconds to import.
+    torch.compile = _as_is  # type: ignore[assignment]
     _patch_tensor_methods()
     _patch_cuda_module()
     _installed = True
+
+
+def _as_is(function: Any = None, **_: Any) -> Any:
+    """In the place of ``torch.compile``, as a decorator or called with options."""
+    return function if function is not None else _as_is
 
 
 def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlmath.actor.actor import ActorSettings, MegatronActor
+from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout
+from rlmath.actor.settings import ActorSettings
 from rlmath.algorithms.mismatch import measure
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch

@@ -153,8 +153,9 @@ def to_megatron(
         UserError: There is a checkpoint already.
         WeightsError: What was written differs.
     """
-    from rlmath.actor.actor import ActorSettings, MegatronActor
+    from rlmath.actor.actor import MegatronActor
     from rlmath.actor.model import ModelSettings
+    from rlmath.actor.settings import ActorSettings
     from rlmath.checkpoint.actor_state import save_actor
 
     if (Path(checkpoint) / _ACTOR).exists():

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlmath.actor.actor import ActorSettings, MegatronActor, TokenValues, UpdateSettings
+from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout
+from rlmath.actor.settings import ActorSettings, TokenValues, UpdateSettings
 from rlmath.algorithms.correction import CorrectionSettings, correct
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.device import Platform

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlmath.actor.actor import MegatronActor, ReferenceSettings, TokenValues
+from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout
+from rlmath.actor.settings import ReferenceSettings, TokenValues
 from rlmath.checkpoint import CheckpointStore
 from rlmath.checkpoint.actor_state import begin_save, load_actor, save_actor
 from rlmath.checkpoint.manifest import read_manifest

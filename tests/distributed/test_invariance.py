@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.actor.actor import UpdateSettings
 from rlmath.actor.parallel import Layout
+from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.algorithms.settings import ObjectiveSettings

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.actor.actor import ActorSettings
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout
-from rlmath.actor.value_model import ShareOfValues, ValueModel, ValueUpdateSettings
+from rlmath.actor.settings import ActorSettings, ValueUpdateSettings
+from rlmath.actor.value_model import ShareOfValues, ValueModel
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool

@@ -365,9 +365,10 @@ def planted_difference(folder: str, case: Case, name: str) -> str:
 
 def save_checkpoint(folder: str, case: Case, target: str) -> None:
     """Load a folder into an actor of this layout and save it as a run does."""
-    from rlmath.actor.actor import ActorSettings, MegatronActor
+    from rlmath.actor.actor import MegatronActor
     from rlmath.actor.model import ModelSettings
     from rlmath.actor.parallel import Layout
+    from rlmath.actor.settings import ActorSettings
     from rlmath.checkpoint.actor_state import save_actor
     from rlmath.device import CPU
 
@@ -400,9 +401,10 @@ def alignment_with_fault(folder: str, fault: str | None) -> tuple[float, str | N
     _layouts[0].enter(Case())
     if dist.get_rank():
         return 0.0, None, ""
-    from rlmath.actor.actor import ActorSettings, MegatronActor
+    from rlmath.actor.actor import MegatronActor
     from rlmath.actor.model import ModelSettings
     from rlmath.actor.parallel import Layout
+    from rlmath.actor.settings import ActorSettings
     from rlmath.device import CPU
     from rlmath.errors import UserError
     from rlmath.weights.alignment import compare

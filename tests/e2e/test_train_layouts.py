@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from tests.e2e.runs import metrics, quickstart_settings, rlmath
 
+# The quickstart's own, two tensor-parallel ranks and an engine, has a test of its own.
 LAYOUTS = {
-    "tp2": [],
     "pp2": ["actor.tensor_parallel=1", "actor.pipeline_parallel=2"],
     "dp2": ["actor.tensor_parallel=1", "actor.data_parallel=2"],
     "tp2_pp2": ["actor.pipeline_parallel=2"],
@@ -56,6 +56,8 @@ def test_kl_and_entropy_terms_and_engine_log_probs(material: Path, tmp_path: Pat
         "algorithm.entropy_coef=0.01",
         "algorithm.minibatches_per_step=1",
         "algorithm.old_log_probs=engine",
+        "actor.optimizer.lr=0",
+        "actor.optimizer.min_lr=0",
         "runner.steps=1",
     )
     assert run.returncode == 0, run.stderr
@@ -65,18 +67,8 @@ def test_kl_and_entropy_terms_and_engine_log_probs(material: Path, tmp_path: Pat
     # Measured all the same, from the update's own log-probs.
     assert first["mismatch/mean_w"] == pytest.approx(1.0, abs=1e-5)
     assert first["alignment/mean_exp_abs_diff"] <= 1.0001
-
-
-def test_learning_rate_zero_changes_no_weight(material: Path, tmp_path: Path) -> None:
-    run = rlmath(
-        "train",
-        *quickstart_settings(material, tmp_path),
-        "actor.optimizer.lr=0",
-        "actor.optimizer.min_lr=0",
-        "algorithm.minibatches_per_step=1",
-        "runner.steps=1",
-    )
-    assert run.returncode == 0, run.stderr
+    # Without a learning rate no weight moves.
+    assert first["train/grad_norm"] > 0
     before = load_file(material / "model" / "model.safetensors")
     after = load_file(tmp_path / "hf" / "model.safetensors")
     assert before.keys() == after.keys()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.actor.actor import UpdateResult
+from rlmath.actor.settings import UpdateResult
 from rlmath.config.load import load
 from rlmath.config.schema import Config, OnMisalignment
 from rlmath.identities import IdentityError, broken_identities, check_identities

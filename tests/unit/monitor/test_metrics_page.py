@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlmath.actor.actor import UpdateResult, UpdateSettings
+from rlmath.actor.settings import UpdateResult, UpdateSettings
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.dynamic_sampling import PoolCounts

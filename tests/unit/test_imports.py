@@ -1,0 +1,18 @@
+"""What a process imports: seconds of start-up, and Megatron and vLLM must not meet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["rlmath.train", "rlmath.sft", "rlmath.evaluate"])
+def test_the_driver_imports_neither_megatron_nor_vllm(module: str) -> None:
+    program = f"import sys, {module}; print({{m.partition('.')[0] for m in sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "'torch'" in done.stdout
+    assert "'megatron'" not in done.stdout and "'vllm'" not in done.stdout
