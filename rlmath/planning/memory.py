@@ -81,14 +81,14 @@ def state_bytes(parameters: int, dp: int) -> float:
 def layer_bytes(shape: ModelShape, tp: int) -> float:
     """Activations that a layer keeps for its backward pass, per token of the micro-batch.
 
-    Two bytes for each of: the inputs of both norms and their outputs (4 h), queries, keys and
-    values (q + 2 kv), attention's output (q), gate and up (2 f), their product (f); and four for
-    the log of attention's denominator per head. All are split over tensor ranks, the first four
-    along the sequence (Korthikanti et al. 2022, eq. 4). A norm of queries and keys keeps its inputs
-    as well.
+    Two bytes for each of: the inputs of both norms and their outputs (4 h); queries, keys and
+    values in one matrix, whole, because values are a view of it (q + 2 k); rotated queries and
+    keys (q + k); attention's output (q); gate and up (2 f), their product (f). Four for the log of
+    attention's denominator per head. All are split over tensor ranks, the first four along the
+    sequence (Korthikanti et al. 2022, eq. 4). A norm of queries and keys keeps its inputs as well.
     """
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    widths = 4 * shape.hidden + 2 * query + 2 * key + 3 * shape.ffn
+    widths = 4 * shape.hidden + 3 * query + 3 * key + 3 * shape.ffn
     if shape.qk_norm:
         widths += query + key
     return (2 * widths + 4 * shape.heads) / tp

@@ -79,12 +79,13 @@ def test_bytes_of_a_parameter() -> None:
 
 
 def test_activations_of_a_layer_after_korthikanti() -> None:
-    """Their 34 h without the two dropout masks (h each), with a third matrix (4 h wide, 2 bytes):
-    for many heads as wide as the hidden state and a feed-forward of 4 h."""
+    """Their 34 h without the two dropout masks (h each), with a third matrix (4 h wide, 2 bytes),
+    and queries and keys before their rotation: for keys as wide as the hidden state, a feed-forward
+    of 4 h."""
     sizes = dict(KNOWN["Llama-3.1-8B"], num_key_value_heads=32, intermediate_size=4 * 4096)
     one = model_shape(sizes)
     softmax = 4 * one.heads
-    assert layer_bytes(one, tp=1) == (34 - 2 + 2 * 4) * one.hidden + softmax
+    assert layer_bytes(one, tp=1) == (34 - 2 + 2 * 4 + 2 * 2) * one.hidden + softmax
     assert layer_bytes(one, tp=8) == layer_bytes(one, tp=1) / 8
 
 
