@@ -8,7 +8,7 @@ usage: RANK=r ray_utils/start_ray.sh [--interface NAME] [--port PORT] [--timeout
                                      [--num-cpus N] [--object-store-mib MIB]
 
 RANK 0 starts the head and writes its address, whole or not at all, for the others. Any other rank
-waits until a head answers there, says what it waits for, and joins it. An address at which nobody
+waits until a head answers there, says what it waits for, and joins it, in three attempts. An address at which nobody
 answers is of an earlier run and is ignored.
 
   --interface NAME         network interface between the nodes (default: the one of the default
@@ -111,7 +111,15 @@ until head=$(head_address); do
   sleep 1
   waited_s=$((waited_s + 1))
 done
-start_node --address "$head"
-sleep 2
-node_is_alive || died
-say "$own joins the head at $head"
+# A busy machine may not start Ray in the half minute that Ray itself allows: three attempts.
+joined() { grep -qs "Ray runtime started" "$node_log"; }
+for attempt in 1 2 3; do
+  start_node --address "$head"
+  until joined || ! node_is_alive; do sleep 1; done
+  joined && break
+  [ "$attempt" -lt 3 ] || died
+  say "Ray ended at once ($(tail -n 1 "$node_log")); attempt $((attempt + 1)) of 3"
+  # What it had started before it gave up is in its session.
+  ps -o pid= -s "$(cat "$pid_file")" | xargs -r kill -KILL 2>/dev/null || true
+done
+say "$own has joined the head at $head"

@@ -16,15 +16,20 @@ fi
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 need_number RANK "${RANK:-}"
 [ "$RANK" != 0 ] || rm -f "$address_file"
-if ! node_is_alive; then
+pid=$(cat "$pid_file" 2>/dev/null || true)
+# start_ray.sh made it the leader of a session, so its processes are told by their session, also
+# when the leader has died and left them. The name is for a number that has been given out again.
+members() { ps -o pid= -o args= -s "$pid" | awk '/ray/ && !/<defunct>/ { print $1 }'; }
+if [ -z "$pid" ] || [ -z "$(members)" ]; then
   rm -f "$pid_file"
   say "nothing to stop"
   exit 0
 fi
-pid=$(cat "$pid_file")
-# start_ray.sh made it the leader of a session, so its processes are told by their session.
-members() { ps -o pid= -s "$pid" | tr -d ' '; }
-kill -TERM "$pid" 2>/dev/null || true
+if node_is_alive; then
+  kill -TERM "$pid" 2>/dev/null || true
+else
+  members | xargs -r kill -TERM 2>/dev/null || true
+fi
 for _ in $(seq 100); do
   [ -n "$(members)" ] || break
   sleep 0.1

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,19 @@ class Node:
 
     def command(self, *arguments: str) -> list[str]:
         return ["ip", "netns", "exec", self.namespace, *arguments]
+
+    def pids(self) -> list[int]:
+        """Processes on this node."""
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=20
+        )
+        return [int(line) for line in listed.stdout.split()]
+
+    def kill_all(self) -> None:
+        """The machine dies."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _ip(*arguments: str) -> None:
@@ -40,16 +54,16 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def nodes(count: int) -> Iterator[list[Node]]:
-    """So many nodes that reach each other and nothing else; gone at the end."""
+    """So many nodes that reach each other and nothing else; gone at the end, with all on them."""
     prefix = f"rlmath{os.getpid()}"
     switch = f"{prefix}sw"
     made: list[str] = []
+    found: list[Node] = []
     try:
         _ip("netns", "add", switch)
         made.append(switch)
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
         _ip("-n", switch, "link", "set", "br0", "up")
-        found = []
         for index in range(count):
             node = Node(f"{prefix}n{index}", f"10.77.0.{index + 1}")
             _ip("netns", "add", node.namespace)
@@ -64,5 +78,7 @@ def nodes(count: int) -> Iterator[list[Node]]:
             found.append(node)
         yield found
     finally:
+        for node in found:
+            node.kill_all()
         for name in reversed(made):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)

@@ -46,17 +46,22 @@ def script(
     )
 
 
-def test_engine_on_one_node_and_megatron_on_the_others(material: Path, tmp_path: Path) -> None:
-    """Two tensor-parallel ranks on two nodes, the engine on a third; the last node comes late."""
-    world = 3
-    run_dir = tmp_path / "run"
-    settings = [
+def across_nodes(material: Path, run_dir: Path) -> list[str]:
+    """Two small steps of the quickstart, the engine on the first node, the actor on the others."""
+    return [
         *quickstart_settings(material, run_dir)[1:],
         "cluster.placement=separate",
         "runner.check_export_sequences=0",
         "data.eval_paths=[]",
         f"reward.items=[{{name: '{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd'}}]",
     ]
+
+
+def test_engine_on_one_node_and_megatron_on_the_others(material: Path, tmp_path: Path) -> None:
+    """Two tensor-parallel ranks on two nodes, the engine on a third; the last node comes late."""
+    world = 3
+    run_dir = tmp_path / "run"
+    settings = across_nodes(material, run_dir)
     (tmp_path / "shared").mkdir()
     # Of an earlier run: nobody listens there.
     (tmp_path / "shared" / "ray_address.test").write_text("10.77.0.9:6379\n")
@@ -83,6 +88,7 @@ def test_engine_on_one_node_and_megatron_on_the_others(material: Path, tmp_path:
     assert codes == [0, 0, 0], "\n".join(texts)
     assert "cluster is whole: 3 nodes, 12 CPU slots" in texts[0]
     assert "waiting for the head" in texts[1]
+    assert "missing 1 of 3 nodes (RANK 2)" in texts[0]
     lines = metrics(run_dir)
     assert [line["step"] for line in lines] == [1, 2]
     # The first step has changed the weights, the second one's samples are of what crossed nodes.
@@ -92,7 +98,7 @@ def test_engine_on_one_node_and_megatron_on_the_others(material: Path, tmp_path:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    """No head, a stale address, a missing node, a taken port, a lost head."""
+    """No head, a stale address, no such interface, a missing node."""
     with nodes(2) as (first, second):
         none = script(second, "ray_utils/start_ray.sh", tmp_path, 1, 2, "--timeout-s", "1")
         assert none.returncode == 2
@@ -125,28 +131,67 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         assert "nothing to stop" in again.stdout
 
 
-def test_a_lost_head_ends_the_others(tmp_path: Path) -> None:
-    """A worker whose Ray ends without an exit code of RANK 0 exits with 1."""
-    with nodes(2) as (first, second):
-        started = script(first, "ray_utils/start_ray.sh", tmp_path, 0, 2, *INTERFACE.split())
-        assert started.returncode == 0, started.stdout + started.stderr
-        worker = subprocess.Popen(
-            second.command("bash", "launchers/launch_cluster.sh", "8", "quickstart"),
-            cwd=ROOT,
-            env=environment(tmp_path, 1, 2, RAY_gcs_rpc_server_reconnect_timeout_s="3"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        pid = tmp_path / "state" / "test" / "rank_1.pid"
-        deadline = time.monotonic() + 60
-        while not pid.exists() and time.monotonic() < deadline:
-            time.sleep(0.5)
-        time.sleep(8)
-        script(first, "ray_utils/stop_ray.sh", tmp_path, 0, 2)
-        output, _ = worker.communicate(timeout=90)
-        assert worker.returncode == 1, output
-        assert "the head is lost" in output
+def test_two_nodes_train_until_the_head_is_lost(material: Path, tmp_path: Path) -> None:
+    """The engine on one node, Megatron on the other; then the first node dies in the middle of a
+    step, and the other, left without an exit code of RANK 0, exits with 1 and leaves nothing."""
+    run_dir = tmp_path / "run"
+    settings = [*across_nodes(material, run_dir), "runner.steps=1000"]
+    with nodes(2) as members:
+        processes = []
+        for rank in (0, 1):
+            with (tmp_path / f"rank_{rank}.txt").open("w") as log:
+                processes.append(
+                    subprocess.Popen(
+                        members[rank].command(
+                            "bash", "launchers/launch_cluster.sh", "8", "quickstart", *settings
+                        ),
+                        cwd=ROOT,
+                        env=environment(
+                            tmp_path, rank, 2, RAY_gcs_rpc_server_reconnect_timeout_s="3"
+                        ),
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        try:
+            deadline = time.monotonic() + 400
+            while not (run_dir / "metrics.jsonl").exists() or len(metrics(run_dir)) < 2:
+                assert time.monotonic() < deadline, (tmp_path / "rank_0.txt").read_text()
+                assert processes[0].poll() is None, (tmp_path / "rank_0.txt").read_text()
+                time.sleep(0.5)
+            members[0].kill_all()
+            code = processes[1].wait(timeout=120)
+            left = members[1].pids()
+        finally:
+            for process, member in zip(processes, members, strict=True):
+                member.kill_all()
+                process.wait(timeout=20)
+    text = (tmp_path / "rank_1.txt").read_text()
+    assert code == 1, text
+    assert "the head is lost" in text
+    assert left == []
+    lines = metrics(run_dir)
+    assert [line["step"] for line in lines[:2]] == [1, 2]
+    assert all(line["alignment/mean_exp_abs_diff"] < 1.0001 for line in lines)
+
+
+def test_a_node_that_never_comes_ends_all_with_the_same_code(tmp_path: Path) -> None:
+    with nodes(2) as members:
+        processes = [
+            subprocess.Popen(
+                member.command("bash", "launchers/launch_cluster.sh", "12", "quickstart"),
+                cwd=ROOT,
+                env=environment(tmp_path, rank, 3, RLMATH_CHECK_TIMEOUT_S="4"),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank, member in enumerate(members)
+        ]
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], "\n".join(outputs)
+    assert "still lacks 1 of 3 nodes (RANK 2) and 4 of 12 CPU slots" in outputs[0]
+    assert "RANK 0 has ended with exit code 2" in outputs[1]
 
 
 def test_namespaces_are_apart() -> None:

@@ -99,3 +99,33 @@ def test_neighbours_stay_together(
 ) -> None:
     layout = Layout(Device.cpu, 2, 1, 2, 1, 1, 0, placement)
     assert shares(layout, nodes) == expected
+
+
+def test_stop_ends_what_a_dead_ray_has_left(tmp_path: Path) -> None:
+    """Of the session that start_ray.sh made, though its leader has died; and only what is Ray's."""
+    state = tmp_path / "test"
+    state.mkdir()
+    left_behind = "(exec -a ray::ActorWorker sleep 60) & (exec -a other sleep 60) &"
+    subprocess.run(
+        ["setsid", "--wait", "bash", "-c", f"{left_behind} echo $$ >{state}/rank_1.pid"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=20,
+        check=True,
+    )
+    pid = (state / "rank_1.pid").read_text().strip()
+
+    def left() -> list[str]:
+        listed = subprocess.run(
+            ["ps", "-o", "args=", "-s", pid], capture_output=True, text=True, check=False
+        )
+        return sorted(line for line in listed.stdout.splitlines() if "<defunct>" not in line)
+
+    assert left() == ["other 60", "ray::ActorWorker 60"]
+    names = {"RANK": "1", "RLMATH_RUN_ID": "test", "RLMATH_STATE_DIR": str(tmp_path)}
+    try:
+        assert "stopped" in bash("ray_utils/stop_ray.sh", **names).stdout
+        assert left() == ["other 60"]
+        assert "nothing to stop" in bash("ray_utils/stop_ray.sh", **names).stdout
+    finally:
+        subprocess.run(["pkill", "-s", pid], check=False)
