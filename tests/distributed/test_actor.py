@@ -352,3 +352,25 @@ def test_equal_rewards_change_no_weight(ranks: RankPool, tiny_model: str) -> Non
         assert not any(moved for moved in equal[0].values())
         assert equal[1]["grad_norm"] == 0 and equal[1]["discarded"] == 1
         assert all(moved > 0 for moved in other[0].values())
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_layers_keep_what_a_plan_counts(
+    ranks: RankPool, tiny_model: str, tensor_parallel: int
+) -> None:
+    """What four layers keep more than their inputs, by autograd and by ``rlmath plan layout``.
+
+    Beside what is counted a norm keeps one number per token; attention pads nothing here.
+    """
+    from rlmath.planning.memory import layer_bytes
+    from rlmath.weights.shape import read_model_shape
+    from tests.distributed.kept_activations import equal_sequences, kept_bytes
+
+    layout, batch = Layout(tensor_parallel, 1, 1), equal_sequences(6, prompt=8, response=24)
+    whole, inputs = (ranks.run(layout, kept_bytes, tiny_model, batch, n)[0] for n in (0, 4))
+    shape = read_model_shape(tiny_model)
+    # In float32 everything is twice as large but what is float32 in any case.
+    of_heads = 4 * shape.heads / tensor_parallel
+    layer = 2 * (layer_bytes(shape, tensor_parallel) - of_heads) + of_heads
+    counted = layer - 4 * shape.hidden / tensor_parallel
+    assert (whole - inputs) / 4 / (6 * 32) == pytest.approx(counted, rel=0.02)

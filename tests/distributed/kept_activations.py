@@ -1,0 +1,59 @@
+"""Bytes that a forward pass keeps for the backward pass, counted from autograd itself."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.parallel import Layout
+from rlmath.device import Platform
+from rlmath.types import TrainingBatch
+from tests.distributed.test_actor import VOCAB, build
+
+
+def equal_sequences(count: int, prompt: int, response: int) -> TrainingBatch:
+    """A batch whose packs are rectangles, so that attention on a CPU pads nothing."""
+    tokens = count * response
+    return TrainingBatch(
+        tokens=torch.randint(0, VOCAB, (count * (prompt + response),)),
+        prompt_lengths=torch.full((count,), prompt),
+        response_lengths=torch.full((count,), response),
+        group_ids=torch.zeros(count, dtype=torch.int64),
+        weights_versions=torch.zeros(count, dtype=torch.int64),
+        rewards=torch.zeros(count),
+        engine_log_probs=torch.full((tokens,), -math.log(VOCAB)),
+        advantages=torch.ones(tokens),
+        loss_mask=torch.ones(tokens, dtype=torch.bool),
+    )
+
+
+def kept_bytes(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, recomputed: int
+) -> int:
+    """Storages that autograd holds after a forward pass of one pack; parameters left out."""
+    settings = ModelSettings(
+        torch.float32,
+        sequence_parallel=layout.tensor_parallel > 1,
+        recompute="full" if recomputed else "none",
+        recompute_num_layers=recomputed or None,
+    )
+    actor = build(layout, platform, model, model=settings, max_tokens_per_microbatch=10**6)
+    (pack,) = actor._packs(batch)
+    parameters = {p.untyped_storage().data_ptr() for p in actor.module.parameters()}
+    held: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = actor.module(
+            pack.tokens, pack.position_ids, None, packed_seq_params=pack.packed_seq_params
+        )
+    del output
+    return sum(held.values())
