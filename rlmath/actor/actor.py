@@ -53,9 +53,13 @@ class MegatronActor:
         self.shape = read_model_shape(settings.model_path)
         self.parallel = ParallelRank.from_megatron()
         self.dp_rank = parallel_state.get_data_parallel_rank()
-        self.is_last_stage = parallel_state.is_pipeline_last_stage()
+        self.cp_rank = parallel_state.get_context_parallel_rank()
         # One rank of each data-parallel share speaks for it.
-        self.reports = self.is_last_stage and self.parallel.tp_rank == 0
+        self.reports = (
+            parallel_state.is_pipeline_last_stage()
+            and self.parallel.tp_rank == 0
+            and self.cp_rank == 0
+        )
 
         self.module = build_model(
             self.hf_config, layout, platform, settings.model, settings.max_sequence_length
@@ -262,7 +266,7 @@ class MegatronActor:
 
     def _packs(self, batch: TrainingBatch) -> list[Pack]:
         budget = self.settings.max_tokens_per_microbatch
-        return pack_share(batch, self.layout, self.dp_rank, budget, self.platform)
+        return pack_share(batch, self.layout, self.dp_rank, self.cp_rank, budget, self.platform)
 
 
 @dataclass(frozen=True)

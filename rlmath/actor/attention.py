@@ -19,6 +19,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from rlmath.actor.context import ContextClass, ContextSeqParams
 from rlmath.device.cpu_ops import rms_norm
 
 # Sequences are padded together while the shortest is at least this share of the longest: few
@@ -148,8 +149,6 @@ class PackedAttention(MegatronModule):
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
         super().__init__(config=config)
-        if config.context_parallel_size != 1:
-            raise ValueError("context parallelism needs Transformer Engine's attention")
         if attn_mask_type != AttnMaskType.causal:
             raise ValueError(f"PackedAttention is causal, asked for {attn_mask_type}")
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
@@ -174,7 +173,9 @@ class PackedAttention(MegatronModule):
             ``[t, heads * dim]``.
         """
         assert packed_seq_params is not None, "PackedAttention takes packed sequences only"
-        if isinstance(packed_seq_params, LengthClassedSeqParams):
+        if isinstance(packed_seq_params, ContextSeqParams):
+            context = self._over_ranks(query, key, value, packed_seq_params.context_classes)
+        elif isinstance(packed_seq_params, LengthClassedSeqParams):
             context = self._rectangles(query, key, value, packed_seq_params.length_classes)
         else:
             context = self._varlen(query, key, value, packed_seq_params)
@@ -193,12 +194,37 @@ class PackedAttention(MegatronModule):
             pieces.append(self._attend(q, k, v).transpose(1, 2))
         return _FromRectangles.apply(query.size(0), classes, *pieces)  # type: ignore[return-value]
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _over_ranks(
+        self, query: Tensor, key: Tensor, value: Tensor, classes: list[ContextClass]
+    ) -> Tensor:
+        """This context rank's queries against the keys and values of all ranks, brought here."""
+        from megatron.core import parallel_state
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+        group = parallel_state.get_context_parallel_group()
+        # On the way back the ranks' gradients of a key are summed where the key is.
+        keys, values = (
+            gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)
+            for x in (key, value)
+        )
+        out = torch.empty_like(query)
+        pieces = []
+        for one in classes:
+            q = query[one.queries].transpose(1, 2)
+            k, v = (x[one.keys].transpose(1, 2) for x in (keys, values))
+            pieces.append(self._attend(q, k, v, one.mask).transpose(1, 2).flatten(0, 1))
+        places = torch.cat([one.queries.flatten() for one in classes])
+        return out.index_copy(0, places, torch.cat(pieces))
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         return F.scaled_dot_product_attention(
             query,
             key,
             value,
-            is_causal=True,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=self.softmax_scale,
             enable_gqa=query.size(1) != key.size(1),
         )

@@ -100,6 +100,7 @@ def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: Mo
         use_cpu_initialization=platform.name == "cpu",
         tensor_model_parallel_size=layout.tensor_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
+        context_parallel_size=layout.context_parallel,
         sequence_parallel=settings.sequence_parallel and layout.tensor_parallel > 1,
         params_dtype=settings.dtype,
         pipeline_dtype=settings.dtype,

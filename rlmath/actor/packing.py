@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,13 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.attention import LengthClassedSeqParams, length_classes
+from rlmath.actor.context import (
+    ContextSeqParams,
+    ContextShare,
+    context_classes,
+    context_share,
+    own_positions,
+)
 from rlmath.actor.parallel import Layout
 from rlmath.batching import assign
 from rlmath.device import Platform
@@ -19,6 +27,9 @@ from rlmath.types import MicroBatch, TrainingBatch
 class Pack:
     """A micro-batch as the model reads it; ``t`` tokens of which ``r`` are response tokens.
 
+    Under context parallelism each rank reads its share of the tokens, and ``context`` says how the
+    shares' values come together.
+
     Attributes:
         tokens: ``[1, t]`` int64, padded to a multiple of the tensor ranks by one more sequence.
         position_ids: ``[1, t]`` int64, from 0 in each sequence.
@@ -27,6 +38,8 @@ class Pack:
         targets: ``[r]`` int64, those response tokens.
         sequence_ids: ``[r]`` int64, which of the pack's sequences each belongs to.
         response_rows: ``[r]`` int64 on the CPU, where they stand among the batch's ``R``.
+        context: ``None`` without context parallelism. With it ``rows`` and ``targets`` are this
+            rank's alone, the others are of all ranks.
     """
 
     tokens: Tensor
@@ -36,12 +49,14 @@ class Pack:
     targets: Tensor
     sequence_ids: Tensor
     response_rows: Tensor
+    context: ContextShare | None = None
 
 
 def pack_share(
     batch: TrainingBatch,
     layout: Layout,
     dp_rank: int,
+    cp_rank: int,
     max_tokens_per_microbatch: int,
     platform: Platform,
 ) -> list[Pack]:
@@ -49,19 +64,28 @@ def pack_share(
     shares = assign(
         batch.sequence_lengths.tolist(), layout.data_parallel, max_tokens_per_microbatch
     )
-    return [pack(batch, one, platform, layout.tensor_parallel) for one in shares[dp_rank]]
+    return [pack(batch, one, platform, layout, cp_rank) for one in shares[dp_rank]]
 
 
 def pack(
-    batch: TrainingBatch, micro_batch: MicroBatch, platform: Platform, multiple_of: int
+    batch: TrainingBatch,
+    micro_batch: MicroBatch,
+    platform: Platform,
+    layout: Layout,
+    cp_rank: int = 0,
 ) -> Pack:
     """Lay the sequences of a micro-batch end to end.
 
     Args:
         batch: The batch that ``micro_batch.sequences`` point into.
-        multiple_of: The row's length is padded to a multiple of this (the tensor ranks).
+        layout: Its tensor ranks have the row's length padded to a multiple of theirs, its context
+            ranks each sequence's.
+        cp_rank: This process's context rank.
     """
-    device = platform.torch_device
+    device, contexts = platform.torch_device, layout.context_parallel
+    # Context ranks cut each sequence into two pieces each; tensor ranks share what one has.
+    piece = 2 * contexts if contexts > 1 else 1
+    multiple_of = contexts * math.lcm(piece // contexts, layout.tensor_parallel)
     indices = list(micro_batch.sequences)
     lengths = batch.sequence_lengths
     token_starts = torch.cumsum(lengths, 0) - lengths
@@ -80,23 +104,35 @@ def pack(
         sequence_ids.append(torch.full((response,), place))
         first = int(response_starts[i])
         response_rows.append(torch.arange(first, first + response))
-        sizes.append(size)
-        offset += size
+        padding = -size % piece
+        if padding:
+            # Behind the sequence's end, where causal attention never looks.
+            tokens.append(torch.zeros(padding, dtype=torch.int64))
+        sizes.append(size + padding)
+        offset += size + padding
     # A micro-batch without sequences still has to go through the model, so that all ranks take part
     # in the same collectives.
     padding = -offset % multiple_of if offset else multiple_of
     if padding:
         tokens.append(torch.zeros(padding, dtype=torch.int64))
         sizes.append(padding)
+    row = torch.cat(tokens)
     position_ids = torch.cat([torch.arange(size) for size in sizes])
+    own_rows, own_targets, context = _cat(rows), _cat(targets), None
+    if contexts > 1:
+        mine = own_positions(sizes, contexts, cp_rank)
+        row, position_ids = row[mine], position_ids[mine]
+        context, chosen, own_rows = context_share(sizes, contexts, cp_rank, own_rows)
+        own_targets = own_targets[chosen]
     return Pack(
-        tokens=torch.cat(tokens)[None].to(device),
+        tokens=row[None].to(device),
         position_ids=position_ids[None].to(device),
-        packed_seq_params=_packed_seq_params(sizes, platform),
-        rows=_cat(rows).to(device),
-        targets=_cat(targets).to(device),
+        packed_seq_params=_packed_seq_params(sizes, platform, contexts, cp_rank),
+        rows=own_rows.to(device),
+        targets=own_targets.to(device),
         sequence_ids=_cat(sequence_ids).to(device),
         response_rows=_cat(response_rows),
+        context=context.to(device) if context else None,
     )
 
 
@@ -104,7 +140,7 @@ def _cat(pieces: list[Tensor]) -> Tensor:
     return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
 
 
-def _packed_seq_params(sizes: list[int], platform: Platform) -> Any:
+def _packed_seq_params(sizes: list[int], platform: Platform, contexts: int, cp_rank: int) -> Any:
     from megatron.core.packed_seq_params import PackedSeqParams
 
     device = platform.torch_device
@@ -116,6 +152,9 @@ def _packed_seq_params(sizes: list[int], platform: Platform) -> Any:
         "max_seqlen_q": max(sizes),
         "max_seqlen_kv": max(sizes),
     }
+    if platform.name == "cpu" and contexts > 1:
+        classes = context_classes(sizes, contexts, cp_rank)
+        return ContextSeqParams(**shared, context_classes=classes)
     if platform.name == "cpu":
         return LengthClassedSeqParams(**shared, length_classes=length_classes(sizes, device))
     return PackedSeqParams(**shared)

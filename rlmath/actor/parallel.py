@@ -14,15 +14,17 @@ from rlmath.device import Platform
 
 @dataclass(frozen=True)
 class Layout:
-    """How the actor's ranks share the model and the data. Ranks = tp x pp x dp."""
+    """How the actor's ranks share the model and the data. Ranks = tp x pp x cp x dp."""
 
     tensor_parallel: int
     pipeline_parallel: int
     data_parallel: int
+    context_parallel: int = 1
 
     @property
     def world_size(self) -> int:
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        model = self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+        return model * self.data_parallel
 
 
 def initialize(
@@ -67,6 +69,7 @@ def initialize(
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
+        context_parallel_size=layout.context_parallel,
         create_gloo_process_groups=platform.collective_backend != "gloo",
         distributed_timeout_minutes=max(1, int(timeout_s // 60)),
     )

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rlmath.actor.context import together
 from rlmath.actor.logprobs import vocab_parallel_log_probs
 from rlmath.actor.packing import Pack
 
@@ -89,6 +90,6 @@ def of_log_probs(function: OnLogProbs[T], *, temperature: float, vocab_size: int
             rank=tp_rank,
             group=group,
         )
-        return function(one, log_probs, entropy)
+        return function(one, together(log_probs, one.context), together(entropy, one.context))
 
     return on_output

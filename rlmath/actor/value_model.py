@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlmath.actor.context import together
 from rlmath.actor.model import build_model, read_hf_config
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
 from rlmath.actor.packing import Pack, pack_share
@@ -92,7 +93,9 @@ class ValueModel:
         self.shape = read_model_shape(settings.model_path)
         parallel = ParallelRank.from_megatron()
         self.dp_rank = parallel_state.get_data_parallel_rank()
-        self.reports = parallel_state.is_pipeline_last_stage() and parallel.tp_rank == 0
+        self.cp_rank = parallel_state.get_context_parallel_rank()
+        last = parallel_state.is_pipeline_last_stage()
+        self.reports = last and parallel.tp_rank == 0 and self.cp_rank == 0
         module: Any = build_model(
             read_hf_config(settings.model_path),
             layout,
@@ -211,9 +214,9 @@ class ValueModel:
 
     def _packs(self, batch: TrainingBatch) -> list[Pack]:
         budget = self.settings.max_tokens_per_microbatch
-        return pack_share(batch, self.layout, self.dp_rank, budget, self.platform)
+        return pack_share(batch, self.layout, self.dp_rank, self.cp_rank, budget, self.platform)
 
 
 def _at_rows(one: Pack, output: Tensor) -> Tensor:
     """``[r]`` float32 of the pack's positions from which response tokens are predicted."""
-    return output[one.rows, 0].float()
+    return together(output[one.rows, 0].float(), one.context)

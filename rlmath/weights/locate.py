@@ -151,6 +151,7 @@ def _megatron_values(
     model: nn.Module, tokens: list[int], shape: ModelShape, platform: Platform
 ) -> Values:
     from rlmath.actor.packing import pack
+    from rlmath.actor.parallel import Layout
 
     chunk: Any = unwrap(model)
     taps = _Taps()
@@ -172,7 +173,7 @@ def _megatron_values(
     taps.output(chunk.decoder.final_layernorm, _rows((last, "norm (final_layernorm)")))
     taps.output(chunk.output_layer, _vocabulary(last, shape.vocab))
     batch = batch_of([(tokens[:1], tokens[1:])])
-    one = pack(batch, MicroBatch((0,), len(tokens)), platform, 1)
+    one = pack(batch, MicroBatch((0,), len(tokens)), platform, Layout(1, 1, 1))
     training = model.training
     model.eval()
     model(one.tokens, one.position_ids, None, packed_seq_params=one.packed_seq_params)

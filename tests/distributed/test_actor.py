@@ -28,6 +28,10 @@ LAYOUTS = [
     Layout(1, 1, 2),
     Layout(2, 2, 1),
     Layout(2, 1, 2),
+    # Context parallel alone, and with the others.
+    Layout(1, 1, 1, 2),
+    Layout(2, 1, 1, 2),
+    Layout(1, 2, 1, 2),
 ]
 VOCAB = 101  # Not divisible by 2: the vocabulary is padded under tensor parallelism.
 

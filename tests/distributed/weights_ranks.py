@@ -482,6 +482,7 @@ def _one_sequence(tokens: list[int], tp: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _packed(sequences: list[list[int]], tp: int) -> tuple[Tensor, Tensor, None, Any]:
     from rlmath.actor.packing import pack
+    from rlmath.actor.parallel import Layout
     from rlmath.device import CPU
     from rlmath.types import MicroBatch, TrainingBatch
 
@@ -499,7 +500,7 @@ def _packed(sequences: list[list[int]], tp: int) -> tuple[Tensor, Tensor, None, 
         advantages=nothing,
         loss_mask=nothing.bool(),
     )
-    packed = pack(batch, MicroBatch(tuple(range(n)), int(lengths.sum())), CPU, tp)
+    packed = pack(batch, MicroBatch(tuple(range(n)), int(lengths.sum())), CPU, Layout(tp, 1, 1))
     return packed.tokens, packed.position_ids, None, packed.packed_seq_params
 
 

@@ -1,0 +1,169 @@
+"""Context parallelism: the ranks that share the tokens of each sequence.
+
+A sequence, padded to a multiple of ``2 C`` tokens for ``C`` context ranks, is cut into ``2 C``
+pieces; rank ``c`` has the pieces ``c`` and ``2 C - 1 - c``, so that all ranks have the same part of
+the triangle of causal attention. Megatron's rotary embedding and Transformer Engine's attention cut
+in this way too. What the loss reads (log-probs, entropies, values) is brought together again on
+every context rank: losses over whole sequences then see whole sequences, and each rank sends the
+gradient back through its own tokens only, so that the sum over ranks is the gradient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ContextShare:
+    """How values of the pack's ``r`` response tokens are shared out to context ranks.
+
+    Attributes:
+        largest: The most values that one rank has; all send as many.
+        order: ``[r]`` int64, where each value stands in the ranks' ``[C * largest]``.
+        first: Where this rank's begin there.
+    """
+
+    largest: int
+    order: Tensor
+    first: int
+
+    def to(self, device: torch.device) -> ContextShare:
+        """The same on another device."""
+        return dataclasses.replace(self, order=self.order.to(device))
+
+
+@dataclass(frozen=True)
+class ContextClass:
+    """Sequences of one padded length ``l`` in the attention of one context rank.
+
+    Attributes:
+        queries: ``[n, l / C]`` int64, where this rank's tokens stand in its own row.
+        keys: ``[n, l]`` int64, where all of the sequences' tokens stand in the ranks' rows laid end
+            to end, in the order of the text.
+        mask: ``[l / C, l]`` bool, which keys a query sees.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    mask: Tensor
+
+
+@dataclass
+class ContextSeqParams(PackedSeqParams):
+    """Packed-sequence parameters with what ``PackedAttention`` does under context parallelism."""
+
+    context_classes: list[ContextClass] = field(default_factory=list)
+
+
+def _owners(sizes: Sequence[int], contexts: int) -> tuple[Tensor, Tensor]:
+    """``[t]`` each: the rank that has a position of the whole row, and where in its own row."""
+    ranks, places = [], []
+    start = 0
+    for size in sizes:
+        position = torch.arange(size)
+        piece_size = size // (2 * contexts)
+        piece = position // piece_size
+        second = piece >= contexts
+        ranks.append(torch.where(second, 2 * contexts - 1 - piece, piece))
+        places.append(start + second.long() * piece_size + position % piece_size)
+        start += size // contexts
+    return torch.cat(ranks), torch.cat(places)
+
+
+def own_positions(sizes: Sequence[int], contexts: int, cp_rank: int) -> Tensor:
+    """``[t / C]`` int64, the positions of the whole row that a rank has, in their order.
+
+    Args:
+        sizes: Padded lengths of the row's sequences, in tokens.
+    """
+    return (_owners(sizes, contexts)[0] == cp_rank).nonzero().squeeze(1)
+
+
+def context_share(
+    sizes: Sequence[int], contexts: int, cp_rank: int, rows: Tensor
+) -> tuple[ContextShare, Tensor, Tensor]:
+    """Share out positions of the whole row.
+
+    Args:
+        rows: ``[r]`` int64, positions of the whole row, rising.
+
+    Returns:
+        How their values come together, which of them are this rank's, and where those stand in its
+        own row.
+    """
+    ranks, places = _owners(sizes, contexts)
+    owner = ranks[rows]
+    counts = torch.bincount(owner, minlength=contexts)
+    largest = int(counts.max()) if len(rows) else 0
+    order = torch.zeros_like(rows)
+    for rank in range(contexts):
+        mine = owner == rank
+        order[mine] = rank * largest + torch.arange(int(counts[rank]))
+    chosen = (owner == cp_rank).nonzero().squeeze(1)
+    return ContextShare(largest, order, cp_rank * largest), chosen, places[rows[chosen]]
+
+
+def context_classes(sizes: Sequence[int], contexts: int, cp_rank: int) -> list[ContextClass]:
+    """The sequences of a row by padded length, for the attention of one rank."""
+    ranks, places = _owners(sizes, contexts)
+    flat = ranks * (sum(sizes) // contexts) + places
+    starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    classes = []
+    for size in sorted(set(sizes), reverse=True):
+        members = [i for i, other in enumerate(sizes) if other == size]
+        here = own_positions([size], contexts, cp_rank)
+        own = [starts[i] // contexts + torch.arange(size // contexts) for i in members]
+        classes.append(
+            ContextClass(
+                queries=torch.stack(own),
+                keys=torch.stack([flat[starts[i] : starts[i] + size] for i in members]),
+                mask=here[:, None] >= torch.arange(size)[None, :],
+            )
+        )
+    return classes
+
+
+class _Together(torch.autograd.Function):
+    """``[largest]`` of each rank to ``[C * largest]`` on all; the way back is this rank's own part.
+
+    All ranks go on to compute the same loss, and each sends back what reaches its own values.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, group: Any, first: int) -> Tensor:
+        ctx.part = slice(first, first + mine.numel())
+        out = mine.new_empty(group.size() * mine.numel())
+        dist.all_gather_into_tensor(out, mine.contiguous(), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0][ctx.part], None, None
+
+
+def together(values: Tensor, share: ContextShare | None) -> Tensor:
+    """Values of all response tokens of a pack, from each context rank's own.
+
+    Args:
+        values: ``[own]`` float32.
+        share: ``None``: there is one context rank, and these are all.
+
+    Returns:
+        ``[r]``, the same on all context ranks.
+    """
+    if share is None or not share.largest:
+        return values
+    from megatron.core import parallel_state
+
+    padded = torch.nn.functional.pad(values, (0, share.largest - values.numel()))
+    group = parallel_state.get_context_parallel_group()
+    gathered: Tensor = _Together.apply(padded, group, share.first)  # type: ignore[assignment]
+    return gathered[share.order]
