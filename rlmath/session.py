@@ -142,7 +142,12 @@ def open_session(
                 settings = dataclasses.replace(settings, value=value)
             actor = ActorGroup(
                 settings,
-                ActorLayout(layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel),
+                ActorLayout(
+                    layout.tensor_parallel,
+                    layout.pipeline_parallel,
+                    layout.data_parallel,
+                    context_parallel=layout.context_parallel,
+                ),
                 device=device.value,
                 seed=config.runner.seed,
                 num_threads=config.actor.num_threads or cpu_threads(layout.actor_ranks),

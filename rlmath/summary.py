@@ -57,6 +57,7 @@ def summarize(config: Config, session: Session, extra: dict[str, float]) -> dict
             "tp": layout.tensor_parallel,
             "pp": layout.pipeline_parallel,
             "dp": layout.data_parallel,
+            "cp": layout.context_parallel,
             "engines": layout.engines,
         },
         "steps": lines[-1]["step"],

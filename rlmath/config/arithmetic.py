@@ -23,6 +23,7 @@ class Layout:
         tensor_parallel: Actor ranks that share each layer.
         pipeline_parallel: Actor ranks that share the stack of layers.
         data_parallel: Copies of the actor.
+        context_parallel: Actor ranks that share the tokens of each sequence.
         engines: vLLM engines.
         engine_tensor_parallel: Ranks of each engine.
         accelerators: GPUs of the cluster; 0 on CPU.
@@ -37,11 +38,18 @@ class Layout:
     engine_tensor_parallel: int
     accelerators: int
     placement: Placement
+    context_parallel: int = 1
 
     @property
     def actor_ranks(self) -> int:
         """Megatron processes."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        copy = self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+        return copy * self.data_parallel
+
+    @property
+    def model_copies(self) -> int:
+        """How many times the actor's weights are held, over all ranks."""
+        return self.context_parallel * self.data_parallel
 
     @property
     def engine_ranks(self) -> int:
@@ -122,7 +130,7 @@ def resolve_layout(config: Config, device: Device) -> Layout:
         ConfigError: The accelerators do not divide so, or are too few.
     """
     actor, rollout, cluster = config.actor, config.rollout, config.cluster
-    model_ranks = actor.tensor_parallel * actor.pipeline_parallel
+    model_ranks = actor.tensor_parallel * actor.pipeline_parallel * actor.context_parallel
     if device is Device.cpu:
         data_parallel = 1 if actor.data_parallel is None else actor.data_parallel
         engines = 1 if rollout.engines is None else rollout.engines
@@ -139,6 +147,7 @@ def resolve_layout(config: Config, device: Device) -> Layout:
         engine_tensor_parallel=rollout.tensor_parallel,
         accelerators=accelerators,
         placement=cluster.placement,
+        context_parallel=actor.context_parallel,
     )
 
 
@@ -147,9 +156,10 @@ def _share_accelerators(config: Config, accelerators: int, model_ranks: int) -> 
     actor, rollout, cluster = config.actor, config.rollout, config.cluster
     separate = cluster.placement is Placement.separate
     there_are = f"{cluster.nodes} nodes x {cluster.gpus_per_node} GPUs = {accelerators} GPUs"
+    context = f" x context_parallel {actor.context_parallel}" if actor.context_parallel > 1 else ""
     one_copy = (
         f"tensor_parallel {actor.tensor_parallel} x pipeline_parallel "
-        f"{actor.pipeline_parallel} = {model_ranks} GPUs a copy"
+        f"{actor.pipeline_parallel}{context} = {model_ranks} GPUs a copy"
     )
     if separate and actor.data_parallel is None and rollout.engines is None:
         raise ConfigError(
@@ -226,8 +236,9 @@ def describe(config: Config, layout: Layout) -> str:
             f"{_count(batch.microbatches_of_longest, 'micro-batch', 'es')} a rank and optimizer "
             "step, if all are that long",
             f"actor    {_count(layout.actor_ranks, 'rank')} {where}: tensor "
-            f"{layout.tensor_parallel} x pipeline {layout.pipeline_parallel} x data "
-            f"{layout.data_parallel}",
+            f"{layout.tensor_parallel} x pipeline {layout.pipeline_parallel}"
+            f"{f' x context {layout.context_parallel}' if layout.context_parallel > 1 else ''}"
+            f" x data {layout.data_parallel}",
             f"engines  {layout.engines:,} x tensor {layout.engine_tensor_parallel}, "
             f"{batch.sequences / layout.engines:,.0f} sequences each on average, up to "
             f"{config.rollout.max_running_sequences:,} at once",

@@ -201,8 +201,8 @@ def memory(
     if command != "evaluate":
         # Gradients and Adam's two moments are float32; bfloat16 weights keep a float32 copy.
         optimizer_bytes = 8 + (4 if value_bytes == 2 else 0)
-        optimizers = 1 if config.actor.distributed_optimizer else layout.data_parallel
-        actors, what = layout.data_parallel, "actor(s)"
+        optimizers = 1 if config.actor.distributed_optimizer else layout.model_copies
+        actors, what = layout.model_copies, "actor(s)"
         if command == "train" and config.algorithm.advantage == "gae":
             optimizers, actors, what = 2 * optimizers, 2 * actors, "actor(s) and value model(s)"
         parts.append(
@@ -222,9 +222,9 @@ def memory(
         bytes_each = _reference_bytes(config) + value_bytes
         parts.append(
             (
-                f"{layout.data_parallel} reference model(s) of algorithm.kl_coef="
+                f"{layout.model_copies} reference model(s) of algorithm.kl_coef="
                 f"{config.algorithm.kl_coef:g} x {bytes_each} bytes a parameter",
-                layout.data_parallel * parameters * bytes_each,
+                layout.model_copies * parameters * bytes_each,
             )
         )
     if command != "sft":

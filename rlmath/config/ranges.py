@@ -120,6 +120,7 @@ RANGES: dict[str, Range] = {
     "algorithm.correction.off_policy_mask_kl": NOT_NEGATIVE,
     "actor.tensor_parallel": AT_LEAST_ONE,
     "actor.pipeline_parallel": AT_LEAST_ONE,
+    "actor.context_parallel": AT_LEAST_ONE,
     "actor.data_parallel": AT_LEAST_ONE,
     "actor.recompute_num_layers": AT_LEAST_ONE,
     "actor.max_tokens_per_microbatch": AT_LEAST_ONE,

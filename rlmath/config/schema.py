@@ -253,6 +253,8 @@ class ActorConfig:
     tensor_parallel: int = 1
     # Ranks that share the stack of layers.
     pipeline_parallel: int = 1
+    # Ranks that share the tokens of each sequence, for sequences too long for one.
+    context_parallel: int = 1
     # Copies of the model; null: all ranks of the cluster on CUDA, 1 on CPU.
     data_parallel: int | None = None
     # Split activations between tensor ranks along the sequence where matrices are not split.
@@ -263,7 +265,8 @@ class ActorConfig:
     recompute: Recompute = Recompute.none
     # With recompute=full: layers (of each stage) that are recomputed.
     recompute_num_layers: int | None = None
-    # Token budget of a micro-batch; one longer sequence forms a micro-batch of its own.
+    # Token budget of a micro-batch, which context ranks share; one longer sequence forms a
+    # micro-batch of its own.
     max_tokens_per_microbatch: int = 32768
     # CPU threads of each rank; null: the machine's cores shared between ranks.
     num_threads: int | None = None

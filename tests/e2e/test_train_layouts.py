@@ -43,15 +43,16 @@ def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
     if name == "two_engines":
         assert {row["engine"] for row in rows} == {0, 1}
-        assert summary["layout"] == {"tp": 1, "pp": 1, "dp": 1, "engines": 2}
+        assert summary["layout"] == {"tp": 1, "pp": 1, "dp": 1, "cp": 1, "engines": 2}
 
 
 def test_kl_and_entropy_terms_and_engine_log_probs(material: Path, tmp_path: Path) -> None:
-    """At the first step the reference is the policy, so the KL is 0."""
+    """At the first step the reference is the policy, so the KL is 0; on two context ranks."""
     run = rlmath(
         "train",
         *quickstart_settings(material, tmp_path),
         "actor.tensor_parallel=1",
+        "actor.context_parallel=2",
         "algorithm.kl_coef=0.1",
         "algorithm.entropy_coef=0.01",
         "algorithm.minibatches_per_step=1",
@@ -61,6 +62,7 @@ def test_kl_and_entropy_terms_and_engine_log_probs(material: Path, tmp_path: Pat
         "runner.steps=1",
     )
     assert run.returncode == 0, run.stderr
+    assert "tensor 1 x pipeline 1 x context 2 x data 1" in run.stdout
     first = metrics(tmp_path)[1]
     assert first["train/kl"] == pytest.approx(0.0, abs=1e-6)
     assert first["train/importance_ratio"] == pytest.approx(1.0, abs=1e-5)
