@@ -51,7 +51,7 @@ def test_quickstart_learns(tmp_path: Path) -> None:
     assert summary["eval/accuracy_after"] - summary["eval/accuracy_before"] >= 0.25
     assert summary["alignment/mean_exp_abs_diff"] <= 1.001
     assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
-    assert summary["layout"] == {"tp": 2, "pp": 1, "dp": 1, "engines": 1}
+    assert summary["layout"] == {"tp": 2, "pp": 1, "dp": 1, "cp": 1, "engines": 1}
     assert 1.0 < peak_gib < 12.0
     for key in ("steps", "wall_s", "setup_s", "tokens_generated"):
         assert summary[key] is not None
