@@ -28,10 +28,9 @@ LAYOUTS = [
     Layout(1, 1, 2),
     Layout(2, 2, 1),
     Layout(2, 1, 2),
-    # Context parallel alone, and with the others.
-    Layout(1, 1, 1, 2),
-    Layout(2, 1, 1, 2),
-    Layout(1, 2, 1, 2),
+    # Tokens shared as well.
+    Layout(2, 1, 1, context_parallel=2),
+    Layout(1, 2, 1, context_parallel=2),
 ]
 VOCAB = 101  # Not divisible by 2: the vocabulary is padded under tensor parallelism.
 

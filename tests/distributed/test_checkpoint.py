@@ -184,7 +184,7 @@ TOLERANCE = 1e-5
         (TP2, PP2, True),
         (TP2, PP2, False),
         (Layout(2, 2, 1), DP2, True),
-        (Layout(1, 1, 1), Layout(2, 1, 2), True),
+        (Layout(1, 1, 1), Layout(2, 1, 1, context_parallel=2), True),
     ],
     ids=lambda value: str(value),
 )
