@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -19,7 +19,7 @@ class Layout:
     tensor_parallel: int
     pipeline_parallel: int
     data_parallel: int
-    context_parallel: int = 1
+    context_parallel: int = field(default=1, kw_only=True)
 
     @property
     def world_size(self) -> int:

@@ -29,8 +29,9 @@ from tests.distributed.test_actor import (
 
 Combination = tuple[str, str]
 COMBINATIONS = [(loss, kind) for loss in LOSSES.names() for kind in AGGREGATIONS.names()]
-# Two numbers of one combination, or the norm of a gradient of nearly 0.
-RELATIVE, ABSOLUTE = 1e-5, 1e-7
+# Of a gradient of nearly 0, or a loss that is a small difference of terms of size 1, a rounding or
+# two of those terms is left.
+RELATIVE, ABSOLUTE = 1e-5, 3e-7
 
 
 def settings(combination: Combination, minibatches: int) -> UpdateSettings:
