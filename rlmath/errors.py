@@ -19,6 +19,19 @@ class UserError(Exception):
     """
 
 
+class PartError(RuntimeError):
+    """A part of a run failed: a rank, an engine. The message names it.
+
+    Attributes:
+        raised: Its own code raised the error, which may well raise it again; else its process
+            ended, or it hung.
+    """
+
+    def __init__(self, message: str, *, raised: bool = False) -> None:
+        super().__init__(message)
+        self.raised = raised
+
+
 class ConfigError(UserError):
     """A setting that is unknown, of the wrong type, out of range, or impossible with others."""
 

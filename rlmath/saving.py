@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,9 +14,12 @@ from typing import Any, Literal, Protocol
 
 from rlmath.actor.group import ActorGroup
 from rlmath.checkpoint import Checkpoint, CheckpointStore
+from rlmath.cluster.watchdog import Part
 from rlmath.config.schema import Config
+from rlmath.rewards.base import RewardError
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.refit import refit
+from rlmath.rollout.requests import EngineError
 from rlmath.session import Session
 
 
@@ -77,6 +81,8 @@ class Saver:
         self._store, self._actor, self._states = store, actor, states
         self._in_background = in_background
         self._last: _Point | None = None
+        # Where the ranks write, or wrote last.
+        self._folder: Path | None = None
         self._saved_step = 0
         # Written by the ranks in the background, and then committed by a thread.
         self._writing: _Point | None = None
@@ -112,7 +118,7 @@ class Saver:
         point = self._last
         assert point is not None, "no step is done"
         self._look(wait=True)
-        folder = self._store.begin(point.step)
+        folder = self._folder = self._store.begin(point.step)
         try:
             if self._in_background:
                 self._actor.begin_checkpoint(folder)
@@ -133,46 +139,57 @@ class Saver:
         """Wait until what is written in the background is a checkpoint."""
         self._look(wait=True)
 
+    def watched(self) -> Part:
+        """For the watchdog: on a slow disk a save gets on as long as its folder grows."""
+
+        def marks() -> tuple[str, int]:
+            return str(self._folder), _bytes_in(self._folder)
+
+        def waits_for() -> list[str]:
+            written = _bytes_in(self._folder)
+            if not written:
+                return []
+            return [f"the checkpoint in {self._folder}, {written / 2**20:.1f} MiB so far"]
+
+        return Part(marks, waits_for)
+
     def close(self) -> None:
         """End its thread once what it does now is done."""
         self._thread.shutdown(wait=True)
 
     @contextlib.contextmanager
-    def saving_when_interrupted(self) -> Iterator[None]:
-        """Save when SIGINT or SIGTERM ends the block, if the ranks hold a step that is done.
+    def saving_when_cut_short(self) -> Iterator[None]:
+        """Save when the block ends early although the ranks are well, if they hold a step that is
+        done: SIGINT, SIGTERM, a reward that raises, an engine that fails for good.
 
         They do not from the beginning of an update until the step's end. A second signal ends the
         saving.
         """
         try:
             yield
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, RewardError, EngineError) as cause:
+            signal = isinstance(cause, KeyboardInterrupt | SystemExit)
+            what = "interrupted" if signal else f"cut short by {type(cause).__name__}"
             try:
-                self._save_at_interrupt()
+                print(self._save_what_is_done(what), flush=True)
             except Exception as error:
-                print(f"interrupted; saving failed: {error}", file=sys.stderr, flush=True)
+                print(f"{what}; saving failed: {error}", file=sys.stderr, flush=True)
             raise
 
-    def _save_at_interrupt(self) -> None:
+    def _save_what_is_done(self, what: str) -> str:
         last = self._last
         if last is None or last.step == 0:
-            print("interrupted before the first step was done", flush=True)
-            return
+            return f"{what} before the first step was done"
         if self._actor.changed:
-            print(
-                f"interrupted in the update of step {last.step + 1}, where nothing can be saved; "
-                f"runner.resume=auto goes on after step {self._saved_step}",
-                flush=True,
-            )
             self._look(wait=True)
-            return
+            return (
+                f"{what} in the update of step {last.step + 1}, where nothing can be saved; "
+                f"runner.resume=auto goes on after step {self._saved_step}"
+            )
         if self._saved_step != last.step:
             self.save()
         self._look(wait=True)
-        print(
-            f"interrupted; saved after step {last.step}: runner.resume=auto goes on there",
-            flush=True,
-        )
+        return f"{what}; saved after step {last.step}: runner.resume=auto goes on there"
 
     def _look(self, wait: bool) -> None:
         """See how far the writing in the background is; with ``wait`` see it through."""
@@ -190,3 +207,14 @@ class Saver:
 
     def _commit(self, point: _Point) -> Path:
         return self._store.commit(point.step, point.driver_state, point.metrics)
+
+
+def _bytes_in(folder: Path | None) -> int:
+    """Size of the files in a folder; 0 when it is not there, or no longer."""
+    total = 0
+    for parent, _, names in os.walk(folder or ""):
+        for name in names:
+            # It may be renamed while it is looked at.
+            with contextlib.suppress(FileNotFoundError):
+                total += os.path.getsize(os.path.join(parent, name))
+    return total

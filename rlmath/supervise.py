@@ -12,19 +12,17 @@ from typing import Any
 
 import ray
 
-from rlmath.actor.group import ActorError
 from rlmath.checkpoint import CheckpointStore
 from rlmath.cluster.watchdog import Stalled
 from rlmath.config.schema import Config
-from rlmath.errors import UserError, printable
+from rlmath.errors import PartError, UserError, printable
 from rlmath.monitor import DECISIONS_FILE, read_metrics
 from rlmath.monitor.collapse import RollBack
 from rlmath.monitor.files import replacing, to_json
-from rlmath.rollout.requests import EngineError
 from rlmath.saving import open_store
 
 # What another start may mend. An error of the settings, the data or a reward comes again.
-PARTS_FAILED = (ActorError, EngineError, Stalled, ray.exceptions.RayError)
+PARTS_FAILED = (PartError, Stalled, ray.exceptions.RayError)
 ROLLBACKS_FILE = "rollbacks.json"
 
 
@@ -32,7 +30,8 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
     """Run ``attempt`` until it ends by itself.
 
     After a part has failed it is run again, from the newest checkpoint, at most
-    ``runner.max_restarts`` times without a new checkpoint between. After a collapse whose detector
+    ``runner.max_restarts`` times without a new checkpoint between; no more when its code raised the
+    same error at the same step twice running. After a collapse whose detector
     asks for it, it is run again from the newest checkpoint before the collapse with a lower
     learning rate, at most ``collapse.max_rollbacks`` times in the run's life.
 
@@ -48,6 +47,7 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
     if config.runner.resume != "auto":
         rollbacks.unlink(missing_ok=True)
     restarts, saved = 0, _newest(store)
+    raised: _Raised | None = None
     while True:
         try:
             return attempt(_with_lower_lr(config, rollbacks))
@@ -55,6 +55,10 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
             newest = _newest(store)
             restarts = restarts + 1 if newest == saved else 1
             saved = newest
+            before, raised = raised, _Raised.of(error, run_dir)
+            if raised is not None and raised == before:
+                _tell(run_dir, "a part failed", "no restart", str(error), raised.describe())
+                raise
             if restarts > config.runner.max_restarts:
                 raise
             choice = f"restart {restarts} of runner.max_restarts={config.runner.max_restarts}"
@@ -68,13 +72,38 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
             config = dataclasses.replace(config, runner=runner)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Raised:
+    """What the code of a part raised, and in which step: the same again will not mend itself."""
+
+    step: int
+    error: str
+
+    @classmethod
+    def of(cls, error: BaseException, run_dir: Path) -> _Raised | None:
+        """``None``: a process ended or hung, which another start may mend."""
+        if not isinstance(error, PartError) or not error.raised:
+            return None
+        return cls(_last_step(run_dir) + 1, str(error).split("\n")[0])
+
+    def describe(self) -> str:
+        return (
+            f"step {self.step} was done again and failed in the same way, so that another start "
+            "would not mend it; runner.resume=auto goes on when the cause is mended"
+        )
+
+
+def _last_step(run_dir: Path) -> int:
+    return max((line["step"] for line in read_metrics(run_dir)), default=0)
+
+
 def _newest(store: CheckpointStore) -> int:
     return max(store.steps(), default=0)
 
 
 def _redone(run_dir: Path, newest: int) -> str:
     """Which steps another start does again; the one that broke included."""
-    last = max((line["step"] for line in read_metrics(run_dir)), default=0)
+    last = _last_step(run_dir)
     first = newest + 1
     steps = f"step {first} is" if last < first else f"steps {first} to {last + 1} are"
     start = f"the checkpoint of step {newest}" if newest else "the beginning"

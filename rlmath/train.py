@@ -82,8 +82,9 @@ def train(config: Config) -> int:
         if checkpoint is not None:
             saver.restore(checkpoint, session.sampling.pool)
         detectors = CollapseDetectors(config.collapse, read_metrics(run_dir))
-        stack.enter_context(saver.saving_when_interrupted())
-        stack.enter_context(watched(config.watchdog.stall_s, session.watched_parts(monitor)))
+        stack.enter_context(saver.saving_when_cut_short())
+        parts = [*session.watched_parts(monitor), saver.watched()]
+        stack.enter_context(watched(config.watchdog.stall_s, parts))
         monitor.begin_step()
         batch: TrainingBatch | None = None
         if held_out and config.eval.every and done == 0:

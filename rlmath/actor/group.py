@@ -19,7 +19,7 @@ from rlmath.batching import minibatches
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.cluster.watchdog import Part, Process
-from rlmath.errors import UserError
+from rlmath.errors import PartError, UserError
 from rlmath.types import TrainingBatch
 
 if TYPE_CHECKING:
@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     from rlmath.weights.transports import TransportPlan
 
 
-class ActorError(RuntimeError):
+# A rank whose neighbour died raises a moment before the neighbour's death is known.
+DEATH_NEWS_S = 2.0
+
+
+class ActorError(PartError):
     """A Megatron rank failed. The message names it and shows the end of its log."""
 
 
@@ -218,7 +222,7 @@ class ActorGroup:
     def shutdown(self) -> None:
         """End all ranks at once, whatever they do: nothing outlives their processes."""
         workers, self._workers = self._workers, []
-        end_actors(workers, self._known_places() if workers else [])
+        end_actors(workers, self._known_places() or [None] * len(workers))
         self._places = []
 
     def watched(self) -> Part:
@@ -265,7 +269,8 @@ class ActorGroup:
         return self._get([getattr(w, method).remote(*arguments) for w in self._workers], method)
 
     def _get(self, refs: list[Any], method: str = "start") -> list[Any]:
-        """Results in order of rank. The first rank to fail speaks: the others only wait for it."""
+        """Results in order of rank. The first rank to fail speaks, for the others only wait for it;
+        but one whose process ended speaks before those that lost it in a collective."""
         rank_of = {ref: rank for rank, ref in enumerate(refs)}
         results: list[Any] = [None] * len(refs)
         left = list(refs)
@@ -278,6 +283,9 @@ class ActorGroup:
                 try:
                     results[rank] = ray.get(ref)
                 except RayError as error:
+                    died = _first_dead(left) if isinstance(error, RayTaskError) else None
+                    if died is not None:
+                        raise self._explained(died[1], rank_of[died[0]]) from error
                     raise self._explained(error, rank) from error
         self._waited_for = ("", [])
         return results
@@ -290,10 +298,24 @@ class ActorGroup:
             reason = f"{type(error.cause).__name__}: {error.cause}"
         elif isinstance(error, RayActorError):
             reason = "its process ended"
-        return ActorError(f"Megatron rank {rank} failed: {reason}" + end_of(self._log_path(rank)))
+        message = f"Megatron rank {rank} failed: {reason}" + end_of(self._log_path(rank))
+        return ActorError(message, raised=isinstance(error, RayTaskError))
 
     def _log_path(self, rank: int) -> str:
         return f"{self._log_dir}/actor_{rank}.log"
+
+
+def _first_dead(refs: list[Any]) -> tuple[Any, RayActorError] | None:
+    """Of calls that are still waited for, the first whose process turns out to have ended."""
+    done, _ = ray.wait(refs, num_returns=len(refs), timeout=DEATH_NEWS_S) if refs else ([], [])
+    for ref in done:
+        try:
+            ray.get(ref)
+        except RayActorError as error:
+            return ref, error
+        except RayError:
+            continue
+    return None
 
 
 def _assemble(shares: list[TokenValues | None], batch: TrainingBatch) -> tuple[Tensor, Tensor]:

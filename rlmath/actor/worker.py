@@ -10,6 +10,7 @@ from typing import Any
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
+from rlmath.orphans import end_with_parent
 from rlmath.types import TrainingBatch
 
 # Its folder in a checkpoint.
@@ -20,6 +21,7 @@ class ActorWorker:
     """One rank, in a process of its own. torch and Megatron are imported by ``start``."""
 
     def __init__(self, rank: int, log_path: str, environment: dict[str, str]) -> None:
+        end_with_parent(os.getppid())
         os.environ.update(environment)
         self.rank = rank
         send_output_to(log_path)

@@ -52,20 +52,26 @@ def end_actors(actors: Sequence[Any], places: Sequence[ProcessPlace | None]) -> 
 
     Args:
         actors: Their handles.
-        places: Of those that are known; on this node they are ended without Ray, which cannot do
+        places: Of each, if it is known; on this node they are ended without Ray, which cannot do
             it when they are stopped, or when it has been told to end itself.
     """
     import ray
 
+    here = ray.get_runtime_context().get_node_id()
+    left = []
+    for actor, place in zip(actors, places, strict=True):
+        if place is not None and place.node_id == here:
+            _signal(place, signal.SIGKILL, True)
+        else:
+            left.append(actor)
+    if not left:
+        return
+
     def by_ray() -> None:
-        for actor in actors:
+        for actor in left:
             with contextlib.suppress(Exception):
                 ray.kill(actor, no_restart=True)
 
-    here = ray.get_runtime_context().get_node_id()
-    for place in places:
-        if place is not None and place.node_id == here:
-            _signal(place, signal.SIGKILL, True)
     thread = threading.Thread(target=by_ray, name="end-actors", daemon=True)
     thread.start()
     thread.join(END_TIMEOUT_S)

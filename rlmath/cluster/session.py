@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from types import FrameType
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 
+from rlmath.cluster.guard import VARIABLE, Guard
 from rlmath.config.schema import ClusterConfig
 from rlmath.errors import UserError
+
+# Ray's processes look so long for a head that has died, the driver among them, and then end.
+RECONNECT_TIMEOUT_S = "4"
+HEAD_POLL_S = 0.05
 
 
 @contextlib.contextmanager
 def ray_session(config: ClusterConfig) -> Iterator[None]:
     """Ray for the length of a run: the cluster at ``ray_address``, or one of this machine alone.
 
-    One of our own listens on the loopback interface only and ends with the run. A cluster that was
-    started apart listens where whoever started it said.
+    One of our own listens on the loopback interface only and ends with the run, also when the
+    driver is killed. A cluster that was started apart listens where whoever started it said.
 
     Raises:
         UserError: There is no cluster at the address.
@@ -30,15 +39,26 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     # cannot talk to each other, so it is said outright unless the user has said it.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if config.ray_address is None:
-        # Ray's processes look so long for a head that has died, and then end; the driver among
-        # them, so it has to be long enough to save after a signal to all.
-        # Ray replaces a loopback address by the machine's own, and then listens on all of its
-        # interfaces, unless it takes the machine for one that cannot be in a cluster.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        ray_constants.ENABLE_RAY_CLUSTER = False
-        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
-        # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
+    with contextlib.ExitStack() as stack:
+        if config.ray_address is None:
+            guard = Guard()
+            stack.callback(guard.close)
+            _start_own(config, guard)
+        else:
+            _join(config.ray_address)
+        _end_on_sigterm()
+        stack.callback(ray.shutdown)
+        yield
+
+
+def _start_own(config: ClusterConfig, guard: Guard) -> None:
+    # Ray replaces a loopback address by the machine's own, and then listens on all of its
+    # interfaces, unless it takes the machine for one that cannot be in a cluster.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", RECONNECT_TIMEOUT_S)
+    # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
+    with _out_of_our_process_group(), _in_environment(VARIABLE, guard.mark):
         ray.init(
             address="local",
             num_cpus=max(4, os.cpu_count() or 1),
@@ -47,23 +67,77 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
             log_to_driver=False,
             logging_level="warning",
         )
-    else:
-        try:
-            ray.init(address=config.ray_address, log_to_driver=False, logging_level="warning")
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"cluster.ray_address={config.ray_address}: no Ray cluster answers there "
-                f"({str(error).strip().splitlines()[0]}); start one, or set it to null to run on "
-                "this machine alone."
-            ) from error
-    _end_on_sigterm()
+
+
+def _join(address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="warning")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"cluster.ray_address={address}: no Ray cluster answers there "
+            f"({str(error).strip().splitlines()[0]}); start one, or set it to null to run on "
+            "this machine alone."
+        ) from error
+
+
+@contextlib.contextmanager
+def _in_environment(name: str, value: str) -> Iterator[None]:
+    os.environ[name] = value
     try:
         yield
     finally:
-        ray.shutdown()
+        del os.environ[name]
+
+
+@contextlib.contextmanager
+def _out_of_our_process_group() -> Iterator[None]:
+    """Let Ray's processes, and so ranks and engines, begin in a process group of their own.
+
+    A terminal's Ctrl-C, ``timeout`` and batch systems signal the whole group, and the run cannot
+    save when its ranks and Ray's head are hit beside the driver. They end with the driver all the
+    same: by its word, or by the kernel's when it is killed.
+    """
+    popen = services.ConsolePopen
+    services.ConsolePopen = functools.partial(popen, process_group=0)  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen  # type: ignore[misc]
 
 
 def _end_on_sigterm() -> None:
     """Let SIGTERM unwind the run as Ctrl-C does; Ray's own handler would end it at once."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        code = 128 + number
+        if head is not None:
+            threading.Thread(target=_end_with, args=(head, code), daemon=True).start()
+        sys.exit(code)
+
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        head = _own_head()
+        signal.signal(signal.SIGTERM, end)
+
+
+def _own_head() -> subprocess.Popen[bytes] | None:
+    """The head of a Ray that this process started."""
+    node = ray._private.worker._global_node
+    processes = {} if node is None else node.all_processes
+    heads = processes.get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])
+    return heads[0].process if heads else None
+
+
+def _end_with(head: subprocess.Popen[bytes], code: int) -> None:
+    """End this process when Ray's head was told to end as well, and before the run was done with
+    Ray: no call of a rank returns any more, and Ray would end this process with a code of its own.
+    """
+    while head.poll() is None:
+        time.sleep(HEAD_POLL_S)
+    if ray.is_initialized():
+        print(
+            "interrupted, and Ray with it, so that nothing more could be saved; "
+            "runner.resume=auto goes on from the newest checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(code)

@@ -22,6 +22,7 @@ from typing import Any
 
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.worker import serve
+from rlmath.orphans import end_with_parent
 
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 _PROGRAM = (
@@ -113,6 +114,7 @@ def main(descriptor: int) -> None:
 
     symbolic.warm_up()
     parent.send(json.dumps({"pid": os.getpid()}).encode())
+    own_pid = os.getpid()
     while True:
         data, descriptors, _, _ = socket.recv_fds(parent, _MESSAGE_BYTES, 2)
         if not data:
@@ -121,7 +123,7 @@ def main(descriptor: int) -> None:
         if message["do"] == "fork":
             pid = os.fork()
             if pid == 0:
-                _become_worker(parent, descriptors, settings)
+                _become_worker(parent, descriptors, settings, own_pid)
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)  # here too: the group exists before the parent hears of it
             for inherited in descriptors:
@@ -134,10 +136,11 @@ def main(descriptor: int) -> None:
 
 
 def _become_worker(
-    parent: socket.socket, descriptors: list[int], settings: GradingSettings
+    parent: socket.socket, descriptors: list[int], settings: GradingSettings, server_pid: int
 ) -> None:
     status = 1
     try:
+        end_with_parent(server_pid)
         os.setpgid(0, 0)
         parent.close()
         serve(descriptors[0], descriptors[1], settings)

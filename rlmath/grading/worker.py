@@ -1,8 +1,8 @@
 """The worker process: one symbolic comparison at a time, asked and answered over pipes.
 
 A message is a 4-byte big-endian length and that many bytes of JSON: plain data, never code. The
-parent owns the deadline and kills the process group; in case the parent is gone, an alarm with its
-default action (death) ends a job that runs on.
+parent owns the deadline and kills the process group. When the parent is gone, the fork server ends
+and the kernel ends the worker with it; an alarm with its default action (death) does so elsewhere.
 """
 
 from __future__ import annotations

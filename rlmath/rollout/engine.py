@@ -14,6 +14,7 @@ from typing import Any
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
+from rlmath.orphans import end_with_parent
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop
 
@@ -22,6 +23,7 @@ class RolloutEngine:
     """One engine. Made by ``RolloutPool``, in a process of its own."""
 
     def __init__(self, spec: EngineSpec, index: int, environment: dict[str, str]) -> None:
+        end_with_parent(os.getppid())
         os.environ.update(environment)
         self._spec = spec
         self._index = index

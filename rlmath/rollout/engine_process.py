@@ -84,9 +84,8 @@ class EngineProcess:
         try:
             return ray.get(ref)
         except RayError as error:
-            raise EngineError(
-                f"engine {self.index} {what}: {_reason(error)}" + self.end_of_log()
-            ) from error
+            message = f"engine {self.index} {what}: {_reason(error)}" + self.end_of_log()
+            raise EngineError(message, raised=isinstance(error, RayTaskError)) from error
 
     def kill(self) -> None:
         """End the process at once, also one that is stopped or hangs, and its workers."""

@@ -1,10 +1,8 @@
-"""The driver's side of the engines: one queue of requests that all of them draw from."""
+"""The driver's side of the engines: started, started again when they fail, and ended."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,18 +12,13 @@ import ray
 
 from rlmath.cluster.processes import end_actors
 from rlmath.rollout.engine_process import EngineProcess
-from rlmath.rollout.requests import EngineError, EngineSpec, EngineStartError, Progress, Request
+from rlmath.rollout.generation import ANSWER_EVERY_S, Generation, MoreRequests
+from rlmath.rollout.requests import EngineError, EngineSpec, EngineStartError, Request
 from rlmath.types import Sample
 
 log = logging.getLogger(__name__)
 
-# An engine answers at least this often, so that a stall is seen and named.
-ANSWER_EVERY_S = 5.0
-ABORT_TIMEOUT_S = 1.0
 SHUTDOWN_TIMEOUT_S = 6.0
-
-# Told whether no engine has work; gives requests to add.
-MoreRequests = Callable[[bool], Sequence[Request]]
 
 
 class RolloutPool:
@@ -47,9 +40,10 @@ class RolloutPool:
             ``None``: there is no trainer, and the model folder's weights are all there is.
         reconnect: Called when engines were connected one by one and all have to be again.
         restarts: Engines started again so far.
-        held: Of each engine, the requests that it has, by key.
-        tokens: Of each engine, response tokens since its start.
-        generation: Number of the present ``generate``, or of the last one.
+        generation: The present ``generate``, or the last one.
+        weights_version: Of the weights in force; 0 are those of the model folder.
+        weights_verified: Whether the engines' weights have been compared with the trainer's since
+            they started.
     """
 
     def __init__(
@@ -71,7 +65,6 @@ class RolloutPool:
         self._spec = spec
         self._num_engines = num_engines
         self._stall_timeout_s = stall_timeout_s
-        self._answer_every_s = min(ANSWER_EVERY_S, stall_timeout_s / 4)
         self._start_timeout_s = start_timeout_s
         self._actor_options = actor_options or [{}] * num_engines
         self._engines: list[EngineProcess] = []
@@ -81,13 +74,9 @@ class RolloutPool:
         self.reconnect: Callable[[], None] | None = None
         self.restarts = 0
         self._restarts_told = 0
-        self.held: list[dict[tuple[str, int], Request]] = []
-        self.tokens: list[int] = []
         self._generating = False
-        # Even numbers: an abort ends one by going to the number after it.
-        self.generation = 0
+        self.generation: Generation | None = None
         self.weights_version = 0
-        # Whether the engines' weights have been compared with the trainer's since they started.
         self.weights_verified = False
 
     @property
@@ -159,81 +148,16 @@ class RolloutPool:
         """
         if self._generating:
             raise RuntimeError("generate was called while another generate is not yet finished")
-        unfinished: dict[tuple[str, int], Request] = {}
-        seen: set[tuple[str, int]] = set()
-        queue: deque[Request] = deque()
-
-        def add(new: Sequence[Request]) -> None:
-            keys = {request.key for request in new}
-            if len(keys) != len(new) or keys & seen:
-                raise ValueError(
-                    f"{len(new)} requests have {len(keys - seen)} new keys (problem id, index): "
-                    "each key may come once"
-                )
-            self._refuse_overlong(new)
-            seen.update(keys)
-            unfinished.update({request.key: request for request in new})
-            queue.extend(new)
-
-        add(requests)
-        held = self.held = [{} for _ in self._engines]
-        self.tokens = [0] * len(self._engines)
-        # The answer that each busy engine owes, and since when it is waited for.
-        answers: dict[Any, int] = {}
-        waited_s = [0.0] * len(self._engines)
+        # Even numbers: an abort ends one by going to the number after it.
+        number = 2 if self.generation is None else self.generation.number + 2
+        generation = Generation(self, number, self._stall_timeout_s)
+        generation.add(requests)
+        self.generation = generation
         self._generating = True
-        self.generation += 2
         try:
-            self._top_up(queue, held, answers)
-            while True:
-                if more is not None and (new := more(not answers and not queue)):
-                    add(new)
-                    self._top_up(queue, held, answers)
-                if not answers and not queue:
-                    break
-                waiting_since = time.monotonic()
-                starting = self.starting()
-                ready, _ = ray.wait(
-                    [*answers, *starting], num_returns=1, timeout=self._answer_every_s
-                )
-                waited = time.monotonic() - waiting_since
-                for index in answers.values():
-                    waited_s[index] += waited
-                samples: list[Sample] = []
-                for ref in ready:
-                    if ref in starting:
-                        continue
-                    index = answers.pop(ref)
-                    waited_s[index] = 0.0
-                    try:
-                        samples += self._take(ref, index, held[index])
-                    except EngineError as error:
-                        self._replace(index, error, queue, held[index])
-                for ref, index in list(answers.items()):
-                    try:
-                        self._check_stall(index, waited_s[index], len(held[index]), held[index])
-                    except EngineError as error:
-                        del answers[ref]
-                        waited_s[index] = 0.0
-                        self._replace(index, error, queue, held[index])
-                for ref, engine in starting.items():
-                    try:
-                        engine.check_start_time()
-                        if ref in ready:
-                            self._bring_up(engine)
-                    except EngineError as error:
-                        self._replace(engine.index, error, queue, held[engine.index])
-                # Engines first, so that they work on while the caller looks at the samples.
-                self._top_up(queue, held, answers)
-                for sample in samples:
-                    del unfinished[(sample.problem_id, sample.index)]
-                    yield sample
-            if unfinished:
-                raise EngineError(f"{len(unfinished)} requests got no sample: {list(unfinished)}")
+            yield from generation.samples(more)
         finally:
             self._generating = False
-            if any(held):
-                self._abort(answers)
 
     def set_version(self, version: int) -> None:
         """Note an update that the trainer has sent; asks every engine whether it has it.
@@ -257,13 +181,8 @@ class RolloutPool:
         """
         while starting := self.starting():
             ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
-            for ref, engine in starting.items():
-                try:
-                    engine.check_start_time()
-                    if ref in ready:
-                        self._bring_up(engine)
-                except EngineError as error:
-                    self._replace(engine.index, error, deque(), {})
+            for index, error in self.bring_up_started(starting, ready):
+                self.replace(index, error)
         if self._apart and self.reconnect is not None:
             self.reconnect()
         self._apart = False
@@ -320,52 +239,6 @@ class RolloutPool:
     ) -> None:
         self.shutdown()
 
-    def _top_up(
-        self,
-        queue: deque[Request],
-        held: list[dict[tuple[str, int], Request]],
-        answers: dict[Any, int],
-    ) -> None:
-        """Deal requests to the engines that are not waited for, and wait for all busy ones."""
-        free = [
-            index
-            for index, engine in enumerate(self._engines)
-            if engine.starting is None and index not in answers.values()
-        ]
-        dealt: dict[int, list[Request]] = {index: [] for index in free}
-        capacity = self._spec.max_running_sequences
-        while queue and free:
-            index = min(free, key=lambda i: len(held[i]))
-            if len(held[index]) >= capacity:
-                break
-            problem_id = queue[0].problem_id
-            while queue and queue[0].problem_id == problem_id and len(held[index]) < capacity:
-                request = queue.popleft()
-                held[index][request.key] = request
-                dealt[index].append(request)
-        for index in free:
-            if held[index]:
-                engine = self._engines[index].handle
-                arguments = (self.generation, dealt[index], self._answer_every_s)
-                answers[engine.exchange.remote(*arguments)] = index
-
-    def _take(self, ref: Any, index: int, held: dict[tuple[str, int], Request]) -> Sequence[Sample]:
-        """The samples of an engine's answer; nothing has changed when it raises."""
-        progress: Progress = self._engines[index].get(ref)
-        self.tokens[index] = progress.tokens_generated
-        left = held.keys() - {(sample.problem_id, sample.index) for sample in progress.samples}
-        if left and not progress.unfinished:
-            raise EngineError(
-                f"engine {index} has no work but owes {len(left)} samples: {sorted(left)[:5]}"
-                + self._engines[index].end_of_log()
-            )
-        for sample in progress.samples:
-            del held[(sample.problem_id, sample.index)]
-        # What it finished counts, also when it hangs with the rest: that is seen next time.
-        if not progress.samples:
-            self._check_stall(index, progress.quiet_s, progress.unfinished, held)
-        return progress.samples
-
     def _make(self, index: int) -> EngineProcess:
         options = self._actor_options[index]
         return EngineProcess(self._spec, index, options, self._start_timeout_s)
@@ -374,15 +247,16 @@ class RolloutPool:
         """Engines that are not ready yet, by the answer that they owe."""
         return {e.starting: e for e in self._engines if e.starting is not None}
 
-    def _replace(
-        self, index: int, error: EngineError, queue: deque[Request], held: dict[Any, Request]
-    ) -> None:
-        """Start an engine again; what it had goes back to the head of the queue.
+    def replace(self, index: int, error: EngineError, unfinished: int = 0) -> None:
+        """Start an engine again.
 
-        Its requests have the same seeds, so that their samples are the same.
+        Args:
+            index: Its number.
+            error: What became of it.
+            unfinished: Requests that it had.
 
         Raises:
-            EngineError: No more restarts are left.
+            EngineError: ``error``, when no more restarts are left.
         """
         if self.restarts >= self._max_restarts:
             raise error
@@ -394,15 +268,34 @@ class RolloutPool:
             index,
             self.restarts,
             self._max_restarts,
-            len(held),
+            unfinished,
         )
         self._engines[index].kill()
-        queue.extendleft(reversed(held.values()))
-        held.clear()
         self._engines[index] = self._make(index)
 
+    def bring_up_started(
+        self, starting: Mapping[Any, EngineProcess], ready: Sequence[Any]
+    ) -> list[tuple[int, EngineError]]:
+        """Bring engines that have started again to the weights in force.
+
+        Args:
+            starting: As ``starting`` gave it.
+            ready: Answers that are there.
+
+        Returns:
+            Those that failed, or had too long, and why.
+        """
+        failed = []
+        for ref, engine in starting.items():
+            try:
+                engine.check_start_time()
+                if ref in ready:
+                    self._bring_up(engine)
+            except EngineError as error:
+                failed.append((engine.index, error))
+        return failed
+
     def _bring_up(self, engine: EngineProcess) -> None:
-        """Bring an engine that has started again to the weights in force."""
         engine.started()
         self._apart = True
         if self.weights_version and self.bring_up is not None:
@@ -417,34 +310,3 @@ class RolloutPool:
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         refs = [getattr(engine.handle, method).remote(*arguments) for engine in self._engines]
         return [engine.get(ref) for engine, ref in zip(self._engines, refs, strict=True)]
-
-    def _refuse_overlong(self, requests: Sequence[Request]) -> None:
-        longest = self._spec.max_sequence_tokens
-        for request in requests:
-            prompt = len(request.prompt_token_ids)
-            if prompt + request.max_tokens > longest:
-                raise ValueError(
-                    f"{request.problem_id}: a prompt of {prompt} and a response of up to "
-                    f"{request.max_tokens} tokens make {prompt + request.max_tokens}, more than "
-                    f"the engines' longest sequence of {longest}"
-                )
-
-    def _check_stall(
-        self, index: int, quiet_s: float, unfinished: int, held: Mapping[Any, Request]
-    ) -> None:
-        if quiet_s <= self._stall_timeout_s or not held:
-            return
-        oldest = next(iter(held.values()))
-        raise EngineError(
-            f"engine {index} has given no token for {quiet_s:.0f} s (rollout.stall_timeout_s="
-            f"{self._stall_timeout_s:g}) with {unfinished} unfinished requests; the oldest is "
-            f"sample {oldest.index} of problem {oldest.problem_id}"
-            + self._engines[index].end_of_log()
-        )
-
-    def _abort(self, answers: Mapping[Any, int]) -> None:
-        """After an early end: leave no request in an engine, now or when it wakes up."""
-        refs = [engine.handle.abort.remote(self.generation) for engine in self._engines]
-        ray.wait(
-            refs + list(answers), num_returns=len(refs) + len(answers), timeout=ABORT_TIMEOUT_S
-        )

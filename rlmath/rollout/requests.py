@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from rlmath.errors import UserError
+from rlmath.errors import PartError, UserError
 from rlmath.rollout.seeds import request_seed
 from rlmath.types import Problem, Sample
 
 
-class EngineError(RuntimeError):
+class EngineError(PartError):
     """An engine failed or stalled. The message names it and shows the end of its log."""
 
 

@@ -12,7 +12,8 @@ def engines(pool: RolloutPool) -> Part:
 
     def waits_for() -> list[str]:
         lines = [f"engine {engine.index}, which is starting" for engine in pool.starting().values()]
-        for index, held in enumerate(pool.held):
+        generation = pool.generation
+        for index, held in enumerate([] if generation is None else generation.held):
             for oldest in list(held.values())[:1]:
                 lines.append(
                     f"{len(held)} samples of engine {index}, the oldest sample {oldest.index} of "
@@ -27,8 +28,11 @@ def engines(pool: RolloutPool) -> Part:
         ]
 
     def marks() -> tuple[int, ...]:
-        held = [len(of_engine) for of_engine in pool.held]
-        return (pool.generation, pool.restarts, len(pool.starting()), *held, *pool.tokens)
+        starts = (pool.restarts, len(pool.starting()))
+        if (generation := pool.generation) is None:
+            return starts
+        held = [len(of_engine) for of_engine in generation.held]
+        return (*starts, generation.number, *held, *generation.tokens)
 
     return Part(marks, waits_for, processes)
 

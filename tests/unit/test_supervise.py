@@ -31,6 +31,8 @@ class Attempts:
         for step in saves:
             self.store.begin(step)
             self.store.commit(step, {}, {})
+            with (self.store.folder.parent / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": step}) + "\n")
         if end is not None:
             raise end
         return 0
@@ -64,6 +66,22 @@ def test_after_the_last_restart_the_error_is_the_runs_own(config, store):
     with pytest.raises(ActorError):
         supervise(config, attempts)
     assert len(attempts.seen) == 3
+
+
+def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(config, store, tmp_path, capsys):
+    def raised(text="Megatron rank 0 failed: ValueError: no", log="one"):
+        return ActorError(f"{text}\n--- end of actor_0.log\n{log}", raised=True)
+
+    attempts = Attempts(store, ([5], raised()), ([], raised(log="another")), ([], None))
+    with pytest.raises(ActorError):
+        supervise(config, attempts)
+    assert len(attempts.seen) == 2
+    assert "no restart: step 6 was done again and failed in the same way" in capsys.readouterr().err
+    last = json.loads((tmp_path / "decisions.jsonl").read_text().splitlines()[-1])
+    assert last["choice"].startswith("no restart")
+    # A step later, or another error.
+    for then in (([6], raised()), ([], raised("Megatron rank 0 failed: OSError: no"))):
+        assert supervise(config, Attempts(store, ([5], raised()), then, ([], None))) == 0
 
 
 def test_other_errors_are_not_tried_again(config, store):

@@ -8,6 +8,7 @@ tracker removes the name.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import uuid
@@ -47,8 +48,11 @@ class NamedSegments:
                 # Take the memory now: a page that is missing later is a SIGBUS.
                 with open(FOLDER / name, "r+b") as file:
                     os.posix_fallocate(file.fileno(), 0, size_bytes)
-        except BaseException:
+        except BaseException as error:
             self.unlink()
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                # Another process was faster.
+                raise _too_little(sizes_bytes) from None
             raise
 
     @property
@@ -89,14 +93,21 @@ def map_copy_on_write(descriptor: int) -> mmap.mmap:
 
 
 def _refuse_unless_free(sizes_bytes: Sequence[int]) -> None:
-    needed_mib = sum(sizes_bytes) / MIB
+    if sum(sizes_bytes) > _free_bytes():
+        raise _too_little(sizes_bytes)
+
+
+def _free_bytes() -> int:
     stat = os.statvfs(FOLDER)
-    free_mib = stat.f_bavail * stat.f_frsize / MIB
-    if needed_mib > free_mib:
-        sizes = " + ".join(f"{size / MIB:.1f}" for size in sizes_bytes)
-        raise UserError(
-            f"weights travel through {sizes} = {needed_mib:.1f} MiB of shared memory, but {FOLDER} "
-            f"has {free_mib:.1f} MiB free; set weights.bucket_size_mib to at most "
-            f"{max(1, int(free_mib / max(len(sizes_bytes), 1)))} (no smaller than the largest "
-            f"tensor helps) or make {FOLDER} larger (docker run --shm-size)"
-        )
+    return stat.f_bavail * stat.f_frsize
+
+
+def _too_little(sizes_bytes: Sequence[int]) -> UserError:
+    needed_mib, free_mib = sum(sizes_bytes) / MIB, _free_bytes() / MIB
+    sizes = " + ".join(f"{size / MIB:.1f}" for size in sizes_bytes)
+    return UserError(
+        f"weights travel through {sizes} = {needed_mib:.1f} MiB of shared memory, but {FOLDER} "
+        f"has {free_mib:.1f} MiB free; set weights.bucket_size_mib to at most "
+        f"{max(1, int(free_mib / max(len(sizes_bytes), 1)))} (no smaller than the largest "
+        f"tensor helps) or make {FOLDER} larger (docker run --shm-size)"
+    )

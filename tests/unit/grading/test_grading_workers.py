@@ -198,6 +198,26 @@ def test_closing_leaves_no_process_and_an_honest_error() -> None:
     assert grader.grade_one("\\boxed{\\sin^2 y + \\cos^2 y}", "1").status == "error"
 
 
+def test_a_killed_caller_leaves_no_worker_not_even_a_busy_one() -> None:
+    script = (
+        f"import sys, threading, time; sys.path[:0] = {[p for p in sys.path if p]!r}\n"
+        "from rlmath.grading import MathGrader\n"
+        "grader = MathGrader(num_workers=1, timeout_s=60)\n"
+        f"assert grader.grade_one(*{SYMBOLIC!r}).correct\n"
+        f"threading.Thread(target=grader.grade_one, args={ENDLESS!r}, daemon=True).start()\n"
+        "print(*grader.worker_pids(), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        worker = psutil.Process(int(run.stdout.readline()))
+        server = worker.parent()
+        busy_s = worker.cpu_times().user
+        wait_for(lambda: worker.cpu_times().user > busy_s + 0.1)
+        run.kill()
+    wait_for(lambda: not worker.is_running() and not server.is_running(), timeout_s=2.0)
+
+
 def test_a_pool_that_cannot_start_ends_every_job() -> None:
     pool = WorkerPool(GradingSettings(num_workers=1, startup_timeout_s=0.001))
     try:

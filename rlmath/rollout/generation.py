@@ -1,0 +1,215 @@
+"""One round of sampling: a queue of requests, dealt to the engines, each answered exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from rlmath.rollout.requests import EngineError, Progress, Request
+from rlmath.types import Sample
+
+if TYPE_CHECKING:
+    from rlmath.rollout.pool import RolloutPool
+
+# An engine answers at least this often, so that a stall is seen and named.
+ANSWER_EVERY_S = 5.0
+ABORT_TIMEOUT_S = 1.0
+
+# Told whether no engine has work; gives requests to add.
+MoreRequests = Callable[[bool], Sequence[Request]]
+# A request: the problem's id and the sample's index.
+Key = tuple[str, int]
+
+
+class Generation:
+    """What :meth:`RolloutPool.generate` does, and what is known of it meanwhile.
+
+    Args:
+        pool: The engines; asked to start one again that fails.
+        number: Larger than that of the generation before: engines drop what is of an older one.
+        stall_timeout_s: Seconds without a token from an engine that has work, after which it
+            counts as hung.
+
+    Attributes:
+        number: As given.
+        held: Of each engine, the requests that it has, by key.
+        tokens: Of each engine, response tokens since its start.
+    """
+
+    def __init__(self, pool: RolloutPool, number: int, stall_timeout_s: float) -> None:
+        self._pool = pool
+        self.number = number
+        self._stall_timeout_s = stall_timeout_s
+        self._answer_every_s = min(ANSWER_EVERY_S, stall_timeout_s / 4)
+        engines = len(pool.processes)
+        self.held: list[dict[Key, Request]] = [{} for _ in range(engines)]
+        self.tokens = [0] * engines
+        self._queue: deque[Request] = deque()
+        self._seen: set[Key] = set()
+        self._unfinished: set[Key] = set()
+        # The answer that each busy engine owes, and how long it is waited for.
+        self._answers: dict[Any, int] = {}
+        self._waited_s = [0.0] * engines
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Put requests at the end of the queue.
+
+        Raises:
+            ValueError: Two have one key, or one is longer than the engines' sequences.
+        """
+        keys = {request.key for request in requests}
+        if len(keys) != len(requests) or keys & self._seen:
+            raise ValueError(
+                f"{len(requests)} requests have {len(keys - self._seen)} new keys (problem id, "
+                "index): each key may come once"
+            )
+        self._refuse_overlong(requests)
+        self._seen |= keys
+        self._unfinished |= keys
+        self._queue.extend(requests)
+
+    def samples(self, more: MoreRequests | None) -> Iterator[Sample]:
+        """See :meth:`RolloutPool.generate`."""
+        try:
+            self._deal()
+            while True:
+                if more is not None and (new := more(self._idle)):
+                    self.add(new)
+                    self._deal()
+                if self._idle:
+                    break
+                samples = self._next_answers()
+                # Engines first, so that they work on while the caller looks at the samples.
+                self._deal()
+                for sample in samples:
+                    self._unfinished.remove((sample.problem_id, sample.index))
+                    yield sample
+            if self._unfinished:
+                left = sorted(self._unfinished)
+                raise EngineError(f"{len(left)} requests got no sample: {left}")
+        finally:
+            if any(self.held):
+                self._abort()
+
+    @property
+    def _idle(self) -> bool:
+        return not self._answers and not self._queue
+
+    def _deal(self) -> None:
+        """Deal requests to the engines that are not waited for, and wait for all busy ones."""
+        processes = self._pool.processes
+        owing = set(self._answers.values())
+        free = [i for i, one in enumerate(processes) if one.starting is None and i not in owing]
+        dealt: dict[int, list[Request]] = {index: [] for index in free}
+        capacity = self._pool.spec.max_running_sequences
+        queue = self._queue
+        while queue and free:
+            index = min(free, key=lambda i: len(self.held[i]))
+            held = self.held[index]
+            if len(held) >= capacity:
+                break
+            problem_id = queue[0].problem_id
+            while queue and queue[0].problem_id == problem_id and len(held) < capacity:
+                request = queue.popleft()
+                held[request.key] = request
+                dealt[index].append(request)
+        for index in free:
+            if self.held[index]:
+                engine = processes[index].handle
+                arguments = (self.number, dealt[index], self._answer_every_s)
+                self._answers[engine.exchange.remote(*arguments)] = index
+
+    def _next_answers(self) -> list[Sample]:
+        """Wait for an engine; what failed or hangs is started again."""
+        waiting_since = time.monotonic()
+        starting = self._pool.starting()
+        ready, _ = ray.wait(
+            [*self._answers, *starting], num_returns=1, timeout=self._answer_every_s
+        )
+        waited_s = time.monotonic() - waiting_since
+        for index in self._answers.values():
+            self._waited_s[index] += waited_s
+        samples: list[Sample] = []
+        for ref in ready:
+            if ref in starting:
+                continue
+            index = self._answers.pop(ref)
+            self._waited_s[index] = 0.0
+            try:
+                samples += self._take(ref, index)
+            except EngineError as error:
+                self._replace(index, error)
+        for ref, index in list(self._answers.items()):
+            try:
+                self._check_stall(index, self._waited_s[index], len(self.held[index]))
+            except EngineError as error:
+                del self._answers[ref]
+                self._waited_s[index] = 0.0
+                self._replace(index, error)
+        for index, why in self._pool.bring_up_started(starting, ready):
+            self._replace(index, why)
+        return samples
+
+    def _take(self, ref: Any, index: int) -> Sequence[Sample]:
+        """The samples of an engine's answer; nothing has changed when it raises."""
+        engine, held = self._pool.processes[index], self.held[index]
+        progress: Progress = engine.get(ref)
+        self.tokens[index] = progress.tokens_generated
+        left = held.keys() - {(sample.problem_id, sample.index) for sample in progress.samples}
+        if left and not progress.unfinished:
+            raise EngineError(
+                f"engine {index} has no work but owes {len(left)} samples: {sorted(left)[:5]}"
+                + engine.end_of_log()
+            )
+        for sample in progress.samples:
+            del held[(sample.problem_id, sample.index)]
+        # What it finished counts, also when it hangs with the rest: that is seen next time.
+        if not progress.samples:
+            self._check_stall(index, progress.quiet_s, progress.unfinished)
+        return progress.samples
+
+    def _replace(self, index: int, error: EngineError) -> None:
+        """Have an engine started again; what it had goes back to the head of the queue.
+
+        Its requests have the same seeds, so that their samples are the same.
+
+        Raises:
+            EngineError: No more restarts are left.
+        """
+        held = self.held[index]
+        self._pool.replace(index, error, unfinished=len(held))
+        self._queue.extendleft(reversed(held.values()))
+        held.clear()
+
+    def _check_stall(self, index: int, quiet_s: float, unfinished: int) -> None:
+        held: Mapping[Key, Request] = self.held[index]
+        if quiet_s <= self._stall_timeout_s or not held:
+            return
+        oldest = next(iter(held.values()))
+        raise EngineError(
+            f"engine {index} has given no token for {quiet_s:.0f} s (rollout.stall_timeout_s="
+            f"{self._stall_timeout_s:g}) with {unfinished} unfinished requests; the oldest is "
+            f"sample {oldest.index} of problem {oldest.problem_id}"
+            + self._pool.processes[index].end_of_log()
+        )
+
+    def _refuse_overlong(self, requests: Sequence[Request]) -> None:
+        longest = self._pool.spec.max_sequence_tokens
+        for request in requests:
+            prompt = len(request.prompt_token_ids)
+            if prompt + request.max_tokens > longest:
+                raise ValueError(
+                    f"{request.problem_id}: a prompt of {prompt} and a response of up to "
+                    f"{request.max_tokens} tokens make {prompt + request.max_tokens}, more than "
+                    f"the engines' longest sequence of {longest}"
+                )
+
+    def _abort(self) -> None:
+        """After an early end: leave no request in an engine, now or when it wakes up."""
+        refs = [engine.abort.remote(self.number) for engine in self._pool.engines]
+        owed = [*refs, *self._answers]
+        ray.wait(owed, num_returns=len(owed), timeout=ABORT_TIMEOUT_S)

@@ -1,0 +1,28 @@
+"""Every test that a page names beside what it shows is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+NAMED = re.compile(r"`(?:(tests/[\w/]+\.py)|…(?:/\w+\.py)?)(?:::(\w+))?(?:\[[^`]*\])?`")
+DEFINED = {
+    path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.glob("tests/**/*.py")
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_tests_exist(page: Path) -> None:
+    for match in NAMED.finditer(page.read_text()):
+        file, name = match.groups()
+        assert file is None or file in DEFINED, f"{page.name} names {file}"
+        where = [DEFINED[file]] if file else DEFINED.values()
+        assert name is None or any(f"def {name}(" in text for text in where), match.group()
+
+
+def test_the_page_on_reliability_names_many() -> None:
+    assert len(NAMED.findall((ROOT / "docs" / "reliability.md").read_text())) > 15

@@ -1,0 +1,74 @@
+"""What is saved when a run is cut short, and how long a save may take."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.checkpoint import CheckpointStore
+from rlmath.cluster.watchdog import Stalled, watched
+from rlmath.rewards.base import RewardError
+from rlmath.saving import Saver
+
+
+class SlowRanks:
+    """Ranks whose disk takes a block every so often, and then no more."""
+
+    def __init__(self, blocks: int, every_s: float, then_hangs_s: float = 0.0) -> None:
+        self.blocks, self.every_s, self.then_hangs_s = blocks, every_s, then_hangs_s
+        self.changed = False
+
+    def save_checkpoint(self, folder: Path) -> None:
+        with (folder / "tensors").open("wb") as file:
+            for _ in range(self.blocks):
+                time.sleep(self.every_s)
+                file.write(bytes(2**20))
+                file.flush()
+        time.sleep(self.then_hangs_s)
+
+
+def saver_of(ranks: Any, folder: Path) -> Saver:
+    saver = Saver(CheckpointStore(folder, keep=1), ranks, {})
+    saver.step_done(1, {})
+    return saver
+
+
+def test_a_slow_disk_is_no_stall_as_long_as_the_checkpoint_grows(tmp_path: Path) -> None:
+    saver = saver_of(SlowRanks(blocks=12, every_s=0.1), tmp_path / "slow")
+    with watched(0.8, [saver.watched()]):
+        saver.save()
+    assert (tmp_path / "slow" / "step_000001" / "tensors").stat().st_size == 12 * 2**20
+
+
+def test_a_disk_that_stands_still_is_one(tmp_path: Path) -> None:
+    saver = saver_of(SlowRanks(blocks=2, every_s=0.05, then_hangs_s=30.0), tmp_path / "stands")
+    said = pytest.raises(Stalled, match=r"step_000001\.partial, 2\.0 MiB so far")
+    with said, watched(0.4, [saver.watched()]):
+        saver.save()
+    assert not list((tmp_path / "stands").iterdir())
+
+
+@pytest.mark.parametrize("cause", [RewardError("a reward raises"), SystemExit(143)])
+def test_steps_that_are_done_are_saved_when_a_run_is_cut_short(
+    tmp_path: Path, cause: BaseException, capsys: pytest.CaptureFixture
+) -> None:
+    saver = saver_of(SlowRanks(blocks=1, every_s=0.0), tmp_path)
+    with pytest.raises(type(cause)), saver.saving_when_cut_short():
+        raise cause
+    assert (tmp_path / "step_000001" / "manifest.json").is_file()
+    assert "; saved after step 1: runner.resume=auto goes on there" in capsys.readouterr().out
+
+
+def test_an_update_that_was_begun_is_not_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    ranks = SlowRanks(blocks=1, every_s=0.0)
+    saver = saver_of(ranks, tmp_path)
+    ranks.changed = True
+    with pytest.raises(RewardError), saver.saving_when_cut_short():
+        raise RewardError("a reward raises")
+    assert not list(tmp_path.iterdir())
+    assert "cut short by RewardError in the update of step 2" in capsys.readouterr().out
