@@ -55,6 +55,10 @@ class ContextClass:
     keys: Tensor
     mask: Tensor
 
+    def to(self, device: torch.device) -> ContextClass:
+        """The same on another device."""
+        return ContextClass(self.queries.to(device), self.keys.to(device), self.mask.to(device))
+
 
 @dataclass
 class ContextSeqParams(PackedSeqParams):

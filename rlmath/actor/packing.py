@@ -152,8 +152,8 @@ def _packed_seq_params(sizes: list[int], platform: Platform, contexts: int, cp_r
         "max_seqlen_q": max(sizes),
         "max_seqlen_kv": max(sizes),
     }
-    if platform.name == "cpu" and contexts > 1:
-        classes = context_classes(sizes, contexts, cp_rank)
+    if contexts > 1 and platform.layer_spec != "transformer_engine":
+        classes = [one.to(device) for one in context_classes(sizes, contexts, cp_rank)]
         return ContextSeqParams(**shared, context_classes=classes)
     if platform.name == "cpu":
         return LengthClassedSeqParams(**shared, length_classes=length_classes(sizes, device))
