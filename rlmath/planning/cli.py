@@ -38,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-running", type=_count, default=256, metavar="N", help="sequences of an engine")
     add("--tp", type=_count, metavar="N", help="only this actor.tensor_parallel")
     add("--pp", type=_count, metavar="N", help="only this actor.pipeline_parallel")
+    add("--cp", type=_count, metavar="N", help="only this actor.context_parallel")
+    add("--ep", type=_count, metavar="N", help="only this actor.expert_parallel")
     add("--engine-tp", type=_count, metavar="N", help="only this rollout.tensor_parallel")
     add("--recompute-layers", type=int, metavar="N", help="of a stage (default: as few as fit)")
     add("--mfu", type=_share, help="share of the peak that the actor gets")
@@ -108,6 +110,8 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
         efficiency=Efficiency(**{name: value for name, value in given.items() if value}),
         tp=arguments.tp,
         pp=arguments.pp,
+        cp=arguments.cp,
+        ep=arguments.ep,
         engine_tp=arguments.engine_tp,
         recompute_layers=arguments.recompute_layers,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from rlmath.config import check_layout
 from rlmath.config.arithmetic import Layout, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.ranges import out_of_range
-from rlmath.config.schema import Config, Device
+from rlmath.config.schema import ActorConfig, Config, Device
 from rlmath.errors import ConfigError, UserError
 from rlmath.planning.gpus import Efficiency, Gpu
 from rlmath.planning.memory import (
@@ -25,13 +26,15 @@ from rlmath.planning.memory import (
     engine_weights_bytes,
     kv_bytes,
     refit_bytes,
-    state_bytes,
     usable_bytes,
-    worst_rank_parameters,
+    worst_state_bytes,
 )
 from rlmath.planning.models import facts_of
 from rlmath.planning.time import Decoding, Work, actor_time_s, decoding, refit_time_s
 from rlmath.weights.shape import ModelShape
+
+# Context-parallel ranks that are tried, where the actor has them.
+CONTEXT_CHOICES = [1, 2, 4, 8] if hasattr(ActorConfig, "context_parallel") else [1]
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,10 @@ class Wish:
         max_running: Sequences that an engine runs at once.
         bucket_mib: Of a weight update.
         efficiency: Assumptions about time.
-        tp: Tensor-parallel ranks of the actor; ``None``: any. So for the next three.
+        tp: Tensor-parallel ranks of the actor; ``None``: any. So for the next ones.
         pp: Pipeline stages.
+        cp: Context-parallel ranks.
+        ep: Expert-parallel ranks.
         engine_tp: Tensor-parallel ranks of an engine.
         recompute_layers: Recomputed layers of a stage; ``None``: as few as fit.
     """
@@ -67,6 +72,8 @@ class Wish:
     efficiency: Efficiency = field(default_factory=Efficiency)
     tp: int | None = None
     pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
     engine_tp: int | None = None
     recompute_layers: int | None = None
 
@@ -132,6 +139,8 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"algorithm.minibatches_per_step={work.minibatches}",
         f"actor.tensor_parallel={actor.tp}",
         f"actor.pipeline_parallel={actor.pp}",
+        *([f"actor.context_parallel={actor.cp}"] if actor.cp > 1 else []),
+        *([f"actor.expert_parallel={actor.ep}"] if actor.ep > 1 else []),
         f"actor.sequence_parallel={str(actor.tp > 1).lower()}",
         f"actor.recompute={'full' if recomputed else 'none'}",
         f"actor.recompute_num_layers={recomputed or 'null'}",
@@ -173,9 +182,9 @@ def find_plans(wish: Wish) -> list[Plan]:
     _refuse_uneven_nodes(wish)
     plans: list[Plan] = []
     misses: list[_Miss] = []
-    for tp, pp in _actor_splits(wish):
+    for actor in _actor_splits(wish):
         try:
-            plans.append(_plan(wish, tp, pp))
+            plans.append(_plan(wish, actor))
         except _Miss as miss:
             misses.append(miss)
     if plans:
@@ -211,37 +220,57 @@ def _splits(shape: ModelShape, tp: int) -> bool:
     return shape.heads % tp == 0 and shape.ffn % tp == 0 and heads
 
 
-def _actor_splits(wish: Wish) -> Iterator[tuple[int, int]]:
+def _engine_splits(shape: ModelShape, tp: int) -> bool:
+    return _splits(shape, tp) and shape.moe_ffn % tp == 0
+
+
+def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
     """Tensor ranks of one node, stages that divide the layers, copies that use every GPU."""
-    node, shape = min(wish.gpus, wish.gpus_per_node), wish.shape
+    node, shape, gpus = min(wish.gpus, wish.gpus_per_node), wish.shape, wish.gpus
     tensor = [wish.tp] if wish.tp else [n for n in range(1, node + 1) if node % n == 0]
-    stages = [wish.pp] if wish.pp else [n for n in range(1, shape.layers + 1) if n <= wish.gpus]
+    stages = [wish.pp] if wish.pp else [n for n in range(1, shape.layers + 1) if n <= gpus]
+    contexts = [wish.cp] if wish.cp else CONTEXT_CHOICES
     found = False
-    for pp in stages:
-        for tp in tensor:
-            if wish.gpus % (tp * pp) == 0 and shape.layers % pp == 0 and _splits(shape, tp):
-                found = True
-                yield tp, pp
+    for pp, cp, tp in itertools.product(stages, contexts, tensor):
+        if gpus % (tp * pp * cp) or shape.layers % pp or not _splits(shape, tp):
+            continue
+        dp = gpus // (tp * pp * cp)
+        for ep in _expert_shares(wish, tp, cp, dp):
+            found = True
+            yield ActorShape(tp, pp, dp, 0, wish.longest_microbatch, cp, ep)
     if not found:
+        asked = {"tp": wish.tp, "pp": wish.pp, "cp": wish.cp, "ep": wish.ep}
         raise UserError(
-            f"--tp {wish.tp or 'any'} --pp {wish.pp or 'any'}: of {wish.gpus} GPUs in nodes of "
-            f"{node}, {shape.heads} heads, {shape.kv_heads} key-value heads and {shape.layers} "
-            "layers nothing divides so"
+            " ".join(f"--{name} {value or 'any'}" for name, value in asked.items())
+            + f": of {gpus} GPUs in nodes of {node}, {shape.heads} heads, {shape.kv_heads} "
+            f"key-value heads, {shape.layers} layers and {shape.experts} experts nothing divides so"
         )
 
 
-def _plan(wish: Wish, tp: int, pp: int) -> Plan:
-    work, shape = wish.work, wish.shape
-    dp = wish.gpus // (tp * pp)
-    name = f"actor TP {tp} x PP {pp} x DP {dp}"
+def _expert_shares(wish: Wish, tp: int, cp: int, dp: int) -> list[int]:
+    """Expert-parallel ranks: 1 of a dense model, and with context ranks."""
+    shape = wish.shape
+    if not shape.experts:
+        choices = [1]
+    elif cp > 1:
+        choices = [1] if shape.moe_ffn % tp == 0 else []
+    else:
+        cut = [1] if shape.moe_ffn % tp == 0 else []
+        whole = range(2, tp * dp + 1)
+        choices = cut + [n for n in whole if shape.experts % n == 0 and tp * dp % n == 0]
+    return [n for n in choices if wish.ep in (None, n)]
+
+
+def _plan(wish: Wish, split: ActorShape) -> Plan:
+    work, shape, dp, name = wish.work, wish.shape, split.dp, str(split)
     if work.sequences % (work.minibatches * dp):
         raise _Miss(
             f"{name}: {work.sequences} sequences / {work.minibatches} minibatches / {dp} copies = "
             f"{work.sequences / work.minibatches / dp:g} does not divide",
             float("inf"),
         )
-    actor, phases = _with_least_recompute(wish, tp, pp, dp, name)
-    state = state_bytes(worst_rank_parameters(shape, tp, pp), dp)
+    actor, phases = _with_least_recompute(wish, split)
+    state = worst_state_bytes(shape, actor)
     resident = state + ACTOR_PROCESS_GIB * GIB
     share = engine_share(wish.gpu.memory_gib, resident)
     engine_tp, cache_tokens, decoded = _best_engine(wish, share, name)
@@ -264,7 +293,9 @@ def _plan(wish: Wish, tp: int, pp: int) -> Plan:
             "engine": share * wish.gpu.memory_gib * GIB,
         },
     )
-    log_probs_s, update_s = actor_time_s(shape, actor, work, wish.gpu, wish.efficiency, wish.nodes)
+    log_probs_s, update_s = actor_time_s(
+        shape, actor, work, wish.gpu, wish.efficiency, wish.gpus_per_node
+    )
     refit_s = refit_time_s(shape, actor, wish.gpu, wish.efficiency, wish.gpus_per_node)
     return Plan(
         actor=actor,
@@ -290,11 +321,9 @@ def _refuse_if_full(wish: Wish, phase: Phase, name: str) -> None:
         raise _Miss(f"{name}: {phase.describe()}", excess)
 
 
-def _with_least_recompute(
-    wish: Wish, tp: int, pp: int, dp: int, name: str
-) -> tuple[ActorShape, list[Phase]]:
+def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, list[Phase]]:
     """The fewest recomputed layers of a stage with which every phase of the actor fits."""
-    per_stage = wish.shape.layers // pp
+    per_stage, name = wish.shape.layers // split.pp, str(split)
     if wish.recompute_layers is not None and not 0 <= wish.recompute_layers <= per_stage:
         raise _Miss(
             f"{name}: --recompute-layers {wish.recompute_layers}, but a stage has {per_stage}",
@@ -302,7 +331,7 @@ def _with_least_recompute(
         )
     wanted = wish.recompute_layers
     for layers in range(per_stage + 1) if wanted is None else [wanted]:
-        actor = ActorShape(tp, pp, dp, layers, wish.longest_microbatch)
+        actor = dataclasses.replace(split, recompute_layers=layers)
         phases = _phases_beside_engine(wish, actor)
         peak = max(phases, key=lambda one: one.num_bytes)
         if peak.num_bytes <= usable_bytes(wish.gpu.memory_gib):
@@ -344,7 +373,7 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decod
     best: tuple[int, float, Decoding] | None = None
     misses = []
     for tp in choices:
-        if node % tp or not _splits(shape, tp):
+        if node % tp or not _engine_splits(shape, tp):
             continue
         fixed = {
             "process": ENGINE_PROCESS_GIB * GIB,

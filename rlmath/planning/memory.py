@@ -13,7 +13,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlmath.planning.models import parameters_of_rank
+from rlmath.planning.models import (
+    expert_parameters_of_rank,
+    mixture_layers,
+    parameters_of_rank,
+)
 from rlmath.weights.shape import ModelShape, padded_vocab_size
 
 GIB = 2**30
@@ -41,7 +45,9 @@ class ActorShape:
         pp: Pipeline stages.
         dp: Copies of the model, which share the optimizer's state.
         recompute_layers: Layers of each stage that keep their input alone.
-        max_tokens: Longest micro-batch.
+        max_tokens: Longest micro-batch, over its context ranks.
+        cp: Context-parallel ranks, which share a micro-batch's tokens.
+        ep: Expert-parallel ranks, which share the experts of a mixture; 1: tensor ranks cut them.
     """
 
     tp: int
@@ -49,6 +55,31 @@ class ActorShape:
     dp: int
     recompute_layers: int
     max_tokens: int
+    cp: int = 1
+    ep: int = 1
+
+    @property
+    def copies(self) -> int:
+        """Ranks that hold the same weights, experts apart."""
+        return self.dp * self.cp
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks that hold the same part of the same experts."""
+        return self.copies if self.ep == 1 else self.tp * self.copies // self.ep
+
+    @property
+    def tokens(self) -> int:
+        """Of the longest micro-batch on one rank."""
+        return -(-self.max_tokens // self.cp)
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp * self.copies
+
+    def __str__(self) -> str:
+        more = f" x CP {self.cp}" * (self.cp > 1) + f" x DP {self.dp}"
+        return f"actor TP {self.tp} x PP {self.pp}{more}" + f", EP {self.ep}" * (self.ep > 1)
 
 
 @dataclass(frozen=True)
@@ -78,6 +109,19 @@ def state_bytes(parameters: int, dp: int) -> float:
     return parameters * (6 + 12 / dp)
 
 
+def model_state_bytes(shape: ModelShape, actor: ActorShape, *, first: bool, last: bool) -> float:
+    """State of a rank of a stage; experts have copies of their own."""
+    dense = parameters_of_rank(shape, actor.tp, actor.pp, first=first, last=last)
+    experts = expert_parameters_of_rank(shape, actor.tp, actor.pp, actor.ep)
+    return state_bytes(dense, actor.copies) + state_bytes(experts, actor.expert_copies)
+
+
+def worst_state_bytes(shape: ModelShape, actor: ActorShape) -> float:
+    """State of the fullest stage."""
+    ends = [(stage == 0, stage == actor.pp - 1) for stage in {0, actor.pp - 1}]
+    return max(model_state_bytes(shape, actor, first=first, last=last) for first, last in ends)
+
+
 def layer_bytes(shape: ModelShape, tp: int) -> float:
     """Activations that a layer keeps for its backward pass, per token of the micro-batch.
 
@@ -86,12 +130,27 @@ def layer_bytes(shape: ModelShape, tp: int) -> float:
     keys (q + k); attention's output (q); gate and up (2 f), their product (f). Four for the log of
     attention's denominator per head. All are split over tensor ranks, the first four along the
     sequence (Korthikanti et al. 2022, eq. 4). A norm of queries and keys keeps its inputs as well.
+    Of a mixture: each token's copies for its experts and what these give (h each), their gate, up
+    and product (3 m), and the router's scores and weights in float32.
+
+    Returns:
+        The mean over the model's layers.
     """
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    widths = 4 * shape.hidden + 3 * query + 3 * key + 3 * shape.ffn
+    widths: float = 4 * shape.hidden + 3 * query + 3 * key
     if shape.qk_norm:
         widths += query + key
-    return (2 * widths + 4 * shape.heads) / tp
+    share = mixture_layers(shape) / shape.layers
+    mixture = shape.experts_per_token * (2 * shape.hidden + 3 * shape.moe_ffn)
+    widths += (1 - share) * 3 * shape.ffn + share * mixture
+    return (2 * widths + 4 * shape.heads + share * 8 * shape.experts) / tp
+
+
+def feed_forward_width(shape: ModelShape) -> int:
+    """Widest of what a token meets in one layer's feed-forward."""
+    mixtures = mixture_layers(shape)
+    dense = shape.ffn if mixtures < shape.layers else 0
+    return max(dense, shape.experts_per_token * shape.moe_ffn if mixtures else 0)
 
 
 def kept_bytes(shape: ModelShape, actor: ActorShape, in_flight: int) -> float:
@@ -102,7 +161,7 @@ def kept_bytes(shape: ModelShape, actor: ActorShape, in_flight: int) -> float:
     layers = shape.layers // actor.pp
     whole = (layers - actor.recompute_layers) * layer_bytes(shape, actor.tp)
     inputs = actor.recompute_layers * 2 * shape.hidden / actor.tp
-    return in_flight * actor.max_tokens * (whole + inputs)
+    return in_flight * actor.tokens * (whole + inputs)
 
 
 def logits_bytes(shape: ModelShape, actor: ActorShape, *, backward: bool) -> float:
@@ -112,9 +171,9 @@ def logits_bytes(shape: ModelShape, actor: ActorShape, *, backward: bool) -> flo
     pass its gradient too; of a chunk of rows 4 tables in float32 forward, 6 backward.
     """
     width = padded_vocab_size(shape.vocab, actor.tp) // actor.tp
-    rows = min(SOFTMAX_ROWS, actor.max_tokens)
+    rows = min(SOFTMAX_ROWS, actor.tokens)
     tables, temporaries = (2, 6) if backward else (1, 4)
-    return width * (2 * tables * actor.max_tokens + 4 * temporaries * rows)
+    return width * (2 * tables * actor.tokens + 4 * temporaries * rows)
 
 
 def backward_bytes(shape: ModelShape, actor: ActorShape) -> float:
@@ -126,20 +185,14 @@ def backward_bytes(shape: ModelShape, actor: ActorShape) -> float:
     """
     again = layer_bytes(shape, actor.tp) if actor.recompute_layers else 0.0
     gathered = 2 * shape.hidden if actor.tp > 1 else 0
-    gradients = 4 * shape.ffn / actor.tp + 4 * shape.hidden
+    gradients = 4 * feed_forward_width(shape) / actor.tp + 4 * shape.hidden
     matrix = 2 * shape.hidden * max(2 * shape.ffn, shape.vocab) / actor.tp
-    return actor.max_tokens * (again + gathered + gradients) + matrix
+    return actor.tokens * (again + gathered + gradients) + matrix
 
 
 def forward_bytes(shape: ModelShape, actor: ActorShape) -> float:
     """The widest place of a forward pass that keeps nothing: the feed-forward."""
-    return actor.max_tokens * (6 * shape.hidden + 6 * shape.ffn / actor.tp)
-
-
-def worst_rank_parameters(shape: ModelShape, tp: int, pp: int) -> int:
-    """Weights of the fullest stage."""
-    ends = [(stage == 0, stage == pp - 1) for stage in {0, pp - 1}]
-    return max(parameters_of_rank(shape, tp, pp, first=first, last=last) for first, last in ends)
+    return actor.tokens * (6 * shape.hidden + 6 * feed_forward_width(shape) / actor.tp)
 
 
 def actor_phases(shape: ModelShape, actor: ActorShape, microbatches: int) -> list[Phase]:
@@ -148,21 +201,21 @@ def actor_phases(shape: ModelShape, actor: ActorShape, microbatches: int) -> lis
     Args:
         microbatches: Of an optimizer step on a data-parallel rank; no more are in flight.
     """
-    tp, pp = actor.tp, actor.pp
-    first = parameters_of_rank(shape, tp, pp, first=True, last=pp == 1)
-    last = parameters_of_rank(shape, tp, pp, first=pp == 1, last=True)
+    pp = actor.pp
+    first = model_state_bytes(shape, actor, first=True, last=pp == 1)
+    last = model_state_bytes(shape, actor, first=pp == 1, last=True)
     # One micro-batch forward, one backward: the first stage has as many in flight as there are
     # stages (the same paper, section 4.2.3), the last has one.
     in_flight = max(1, min(pp, microbatches))
 
-    def phase(name: str, parameters: int, **terms: float) -> Phase:
-        process = {"process": ACTOR_PROCESS_GIB * GIB, "state": state_bytes(parameters, actor.dp)}
+    def phase(name: str, state: float, **terms: float) -> Phase:
+        process = {"process": ACTOR_PROCESS_GIB * GIB, "state": state}
         return Phase(name, process | {key.replace("_", " "): size for key, size in terms.items()})
 
-    def backward(parameters: int, in_flight: int) -> Phase:
+    def backward(state: float, in_flight: int) -> Phase:
         return phase(
             "training",
-            parameters,
+            state,
             activations=kept_bytes(shape, actor, in_flight),
             backward_of_a_layer=backward_bytes(shape, actor),
         )
@@ -186,7 +239,8 @@ def actor_phases(shape: ModelShape, actor: ActorShape, microbatches: int) -> lis
 
 def engine_weights_bytes(shape: ModelShape, tp: int) -> float:
     """Weights of one rank of an engine."""
-    return 2 * parameters_of_rank(shape, tp, 1, first=True, last=True)
+    dense = parameters_of_rank(shape, tp, 1, first=True, last=True)
+    return 2 * (dense + expert_parameters_of_rank(shape, tp, 1, 1))
 
 
 def kv_bytes(shape: ModelShape, tp: int) -> float:
@@ -199,7 +253,7 @@ def engine_step_bytes(shape: ModelShape, tp: int, running: int) -> float:
 
     The sampler has the logits in float32 and three tables like them.
     """
-    layer = ENGINE_STEP_TOKENS * (4 * shape.hidden + 6 * shape.ffn / tp)
+    layer = ENGINE_STEP_TOKENS * (4 * shape.hidden + 6 * feed_forward_width(shape) / tp)
     return layer + running * shape.vocab * 4 * 4
 
 

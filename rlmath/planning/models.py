@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -125,26 +126,45 @@ def _trainable(name: str, config: dict[str, Any]) -> ModelShape:
 
 def facts_of(shape: ModelShape) -> ModelFacts:
     """The sizes as the checks of the settings take them."""
-    return ModelFacts(
-        architecture=shape.architecture,
-        num_layers=shape.layers,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_heads=shape.heads,
-        num_kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab,
-        max_position_embeddings=shape.max_positions,
-        tie_word_embeddings=shape.tied,
-    )
+    sizes: dict[str, Any] = {
+        "architecture": shape.architecture,
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_heads": shape.heads,
+        "num_kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.max_positions,
+        "tie_word_embeddings": shape.tied,
+        "num_experts": shape.experts,
+        "expert_size": shape.moe_ffn,
+        "mixture_layers": mixture_layers(shape),
+    }
+    known = {field.name for field in dataclasses.fields(ModelFacts)}
+    return ModelFacts(**{name: size for name, size in sizes.items() if name in known})
 
 
-def layer_matrices(shape: ModelShape) -> int:
-    """Weights of one layer that tensor ranks share: matrices and their biases."""
+def mixture_layers(shape: ModelShape) -> int:
+    """Layers that are mixtures of experts."""
+    return sum(shape.is_moe_layer(layer) for layer in range(shape.layers))
+
+
+def attention_matrices(shape: ModelShape) -> int:
+    """Weights of a layer's attention that tensor ranks share: matrices and their biases."""
     query, both = shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
-    attention = shape.hidden * (query + both) + query * shape.hidden
     bias = query + both if shape.qkv_bias else 0
-    return attention + bias + 3 * shape.hidden * shape.ffn
+    return shape.hidden * (query + both) + query * shape.hidden + bias
+
+
+def feed_forward_matrices(shape: ModelShape) -> int:
+    """Weights of a dense layer's feed-forward."""
+    return 3 * shape.hidden * shape.ffn
+
+
+def expert_matrices(shape: ModelShape) -> int:
+    """Weights of one expert."""
+    return 3 * shape.hidden * shape.moe_ffn
 
 
 def layer_norms(shape: ModelShape) -> int:
@@ -152,15 +172,28 @@ def layer_norms(shape: ModelShape) -> int:
     return 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0)
 
 
+def shared_matrices(shape: ModelShape) -> int:
+    """Matrices of all layers that tensor ranks share; experts apart."""
+    dense = shape.layers - mixture_layers(shape)
+    return shape.layers * attention_matrices(shape) + dense * feed_forward_matrices(shape)
+
+
+def active_matrices(shape: ModelShape) -> int:
+    """Matrices of all layers that one token meets: of experts those that it is sent to."""
+    experts = shape.experts_per_token * expert_matrices(shape) + shape.experts * shape.hidden
+    return shared_matrices(shape) + mixture_layers(shape) * experts
+
+
 def count_parameters(shape: ModelShape) -> int:
     """All weights of the model, a tied embedding once."""
     embeddings = (1 if shape.tied else 2) * shape.vocab * shape.hidden
-    layers = shape.layers * (layer_matrices(shape) + layer_norms(shape))
-    return layers + embeddings + shape.hidden
+    mixture = shape.experts * (expert_matrices(shape) + shape.hidden)
+    layers = shared_matrices(shape) + mixture_layers(shape) * mixture
+    return layers + shape.layers * layer_norms(shape) + embeddings + shape.hidden
 
 
 def parameters_of_rank(shape: ModelShape, tp: int, pp: int, *, first: bool, last: bool) -> int:
-    """Weights that one rank of a stage holds in Megatron.
+    """Weights that one rank of a stage holds in Megatron, without its experts.
 
     Args:
         tp: Tensor-parallel ranks.
@@ -169,6 +202,20 @@ def parameters_of_rank(shape: ModelShape, tp: int, pp: int, *, first: bool, last
         last: It has the output layer; of a tied embedding a copy, unless it is the first as well.
     """
     table = padded_vocab_size(shape.vocab, tp) // tp * shape.hidden
-    layers = shape.layers // pp * (-(-layer_matrices(shape) // tp) + layer_norms(shape))
+    routers = mixture_layers(shape) * shape.experts * shape.hidden
+    alike = shape.layers * layer_norms(shape) + routers
+    layers = -(-(shared_matrices(shape) // tp + alike) // pp)
     tables = 1 if first and last and shape.tied else int(first) + int(last)
     return layers + tables * table + (shape.hidden if last else 0)
+
+
+def expert_parameters_of_rank(shape: ModelShape, tp: int, pp: int, ep: int) -> int:
+    """Weights of experts that one rank of a stage holds.
+
+    Args:
+        tp: Tensor-parallel ranks, which cut each expert when ``ep`` is 1.
+        pp: Pipeline stages.
+        ep: Ranks among which whole experts are shared out.
+    """
+    all_of_them = mixture_layers(shape) * shape.experts * expert_matrices(shape)
+    return -(-all_of_them // (pp * (tp if ep == 1 else ep)))

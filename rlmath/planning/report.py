@@ -48,7 +48,19 @@ def _plan_json(wish: Wish, plan: Plan) -> dict[str, Any]:
 def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
     """The fastest plans, the best one's peaks and settings, and what was assumed."""
     work, best = wish.work, plans[0]
-    head = ["TP", "PP", "DP", "recompute", "engines", "share", "cache", "running", "peak GiB"]
+    head = [
+        "TP",
+        "PP",
+        "CP",
+        "EP",
+        "DP",
+        "recompute",
+        "engines",
+        "share",
+        "cache",
+        "running",
+        "peak GiB",
+    ]
     head += ["generate", "log-probs", "update", "refit", "step s"]
     rows = [head, *(_row(wish, plan) for plan in plans[:most])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
@@ -86,6 +98,8 @@ def _row(wish: Wish, plan: Plan) -> list[str]:
     return [
         str(actor.tp),
         str(actor.pp),
+        str(actor.cp),
+        str(actor.ep),
         str(actor.dp),
         f"{actor.recompute_layers}/{per_stage}",
         f"{plan.engines} x TP {plan.engine_tp}",

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 from rlmath.planning.gpus import Efficiency, Gpu
 from rlmath.planning.memory import ActorShape, engine_weights_bytes, kv_bytes
-from rlmath.planning.models import count_parameters, layer_matrices, parameters_of_rank
+from rlmath.planning.models import (
+    active_matrices,
+    count_parameters,
+    expert_parameters_of_rank,
+    mixture_layers,
+    parameters_of_rank,
+)
 from rlmath.weights.shape import ModelShape
 
 # All-reduces of a layer between tensor ranks: after attention and after the feed-forward.
@@ -61,9 +67,8 @@ def forward_flops(shape: ModelShape, sequence_tokens: float) -> float:
     of width q with half of the sequence on average. Narayanan et al. 2021, appendix, for grouped
     queries, a gated feed-forward and a causal mask.
     """
-    attention = 2 * 2 * shape.heads * shape.head_dim * sequence_tokens / 2
-    layers = shape.layers * (2 * layer_matrices(shape) + attention)
-    return layers + _output_flops(shape)
+    attention = shape.layers * 2 * 2 * shape.heads * shape.head_dim * sequence_tokens / 2
+    return 2 * active_matrices(shape) + attention + _output_flops(shape)
 
 
 def _output_flops(shape: ModelShape) -> int:
@@ -78,20 +83,36 @@ def slowest_stage_share(shape: ModelShape, pp: int, sequence_tokens: float) -> f
 
 
 def actor_time_s(
-    shape: ModelShape, actor: ActorShape, work: Work, gpu: Gpu, efficiency: Efficiency, nodes: int
+    shape: ModelShape,
+    actor: ActorShape,
+    work: Work,
+    gpu: Gpu,
+    efficiency: Efficiency,
+    gpus_per_node: int,
 ) -> tuple[float, float]:
     """Seconds of log-probs and of the update, on all ranks together."""
-    ranks = actor.tp * actor.pp * actor.dp
+    ranks = actor.ranks
     peak = gpu.peak_tflops * 1e12 * efficiency.mfu
     forward = work.tokens * forward_flops(shape, work.mean_tokens) / (ranks * peak)
-    link = gpu.link_gb_per_s * 1e9 * efficiency.link
-    network = efficiency.network_gb_per_s * 1e9 * efficiency.link
+
+    def rate(neighbours: int) -> float:
+        """Bytes a second between so many neighbours, which share a node if they can."""
+        on_node = neighbours <= gpus_per_node
+        gb_per_s = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
+        return gb_per_s * 1e9 * efficiency.link
+
     # A ring moves 2 (t - 1) / t times the bytes; with sequence parallelism the same, in two halves.
     ring = 2 * (actor.tp - 1) / actor.tp
-    layers = shape.layers / actor.pp
-    tensor = (
-        work.tokens / actor.dp * layers * ALL_REDUCES_PER_LAYER * ring * 2 * shape.hidden / link
-    )
+    tokens, layers = work.tokens / actor.copies, shape.layers / actor.pp
+    reduced = tokens * layers * ALL_REDUCES_PER_LAYER * 2 * shape.hidden
+    tensor = ring * reduced / rate(actor.tp)
+    # Keys and values of the other context ranks; on the way back their gradients as well.
+    both = 2 * 2 * shape.kv_heads * shape.head_dim / actor.tp
+    context = (actor.cp - 1) * tokens * layers * both / rate(actor.tp * actor.cp)
+    # Each token goes to its experts and back.
+    sent = tokens / actor.tp * shape.experts_per_token * 2 * 2 * shape.hidden
+    mixtures = mixture_layers(shape) / actor.pp
+    experts = (actor.ep - 1) / actor.ep * sent * mixtures / rate(max(actor.tp, actor.ep))
     per_rank = work.sequences / work.minibatches / actor.dp
     microbatches = max(1.0, per_rank * work.mean_tokens / actor.max_tokens)
     # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1.
@@ -99,12 +120,15 @@ def actor_time_s(
     forward *= slowest_stage_share(shape, actor.pp, work.mean_tokens)
     again = actor.recompute_layers * actor.pp / shape.layers
     parameters = parameters_of_rank(shape, actor.tp, actor.pp, first=True, last=actor.pp == 1)
+    parameters += expert_parameters_of_rank(shape, actor.tp, actor.pp, actor.ep)
     # Float32 gradients are reduce-scattered, bfloat16 weights gathered.
-    rate = network if nodes > 1 else link
-    data = work.minibatches * 6 * parameters * (actor.dp - 1) / actor.dp / rate
-    log_probs = (forward + tensor) * bubble if work.minibatches > 1 else 0.0
+    copies = actor.copies
+    data = work.minibatches * 6 * parameters * (copies - 1) / copies / rate(ranks)
+    once = tensor + experts
+    log_probs = (forward + once + context) * bubble if work.minibatches > 1 else 0.0
     # Backward is two forward passes; a recomputed layer has one more (the same, section 3).
-    update = (forward * (3 + again) + tensor * (2 + again)) * bubble + data
+    compute = forward * (3 + again)
+    update = (compute + once * (2 + again) + context * (3 + again)) * bubble + data
     return log_probs, update
 
 
@@ -163,6 +187,6 @@ def refit_time_s(
     shape: ModelShape, actor: ActorShape, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int
 ) -> float:
     """Every rank of a copy gathers the whole model; a copy on one node does so over its links."""
-    on_node = actor.tp * actor.pp <= gpus_per_node
+    on_node = max(actor.tp, actor.ep) * actor.pp <= gpus_per_node
     rate = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
     return 2 * count_parameters(shape) / (rate * 1e9 * efficiency.link)

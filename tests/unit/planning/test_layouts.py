@@ -13,7 +13,7 @@ from rlmath.planning import layouts
 from rlmath.planning.gpus import GPUS, Efficiency
 from rlmath.planning.layouts import Wish, checked, find_plans, overrides
 from rlmath.planning.memory import ActorShape, usable_bytes
-from rlmath.planning.models import KNOWN, layer_matrices
+from rlmath.planning.models import KNOWN, attention_matrices, feed_forward_matrices
 from rlmath.planning.time import Work, actor_time_s, decoding, forward_flops, slowest_stage_share
 from rlmath.weights.shape import model_shape
 
@@ -109,8 +109,10 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 def test_flops_by_hand() -> None:
     """Two for each weight; causal attention 2 x q x length a layer."""
     shape = model_shape(KNOWN["Qwen2.5-7B"])
-    assert layer_matrices(shape) == 3584 * (3584 + 1024) + 3584 * 3584 + 4608 + 3 * 3584 * 18944
-    expected = 2 * (28 * layer_matrices(shape) + 152064 * 3584) + 28 * 2 * 3584 * 1000
+    attention, dense = attention_matrices(shape), feed_forward_matrices(shape)
+    assert attention == 3584 * (3584 + 1024) + 3584 * 3584 + 4608
+    assert dense == 3 * 3584 * 18944
+    expected = 2 * (28 * (attention + dense) + 152064 * 3584) + 28 * 2 * 3584 * 1000
     assert forward_flops(shape, 1000) == expected
 
 
@@ -120,7 +122,7 @@ def test_an_update_is_three_forward_passes_and_one_more_when_recomputed() -> Non
     forward = work.tokens * forward_flops(shape, 2000) / (0.5 * 989e12)
     for layers, passes in ((0, 3), (28, 4), (14, 3.5)):
         actor = ActorShape(1, 1, 1, layers, 32768)
-        log_probs, update = actor_time_s(shape, actor, work, gpu, exact, nodes=1)
+        log_probs, update = actor_time_s(shape, actor, work, gpu, exact, gpus_per_node=8)
         assert log_probs == pytest.approx(forward)
         assert update == pytest.approx(passes * forward)
 

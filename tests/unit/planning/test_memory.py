@@ -16,8 +16,15 @@ from rlmath.planning.memory import (
     layer_bytes,
     logits_bytes,
     state_bytes,
+    worst_state_bytes,
 )
-from rlmath.planning.models import KNOWN, count_parameters, parameters_of_rank
+from rlmath.planning.models import (
+    KNOWN,
+    active_matrices,
+    count_parameters,
+    expert_parameters_of_rank,
+    parameters_of_rank,
+)
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import SourceLayout, SourceRank, TargetLayout, plan_weights
 from rlmath.weights.shape import ModelShape, model_shape
@@ -69,6 +76,67 @@ def test_a_rank_holds_what_the_weight_plan_takes_from_it(tp: int, pp: int) -> No
         )
         held = parameters_of_rank(one, tp, pp, first=stage == 0, last=stage == pp - 1)
         assert given == 2 * held
+
+
+MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 40960,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+
+
+def test_a_mixture_has_the_parameters_of_qwen3_30b_a3b() -> None:
+    """30.5 billion, of which a token meets 3.3 with both embeddings."""
+    one = model_shape(MIXTURE)
+    assert count_parameters(one) == 30_532_122_624
+    tensors = hf_shapes(one).values()
+    assert count_parameters(one) == sum(torch.Size(size).numel() for size in tensors)
+    met = active_matrices(one) + 2 * 151936 * 2048
+    assert met / 1e9 == pytest.approx(3.35, abs=0.01)
+
+
+@pytest.mark.parametrize(("tp", "pp", "ep"), [(1, 1, 1), (1, 1, 8), (2, 1, 4), (1, 2, 2)])
+def test_a_rank_of_a_mixture_holds_its_experts(tp: int, pp: int, ep: int) -> None:
+    """Rank 0 of each stage, by the weight plan."""
+    one = model_shape(MIXTURE)
+    source = SourceLayout(tp=tp, pp=pp, ep=ep, expert_tp=tp if ep == 1 else 1)
+    plan = plan_weights(one, source, TargetLayout(1), 512.0, torch.bfloat16)
+    for stage in range(pp):
+        rank = SourceRank(pp=stage, tp=0, ep=0)
+        given = sum(
+            op.num_bytes for bucket in plan.buckets for op in bucket.gathers if op.rank == rank
+        )
+        held = parameters_of_rank(one, tp, pp, first=stage == 0, last=stage == pp - 1)
+        assert given == 2 * (held + expert_parameters_of_rank(one, tp, pp, ep))
+
+
+def test_context_ranks_share_tokens_and_the_optimizer() -> None:
+    """Each has half of the tokens and all weights; Adam's state is shared among all copies."""
+    alone = ActorShape(tp=2, pp=1, dp=4, recompute_layers=3, max_tokens=8192)
+    shared = ActorShape(tp=2, pp=1, dp=2, recompute_layers=3, max_tokens=8192, cp=2)
+    one = shape()
+    assert kept_bytes(one, shared, 1) == kept_bytes(one, alone, 1) / 2
+    assert worst_state_bytes(one, shared) == worst_state_bytes(one, alone)
+    assert (alone.ranks, shared.ranks) == (8, 8)
+
+
+def test_experts_have_copies_of_their_own() -> None:
+    """8 ranks share 128 experts whole: 1 copy of each, so all 18 bytes a parameter stay here."""
+    one = model_shape(MIXTURE)
+    actor = ActorShape(tp=2, pp=1, dp=4, recompute_layers=0, max_tokens=8192, ep=8)
+    experts = 48 * 16 * 3 * 2048 * 768
+    dense = parameters_of_rank(one, 2, 1, first=True, last=True)
+    assert worst_state_bytes(one, actor) == dense * (6 + 12 / 4) + experts * 18
 
 
 def test_bytes_of_a_parameter() -> None:
