@@ -11,7 +11,7 @@ from rlmath.config import check_layout
 from rlmath.config.arithmetic import Layout, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.ranges import out_of_range
-from rlmath.config.schema import ActorConfig, Config, Device
+from rlmath.config.schema import Config, Device
 from rlmath.errors import ConfigError, UserError
 from rlmath.planning.gpus import Efficiency, Gpu
 from rlmath.planning.memory import (
@@ -33,8 +33,10 @@ from rlmath.planning.models import facts_of
 from rlmath.planning.time import Decoding, Work, actor_time_s, decoding, refit_time_s
 from rlmath.weights.shape import ModelShape
 
-# Context-parallel ranks that are tried, where the actor has them.
-CONTEXT_CHOICES = [1, 2, 4, 8] if hasattr(ActorConfig, "context_parallel") else [1]
+# Context-parallel ranks that are tried.
+CONTEXT_CHOICES = [1, 2, 4, 8]
+# Predictions that are no further apart say nothing of which is faster.
+EQUAL_SHARE = 0.03
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def checked(wish: Wish, settings: list[str]) -> tuple[Config, Layout]:
 
 
 def find_plans(wish: Wish) -> list[Plan]:
-    """Every layout that fits, the fastest first.
+    """Every layout that fits, the fastest first; see :func:`_ordered`.
 
     Raises:
         UserError: None does; the message has the reason of each kind, nearest miss first.
@@ -188,13 +190,26 @@ def find_plans(wish: Wish) -> list[Plan]:
         except _Miss as miss:
             misses.append(miss)
     if plans:
-        return sorted(plans, key=lambda plan: plan.step_s)
+        return _ordered(plans)
     reasons = sorted(misses, key=lambda miss: miss.excess)[:4]
     raise UserError(
         f"no layout of this model fits {wish.gpus} GPUs of {wish.gpu.memory_gib:g} GiB "
         f"(of which {usable_bytes(wish.gpu.memory_gib) / GIB:.1f} are planned with):\n  - "
         + "\n  - ".join(map(str, reasons))
     )
+
+
+def _ordered(plans: list[Plan]) -> list[Plan]:
+    """The fastest first; of those that may as well be, those with fewer kinds of parallelism."""
+    limit = (1 + EQUAL_SHARE) * min(plan.step_s for plan in plans)
+
+    def order(plan: Plan) -> tuple[bool, int, float]:
+        slower = plan.step_s > limit
+        actor = plan.actor
+        kinds = sum(size > 1 for size in (actor.pp, actor.cp, actor.ep))
+        return slower, 0 if slower else kinds, plan.step_s
+
+    return sorted(plans, key=order)
 
 
 class _Miss(Exception):

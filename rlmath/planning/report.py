@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from rlmath.planning.layouts import Plan, Wish, overrides
+from rlmath.planning.layouts import EQUAL_SHARE, Plan, Wish, overrides
 from rlmath.planning.memory import ENGINE_STEP_TOKENS, GIB, usable_bytes
 from rlmath.planning.models import count_parameters
 
@@ -68,7 +68,8 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         f"{wish.path}: {count_parameters(wish.shape) / 1e9:.3f} billion parameters, {wish.gpus} "
         f"{wish.gpu.name} of {wish.gpu.memory_gib:g} GiB in nodes of {wish.gpus_per_node}; "
         f"{usable_bytes(wish.gpu.memory_gib) / GIB:.1f} GiB are planned with",
-        f"layouts that fit: {len(plans)}, the fastest first (predicted seconds)",
+        f"layouts that fit: {len(plans)}, the fastest first, of those within "
+        f"{EQUAL_SHARE:.0%} the simplest (predicted seconds)",
         "",
         *(
             "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

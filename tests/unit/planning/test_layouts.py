@@ -44,7 +44,7 @@ def wish(name: str, gpus: int, **more: Any) -> Wish:
 def test_the_published_layouts_fit(name: str, gpus: int) -> None:
     """Their tensor parallelism and 20 recomputed layers, on 80 GB, with engines' share of 0.6."""
     _, tp, engine_tp = RECIPES[name]
-    asked = wish(name, gpus, tp=tp, pp=1, engine_tp=engine_tp, recompute_layers=20)
+    asked = wish(name, gpus, tp=tp, pp=1, cp=1, engine_tp=engine_tp, recompute_layers=20)
     (plan,) = find_plans(asked)
     assert (plan.actor.tp, plan.actor.dp, plan.engine_tp) == (tp, gpus // tp, engine_tp)
     assert plan.engine_share >= 0.6
@@ -59,7 +59,10 @@ def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
     asked = wish(name, gpus)
     plans = find_plans(asked)
     assert {plan.actor.tp for plan in plans} >= {RECIPES[name][1]}
-    assert [plan.step_s for plan in plans] == sorted(plan.step_s for plan in plans)
+    fastest = min(plan.step_s for plan in plans)
+    assert plans[0].step_s <= 1.03 * fastest
+    slower = [plan.step_s for plan in plans if plan.step_s > 1.03 * fastest]
+    assert [plan.step_s for plan in plans][-len(slower) :] == sorted(slower)
     for plan in plans[:3]:
         config, layout = checked(
             asked, overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
@@ -72,7 +75,7 @@ def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
 def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
     """7 B on one rank: 32,768 tokens x 152,064 logits and their gradient are 18.6 GiB alone."""
     with pytest.raises(layouts.UserError) as refused:
-        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=1, pp=1))
+        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=1, pp=1, cp=1))
     text = str(refused.value)
     assert "actor TP 1 x PP 1 x DP 8, 28 of 28 layers recomputed: logits" in text
     assert " state + " in text
@@ -81,27 +84,40 @@ def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
 
 def test_fewer_layers_are_recomputed_where_there_is_more_memory() -> None:
     small, large = (
-        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=2, pp=1, gpu=GPUS[name]))[0]
+        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=2, pp=1, cp=1, gpu=GPUS[name]))[0]
         for name in ("h100", "h200")
     )
     assert large.actor.recompute_layers < small.actor.recompute_layers
 
 
+def test_context_ranks_make_long_sequences_fit() -> None:
+    """7 B, one tensor rank, 28,672 tokens: too large for one GPU, not for four that share them."""
+    alone = {"tp": 1, "pp": 1, "max_tokens": 28672}
+    with pytest.raises(layouts.UserError):
+        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, cp=1, **alone))
+    asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, cp=4, **alone)
+    (plan,) = find_plans(asked)
+    settings = overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
+    config, layout = checked(asked, settings)
+    assert config.actor.context_parallel == layout.context_parallel == 4
+    assert layout.data_parallel == 2
+
+
 def test_the_largest_microbatch_is_the_largest() -> None:
     """It fits when it is asked for, and 1,024 tokens more do not."""
-    asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=4, pp=1)
+    asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=4, pp=1, cp=1)
     (plan,) = find_plans(asked)
     assert plan.most_tokens > 32768
     layers = {"recompute_layers": 28}
-    fits = wish(asked.path[7:], 8, tp=4, pp=1, max_tokens=plan.most_tokens, **layers)
+    fits = wish(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=plan.most_tokens, **layers)
     assert find_plans(fits)[0].actor.max_tokens == plan.most_tokens
-    more = wish(asked.path[7:], 8, tp=4, pp=1, max_tokens=plan.most_tokens + 1024, **layers)
+    more = wish(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=plan.most_tokens + 1024, **layers)
     with pytest.raises(layouts.UserError, match="logits"):
         find_plans(more)
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
-    asked = wish("Qwen2.5-0.5B", 8, tp=1, pp=1, work=Work(3, 4, 1, 100, 100, 50))
+    asked = wish("Qwen2.5-0.5B", 8, tp=1, pp=1, cp=1, work=Work(3, 4, 1, 100, 100, 50))
     with pytest.raises(layouts.UserError, match=r"12 sequences / 1 minibatches / 8 copies = 1\.5"):
         find_plans(asked)
 
