@@ -22,11 +22,13 @@ from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import Part
 from rlmath.config.arithmetic import Layout, resolve_layout
 from rlmath.config.benchmarks import longest_response_tokens
-from rlmath.config.facts import TINY
+from rlmath.config.facts import TINY, read_model
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
+from rlmath.config.schema_precision import ProductDType
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
 from rlmath.monitor import Monitor
+from rlmath.precision import Precision
 from rlmath.rewards.mix import RewardMix
 from rlmath.rollout import waiting
 from rlmath.rollout.collect import Collector
@@ -147,6 +149,7 @@ def open_session(
                     layout.pipeline_parallel,
                     layout.data_parallel,
                     context_parallel=layout.context_parallel,
+                    expert_parallel=config.actor.expert_parallel,
                 ),
                 device=device.value,
                 seed=config.runner.seed,
@@ -178,6 +181,13 @@ def with_model_folder(config: Config) -> Config:
     if not (folder / "config.json").exists():
         make_tiny_model(folder, seed=config.runner.seed)
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
+
+
+def precision(config: Config) -> Precision:
+    """What actor and engines keep alike; a dense model has no router."""
+    given = config.precision
+    router = given.router_dtype if read_model(config.model.path).num_experts else ProductDType.model
+    return Precision(given.lm_head_dtype.value, router.value)
 
 
 def log_dir(config: Config) -> Path:
@@ -244,6 +254,7 @@ def engine_spec(config: Config, layout: Layout, *, trains: bool) -> EngineSpec:
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         cpu_kv_cache_gib=rollout.cpu_kv_cache_gib,
         sleeps=on_cuda and colocated,
+        precision=precision(config),
     )
 
 
@@ -310,6 +321,7 @@ def actor_settings(
             sequence_parallel=config.actor.sequence_parallel,
             recompute=config.actor.recompute.value,
             recompute_num_layers=config.actor.recompute_num_layers,
+            precision=precision(config),
         ),
         optimizer=optimizer_settings(config, optimizer, optimizer_steps),
         temperature=temperature,

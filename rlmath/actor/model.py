@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from rlmath.actor.experts import decoder_spec, mixture_settings
 from rlmath.actor.parallel import Layout
 from rlmath.device import Platform
 from rlmath.errors import UserError
+from rlmath.precision import Precision
+from rlmath.weights.shape import model_shape
 
 # Architectures with Llama's block: RMSNorm, rotary positions, gated SiLU MLP, grouped-query
-# attention. What differs is read from the config: biases, normed queries and keys, tied embeddings.
-SUPPORTED_ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
+# attention. What differs is read from the config: biases, normed queries and keys, tied embeddings,
+# experts.
+SUPPORTED_ARCHITECTURES = (
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "LlamaForCausalLM",
+)
 
 
 @dataclass(frozen=True)
@@ -27,12 +36,14 @@ class ModelSettings:
         recompute: ``none``, ``selective`` (attention) or ``full`` (whole layers).
         recompute_num_layers: With ``full``: how many layers of each stage, from the first;
             ``None``: all of them.
+        precision: Of what decides log-probs most.
     """
 
     dtype: torch.dtype
     sequence_parallel: bool = False
     recompute: str = "none"
     recompute_num_layers: int | None = None
+    precision: Precision = field(default_factory=Precision)
 
 
 def read_hf_config(folder: str) -> Any:
@@ -88,7 +99,7 @@ def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: Mo
         gated_linear_unit=True,
         add_bias_linear=False,
         add_qkv_bias=has_qkv_bias(hf),
-        qk_layernorm=hf.architectures[0] == "Qwen3ForCausalLM",
+        qk_layernorm=hf.architectures[0] in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
         hidden_dropout=0.0,
         attention_dropout=0.0,
         # Weights always come from a folder, so nothing need be drawn at random. Initialisation is
@@ -106,9 +117,9 @@ def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: Mo
         pipeline_dtype=settings.dtype,
         bf16=settings.dtype == torch.bfloat16,
         attention_softmax_in_fp32=True,
-        # Micro-batches are packs of differing size.
+        # Micro-batches are packs of differing size, also on the ranks that share experts; Megatron
+        # checks the dispatcher against that even without experts.
         variable_seq_lengths=True,
-        # Megatron checks this default against variable lengths even without experts.
         moe_token_dispatcher_type="alltoall",
         # The loss arrives divided by its global denominator; gradients are summed, never averaged.
         calculate_per_token_loss=True,
@@ -119,6 +130,9 @@ def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: Mo
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
         **recompute,
+        **mixture_settings(
+            model_shape(hf.to_dict()), layout, settings.precision.router_dtype, on_te
+        ),
     )
 
 
@@ -158,10 +172,15 @@ def build_model(
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
     config = transformer_config(hf, layout, platform, settings)
-    if platform.layer_spec == "transformer_engine":
+    on_te = platform.layer_spec == "transformer_engine"
+    if config.num_moe_experts is not None:
+        spec = decoder_spec(specs, config, on_te)
+    elif on_te:
         spec = specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
     else:
-        spec = _packed_local_spec(specs, config, platform)
+        spec = _local_spec(specs, config)
+    if not on_te:
+        _take_packs(spec, config, platform)
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,
@@ -177,29 +196,45 @@ def build_model(
     # Megatron's own rope scaling knows Llama 3.1's constants only; transformers' formulas know
     # every published variant, and are what the engine and the reference use.
     model.rotary_pos_emb.inv_freq = rope_inverse_frequencies(hf).to(platform.torch_device)
+    if settings.precision.lm_head_dtype == "float32" and model.post_process:
+        _multiply_in_float32(model.output_layer)
     return model.to(platform.torch_device)
 
 
-def _packed_local_spec(specs: Any, config: Any, platform: Platform) -> Any:
-    """Megatron's own layers, with norms and attention that take our packs."""
+def _local_spec(specs: Any, config: Any) -> Any:
+    """Megatron's own layers, for this rank's stage of a dense model."""
     from megatron.core.transformer.transformer_block import (
         TransformerBlockSubmodules,
         get_num_layers_to_build,
     )
 
+    spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config))
+
+
+def _take_packs(spec: Any, config: Any, platform: Platform) -> None:
+    """Give Megatron's own layers norms and attention that take our packs."""
     from rlmath.actor.attention import CpuRMSNorm, PackedAttention, ParallelRMSNorm
 
     norm = CpuRMSNorm if platform.name == "cpu" else ParallelRMSNorm
-    spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    layer = spec.submodules
-    layer.input_layernorm = layer.pre_mlp_layernorm = norm
-    attention = layer.self_attention.submodules
-    attention.core_attention = PackedAttention
-    if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = norm
-    return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(config), layer_norm=norm
-    )
+    spec.layer_norm = norm
+    for one in spec.layer_specs:
+        layer = one.submodules
+        layer.input_layernorm = layer.pre_mlp_layernorm = norm
+        attention = layer.self_attention.submodules
+        attention.core_attention = PackedAttention
+        if config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = norm
+
+
+def _multiply_in_float32(output_layer: Any) -> None:
+    """Let the output layer take its product in float32; the parameter keeps its type."""
+    multiply = output_layer._forward_impl
+
+    def in_float32(input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return multiply(input.float(), weight.float(), *args, **kwargs)
+
+    output_layer._forward_impl = in_float32
 
 
 def rope_inverse_frequencies(hf: Any) -> torch.Tensor:

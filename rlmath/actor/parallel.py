@@ -14,12 +14,24 @@ from rlmath.device import Platform
 
 @dataclass(frozen=True)
 class Layout:
-    """How the actor's ranks share the model and the data. Ranks = tp x pp x cp x dp."""
+    """How the actor's ranks share the model and the data. Ranks = tp x pp x cp x dp.
+
+    Attributes:
+        expert_parallel: Ranks of a stage that share the experts of a mixture, each of which is
+            whole on its rank; a divisor of ``tensor_parallel * data_parallel``. With 1 each copy
+            of the model has all experts, cut over its tensor ranks as other matrices are.
+    """
 
     tensor_parallel: int
     pipeline_parallel: int
     data_parallel: int
     context_parallel: int = field(default=1, kw_only=True)
+    expert_parallel: int = field(default=1, kw_only=True)
+
+    @property
+    def expert_tensor_parallel(self) -> int:
+        """Ranks that share one expert's matrices."""
+        return self.tensor_parallel if self.expert_parallel == 1 else 1
 
     @property
     def world_size(self) -> int:
@@ -70,6 +82,8 @@ def initialize(
         tensor_model_parallel_size=layout.tensor_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
         context_parallel_size=layout.context_parallel,
+        expert_model_parallel_size=layout.expert_parallel,
+        expert_tensor_parallel_size=layout.expert_tensor_parallel,
         create_gloo_process_groups=platform.collective_backend != "gloo",
         distributed_timeout_minutes=max(1, int(timeout_s // 60)),
     )

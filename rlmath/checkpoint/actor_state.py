@@ -208,7 +208,9 @@ def load_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") ->
             load_schedule_state(actor.scheduler, state["scheduler"])
         if has_own_reference(actor):
             load_reference(actor, state["reference"])
-        if saved["layout"] == dataclasses.asdict(actor.layout):
+        # Older checkpoints do not name these kinds of ranks.
+        unnamed = {"context_parallel": 1, "expert_parallel": 1}
+        if unnamed | saved["layout"] == dataclasses.asdict(actor.layout):
             load_streams(target, dist.get_rank())
         else:
             log.info(

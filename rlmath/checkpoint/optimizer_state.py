@@ -64,11 +64,27 @@ def load_optimizer_state(optimizer: Any, state: Any) -> None:
 
     Hyperparameters stay those that the optimizer was built with: a run may go on with others.
     """
+    step = _saved_step(state)
     for part, own in zip(_parts(optimizer), _states(optimizer, state), strict=True):
         hyperparameters = [_hyperparameters(group) for group in part.param_groups]
+        if "param_state" in own and "optimizer" not in own:
+            # Saved with experts in a part of their own, and now without, or the other way round:
+            # tensors find their places by name, and of the rest only the step is taken over.
+            groups = [values | {"step": step} for values in hyperparameters]
+            own["optimizer"] = {"param_groups": groups}
         _load_part(part, own)
         for group, values in zip(part.param_groups, hyperparameters, strict=True):
             group.update(values)
+
+
+def _saved_step(state: Any) -> Any:
+    """Adam's step, which all parts share; 0 where no group has one."""
+    if not isinstance(state, dict):
+        return 0
+    for group in state.get("param_groups", []):
+        if "step" in group:
+            return group["step"]
+    return next((step for value in state.values() if (step := _saved_step(value))), 0)
 
 
 def _load_part(part: Any, state: dict[str, Any]) -> None:

@@ -197,6 +197,10 @@ def memory(
     if config.cluster.nodes > 1 or config.cluster.ray_address is not None:
         return
     parameters, value_bytes = model.num_parameters, _value_bytes(config)
+    # Copies of a mixture share the experts, or tensor ranks each have them whole.
+    actor = config.actor
+    copies = 1.0 if actor.expert_parallel == 1 else actor.tensor_parallel / actor.expert_parallel
+    of_a_copy = int(parameters + model.num_expert_parameters * (copies - 1))
     parts = []
     if command != "evaluate":
         # Gradients and Adam's two moments are float32; bfloat16 weights keep a float32 copy.
@@ -208,7 +212,7 @@ def memory(
         parts.append(
             (
                 f"{actors} {what} x {value_bytes + 4} bytes a parameter",
-                actors * parameters * (value_bytes + 4),
+                actors * of_a_copy * (value_bytes + 4),
             )
         )
         parts.append(
@@ -224,7 +228,7 @@ def memory(
             (
                 f"{layout.model_copies} reference model(s) of algorithm.kl_coef="
                 f"{config.algorithm.kl_coef:g} x {bytes_each} bytes a parameter",
-                layout.model_copies * parameters * bytes_each,
+                layout.model_copies * of_a_copy * bytes_each,
             )
         )
     if command != "sft":

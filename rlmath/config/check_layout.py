@@ -71,6 +71,42 @@ def model_splits(config: Config, model: ModelFacts, command: str) -> Iterator[st
         yield from _tensor_parallel("rollout", config.rollout.tensor_parallel, model)
 
 
+def experts(config: Config, model: ModelFacts, layout: Layout) -> Iterator[str]:
+    """Expert-parallel ranks get whole experts, or tensor ranks equal parts of each."""
+    ranks, tensor = config.actor.expert_parallel, config.actor.tensor_parallel
+    of_stage = tensor * layout.data_parallel
+    if not model.num_experts:
+        if ranks > 1:
+            yield (
+                f"actor.expert_parallel={ranks}: the model has no experts to share out; set it to 1"
+            )
+        return
+    if model.num_experts % ranks or of_stage % ranks:
+        works = [n for n in range(1, of_stage + 1) if model.num_experts % n == of_stage % n == 0]
+        yield (
+            f"actor.expert_parallel={ranks}: {model.num_experts} experts / {ranks} leaves "
+            f"{model.num_experts % ranks}, {tensor} tensor x {layout.data_parallel} data-parallel "
+            f"ranks / {ranks} leaves {of_stage % ranks}; works: {one_of(works)}"
+        )
+    if ranks == 1 and model.expert_size % tensor:
+        yield (
+            f"actor.tensor_parallel={tensor}: width of an expert {model.expert_size} / {tensor} "
+            f"leaves {model.expert_size % tensor}; share experts out whole, with "
+            "actor.expert_parallel of 2 or more"
+        )
+    if layout.context_parallel > 1:
+        yield (
+            f"actor.context_parallel={layout.context_parallel}: a mixture of experts takes whole "
+            "sequences; set it to 1"
+        )
+    if tensor > 1 and not config.actor.sequence_parallel:
+        yield (
+            f"actor.tensor_parallel={tensor}: the ranks would all send every "
+            "token to the experts; a mixture of experts needs actor.sequence_parallel=true, or "
+            "tensor_parallel=1"
+        )
+
+
 def _tensor_parallel(part: str, ranks: int, model: ModelFacts) -> Iterator[str]:
     def obstacles(n: int) -> list[str]:
         found = []
@@ -85,6 +121,10 @@ def _tensor_parallel(part: str, ranks: int, model: ModelFacts) -> Iterator[str]:
             found.append(
                 f"feed-forward width {model.intermediate_size} / {n} leaves "
                 f"{model.intermediate_size % n}"
+            )
+        if part == "rollout" and model.expert_size % n:
+            found.append(
+                f"width of an expert {model.expert_size} / {n} leaves {model.expert_size % n}"
             )
         return found
 

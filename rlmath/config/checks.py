@@ -77,6 +77,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     if model is not None:
         yield from check_layout.model_splits(config, model, command)
         yield from check_layout.lengths(config, model, command)
+        if layout is not None and command != "evaluate":
+            yield from check_layout.experts(config, model, layout)
         if device is Device.cpu:
             yield from check_layout.kv_cache(config, model, command)
         if layout is not None and device is Device.cpu:
@@ -253,10 +255,31 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
         works = Transport.nccl
     if device is Device.cuda and cluster.placement is Placement.colocated:
         works = Transport.ipc
-    if transport is not works:
+    if transport is Transport.nccl_m2n and works is Transport.nccl:
+        yield from _many_to_many(config)
+    elif transport is not works:
         where = (
             f"on {cluster.nodes} CPU node(s)"
             if device is Device.cpu
             else f"on CUDA with {cluster.placement.name} GPUs"
         )
         yield f"weights.transport={transport.name}: {where} it has to be {works.name}, or auto"
+
+
+def _many_to_many(config: Config) -> Iterator[str]:
+    pipeline, expert = config.actor.pipeline_parallel, config.actor.expert_parallel
+    if pipeline > 1 or expert > 1:
+        yield (
+            "weights.transport=nccl_m2n: takes a model that tensor ranks alone share, and here are "
+            f"actor.pipeline_parallel={pipeline} and actor.expert_parallel={expert}; take nccl, or "
+            "set both to 1"
+        )
+    try:
+        found = importlib.util.find_spec("nccl.m2n")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        yield (
+            "weights.transport=nccl_m2n: vLLM's backend imports nccl.m2n of NVIDIA's "
+            "nccl-extensions, which is not installed here; install it, or take nccl"
+        )

@@ -17,7 +17,13 @@ from typing import Any
 from rlmath.config.schema import Device
 from rlmath.errors import ConfigError
 
-ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
+ARCHITECTURES = (
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "LlamaForCausalLM",
+)
+MIXTURES = ("Qwen3MoeForCausalLM",)
 # Kinds of rotary embedding that Megatron's can express: those that leave attention's scale alone.
 ROPE_TYPES = ("default", "linear", "llama3")
 # ``model.path=tiny``: the model of rlmath.quickstart.model, made when the run starts.
@@ -29,7 +35,13 @@ PEEKED_ROWS = 4
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Sizes from a Hugging Face ``config.json``."""
+    """Sizes from a Hugging Face ``config.json``.
+
+    Attributes:
+        num_experts: Experts of a mixture layer; 0 for a dense model.
+        expert_size: Feed-forward width of one expert.
+        mixture_layers: Layers that are mixtures.
+    """
 
     architecture: str
     num_layers: int
@@ -42,6 +54,15 @@ class ModelFacts:
     max_position_embeddings: int
     tie_word_embeddings: bool
     rope_type: str = "default"
+    num_experts: int = 0
+    expert_size: int = 0
+    mixture_layers: int = 0
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """Weights of all experts, which expert-parallel ranks share between them."""
+        one = 3 * self.hidden_size * self.expert_size
+        return self.mixture_layers * self.num_experts * one
 
     @property
     def num_parameters(self) -> int:
@@ -51,7 +72,10 @@ class ModelFacts:
         attention = self.hidden_size * (2 * queries + keys_and_values)
         feed_forward = 3 * self.hidden_size * self.intermediate_size
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
-        return self.num_layers * (attention + feed_forward) + embeddings
+        dense = (self.num_layers - self.mixture_layers) * feed_forward
+        routers = self.mixture_layers * self.num_experts * self.hidden_size
+        experts = routers + self.num_expert_parameters
+        return self.num_layers * attention + dense + experts + embeddings
 
 
 @dataclass(frozen=True)
@@ -114,8 +138,9 @@ def read_model(path: str) -> ModelFacts:
         hidden = int(raw["hidden_size"])
         # The first since transformers 5, the second before.
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        architecture = (raw.get("architectures") or ["(none)"])[0]
         return ModelFacts(
-            architecture=(raw.get("architectures") or ["(none)"])[0],
+            architecture=architecture,
             num_layers=int(raw["num_hidden_layers"]),
             hidden_size=hidden,
             intermediate_size=int(raw["intermediate_size"]),
@@ -126,6 +151,7 @@ def read_model(path: str) -> ModelFacts:
             max_position_embeddings=int(raw["max_position_embeddings"]),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             rope_type=str(rope.get("rope_type") or rope.get("type") or "default"),
+            **(_experts(raw) if architecture in MIXTURES else {}),
         )
     except KeyError as error:
         raise ConfigError(
@@ -134,6 +160,18 @@ def read_model(path: str) -> ModelFacts:
         ) from error
     except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ConfigError(f"model.path={path}: config.json cannot be read: {error}") from error
+
+
+def _experts(raw: dict[str, Any]) -> dict[str, int]:
+    """What a mixture has besides; published files say num_experts, transformers 5 otherwise."""
+    key = "num_experts" if raw.get("num_experts") is not None else "num_local_experts"
+    step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
+    layers = range(int(raw["num_hidden_layers"]))
+    return {
+        "num_experts": int(raw[key]),
+        "expert_size": int(raw["moe_intermediate_size"]),
+        "mixture_layers": sum(n not in dense and (n + 1) % step == 0 for n in layers),
+    }
 
 
 def missing_model_files(path: str) -> list[str]:

@@ -122,6 +122,7 @@ RANGES: dict[str, Range] = {
     "actor.pipeline_parallel": AT_LEAST_ONE,
     "actor.context_parallel": AT_LEAST_ONE,
     "actor.data_parallel": AT_LEAST_ONE,
+    "actor.expert_parallel": AT_LEAST_ONE,
     "actor.recompute_num_layers": AT_LEAST_ONE,
     "actor.max_tokens_per_microbatch": AT_LEAST_ONE,
     "actor.num_threads": AT_LEAST_ONE,

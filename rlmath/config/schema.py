@@ -21,6 +21,7 @@ from rlmath.config.schema_algorithm import (
     ReferenceConfig,
     TruncatedRule,
 )
+from rlmath.config.schema_precision import PrecisionConfig
 from rlmath.config.schema_reliability import CollapseConfig, WatchdogConfig
 
 
@@ -73,6 +74,7 @@ class Transport(Enum):
     object_store = "object_store"
     ipc = "ipc"
     nccl = "nccl"
+    nccl_m2n = "nccl_m2n"
 
 
 class Fallback(Enum):
@@ -257,6 +259,9 @@ class ActorConfig:
     context_parallel: int = 1
     # Copies of the model; null: all ranks of the cluster on CUDA, 1 on CPU.
     data_parallel: int | None = None
+    # Ranks of a stage that share the experts of a mixture between them, whole ones; a divisor of
+    # tensor_parallel x data_parallel. 1: each copy of the model has all, cut over its tensor ranks.
+    expert_parallel: int = 1
     # Split activations between tensor ranks along the sequence where matrices are not split.
     sequence_parallel: bool = False
     # Shard the optimizer's state over data-parallel ranks.
@@ -305,6 +310,8 @@ class RolloutConfig:
 class WeightsConfig:
     # How weights go from the actor to the engines; auto: on CPU shared_memory on one node
     # and object_store (of Ray) on several; on CUDA ipc when they share a GPU, nccl otherwise.
+    # nccl_m2n takes the place of nccl, with every rank sending its own shards; it needs NVIDIA's
+    # nccl-extensions, and an actor without pipeline and expert parallelism.
     transport: Transport = Transport.auto
     # Tensors travel in buckets of about this size.
     bucket_size_mib: int = 512
@@ -404,7 +411,8 @@ class AlignmentConfig:
     # Judge how far engine and actor are apart before the first update and in every so manieth
     # step; 0: never, it is only measured.
     every: int = 1
-    # Largest mean of exp|logp_actor - logp_engine|; null: 1.0001 in float32, 1.02 in bfloat16.
+    # Largest mean of exp|logp_actor - logp_engine|; null: 1.0001 in float32, 1.02 in bfloat16, 1.05
+    # in bfloat16 for a mixture of experts.
     max_mean_exp_abs_diff: float | None = None
     # Further apart than that, or an identity of the update broken (a ratio of 1, a KL of 0): stop
     # the run, or warn and go on.
@@ -491,6 +499,7 @@ class Config:
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     sft: SftConfig = field(default_factory=SftConfig)

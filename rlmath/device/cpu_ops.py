@@ -82,6 +82,19 @@ def swiglu(x: Tensor, bias: Tensor | None = None, *_: Any) -> Tensor:
     return result
 
 
+def weighted_swiglu(x: Tensor, bias: Tensor | None, weights: Tensor, *_: Any) -> Tensor:
+    """``swiglu`` times a router's weight for each token, in the type of ``x``; takes the place of
+    Megatron's ``weighted_bias_swiglu_impl``.
+
+    Args:
+        x: ``[t, 2 d]``; bias: ``[2 d]`` or ``None``; weights: ``[t, 1]``.
+
+    Returns:
+        ``[t, d]``.
+    """
+    return (swiglu(x, bias) * weights).to(x.dtype)
+
+
 class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -165,12 +165,24 @@ def _patch_cuda_module() -> None:
     import megatron.core.tensor_parallel.random as megatron_random
     import megatron.core.transformer.attention as megatron_attention
     import megatron.core.transformer.mlp as megatron_mlp
+    import megatron.core.transformer.moe.token_dispatcher as megatron_experts
 
-    from rlmath.device.cpu_ops import PackedRotary, swiglu
+    from rlmath.device.cpu_ops import PackedRotary, swiglu, weighted_swiglu
 
-    # Megatron's own is compiled for CUDA.
+    # Megatron's own are compiled for CUDA.
     megatron_mlp.bias_swiglu_impl = swiglu
+    megatron_mlp.weighted_bias_swiglu_impl = weighted_swiglu
     megatron_attention.apply_rotary_pos_emb = PackedRotary(megatron_attention.apply_rotary_pos_emb)
+
+    all_to_all = megatron_experts.all_to_all
+
+    def all_to_all_by_lists(group: Any, tokens: torch.Tensor, *splits: Any) -> Any:
+        # Counts come off a GPU as arrays; those of a CPU are tensors still, which torch refuses.
+        return all_to_all(
+            group, tokens, *(None if s is None else list(map(int, s)) for s in splits)
+        )
+
+    megatron_experts.all_to_all = all_to_all_by_lists
 
     def get_state(*_: Any, **__: Any) -> torch.Tensor:
         return torch.get_rng_state()

@@ -121,6 +121,11 @@ def _trainable(name: str, config: dict[str, Any]) -> ModelShape:
             f"{name}: its architecture is {shape.architecture}; those that the actor trains are "
             f"{', '.join(ARCHITECTURES)}"
         )
+    if shape.experts:
+        raise UserError(
+            f"{name}: a mixture of {shape.experts} experts; this plan counts dense models alone. "
+            "conf/model/qwen3_30b_a3b.yaml has a layout, and rlmath plan weights --ep what moves"
+        )
     return shape
 
 

@@ -170,7 +170,7 @@ class RolloutEngine:
             digests |= of_worker
         return digests
 
-    def weights_fingerprints(self) -> dict[str, int]:
+    def weights_fingerprints(self) -> dict[str, int | None]:
         """Fingerprints of the weights in force, by Hugging Face name.
 
         See ``rlmath.weights.transports.held`` for what they cover on a CPU.

@@ -211,7 +211,7 @@ class RolloutPool:
         """Of each engine: SHA-256 of each parameter; see ``RolloutEngine.weights_checksums``."""
         return self._all("weights_checksums")
 
-    def weights_fingerprints(self) -> list[dict[str, int]]:
+    def weights_fingerprints(self) -> list[dict[str, int | None]]:
         """Of each engine; see ``RolloutEngine.weights_fingerprints``."""
         return self._all("weights_fingerprints")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rlmath.errors import PartError, UserError
+from rlmath.precision import Precision
+from rlmath.rollout.engine_precision import ROUTER_VARIABLE
 from rlmath.rollout.seeds import request_seed
 from rlmath.types import Problem, Sample
 
@@ -96,6 +98,12 @@ class Progress:
     quiet_s: float
 
 
+# New memory comes in pages of 2 MiB where the kernel leaves that to the program: a weight update
+# fills gigabytes of it, and on a virtual machine a fault for each 4 KiB costs more than the copy.
+# The first is torch's word for it, the second the C library's, for oneDNN.
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
 @dataclass(frozen=True)
 class EngineSpec:
     """How each engine of a pool is set up.
@@ -115,6 +123,7 @@ class EngineSpec:
         sleeps: Give the GPU's memory back between rollouts (engines that share it with the
             actor). CUDA only.
         log_dir: Folder for each engine's output.
+        precision: What the actor keeps as well.
     """
 
     model_path: str
@@ -130,6 +139,7 @@ class EngineSpec:
     gpu_memory_utilization: float = 0.6
     cpu_kv_cache_gib: float = 1.0
     sleeps: bool = False
+    precision: Precision = field(default_factory=Precision)
 
     @property
     def transfer_backend(self) -> str:
@@ -153,6 +163,7 @@ class EngineSpec:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            ROUTER_VARIABLE: self.precision.router_dtype,
         }
         if self.device == "cpu":
             variables |= {
@@ -160,6 +171,7 @@ class EngineSpec:
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "VLLM_WORKER_MULTIPROC_METHOD": "fork",
                 "TORCH_COMPILE_DISABLE": "1",
+                **HUGE_PAGES,
                 # Workers that have been told to end sleep through more than this; then SIGTERM.
                 "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
             }

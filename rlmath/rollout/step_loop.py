@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rlmath.rollout.engine_precision import check_workers, engine_arguments, worker_precision
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.types import Sample
 
@@ -224,13 +225,14 @@ class StepLoop:
             # weights change. (vLLM never schedules ahead on CPU.)
             async_scheduling=False,
             weight_transfer_config={"backend": spec.transfer_backend},  # type: ignore[arg-type]
-            # What the actor can reproduce: the distribution that was sampled from.
-            logprobs_mode="processed_logprobs",
+            **engine_arguments(spec.precision),
             ir_op_priority=_norms(on_cpu),
             disable_log_stats=True,
             seed=0,
         )
         self._engine = LLMEngine.from_engine_args(arguments)
+        found = self._engine.collective_rpc(worker_precision)
+        check_workers(found, spec.precision, spec.dtype)
         if on_cpu and spec.tensor_parallel > 1:
             self._engine.collective_rpc(unlink_worker_segments)
         self._tokenizer = self._engine.get_tokenizer()

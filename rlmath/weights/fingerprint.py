@@ -73,12 +73,14 @@ def fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
     return {name: fingerprint(tensor) for name, tensor in tensors}
 
 
-def compare_fingerprints(sent: Mapping[str, int], held: Mapping[str, int], where: str) -> None:
+def compare_fingerprints(
+    sent: Mapping[str, int], held: Mapping[str, int | None], where: str
+) -> None:
     """Check that two sides have the same tensors.
 
     Args:
         sent: What left the trainer.
-        held: What the other side has.
+        held: What the other side has; ``None``: a tensor that it cannot read.
         where: The other side, for the message.
 
     Raises:
@@ -86,7 +88,7 @@ def compare_fingerprints(sent: Mapping[str, int], held: Mapping[str, int], where
     """
     problems = [f"{name} is missing" for name in sent if name not in held]
     problems += [f"{name} was never sent" for name in held if name not in sent]
-    problems += [f"{n} differs" for n in sent if n in held and sent[n] != held[n]]
+    problems += [f"{n} differs" for n in sent if held.get(n) not in (None, sent[n])]
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise WeightsError(

@@ -7,7 +7,8 @@ import pytest
 from tests.distributed.rank_pool import RankPool
 
 
-@pytest.fixture(scope="module")
+# One for all modules: to start four processes and to import Megatron in them takes seconds.
+@pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool

@@ -46,6 +46,7 @@ def _models() -> dict[str, Any]:
     return {
         "qwen2": t.Qwen2Config(**SIZES, tie_word_embeddings=False, rope_theta=1e6),
         "qwen2_tied": t.Qwen2Config(**SIZES, tie_word_embeddings=True),
+        "even": t.Qwen3Config(**SIZES | {"vocab_size": 102}, tie_word_embeddings=False),
         "qwen3": t.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=True),
         "llama3": t.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False),
         "qwen3_moe": t.Qwen3MoeConfig(
@@ -196,6 +197,21 @@ def _check_log_probs(ranks: Ranks, folder: Path, expected: Tensor, case: Case) -
     assert expected.std() > 0.1
 
 
+def test_shards_of_tensor_ranks_are_runs_in_the_order_of_ranks(
+    ranks: Ranks, folders: dict[str, Path]
+) -> None:
+    """What ``nccl_m2n`` relies on; the vocabulary of the other models leaves one row over."""
+    per_rank = ranks.call("own_shards", str(folders["even"]), Case(tp=2))[:2]
+    expected = _read(folders["even"])
+    assert [name for name, _, _ in per_rank[0]] == [name for name, _, _ in per_rank[1]]
+    for (name, dim, first), (_, _, second) in zip(*per_rank, strict=True):
+        whole = first if dim is None else torch.cat([first, second], dim)
+        assert torch.equal(whole, expected[name]), name
+        assert torch.equal(first, second) == (dim is None), name
+    for refused in ranks.call("own_shards", str(folders["qwen2"]), Case(tp=2)):
+        assert "embed_tokens.weight (101, 32): 2 ranks do not hold equal runs" in refused
+
+
 @pytest.mark.parametrize(
     ("case", "parameter", "tensor"),
     [
@@ -264,7 +280,13 @@ def test_a_checkpoint_of_any_layout_becomes_a_folder(
     source, checkpoint, target = folders[family], tmp_path / "step_000001", tmp_path / "hf"
     ranks.call("save_checkpoint", str(source), Case(tp=2, pp=2), str(checkpoint))
     saved = read_checkpoint(checkpoint)
-    assert saved.layout == {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 1}
+    assert saved.layout == {
+        "tensor_parallel": 2,
+        "pipeline_parallel": 2,
+        "data_parallel": 1,
+        "context_parallel": 1,
+        "expert_parallel": 1,
+    }
     counts = ranks.call("convert", "to_hf", str(checkpoint), str(target), str(source))
     assert counts == [len(_read(source))] * 4
     _same(_read(target), _read(source))

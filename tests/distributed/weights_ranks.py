@@ -36,6 +36,15 @@ class Case:
     etp: int | None = None
     first_layers: int | None = None
 
+    def expert_tp(self) -> int | None:
+        """As the actor has it, unless given."""
+        return 1 if self.etp is None and self.ep > 1 else self.etp
+
+    def is_plain(self) -> bool:
+        """Whether the actor has no such layout."""
+        cut_alone = self.etp is not None and self.ep == 1
+        return self.vp is not None or self.first_layers is not None or cut_alone
+
     def name(self) -> str:
         """What differs from a single rank, as in ``tp2-pp2``; for the names of tests."""
         given = {k: v for k, v in vars(self).items() if v is not None and v != 1}
@@ -131,7 +140,7 @@ class _Layouts:
             pipeline_model_parallel_size=case.pp,
             virtual_pipeline_model_parallel_size=case.vp,
             expert_model_parallel_size=case.ep,
-            expert_tensor_parallel_size=case.etp,
+            expert_tensor_parallel_size=case.expert_tp(),
             create_gloo_process_groups=False,
         )
         tensor_parallel.model_parallel_cuda_manual_seed(1)
@@ -172,13 +181,16 @@ def _chunks(folder: str, case: Case) -> list[nn.Module]:
     from rlmath.weights.shape import read_model_shape
 
     shape = read_model_shape(folder)
-    if case.vp is None and case.first_layers is None and not shape.experts:
+    if not case.is_plain():
         from rlmath.actor.model import ModelSettings, build_model, read_hf_config
         from rlmath.actor.parallel import Layout
         from rlmath.device import CPU
 
-        layout = Layout(case.tp, case.pp, WORLD_SIZE // case.tp // case.pp)
-        settings = ModelSettings(dtype=torch.float32)
+        copies = WORLD_SIZE // case.tp // case.pp
+        layout = Layout(case.tp, case.pp, copies, expert_parallel=case.ep)
+        # Experts together with tensor parallel demand it.
+        sequence_parallel = bool(shape.experts) and case.tp > 1
+        settings = ModelSettings(torch.float32, sequence_parallel)
         return [build_model(read_hf_config(folder), layout, CPU, settings, 128)]
     return [_plain_chunk(shape, case, stage) for stage in range(case.vp or 1)]
 
@@ -200,8 +212,7 @@ def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
             "moe_router_topk": shape.experts_per_token,
             "moe_layer_freq": [int(shape.is_moe_layer(n)) for n in range(shape.layers)],
             "moe_router_load_balancing_type": "none",
-            # gloo has no all-to-all of uneven sizes.
-            "moe_token_dispatcher_type": "allgather",
+            "moe_token_dispatcher_type": "alltoall",
             "expert_model_parallel_size": case.ep,
             "expert_tensor_parallel_size": case.etp,
         }
@@ -238,7 +249,7 @@ def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
         **moe,
     )
     if shape.experts:
-        spec = _expert_spec(specs, config, vp_stage)
+        spec = _expert_spec(specs, config)
     else:
         spec = specs.get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
     stage = {} if case.vp is None else {"ignore_virtual": False, "vp_stage": vp_stage}
@@ -257,19 +268,12 @@ def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
     return model
 
 
-def _expert_spec(specs: Any, config: Any, vp_stage: int) -> Any:
+def _expert_spec(specs: Any, config: Any) -> Any:
     """Megatron's own layers of a mixture, with norms that allow sequence parallel."""
-    from megatron.core.transformer.moe import moe_utils
-
     from rlmath.actor.attention import ParallelRMSNorm
+    from rlmath.actor.experts import decoder_spec
 
-    # Megatron 0.16 reads this name in the router although it defines it with Transformer Engine
-    # alone.
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None
-    spec = specs.get_gpt_decoder_block_spec(
-        config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
-    )
+    spec = decoder_spec(specs, config, on_te=False)
     spec.layer_norm = ParallelRMSNorm
     for layer in spec.layer_specs:
         layer.submodules.input_layernorm = ParallelRMSNorm
@@ -339,6 +343,25 @@ def _written(gatherer: Any) -> dict[str, Tensor]:
         for tensor in bucket.tensors:
             result[tensor.meta.name] = view_in_buffer(buffer, tensor).clone()
     return result
+
+
+def own_shards(folder: str, case: Case) -> list[tuple[str, int | None, Tensor]] | str:
+    """What this rank would send by vLLM's many-to-many backend, or why it cannot."""
+    from rlmath.errors import UserError
+    from rlmath.weights.gather import BucketGatherer
+    from rlmath.weights.layout import ParallelRank
+    from rlmath.weights.megatron import load_from_hf
+    from rlmath.weights.shape import read_model_shape
+
+    chunks = _build(folder, case)
+    shape = read_model_shape(folder)
+    parallel = ParallelRank.from_megatron()
+    load_from_hf(chunks, folder, shape, parallel)
+    try:
+        shards = BucketGatherer(chunks, shape, parallel).own_shards()
+        return [(meta.name, dim, shard.clone()) for meta, dim, shard in shards]
+    except UserError as error:
+        return str(error)
 
 
 def planted_difference(folder: str, case: Case, name: str) -> str:
@@ -457,7 +480,7 @@ def logits(folder: str, case: Case, sequences: list[list[int]]) -> Tensor | None
     (model,) = chunks
     num_tokens = sum(map(len, sequences))
     with torch.no_grad():
-        if shape.experts:
+        if case.is_plain():
             parts = []
             for tokens in sequences:
                 one = _forward(model, *_one_sequence(tokens, case.tp), None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.e2e.runs import metrics, quickstart_settings, rlmath
@@ -16,12 +18,52 @@ LAYOUTS = {
     "dp2": ["actor.tensor_parallel=1", "actor.data_parallel=2"],
     "tp2_pp2": ["actor.pipeline_parallel=2"],
     "two_engines": ["actor.tensor_parallel=1", "rollout.engines=2"],
+    "mixture_ep2": [
+        "actor.tensor_parallel=1",
+        "actor.data_parallel=2",
+        "actor.expert_parallel=2",
+    ],
 }
+
+
+def make_mixture(dense: Path, folder: Path) -> Path:
+    """A random Qwen3-MoE with the tokenizer of the tiny model in ``dense``."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    shutil.copytree(dense, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    vocabulary = json.loads((dense / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        num_experts=4,
+        num_experts_per_tok=2,
+        # No multiple of 32: vLLM pads experts on a CPU.
+        moe_intermediate_size=48,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=256,
+        pad_token_id=257,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
-    run = rlmath("train", *quickstart_settings(material, tmp_path), *LAYOUTS[name])
+    settings = [*quickstart_settings(material, tmp_path), *LAYOUTS[name]]
+    if name.startswith("mixture"):
+        settings.append(f"model.path={make_mixture(material / 'model', tmp_path / 'mixture')}")
+    run = rlmath("train", *settings)
     assert run.returncode == 0, run.stderr
     lines = metrics(tmp_path)
     assert [line["step"] for line in lines] == [0, 1, 2]

@@ -29,7 +29,17 @@ from rlmath.log_probs import (
 from rlmath.monitor import open_monitor
 from rlmath.types import TrainingBatch
 
-GIVEN = ["model.path=m", "runner.run_dir=r"]
+MIXTURE_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "vocab_size",
+    "max_position_embeddings",
+    "num_experts",
+    "moe_intermediate_size",
+)
+GIVEN = ["model.path=tiny", "runner.run_dir=r"]
 
 
 def batch_of(differences: list[list[float]], versions: list[int]) -> TrainingBatch:
@@ -80,7 +90,12 @@ def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
     assert aligned(config, batch.old_log_probs, batch, 9, judge=True) == {}
 
 
-def test_the_limit_is_that_of_the_type_unless_given() -> None:
+def test_the_limit_is_that_of_the_type_unless_given(tmp_path: Path) -> None:
+    sizes = dict.fromkeys(MIXTURE_SIZES, 4) | {"architectures": ["Qwen3MoeForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    mixture = [*GIVEN, f"model.path={tmp_path}"]
+    assert alignment_limit(load([*mixture, "model.dtype=bfloat16"])) == 1.05
+    assert alignment_limit(load([*mixture, "model.dtype=float32"])) == 1.0001
     assert alignment_limit(load([*GIVEN, "model.dtype=float32"])) == 1.0001
     assert alignment_limit(load([*GIVEN, "model.dtype=bfloat16"])) == 1.02
     assert alignment_limit(load([*GIVEN, "alignment.max_mean_exp_abs_diff=1.5"])) == 1.5

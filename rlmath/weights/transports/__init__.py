@@ -1,8 +1,8 @@
-"""How weights travel from the trainer's ranks to the engines: one interface, four transports.
+"""How weights travel from the trainer's ranks to the engines: one interface, five transports.
 
 ``shared_memory`` is rlmath's own, for a machine without CUDA; ``object_store`` for several.
-``ipc`` (trainer and engine share a GPU) and ``nccl`` (they do not) are vLLM's, driven through its
-trainer factory. In every trainer rank:
+``ipc`` (trainer and engine share a GPU), ``nccl`` and ``nccl_m2n`` (they do not) are vLLM's, driven
+through its trainer factory. In every trainer rank:
 
     connection = connect(plan, gatherer)     # once; collective
     connection.send_weights(version)         # after each update; collective
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.transports.client import EngineClient
 
-TransportName = Literal["shared_memory", "object_store", "ipc", "nccl"]
+TransportName = Literal["shared_memory", "object_store", "ipc", "nccl", "nccl_m2n"]
 MIB = 2**20
 
 
@@ -41,6 +41,8 @@ def choose_transport(
         fitting: TransportName = "shared_memory" if nodes == 1 else "object_store"
     else:
         fitting = "ipc" if colocated else "nccl"
+        if setting == "nccl_m2n" and not colocated:
+            return "nccl_m2n"
     if setting not in ("auto", fitting):
         where = (
             f"{nodes} CPU node(s)"
@@ -143,6 +145,14 @@ def connect(plan: TransportPlan, gatherer: BucketGatherer) -> TrainerConnection:
         )
         # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket.
         source = gathered_source(gatherer, destination=None)
+    elif plan.transport == "nccl_m2n":
+        from rlmath.weights.transports import m2n_source
+
+        place = [(_own_address(), _free_port()) if rank == 0 else None]
+        dist.broadcast_object_list(place, src=0)
+        assert place[0] is not None
+        vllm_info = m2n_source.init_info(*place[0], len(plan.engines), plan.ranks_per_engine)
+        source = m2n_source.ShardSource(gatherer)
     else:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 

@@ -6,8 +6,8 @@ counts what it holds, at its place in the whole, and the workers' sums add up.
 
 A CPU worker packs matrices into a form of oneDNN's and keeps no tensor that could be read. For
 these stands what the transport handed to vLLM: a fault between there and the packed form is left
-to the comparison of log-probs. Matrices of experts stand for themselves in neither form, and are
-counted as they arrived as well.
+to the comparison of log-probs. Experts are counted as they arrived as well; where the transport has
+no place for that (vLLM's own, on GPUs) nothing is known of them, and their fingerprint is ``None``.
 """
 
 from __future__ import annotations
@@ -23,32 +23,48 @@ from rlmath.weights.fingerprint import add, fingerprint
 _Part = tuple[str, Tensor, int, int]
 
 
-def worker_fingerprints(worker: Any) -> tuple[dict[str, int], dict[str, int]]:
+def worker_fingerprints(
+    worker: Any,
+) -> tuple[dict[str, int], dict[str, int], dict[str, None]]:
     """Runs in a vLLM worker.
 
     Returns:
-        This worker's shares of what the engine holds, and what it was given in the last update, if
-        that one was to be verified.
+        This worker's shares of what the engine holds; what it was given in the last update, if that
+        one was to be verified; and the tensors that cannot be read.
     """
     model = worker.model_runner.get_model()
     held: dict[str, int] = {}
+    unread: dict[str, None] = {}
     for name, module in model.named_modules():
+        unread |= dict.fromkeys(_experts(name, module))
         for hf_name, part, dim, start in _parts(name, module):
             held[hf_name] = add(held.get(hf_name, 0), fingerprint(part.detach(), dim, start))
     received = getattr(worker.weight_transfer_engine, "received", {})
-    return held, dict(received)
+    return held, dict(received), unread
 
 
 def engine_fingerprints(
-    workers: list[tuple[dict[str, int], dict[str, int]]],
-) -> dict[str, int]:
+    workers: list[tuple[dict[str, int], dict[str, int], dict[str, None]]],
+) -> dict[str, int | None]:
     """One engine's fingerprints from its workers': what is held where that can be read."""
     total: dict[str, int] = {}
-    for held, _ in workers:
+    for held, _, _ in workers:
         for name, value in held.items():
             total[name] = add(total.get(name, 0), value)
     # Every worker is given whole tensors.
-    return workers[0][1] | total
+    _, received, unread = workers[0]
+    return unread | received | total
+
+
+def _experts(name: str, module: Any) -> Iterator[str]:
+    """Hugging Face names of a mixture's tensors, which kernels lay out in their own ways."""
+    if not hasattr(module, "w13_weight"):
+        return
+    mlp = name[: name.rindex(".experts")]
+    yield f"{mlp}.gate.weight"
+    for expert in range(module.global_num_experts):
+        for which in ("gate", "up", "down"):
+            yield f"{mlp}.experts.{expert}.{which}_proj.weight"
 
 
 def _parts(name: str, module: Any) -> Iterator[_Part]:

@@ -1,4 +1,5 @@
-"""Entry point through which vLLM finds what rlmath adds to it: a weight transfer, CPU kernels.
+"""Entry point through which vLLM finds what rlmath adds to it: a weight transfer, CPU kernels,
+routers in float32.
 
 vLLM calls ``register`` in each of its processes, workers included, and perhaps more than once.
 """
@@ -9,7 +10,7 @@ SHARED_MEMORY = "shared_memory"
 
 
 def register() -> None:
-    """Add ``shared_memory`` to both of vLLM's factories, and norms to its operators.
+    """Add ``shared_memory`` to both of vLLM's factories, norms to its operators, and a router.
 
     The transport's modules load when first used.
     """
@@ -18,6 +19,8 @@ def register() -> None:
         WeightTransferTrainerFactory,
     )
     from vllm.platforms import current_platform
+
+    from rlmath.rollout.engine_precision import register_router
 
     if SHARED_MEMORY not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
@@ -31,5 +34,6 @@ def register() -> None:
             "rlmath.weights.transports.shared_memory",
             "SharedMemoryTrainer",
         )
+    register_router()
     if current_platform.is_cpu():
         import rlmath.rollout.cpu_norms  # noqa: F401

@@ -74,6 +74,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         self._expected = {name for name, _ in self.model.named_parameters()}
         self._loaded = set()
         self.received = {}
+        _pack_experts_again(self.model)
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
@@ -146,6 +147,18 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
                 for key, value in bound.arguments.items():
                     if isinstance(value, torch.Tensor) and begin <= value.data_ptr() < end:
                         bound.arguments[key] = value.clone()
+
+
+def _pack_experts_again(model: torch.nn.Module) -> None:
+    """Have vLLM pack the experts' matrices after they are loaded, as at its start.
+
+    Where a layer has its kernel already, vLLM 0.32 takes what was loaded for packed, and a CPU
+    engine would compute with rows in the wrong places.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None  # type: ignore[union-attr]
 
 
 def _view(memory: Any, dtype_name: str, shape: list[int], offset_bytes: int) -> torch.Tensor:

@@ -345,6 +345,12 @@ def test_gpus_of_this_machine(refusal: Callable[..., str]) -> None:
     assert "8 / 3 is no whole number of copies" in message
     message = refusal("cluster=gpu8", "weights.transport=nccl", machine=GPU_MACHINE)
     assert "weights.transport=nccl: on CUDA with colocated GPUs it has to be ipc" in message
+    many = ["cluster=gpu8", "weights.transport=nccl_m2n", "actor.pipeline_parallel=2"]
+    assert "with colocated GPUs it has to be ipc" in refusal(*many, machine=GPU_MACHINE)
+    message = refusal(*many, "cluster.placement=separate", "rollout.engines=4", machine=GPU_MACHINE)
+    assert "actor.pipeline_parallel=2 and actor.expert_parallel=1; take nccl" in message
+    assert "NVIDIA's nccl-extensions, which is not installed here" in message
+    assert "on 1 CPU node(s) it has to be shared_memory" in refusal(many[1])
 
 
 def test_all_problems_come_together_and_in_no_time(refusal: Callable[..., str]) -> None:
@@ -394,3 +400,31 @@ def test_the_tiny_model_is_as_it_is_made(tmp_path: Path) -> None:
     from rlmath.quickstart.model import make_tiny_model
 
     assert read_model("tiny") == read_model(str(make_tiny_model(tmp_path / "tiny")))
+
+
+def test_experts_are_shared_out_whole(refusal: Callable[..., str], make_model: MakeModel) -> None:
+    sizes = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+        "moe_intermediate_size": 36,
+        "num_experts": 6,
+        "num_hidden_layers": 8,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 8,
+        "vocab_size": 100,
+    }
+    folder = make_model(QWEN_1_5B | sizes)
+    facts = read_model(str(folder))
+    # Layers 1, 3, 5 and 7 count, without 3.
+    assert (facts.mixture_layers, facts.num_expert_parameters) == (3, 3 * 6 * 3 * 64 * 36)
+    mixture = f"model.path={folder}"
+    message = refusal(mixture, "actor.expert_parallel=4", "actor.data_parallel=6")
+    assert "6 experts / 4 leaves 2, 1 tensor x 6 data-parallel ranks / 4 leaves 2" in message
+    assert "works: 1, 2, 3 or 6" in message
+    message = refusal(mixture, "actor.tensor_parallel=8")
+    assert "width of an expert 36 / 8 leaves 4" in message
+    assert "needs actor.sequence_parallel=true" in message
+    message = refusal("actor.expert_parallel=2", "actor.data_parallel=2")
+    assert "the model has no experts" in message

@@ -218,3 +218,13 @@ def test_what_makes_no_sense_is_refused(
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_mixture_is_not_planned_as_a_dense_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    mixture = KNOWN["Qwen3-8B"] | sizes | {"architectures": ["Qwen3MoeForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(mixture))
+    assert main(["plan", "layout", str(tmp_path), "--gpus", "8"]) == 2
+    assert "a mixture of 128 experts" in capsys.readouterr().err

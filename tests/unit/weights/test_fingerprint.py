@@ -89,3 +89,9 @@ def test_a_difference_is_reported_by_name() -> None:
         compare_fingerprints(sent, {"k_proj": sent["k_proj"]}, "engine 0")
     with pytest.raises(WeightsError, match="other was never sent"):
         compare_fingerprints(sent, {**sent, "other": 1}, "engine 0")
+
+
+def test_what_cannot_be_read_is_left_out() -> None:
+    compare_fingerprints({"a": 1, "b": 2}, {"a": 1, "b": None}, "engine 0")
+    with pytest.raises(WeightsError, match=r"1 of 2 tensors: a differs"):
+        compare_fingerprints({"a": 1, "b": 2}, {"a": 3, "b": None}, "engine 0")

@@ -1,0 +1,52 @@
+"""Mixture-of-experts layers in Megatron's terms: Qwen3-MoE's router, its experts, their ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlmath.actor.parallel import Layout
+from rlmath.weights.shape import ModelShape
+
+ROUTER_DTYPES = ("model", "float32")
+
+
+def mixture_settings(
+    shape: ModelShape, layout: Layout, router_dtype: str, on_te: bool
+) -> dict[str, Any]:
+    """Fields of Megatron's ``TransformerConfig`` for the experts; none for a dense model.
+
+    A token goes to the experts of highest probability, weighted by the softmax over those alone
+    (``norm_topk_prob``) or over all. There is no auxiliary loss: what balances the experts in
+    pre-training would be a second objective here.
+
+    Args:
+        router_dtype: ``model`` or ``float32``, of the product that gives the router's logits.
+        on_te: Transformer Engine's layers, which multiply all experts of a rank at once.
+    """
+    if not shape.experts:
+        return {}
+    return {
+        "num_moe_experts": shape.experts,
+        "moe_ffn_hidden_size": shape.moe_ffn,
+        "moe_router_topk": shape.experts_per_token,
+        "moe_router_pre_softmax": not shape.norm_topk_prob,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32" if router_dtype == "float32" else None,
+        "moe_layer_freq": [int(shape.is_moe_layer(n)) for n in range(shape.layers)],
+        "moe_grouped_gemm": on_te,
+        "expert_model_parallel_size": layout.expert_parallel,
+        "expert_tensor_parallel_size": layout.expert_tensor_parallel,
+    }
+
+
+def decoder_spec(specs: Any, config: Any, on_te: bool) -> Any:
+    """Megatron's layers of a model of which some are mixtures, for this rank's stage."""
+    from megatron.core.transformer.moe import moe_utils
+
+    # Megatron 0.16 reads this name in the router although it defines it with Transformer Engine
+    # alone.
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+    return specs.get_gpt_decoder_block_spec(
+        config, use_transformer_engine=on_te, normalization="RMSNorm"
+    )

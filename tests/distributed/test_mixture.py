@@ -1,0 +1,181 @@
+"""A mixture of experts on real gloo ranks: right against Hugging Face, and the same on any number
+of expert-parallel ranks, which get packs of different lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rlmath.actor.actor import UpdateSettings
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.parallel import Layout
+from rlmath.device import Platform
+from rlmath.precision import Precision
+from rlmath.types import TrainingBatch
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import (
+    UPDATE,
+    VOCAB,
+    build,
+    check_gradient,
+    gather,
+    hugging_face,
+    make_batch,
+    run_log_probs,
+    run_updates,
+    with_log_probs,
+)
+from tests.distributed.test_checkpoint import assert_equal, changes_of, commit, run_load, run_save
+
+ONE = Layout(1, 1, 1)
+EP2 = Layout(1, 1, 2, expert_parallel=2)
+LAYOUTS = [
+    Layout(1, 1, 2),
+    EP2,
+    Layout(2, 1, 1),
+    # Experts whole on tensor ranks.
+    Layout(2, 1, 1, expert_parallel=2),
+    Layout(2, 1, 2, expert_parallel=4),
+    Layout(1, 2, 2, expert_parallel=2),
+]
+
+
+def make_mixture(folder: Path, **changes: Any) -> str:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        # One layer without experts.
+        "mlp_only_layers": [1],
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+    }
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes | changes)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_mixture(tmp_path_factory.mktemp("qwen3_moe"))
+
+
+def check_log_probs(ranks: RankPool, layout: Layout, model: str) -> None:
+    batch = make_batch()
+    ours = gather(batch, ranks.run(layout, run_log_probs, model, batch))
+    theirs = hugging_face(model, batch, temperature=0.7)
+    torch.testing.assert_close(ours.log_probs.double(), theirs.log_probs, atol=2e-5, rtol=0)
+    torch.testing.assert_close(ours.entropy.double(), theirs.entropy, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("layout", [ONE, *LAYOUTS[1:]], ids=str)
+def test_log_probs_are_those_of_hugging_face(ranks: RankPool, mixture: str, layout: Layout) -> None:
+    check_log_probs(ranks, layout, mixture)
+
+
+def test_weights_over_all_experts_are_those_of_hugging_face(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    check_log_probs(ranks, EP2, make_mixture(tmp_path, norm_topk_prob=False))
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(ranks: RankPool, mixture: str) -> Any:
+    batch = with_log_probs(make_batch())
+    ((metrics, _, values),) = ranks.run(ONE, run_updates, mixture, batch, UPDATE, 3, {})
+    return batch, metrics, gather(batch, [values])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_update_does_not_depend_on_who_has_which_expert(
+    ranks: RankPool, mixture: str, on_one_rank: Any, layout: Layout
+) -> None:
+    batch, expected, expected_values = on_one_rank
+    results = ranks.run(layout, run_updates, mixture, batch, UPDATE, 3, {})
+    for metrics, _, _ in results:
+        for one, reference in zip(metrics, expected, strict=True):
+            for name in one:
+                assert one[name] == pytest.approx(reference[name], rel=2e-5, abs=2e-6), name
+    values = gather(batch, [v for _, _, v in results])
+    torch.testing.assert_close(values.log_probs, expected_values.log_probs, atol=1e-4, rtol=0)
+
+
+def test_gradient_is_that_of_autograd_on_hugging_face(ranks: RankPool, mixture: str) -> None:
+    check_gradient(ranks, mixture, EP2)
+
+
+def test_a_checkpoint_goes_on_with_experts_shared_otherwise(
+    ranks: RankPool, mixture: str, tmp_path: Path
+) -> None:
+    changes = changes_of(True)
+    straight: list[Any] = []
+
+    def run(partial: str) -> None:
+        straight[:] = ranks.run(EP2, run_save, mixture, changes, partial, 2, 2)
+
+    folder = commit(tmp_path, run)
+    for one, other in zip(
+        straight, ranks.run(EP2, run_load, mixture, changes, folder, 2), strict=True
+    ):
+        assert_equal(one, other)
+    (resumed,) = ranks.run(ONE, run_load, mixture, changes, folder, 2)
+    for metrics, expected in zip(resumed.metrics, straight[0].metrics, strict=True):
+        for name in expected:
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
+
+
+def run_precision(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, precision: Precision
+) -> tuple[float, torch.dtype, torch.dtype, float]:
+    """Largest difference of logits from the product in float32, types of logits and of routing
+    scores, and the norm of a gradient."""
+    settings = ModelSettings(torch.bfloat16, precision=precision)
+    actor = build(layout, platform, model, model=settings)
+    seen: dict[str, Any] = {}
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        seen["hidden"], seen["logits"] = inputs[0].detach(), output[0].detach()
+
+    def keep_scores(module: Any, inputs: Any, output: Any) -> None:
+        seen["scores"] = output[0].dtype
+
+    hook = actor.module.output_layer.register_forward_hook(keep)
+    layers = actor.module.decoder.layers
+    other = layers[0].mlp.router.register_forward_hook(keep_scores)
+    actor.log_probs(batch)
+    hook.remove()
+    other.remove()
+    weight = actor.module.output_layer.weight
+    exact = F.linear(seen["hidden"].float(), weight.detach().float())
+    norm = actor.update(batch, UpdateSettings(), seed=0).minibatches[0]["grad_norm"]
+    difference = float((seen["logits"].float() - exact).abs().max())
+    return difference, seen["logits"].dtype, seen["scores"], norm
+
+
+def test_the_precision_asked_for_is_that_of_the_products(ranks: RankPool, mixture: str) -> None:
+    batch = make_batch()
+    asked = Precision("float32", "float32")
+    ((exact, logits, scores, norm),) = ranks.run(ONE, run_precision, mixture, batch, asked)
+    assert (logits, scores) == (torch.float32, torch.float32)
+    assert exact < 1e-5
+    ((rounded, logits, scores, plain),) = ranks.run(
+        ONE, run_precision, mixture, batch, Precision("model", "model")
+    )
+    assert (logits, scores) == (torch.bfloat16, torch.bfloat16)
+    assert rounded > 1e-3
+    assert norm == pytest.approx(plain, rel=0.05) and norm > 0
