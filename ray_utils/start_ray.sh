@@ -73,6 +73,7 @@ options=(--node-ip-address "$own" --disable-usage-stats --block
 [ -z "$object_store_mib" ] || options+=(--object-store-memory "$((object_store_mib * 1048576))")
 
 start_node() {
+  : >"$node_log" # An earlier run's words are not this one's.
   setsid "$python" -m ray.scripts.scripts start "${options[@]}" "$@" \
     </dev/null >"$node_log" 2>&1 &
   echo $! >"$pid_file"
