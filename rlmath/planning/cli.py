@@ -18,7 +18,11 @@ from rlmath.planning.time import Work
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add = parser.add_argument
-    add("model", nargs="?", help="a known name, a Hugging Face folder, or its config.json")
+    add(
+        "model",
+        nargs="?",
+        help="a known name, a preset of conf/model, a folder, or its config.json",
+    )
     for flag, field in SHAPE_FLAGS.items():
         add(flag, type=_count, metavar="N", help=f"in place of a model: {field}")
     add("--head-dim", type=_count, metavar="N", help="width of a head (default: hidden / heads)")

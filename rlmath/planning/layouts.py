@@ -170,6 +170,7 @@ def checked(wish: Wish, settings: list[str]) -> tuple[Config, Layout]:
     problems += check_layout.model_splits(config, facts, "train")
     problems += check_layout.lengths(config, facts, "train")
     problems += check_layout.batch_divides(config, layout, "train")
+    problems += check_layout.experts(config, facts, layout)
     if problems:
         raise ConfigError.of(problems)
     return config, layout
@@ -263,12 +264,12 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
 
 
 def _expert_shares(wish: Wish, tp: int, cp: int, dp: int) -> list[int]:
-    """Expert-parallel ranks: 1 of a dense model, and with context ranks."""
+    """Expert-parallel ranks: 1 of a dense model; none where a mixture cannot be laid out so."""
     shape = wish.shape
     if not shape.experts:
         choices = [1]
     elif cp > 1:
-        choices = [1] if shape.moe_ffn % tp == 0 else []
+        choices = []  # A mixture takes whole sequences.
     else:
         cut = [1] if shape.moe_ffn % tp == 0 else []
         whole = range(2, tp * dp + 1)

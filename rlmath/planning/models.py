@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from rlmath.config.facts import ARCHITECTURES, ModelFacts
+from rlmath.config.load import load, options
 from rlmath.errors import UserError
 from rlmath.weights.shape import ModelShape, model_shape, padded_vocab_size, read_config
 
@@ -40,6 +40,9 @@ _LLAMA = {
     "Llama-3.1-8B": (32, 4096, 14336, 32, 8, 128256, False, 131072),
     "Llama-3.1-70B": (80, 8192, 28672, 64, 8, 128256, False, 131072),
 }
+# Eight of 128 experts of width 768 for each token.
+_QWEN3_MOE = {"Qwen3-30B-A3B": (48, 2048, 6144, 32, 4, 151936, False, 40960)}
+_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 _ORDER = (
     "num_hidden_layers",
     "hidden_size",
@@ -59,6 +62,10 @@ def _config(architecture: str, sizes: tuple[Any, ...], **more: Any) -> dict[str,
 KNOWN: dict[str, dict[str, Any]] = {
     **{name: _config("Qwen2ForCausalLM", sizes) for name, sizes in _QWEN2.items()},
     **{name: _config("Qwen3ForCausalLM", sizes, head_dim=128) for name, sizes in _QWEN3.items()},
+    **{
+        name: _config("Qwen3MoeForCausalLM", sizes, head_dim=128, **_EXPERTS)
+        for name, sizes in _QWEN3_MOE.items()
+    },
     **{name: _config("LlamaForCausalLM", sizes) for name, sizes in _LLAMA.items()},
 }
 
@@ -105,11 +112,13 @@ def read_plan_model(arguments: argparse.Namespace) -> tuple[str, ModelShape]:
     if path.is_dir():
         return str(path), _trainable(name, read_config(path))
     known = {key.lower(): key for key in KNOWN}
+    if name in options("model"):  # A file of conf/model says whose folder it is for.
+        name = load([f"model={name}", "runner.run_dir=runs/plan"]).model.path
     short = name.rsplit("/", 1)[-1].lower()
     if short not in known:
         raise UserError(
             f"{name}: no folder with a config.json, and no model that is known by name; known are "
-            f"{', '.join(KNOWN)}"
+            f"{', '.join(KNOWN)}, and model={', model='.join(options('model'))}"
         )
     return f"models/{known[short]}", _trainable(name, KNOWN[known[short]])
 
@@ -121,33 +130,26 @@ def _trainable(name: str, config: dict[str, Any]) -> ModelShape:
             f"{name}: its architecture is {shape.architecture}; those that the actor trains are "
             f"{', '.join(ARCHITECTURES)}"
         )
-    if shape.experts:
-        raise UserError(
-            f"{name}: a mixture of {shape.experts} experts; this plan counts dense models alone. "
-            "conf/model/qwen3_30b_a3b.yaml has a layout, and rlmath plan weights --ep what moves"
-        )
     return shape
 
 
 def facts_of(shape: ModelShape) -> ModelFacts:
     """The sizes as the checks of the settings take them."""
-    sizes: dict[str, Any] = {
-        "architecture": shape.architecture,
-        "num_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
-        "num_heads": shape.heads,
-        "num_kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab,
-        "max_position_embeddings": shape.max_positions,
-        "tie_word_embeddings": shape.tied,
-        "num_experts": shape.experts,
-        "expert_size": shape.moe_ffn,
-        "mixture_layers": mixture_layers(shape),
-    }
-    known = {field.name for field in dataclasses.fields(ModelFacts)}
-    return ModelFacts(**{name: size for name, size in sizes.items() if name in known})
+    return ModelFacts(
+        architecture=shape.architecture,
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab,
+        max_position_embeddings=shape.max_positions,
+        tie_word_embeddings=shape.tied,
+        num_experts=shape.experts,
+        expert_size=shape.moe_ffn,
+        mixture_layers=mixture_layers(shape),
+    )
 
 
 def mixture_layers(shape: ModelShape) -> int:

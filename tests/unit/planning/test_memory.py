@@ -78,21 +78,7 @@ def test_a_rank_holds_what_the_weight_plan_takes_from_it(tp: int, pp: int) -> No
         assert given == 2 * held
 
 
-MIXTURE = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "num_hidden_layers": 48,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 40960,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-}
+MIXTURE = KNOWN["Qwen3-30B-A3B"]
 
 
 def test_a_mixture_has_the_parameters_of_qwen3_30b_a3b() -> None:
