@@ -100,7 +100,6 @@ class Plan:
         engine_share: ``rollout.gpu_memory_utilization``.
         cache_tokens: That an engine's KV cache holds.
         running: Sequences that an engine runs at once, on average.
-        most_tokens: Largest token budget of a micro-batch, with every layer recomputed.
         phases: What a GPU holds in each, the fullest one.
         seconds: Of each phase.
     """
@@ -111,7 +110,6 @@ class Plan:
     engine_share: float
     cache_tokens: int
     running: int
-    most_tokens: int
     phases: tuple[Phase, ...]
     seconds: dict[str, float]
 
@@ -320,7 +318,6 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
         engine_share=share,
         cache_tokens=int(cache_tokens),
         running=decoded.running,
-        most_tokens=_most_tokens(wish, actor),
         phases=(*phases, refit, wake),
         seconds={
             "generate": decoded.seconds,
@@ -366,8 +363,13 @@ def _phases_beside_engine(wish: Wish, actor: ActorShape) -> list[Phase]:
     ]
 
 
-def _most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
-    """The largest micro-batch that fits, in whole thousands of tokens, at least the present one."""
+def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
+    """The largest micro-batch that fits when every layer is recomputed.
+
+    Args:
+        actor: A layout that fits as it is.
+        step: The result is a multiple of it, or the present length.
+    """
     per_stage = wish.shape.layers // actor.pp
 
     def fits(tokens: int) -> bool:
@@ -375,10 +377,15 @@ def _most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
         peak = max(phase.num_bytes for phase in _phases_beside_engine(wish, one))
         return peak <= usable_bytes(wish.gpu.memory_gib)
 
-    most = actor.max_tokens
-    while fits((most // step + 1) * step):
-        most = (most // step + 1) * step
-    return most
+    # Memory grows with the length, so what fits ends somewhere below the first that does not.
+    low = actor.max_tokens // step
+    high = low + 1
+    while fits(high * step):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * step) else (low, middle)
+    return max(actor.max_tokens, low * step)
 
 
 def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decoding]:

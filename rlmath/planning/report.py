@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from rlmath.planning.layouts import EQUAL_SHARE, Plan, Wish, overrides
+from rlmath.planning.layouts import EQUAL_SHARE, Plan, Wish, most_tokens, overrides
 from rlmath.planning.memory import ENGINE_STEP_TOKENS, GIB, usable_bytes
 from rlmath.planning.models import count_parameters
 
@@ -33,7 +33,7 @@ def _plan_json(wish: Wish, plan: Plan) -> dict[str, Any]:
         "engine_tensor_parallel": plan.engine_tp,
         "gpu_memory_utilization": plan.engine_share,
         "cache_tokens": plan.cache_tokens,
-        "most_tokens_per_microbatch": plan.most_tokens,
+        "most_tokens_per_microbatch": most_tokens(wish, plan.actor),
         "running_sequences": plan.running,
         "phases_gib": {
             phase.name: {name: size / GIB for name, size in phase.terms.items()}
@@ -79,7 +79,7 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         "the first one, GiB on the fullest GPU:",
         *(f"  {phase.name:<10} {_terms(phase.terms)}" for phase in best.phases),
         f"  a micro-batch of {best.actor.max_tokens:,} tokens; with every layer recomputed "
-        f"{best.most_tokens:,} fit",
+        f"{most_tokens(wish, best.actor):,} fit",
         "",
         batch,
         "",
