@@ -1,0 +1,151 @@
+"""Seconds and GB/s of weights from Megatron ranks to vLLM engines, beside memcpy of the same bytes.
+
+Four Megatron ranks (tensor 2 x pipeline 2) send a random model of half a billion parameters to one
+engine and to two, through the transport that a run would take, until the engines could sample with
+it. Prints one JSON line. ``share_of_memcpy`` compares with one thread that copies what is delivered
+(the model once for each engine) between memory that is there already; on CPU it should be at least
+a third. Fingerprints of what the engines hold are compared with the ranks' at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlmath.actor.actor import ActorSettings
+from rlmath.actor.group import ActorGroup
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.parallel import Layout
+from rlmath.cluster.session import ray_session
+from rlmath.config.schema import ClusterConfig
+from rlmath.quickstart import make_tiny_model
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import EngineSpec
+from rlmath.weights.fingerprint import compare_fingerprints
+from rlmath.weights.transports import TransportPlan
+
+LAYOUT = Layout(2, 2, 1)
+# 0.54 billion parameters; small enough to be held by ranks and two engines in 16 GiB.
+SIZES = {
+    "num_layers": 22,
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_heads": 16,
+    "num_kv_heads": 8,
+}
+MAX_TOKENS = 128
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="counted sends; one more warms up")
+    parser.add_argument("--bucket-size-mib", type=int, default=512)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--tiny", action="store_true", help="the tiny model, to try the script")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, ray_session(ClusterConfig(object_store_mib=100)):
+        sizes = {} if arguments.tiny else SIZES
+        model = make_tiny_model(Path(folder) / "model", **sizes)
+        print(json.dumps(measure(model, Path(folder) / "logs", arguments)))
+
+
+def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Start ranks and engines, and send again and again."""
+    dtype: torch.dtype = getattr(torch, arguments.dtype)
+    settings = ActorSettings(
+        model_path=str(model),
+        model=ModelSettings(dtype),
+        optimizer=None,
+        temperature=1.0,
+        max_tokens_per_microbatch=MAX_TOKENS,
+        max_sequence_length=MAX_TOKENS,
+    )
+    spec = EngineSpec(
+        model_path=str(model),
+        dtype=arguments.dtype,
+        device="cpu",
+        tensor_parallel=1,
+        max_sequence_tokens=MAX_TOKENS,
+        max_running_sequences=2,
+        transport="shared_memory",
+        log_dir=str(logs),
+        cpu_kv_cache_gib=0.125,
+    )
+    actor = ActorGroup(settings, LAYOUT, device="cpu", seed=0, num_threads=1, log_dir=str(logs))
+    pool = RolloutPool(spec, num_engines=2, stall_timeout_s=600)
+    with pool, actor:
+        result: dict[str, Any] = {
+            "benchmark": "refit",
+            "dtype": arguments.dtype,
+            "bucket_size_mib": arguments.bucket_size_mib,
+            "ranks": "TP2xPP2",
+            "cores": len(os.sched_getaffinity(0)),
+        }
+        version = 0
+        for engines in (1, 2):
+            plan = TransportPlan(
+                "shared_memory",
+                tuple(pool.engines[:engines]),
+                spec.tensor_parallel,
+                bucket_size_mib=arguments.bucket_size_mib,
+                run_id=f"refit-{os.getpid()}",
+            )
+            actor.connect_engines(plan)
+            seconds = []
+            for _ in range(arguments.rounds + 1):
+                version += 1
+                begin = time.perf_counter()
+                actor.send_weights(version)
+                seconds.append(time.perf_counter() - begin)
+            if engines == 1:
+                num_bytes = _model_bytes(model, dtype)
+                memcpy_s = _memcpy_s(num_bytes, arguments.rounds)
+                result |= {"model_gb": round(num_bytes / 1e9, 4)}
+                result |= {"memcpy_s": round(memcpy_s, 4)}
+                result |= {"memcpy_gb_per_s": round(num_bytes / memcpy_s / 1e9, 3)}
+            median = statistics.median(seconds[1:])
+            delivered = engines * num_bytes
+            result[f"{engines}_engine{'s' * (engines > 1)}"] = {
+                "seconds": round(median, 4),
+                "seconds_range": [round(f(seconds[1:]), 4) for f in (min, max)],
+                "delivered_gb_per_s": round(delivered / median / 1e9, 3),
+                "share_of_memcpy": round(engines * memcpy_s / median, 3),
+            }
+        actor.send_weights(version + 1, verify=True)
+        sent = actor.weights_fingerprints()
+        for index, held in enumerate(pool.weights_fingerprints()):
+            compare_fingerprints(sent, held, f"engine {index}")
+        result["verified_tensors"] = len(sent)
+    return result
+
+
+def _model_bytes(model: Path, dtype: torch.dtype) -> int:
+    from rlmath.weights.pieces import hf_shapes
+    from rlmath.weights.shape import read_model_shape
+
+    shapes = hf_shapes(read_model_shape(model)).values()
+    return sum(torch.Size(shape).numel() for shape in shapes) * dtype.itemsize
+
+
+def _memcpy_s(num_bytes: int, rounds: int) -> float:
+    """Median seconds of one thread's memcpy of so many bytes, all pages there before."""
+    source, target = (torch.ones(num_bytes, dtype=torch.uint8) for _ in range(2))
+    seconds = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), num_bytes)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+if __name__ == "__main__":
+    main()
