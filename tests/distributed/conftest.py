@@ -7,8 +7,8 @@ import pytest
 from tests.distributed.rank_pool import RankPool
 
 
-# One for all modules: to start four processes and to import Megatron in them takes seconds.
-@pytest.fixture(scope="session")
+# Of each module its own: what a module's layouts leave of gloo's threads ends with the processes.
+@pytest.fixture(scope="module")
 def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool
