@@ -30,9 +30,20 @@ exit_file=$shared_dir/exit_code.$run_id
 [ "$RANK" != 0 ] || { mkdir -p "$shared_dir"; rm -f "$exit_file"; }
 
 trap 'bash ray_utils/stop_ray.sh' EXIT
+started=0
 # The options are words, not one word.
 # shellcheck disable=SC2086
-bash ray_utils/start_ray.sh ${RAY_OPTIONS:-}
+bash ray_utils/start_ray.sh ${RAY_OPTIONS:-} || started=$?
+if [ "$started" -eq 3 ]; then
+  sleep 5 # The head writes the code before it ends. It had answered, so a code is of this run.
+  if [ -s "$exit_file" ]; then
+    say "RANK 0 has ended with exit code $(cat "$exit_file")"
+    exit "$(cat "$exit_file")"
+  fi
+  say "error: RANK 0 has left no exit code: the head is lost" >&2
+  exit 1
+fi
+[ "$started" -eq 0 ] || exit "$started"
 
 if [ "$RANK" = 0 ]; then
   code=0

@@ -25,6 +25,8 @@ environment:
   RLMATH_RUN_ID      names the run (default: SLURM_JOB_ID, or "default")
   RLMATH_STATE_DIR   for process ids and logs of this node (default: in /tmp)
   RLMATH_PYTHON      the environment's Python (default: .venv/bin/python)
+
+exit code: 0 started, 2 not, 3 not because a head that had answered has gone
 EOF
 }
 
@@ -119,6 +121,7 @@ for attempt in 1 2 3; do
   until joined || ! node_is_alive; do sleep 1; done
   joined && break
   [ "$attempt" -lt 3 ] || died
+  answers "$head" || { echo "[rank $RANK] error: the head at $head has gone" >&2; exit 3; }
   say "Ray ended at once ($(tail -n 1 "$node_log")); attempt $((attempt + 1)) of 3"
   # What it had started before it gave up is in its session.
   ps -o pid= -s "$(cat "$pid_file")" | xargs -r kill -KILL 2>/dev/null || true

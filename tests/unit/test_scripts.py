@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,43 @@ def test_stop_ends_what_a_dead_ray_has_left(tmp_path: Path) -> None:
         assert "nothing to stop" in bash("ray_utils/stop_ray.sh", **names).stdout
     finally:
         subprocess.run(["pkill", "-s", pid], check=False)
+
+
+def test_a_node_that_cannot_start_ray_tries_again_while_there_is_a_head(tmp_path: Path) -> None:
+    """Three times, then 2; 3 when the head has gone meanwhile. Its Python has no Ray."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/bash\n[ $1 = -c ] && echo 127.0.0.1 && exit\necho no Ray\nexit 1\n")
+    python.chmod(0o755)
+    names = {
+        "RANK": "1",
+        "RLMATH_RUN_ID": "test",
+        "RLMATH_SHARED_DIR": str(tmp_path),
+        "RLMATH_STATE_DIR": str(tmp_path / "state"),
+        "RLMATH_PYTHON": str(python),
+    }
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        (tmp_path / "ray_address.test").write_text(address + "\n")
+        tried = bash("ray_utils/start_ray.sh", **names)
+        assert tried.returncode == 2
+        assert tried.stdout.count("Ray ended at once (no Ray)") == 2
+        # It answers once more, to the question whether there is a head.
+        closing = threading.Thread(target=lambda: (head.accept(), head.close()))
+        while _accepts(head):
+            pass
+        head.settimeout(20)
+        closing.start()
+        gone = bash("ray_utils/start_ray.sh", **names)
+        closing.join()
+    assert gone.returncode == 3
+    assert f"the head at {address} has gone" in gone.stderr
+
+
+def _accepts(server: socket.socket) -> bool:
+    """Take a connection that waits; whether there was one."""
+    server.settimeout(0.1)
+    try:
+        server.accept()[0].close()
+    except TimeoutError:
+        return False
+    return True
