@@ -16,7 +16,7 @@ from types import FrameType
 import ray
 from ray._private import ray_constants, services
 
-from rlmath.cluster.guard import VARIABLE, Guard
+from rlmath.cluster.guard import Guard
 from rlmath.config.schema import ClusterConfig
 from rlmath.errors import UserError
 
@@ -58,7 +58,7 @@ def _start_own(config: ClusterConfig, guard: Guard) -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", RECONNECT_TIMEOUT_S)
     # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
-    with _out_of_our_process_group(), _in_environment(VARIABLE, guard.mark):
+    with _out_of_our_process_group():
         ray.init(
             address="local",
             num_cpus=max(4, os.cpu_count() or 1),
@@ -67,6 +67,7 @@ def _start_own(config: ClusterConfig, guard: Guard) -> None:
             log_to_driver=False,
             logging_level="warning",
         )
+    guard.watch(process.pid for kind in _own_processes().values() for process in kind)
 
 
 def _join(address: str) -> None:
@@ -81,17 +82,8 @@ def _join(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _in_environment(name: str, value: str) -> Iterator[None]:
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-@contextlib.contextmanager
 def _out_of_our_process_group() -> Iterator[None]:
-    """Let Ray's processes, and so ranks and engines, begin in a process group of their own.
+    """Let Ray's processes, and so ranks and engines, begin in process groups of their own.
 
     A terminal's Ctrl-C, ``timeout`` and batch systems signal the whole group, and the run cannot
     save when its ranks and Ray's head are hit beside the driver. They end with the driver all the
@@ -115,16 +107,15 @@ def _end_on_sigterm() -> None:
         sys.exit(code)
 
     if threading.current_thread() is threading.main_thread():
-        head = _own_head()
+        head = next(iter(_own_processes().get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])), None)
         signal.signal(signal.SIGTERM, end)
 
 
-def _own_head() -> subprocess.Popen[bytes] | None:
-    """The head of a Ray that this process started."""
+def _own_processes() -> dict[str, list[subprocess.Popen[bytes]]]:
+    """The processes of a Ray that this one started, by what they are; each leads a group."""
     node = ray._private.worker._global_node
-    processes = {} if node is None else node.all_processes
-    heads = processes.get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])
-    return heads[0].process if heads else None
+    kinds = {} if node is None else node.all_processes
+    return {kind: [info.process for info in infos] for kind, infos in kinds.items()}
 
 
 def _end_with(head: subprocess.Popen[bytes], code: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,28 +13,49 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import psutil
+import pytest
 
-from tests.e2e.runs import ROOT, environment, marked_processes
+from rlmath.checkpoint import CheckpointStore
+from tests.e2e.runs import ROOT, environment, marked_processes, metrics, quickstart_settings
 
 FIND_TIMEOUT_S = 240.0
-# Ray's processes may look for their dead head for 10 s (rlmath/cluster/session.py) before they end.
-END_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 10.0
+REWARD = f"reward.items=[{{name:'{Path(__file__).parent / 'rewards_for_tests.py'}:letters'}}]"
+LAST_STEP = 8
+
+
+def settings_of(material: Path, run_dir: Path) -> list[str]:
+    """Of runs that have gradients, and that somebody ends after step 8: no other step's rate
+    depends on where a run was to end."""
+    return [
+        *quickstart_settings(material, run_dir),
+        REWARD,
+        "eval.every=3",
+        "runner.steps=1000",
+        "runner.save_every=2",
+        "runner.keep_checkpoints=9",
+        "runner.resume=auto",
+    ]
 
 
 class Run:
-    """``rlmath train`` in a process of its own.
+    """``rlmath train`` in a process group of its own.
 
     Args:
-        settings: Of the run.
+        run_dir: Its folder.
+        settings: Of the run, ``runner.run_dir`` among them.
         log: File for its output, stdout and stderr.
     """
 
-    def __init__(self, settings: Sequence[str], log: Path) -> None:
+    def __init__(self, run_dir: Path, settings: Sequence[str], log: Path) -> None:
         self.mark = uuid.uuid4().hex
-        self.log = log
+        self.run_dir, self.log = run_dir, log
         self.shared_memory = set(os.listdir("/dev/shm"))
+        # All that it had started when it was told to end. Graders do not carry the mark.
+        self.family: list[psutil.Process] = []
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rlmath", "train", *settings],
@@ -50,35 +73,39 @@ class Run:
         """Wait for something while the run goes on."""
         deadline = time.monotonic() + FIND_TIMEOUT_S
         while not happens():
-            assert self.process.poll() is None, f"ended before {what}:\n{self.output()[-4000:]}"
-            assert time.monotonic() < deadline, f"no {what}:\n{self.output()[-4000:]}"
+            ended = self.process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                self.process.kill()
+                why = "it ended" if ended else f"{FIND_TIMEOUT_S:g} s passed"
+                pytest.fail(f"{why} before {what}:\n{self.output()[-4000:]}")
             time.sleep(0.01)
 
     def until_step(self, step: int) -> None:
         """Wait until a step is written down."""
-        path = next(
-            Path(s.split("=")[1]) for s in self.settings() if s.startswith("runner.run_dir=")
-        )
-        file = path / "metrics.jsonl"
+        file = self.run_dir / "metrics.jsonl"
         self.until(lambda: file.exists() and f'"step": {step},' in file.read_text(), f"step {step}")
 
-    def settings(self) -> list[str]:
-        return [str(argument) for argument in self.process.args]  # type: ignore[union-attr]
+    def until_saved(self, step: int) -> None:
+        """Wait until there is a checkpoint of a step."""
+        folder = self.run_dir / "checkpoints" / f"step_{step:06d}"
+        self.until(folder.exists, f"checkpoint of step {step}")
 
     def find(self, call: str) -> int:
         """The process that does ``Class.method`` now; Ray names its processes so."""
         found: list[int] = []
+        candidates: list[psutil.Process] = []
+        looked_s = -math.inf
 
         def there() -> bool:
-            for process in psutil.process_iter(["cmdline", "pid"]):
-                if (process.info["cmdline"] or [""])[0].startswith(f"ray::{call}"):
-                    try:
-                        if process.environ().get("RLMATH_TEST_RUN") == self.mark:
-                            found.append(process.info["pid"])
-                            return True
-                    except psutil.Error:
-                        continue
-            return False
+            nonlocal candidates, looked_s
+            # Calls are short: those few processes are looked at often, all of them seldom.
+            if time.monotonic() - looked_s > 1.0:
+                family = psutil.Process(self.process.pid).children(recursive=True)
+                name = f"ray::{call.split('.')[0]}"
+                candidates = [one for one in family if title(one).startswith(name)]
+                looked_s = time.monotonic()
+            found.extend(one.pid for one in candidates if title(one).startswith(f"ray::{call}"))
+            return bool(found)
 
         self.until(there, call)
         return found[0]
@@ -88,9 +115,6 @@ class Run:
         pid = self.find(call)
         os.kill(pid, number)
         return pid
-
-    def wait(self, timeout_s: float = 400.0) -> int:
-        return self.process.wait(timeout=timeout_s)
 
     def listening(self) -> set[str]:
         """Addresses on which its processes listen."""
@@ -102,11 +126,69 @@ class Run:
                     found |= {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
         return found
 
-    def assert_nothing_left(self) -> None:
-        """No process and no shared memory, within seconds."""
-        deadline = time.monotonic() + END_TIMEOUT_S
-        while (left := marked_processes(self.mark)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert not left, f"left after {END_TIMEOUT_S:g} s: {left}"
+    def end(
+        self, number: signal.Signals, to: Literal["driver", "group", "everyone"] = "driver"
+    ) -> int:
+        """End it by a signal, and see that it leaves nothing within seconds.
+
+        Args:
+            number: The signal.
+            to: To the driver alone; to its process group, as a terminal sends it; or to every
+                process of the run, as a batch system may.
+
+        Returns:
+            Its exit code.
+        """
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+        if to == "group":
+            os.killpg(self.process.pid, number)
+        for one in self.family if to == "everyone" else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(number)
+        if to != "group":
+            self.process.send_signal(number)
+        began = time.monotonic()
+        code = self.process.wait(timeout=60)
+        self.assert_nothing_left(began)
+        return code
+
+    def assert_nothing_left(self, since_s: float | None = None) -> None:
+        """No process and no shared memory, ``END_TIMEOUT_S`` after a time (now)."""
+        since_s = time.monotonic() if since_s is None else since_s
+        while (left := self._left()) and time.monotonic() - since_s < END_TIMEOUT_S:
+            time.sleep(0.1)
+        took_s = time.monotonic() - since_s
+        assert not left, f"left after {took_s:.1f} s: {left}"
+        assert took_s <= END_TIMEOUT_S, f"all had ended after {took_s:.1f} s only"
         new = set(os.listdir("/dev/shm")) - self.shared_memory
         assert not [name for name in new if "rlmath" in name or "vllm" in name]
+
+    def _left(self) -> list[str]:
+        left = marked_processes(self.mark)
+        for one in self.family:
+            with contextlib.suppress(psutil.Error):
+                if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
+                    left.append(f"{one.pid} {' '.join(one.cmdline())}")
+        return left
+
+
+def title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return (process.cmdline() or [""])[0]
+    return ""
+
+
+def assert_says_what_it_saved(run: Run) -> None:
+    """After a signal: the last step is saved, or the run says why it is not."""
+    last = metrics(run.run_dir)[-1]["step"]
+    newest = CheckpointStore(run.run_dir / "checkpoints", keep=1).newest_whole()
+    assert not newest.skipped
+    found = re.search(r"interrupted(; saved after| in the update of) step (\d+)", run.output())
+    assert found, run.output()[-2000:]
+    how, step = found[1], int(found[2])
+    if how == "; saved after":
+        assert newest.path is not None and newest.path.name == f"step_{step:06d}"
+        assert step == last
+    else:
+        # A step whose metrics are being written down is not yet done.
+        assert step in (last, last + 1)

@@ -1,74 +1,61 @@
-"""The guard kills what carries its mark, however the driver ends, and nothing else."""
+"""The guard kills the groups that it was told of, however the driver ends, and nothing else."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
-from rlmath.cluster.guard import VARIABLE, Guard, carrying
+from rlmath.cluster.guard import Guard
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"]
 DRIVER = f"""
-import os, subprocess, sys, time
-from rlmath.cluster.guard import VARIABLE, Guard
+import os, subprocess, time
+from rlmath.cluster.guard import Guard
 guard = Guard()
-subprocess.Popen({SLEEP!r}, env={{VARIABLE: guard.mark}}, start_new_session=True)
+left = subprocess.Popen({SLEEP!r}, process_group=0)
+guard.watch([left.pid])
 # Holds the guard's pipe for longer than the driver lives.
 if os.fork() == 0:
     time.sleep(60)
-print(guard.mark, flush=True)
+print(left.pid, guard._process.pid, flush=True)
 time.sleep(60)
 """
 
 
-def test_closing_it_ends_what_carries_the_mark() -> None:
+def test_closing_it_ends_the_groups_it_was_told_of() -> None:
     guard = Guard()
-    marked = subprocess.Popen(SLEEP, env={VARIABLE: guard.mark})
-    other = subprocess.Popen(SLEEP, env={VARIABLE: "another"})
-    deadline = time.monotonic() + 10
-    while carrying(guard.mark) != [marked.pid] and time.monotonic() < deadline:
-        time.sleep(0.01)
+    told, other = (subprocess.Popen(SLEEP, process_group=0) for _ in range(2))
+    guard.watch([told.pid])
     guard.close()
-    assert marked.wait(timeout=1) == -9
+    assert told.wait(timeout=5) == -signal.SIGKILL
     assert other.poll() is None
     other.kill()
     other.wait()
 
 
-@pytest.mark.parametrize("signal", ["KILL", "TERM"])
-def test_it_outlives_a_killed_driver_to_end_what_that_left(signal: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_outlives_a_driver_to_end_what_that_left(number: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
-        start_new_session=True,
+        process_group=0,
     ) as driver:
         assert driver.stdout is not None
-        mark = driver.stdout.readline().strip()
-        family = psutil.Process(driver.pid).children(recursive=True)
-        assert len(carrying(mark)) == 1
-        if signal == "TERM":
-            os.killpg(driver.pid, 15)
-        else:
-            driver.kill()
+        watched = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+        forked = [p for p in psutil.Process(driver.pid).children() if p not in watched]
+        # To its whole group, as a terminal does; -9 to the driver alone.
+        (os.killpg if number is signal.SIGTERM else os.kill)(driver.pid, number)
         driver.stdout.close()
-    _, alive = psutil.wait_procs([one for one in family if not forked(one)], timeout=5)
-    assert not alive and not carrying(mark)
-    for one in family:
-        if one.is_running() and forked(one):
+    _, alive = psutil.wait_procs(watched, timeout=5)
+    assert not alive
+    for one in forked:
+        if one.is_running():
             one.kill()
-
-
-def forked(process: psutil.Process) -> bool:
-    """The driver's own child, which nobody has asked to end."""
-    try:
-        return "os.fork()" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
