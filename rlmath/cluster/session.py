@@ -21,8 +21,10 @@ from rlmath.config.schema import ClusterConfig
 from rlmath.errors import UserError
 
 # Ray's processes look so long for a head that has died, the driver among them, and then end.
-RECONNECT_TIMEOUT_S = "4"
+RECONNECT_TIMEOUT_S = "10"
 HEAD_POLL_S = 0.05
+# Ray's shutdown ends its head last but for little.
+SHUTDOWN_TIMEOUT_S = 3.0
 
 
 @contextlib.contextmanager
@@ -46,8 +48,10 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
             _start_own(config, guard)
         else:
             _join(config.ray_address)
-        _end_on_sigterm()
+        over = threading.Event()
+        stack.callback(over.set)
         stack.callback(ray.shutdown)
+        _end_on_sigterm(over)
         yield
 
 
@@ -97,13 +101,13 @@ def _out_of_our_process_group() -> Iterator[None]:
         services.ConsolePopen = popen  # type: ignore[misc]
 
 
-def _end_on_sigterm() -> None:
+def _end_on_sigterm(over: threading.Event) -> None:
     """Let SIGTERM unwind the run as Ctrl-C does; Ray's own handler would end it at once."""
 
     def end(number: int, frame: FrameType | None) -> None:
         code = 128 + number
         if head is not None:
-            threading.Thread(target=_end_with, args=(head, code), daemon=True).start()
+            threading.Thread(target=_end_with, args=(head, over, code), daemon=True).start()
         sys.exit(code)
 
     if threading.current_thread() is threading.main_thread():
@@ -118,16 +122,20 @@ def _own_processes() -> dict[str, list[subprocess.Popen[bytes]]]:
     return {kind: [info.process for info in infos] for kind, infos in kinds.items()}
 
 
-def _end_with(head: subprocess.Popen[bytes], code: int) -> None:
-    """End this process when Ray's head was told to end as well, and before the run was done with
-    Ray: no call of a rank returns any more, and Ray would end this process with a code of its own.
+def _end_with(head: subprocess.Popen[bytes], over: threading.Event, code: int) -> None:
+    """End this process when Ray's head was told to end as well: no call of a rank returns any more,
+    and Ray would end this process with a code of its own.
+
+    Args:
+        head: Ends by itself in time, told by the run's own shutdown.
+        over: Set when that is through.
+        code: The exit code.
     """
     while head.poll() is None:
         time.sleep(HEAD_POLL_S)
-    if ray.is_initialized():
+    if not over.wait(SHUTDOWN_TIMEOUT_S):
         print(
-            "interrupted, and Ray with it, so that nothing more could be saved; "
-            "runner.resume=auto goes on from the newest checkpoint",
+            "interrupted, and Ray with it; runner.resume=auto goes on from the newest checkpoint",
             file=sys.stderr,
             flush=True,
         )

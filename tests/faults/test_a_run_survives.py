@@ -58,7 +58,7 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
 
     second = Run(broken, settings, tmp_path / "second.log")
     second.until_saved(LAST_STEP)
-    # Ray and the ranks end beside the driver, so that nothing more can be saved.
+    # Ray and the ranks end beside the driver.
     assert second.end(signal.SIGTERM, to="everyone") == 143, second.output()[-4000:]
     assert "resumed after step" in second.output()
     assert "interrupted" in second.output()
