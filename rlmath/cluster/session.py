@@ -21,10 +21,10 @@ from rlmath.config.schema import ClusterConfig
 from rlmath.errors import UserError
 
 # Ray's processes look so long for a head that has died, the driver among them, and then end.
-RECONNECT_TIMEOUT_S = "10"
+RECONNECT_TIMEOUT_S = "5"
 HEAD_POLL_S = 0.05
 # Ray's shutdown ends its head last but for little.
-SHUTDOWN_TIMEOUT_S = 3.0
+SHUTDOWN_TIMEOUT_S = 2.0
 
 
 @contextlib.contextmanager

@@ -100,8 +100,9 @@ def tensors_of(run_dir: Path) -> dict[str, tuple[int, str]]:
     return found
 
 
-# Sums over other ranks round differently: seen were 2e-6 of any metric.
-TOLERANCE = 1e-4
+# Sums over other ranks round differently: seen were 2e-6 of a metric, and of differences between
+# log-probs, which are roundings themselves, 2e-6 nats.
+TOLERANCE = 1e-5
 
 
 def test_a_run_goes_on_in_another_layout(material: Path, straight: Path, tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_run_goes_on_in_another_layout(material: Path, straight: Path, tmp_pat
     assert [line["step"] for line in found] == [3, 4]
     for line in found:
         assert samples(straight, line["step"]) == samples(tmp_path, line["step"])
-        same = {k: v for k, v in expected[line["step"]].items() if k in line}
+        same = {k: v for k, v in expected[line["step"]].items() if isinstance(v, float)}
         assert len(same) > 60
         assert {k: line[k] for k in same} == pytest.approx(same, rel=TOLERANCE, abs=1e-5)
 
