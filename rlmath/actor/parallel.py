@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import random
 import socket
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import numpy as np
 import torch.distributed as dist
 
 from rlmath.device import Platform
@@ -53,7 +55,7 @@ def initialize(
     Args:
         rank: This process's rank, ``0 <= rank < layout.world_size``.
         address: Host where rank 0 listens; port: where.
-        seed: Of Megatron's random streams.
+        seed: Of Megatron's random streams, Python's and NumPy's.
         timeout_s: How long a collective may wait for the others.
     """
     from megatron.core import parallel_state, tensor_parallel
@@ -88,6 +90,8 @@ def initialize(
         distributed_timeout_minutes=max(1, int(timeout_s // 60)),
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def destroy() -> None:

@@ -126,15 +126,12 @@ class Run:
                     found |= {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
         return found
 
-    def end(
-        self, number: signal.Signals, to: Literal["driver", "group", "everyone"] = "driver"
-    ) -> int:
+    def end(self, number: signal.Signals, to: Literal["driver", "group"] = "driver") -> int:
         """End it by a signal, and see that it leaves nothing within seconds.
 
         Args:
             number: The signal.
-            to: To the driver alone; to its process group, as a terminal sends it; or to every
-                process of the run, as a batch system may.
+            to: To the driver alone, or to its process group, as a terminal sends it.
 
         Returns:
             Its exit code.
@@ -142,10 +139,7 @@ class Run:
         self.family = psutil.Process(self.process.pid).children(recursive=True)
         if to == "group":
             os.killpg(self.process.pid, number)
-        for one in self.family if to == "everyone" else ():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.send_signal(number)
-        if to != "group":
+        else:
             self.process.send_signal(number)
         began = time.monotonic()
         code = self.process.wait(timeout=60)

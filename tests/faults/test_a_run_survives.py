@@ -22,8 +22,7 @@ VARIES = ("timing/", "throughput/", "time_s", "rollout/engine_restarts")
 def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -> None:
     """One engine and no fault, against two engines and: an engine killed in mid-generation, a
     rank stopped in mid-update until the watchdog acts, a rank killed in
-    mid-update, the driver killed with -9 in mid-checkpoint, and in the end SIGTERM to every
-    process."""
+    mid-update, the driver killed with -9 in mid-checkpoint; SIGTERM ends the run that goes on."""
     broken = tmp_path / "broken"
     settings = [
         *settings_of(material, broken),
@@ -58,10 +57,9 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
 
     second = Run(broken, settings, tmp_path / "second.log")
     second.until_saved(LAST_STEP)
-    # Ray and the ranks end beside the driver.
-    assert second.end(signal.SIGTERM, to="everyone") == 143, second.output()[-4000:]
+    assert second.end(signal.SIGTERM) == 143, second.output()[-4000:]
+    assert_says_what_it_saved(second)
     assert "resumed after step" in second.output()
-    assert "interrupted" in second.output()
 
     assert comparable(straight) == comparable(broken)
     assert [line["step"] for line in comparable(broken)] == list(range(LAST_STEP + 1))
@@ -90,13 +88,12 @@ def samples(run_dir: Path, step: int) -> dict[tuple[str, int], str]:
 
 
 def tensors_of(run_dir: Path) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of the files with weights, Adam's moments and random streams."""
+    """Size and SHA-256 of the files with weights and Adam's moments."""
     folder = run_dir / "checkpoints" / f"step_{LAST_STEP:06d}"
     verify(folder)
     files = read_manifest(folder).files
-    endings = (".distcp", ".safetensors")
-    found = {name: value for name, value in files.items() if name.endswith(endings)}
-    assert len(found) == 4
+    found = {name: value for name, value in files.items() if name.endswith(".distcp")}
+    assert len(found) == 2
     return found
 
 
