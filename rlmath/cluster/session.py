@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import signal
 import subprocess
@@ -12,9 +13,11 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import ray
 from ray._private import ray_constants, services
+from ray._private import worker as ray_worker
 
 from rlmath.cluster.guard import Guard
 from rlmath.config.schema import ClusterConfig
@@ -42,6 +45,7 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_errors_of_ray_logged())
         if config.ray_address is None:
             guard = Guard()
             stack.callback(guard.close)
@@ -83,6 +87,25 @@ def _join(address: str) -> None:
             f"({str(error).strip().splitlines()[0]}); start one, or set it to null to run on "
             "this machine alone."
         ) from error
+
+
+@contextlib.contextmanager
+def _errors_of_ray_logged() -> Iterator[None]:
+    """Let what Ray says of workers that died go to its logger at level INFO, not to stdout.
+
+    Whoever owned the worker says so with the end of its log; and ranks and engines that we end
+    ourselves at the end of a run are no news.
+    """
+    printed = ray_worker.print_to_stdstream
+
+    def log(data: dict[str, Any], ignore_prefix: bool) -> None:
+        logging.getLogger("ray").info("%s: %s", data["pid"], "\n".join(data["lines"]))
+
+    ray_worker.print_to_stdstream = log
+    try:
+        yield
+    finally:
+        ray_worker.print_to_stdstream = printed
 
 
 @contextlib.contextmanager
