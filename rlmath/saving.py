@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -130,6 +131,16 @@ class Saver:
             self._store.abandon(point.step)
             raise
         self._saved_step = point.step
+        for metric in self._store.best:
+            if metric not in point.metrics:
+                close = difflib.get_close_matches(metric, point.metrics, n=1)
+                print(
+                    f"warning: runner.best_metric={metric}: step {point.step} has no such metric, "
+                    "so that its checkpoint is none of those compared"
+                    + (f"; did you mean {close[0]}?" if close else ""),
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def look(self) -> None:
         """Make a checkpoint of what was written in the background, if it is there; at any time."""

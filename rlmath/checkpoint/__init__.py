@@ -15,7 +15,7 @@ This package imports neither torch nor Megatron by itself.
 """
 
 from rlmath.checkpoint.manifest import BrokenCheckpoint
-from rlmath.checkpoint.space import DiskFull, check_space, checkpoint_bytes
+from rlmath.checkpoint.space import DiskFull, checkpoint_bytes, held_bytes
 from rlmath.checkpoint.store import Checkpoint, CheckpointStore, Newest, Skipped
 
 __all__ = [
@@ -25,6 +25,6 @@ __all__ = [
     "DiskFull",
     "Newest",
     "Skipped",
-    "check_space",
     "checkpoint_bytes",
+    "held_bytes",
 ]

@@ -1,4 +1,4 @@
-"""How much disk checkpoints need, checked before a run rather than in the middle of it."""
+"""How much disk checkpoints need, and what is said when there is too little."""
 
 from __future__ import annotations
 
@@ -34,39 +34,10 @@ def checkpoint_bytes(num_parameters: int, parameter_bytes: int, distributed_opti
     return num_parameters * per_parameter + _OVERHEAD_BYTES
 
 
-def check_space(
-    folder: str | Path, one_checkpoint_bytes: int, keep: int, keep_best: int = 0
-) -> None:
-    """Refuse a run whose checkpoints will not fit.
-
-    Args:
-        folder: Where they go; need not exist yet. Checkpoints that are there already count
-            towards the copies.
-        one_checkpoint_bytes: See :func:`checkpoint_bytes`.
-        keep: Newest checkpoints that are kept.
-        keep_best: Checkpoints that are kept beside those.
-
-    Raises:
-        DiskFull: With the arithmetic.
-    """
-    folder = Path(folder)
-    free, held = _free_bytes(folder), _held_bytes(folder)
-    copies = keep + keep_best + 1
-    needed = copies * one_checkpoint_bytes
-    if free + held >= needed:
-        return
-    fitting = (free + held) // one_checkpoint_bytes - keep_best - 1
-    advice = (
-        f"runner.keep_checkpoints={fitting} would fit"
-        if fitting >= 1
-        else "not even one kept checkpoint fits beside the one being written"
-    )
-    raise DiskFull(
-        f"Checkpoints in {folder} need {copies} x {_gib(one_checkpoint_bytes)} = {_gib(needed)} "
-        f"(those kept and the one being written); free are {_gib(free)}, and older checkpoints "
-        f"there hold {_gib(held)}. {advice}; or free {_gib(needed - free - held)}, or set "
-        "runner.run_dir to a larger disk."
-    )
+def held_bytes(folder: str | Path) -> int:
+    """What the files in a folder take; 0 when it is not there."""
+    files = (p for p in Path(folder).rglob("*") if p.is_file())
+    return sum(p.stat().st_size for p in files)
 
 
 def disk_full(folder: Path, needed_bytes: int | None = None) -> DiskFull:
@@ -95,12 +66,6 @@ def _free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def _held_bytes(folder: Path) -> int:
-    if not folder.is_dir():
-        return 0
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
 def _gib(num_bytes: int) -> str:

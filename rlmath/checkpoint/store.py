@@ -33,7 +33,7 @@ from rlmath.checkpoint.manifest import (
     verify,
     write_manifest,
 )
-from rlmath.checkpoint.space import check_space, disk_full, is_disk_full
+from rlmath.checkpoint.space import disk_full, is_disk_full
 from rlmath.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -157,14 +157,6 @@ class CheckpointStore:
     def abandon(self, step: int) -> None:
         """Remove what :meth:`begin` gave, after a failure of the ranks."""
         shutil.rmtree(self._partial(step), ignore_errors=True)
-
-    def check_space(self, one_checkpoint_bytes: int) -> None:
-        """Refuse a run whose checkpoints will not fit; call before the first.
-
-        Raises:
-            DiskFull: With the arithmetic.
-        """
-        check_space(self.folder, one_checkpoint_bytes, self.keep, len(self.best))
 
     # -- finding --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlmath.checkpoint import checkpoint_bytes, held_bytes
 from rlmath.config.arithmetic import Layout
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.check_benchmarks import data_of
@@ -256,28 +257,40 @@ def memory(
         )
 
 
-def disk(config: Config, model: ModelFacts, machine: Machine) -> Iterator[str]:
-    """The checkpoints that are kept, one that is being written, and the HF folder fit the disk."""
-    runner, value_bytes = config.runner, _value_bytes(config)
-    # Adam's moments and, for bfloat16 weights, their float32 copy.
-    per_parameter = value_bytes + 8 + (4 if value_bytes == 2 else 0)
+def disk(config: Config, model: ModelFacts, machine: Machine, command: str) -> Iterator[str]:
+    """The checkpoints that are kept, one that is being written, and the HF folder fit the disk.
+
+    When a run goes on, its earlier checkpoints are among those that are kept, so that their room
+    counts as free.
+    """
+    runner, value_bytes, parameters = config.runner, _value_bytes(config), model.num_parameters
     algorithm = config.algorithm
-    if algorithm.kl_coef > 0 and algorithm.reference.kind is not ReferenceKind.frozen:
-        per_parameter += _reference_bytes(config)
-    if algorithm.advantage == "gae":  # The value model is of the policy's size.
-        per_parameter += value_bytes + 8 + (4 if value_bytes == 2 else 0)
-    checkpoint = model.num_parameters * per_parameter
-    best = runner.best_metric is not None
-    kept = runner.keep_checkpoints + 1 + best if runner.save_every else 1
-    needed = kept * checkpoint + model.num_parameters * value_bytes
+    checkpoint = checkpoint_bytes(parameters, value_bytes, config.actor.distributed_optimizer)
+    best, save_every, folder = 0, config.sft.save_every, "sft_checkpoints"
+    if command == "train":
+        if algorithm.advantage == "gae":  # The value model is of the policy's size.
+            checkpoint *= 2
+        if algorithm.kl_coef > 0 and algorithm.reference.kind is not ReferenceKind.frozen:
+            checkpoint += parameters * _reference_bytes(config)
+        best = int(runner.best_metric is not None)
+        save_every, folder = runner.save_every, "checkpoints"
+    # A training run is saved at its end, whatever save_every says.
+    kept = runner.keep_checkpoints + 1 + best if save_every else int(command == "train")
+    hf_bytes = parameters * value_bytes
+    needed = kept * checkpoint + hf_bytes
+    held = held_bytes(Path(runner.run_dir) / folder) if runner.resume == "auto" else 0
     free = machine.free_bytes(runner.run_dir)
-    if needed > free:
-        yield (
-            f"runner.run_dir={runner.run_dir}: {kept} checkpoints (kept ones and one being "
-            f"written) x {checkpoint / GIB:.1f} GiB and a Hugging Face folder make "
-            f"{needed / GIB:.1f} GiB, but {free / GIB:.1f} GiB are free there; take another disk, "
-            "or a smaller runner.keep_checkpoints"
-        )
+    if needed <= free + held:
+        return
+    fitting = (free + held - hf_bytes) // checkpoint - 1 - best if save_every else 0
+    yield (
+        f"runner.run_dir={runner.run_dir}: {kept} checkpoints (kept ones and one being written) x "
+        f"{checkpoint / GIB:.1f} GiB and a Hugging Face folder make {needed / GIB:.1f} GiB, but "
+        f"{free / GIB:.1f} GiB are free there"
+        + (f" and earlier checkpoints hold {held / GIB:.1f} GiB" if held else "")
+        + "; take another disk"
+        + (f", or runner.keep_checkpoints={fitting}" if fitting >= 1 else "")
+    )
 
 
 def _reference_bytes(config: Config) -> int:

@@ -84,7 +84,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         if layout is not None and device is Device.cpu:
             yield from check_files.memory(config, model, layout, machine, command)
         if command != "evaluate":
-            yield from check_files.disk(config, model, machine)
+            yield from check_files.disk(config, model, machine, command)
 
 
 def _model_or_none(config: Config) -> ModelFacts | None:

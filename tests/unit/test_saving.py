@@ -46,7 +46,7 @@ def test_a_slow_disk_is_no_stall_as_long_as_the_checkpoint_grows(tmp_path: Path)
 def test_a_disk_that_stands_still_is_one(tmp_path: Path) -> None:
     saver = saver_of(SlowRanks(blocks=2, every_s=0.05, then_hangs_s=30.0), tmp_path / "stands")
     said = pytest.raises(Stalled, match=r"step_000001\.partial, 2\.0 MiB so far")
-    with said, watched(0.4, [saver.watched()]):
+    with said, watched(1.0, [saver.watched()]):
         saver.save()
     assert not list((tmp_path / "stands").iterdir())
 
@@ -72,3 +72,17 @@ def test_an_update_that_was_begun_is_not_saved(
         raise RewardError("a reward raises")
     assert not list(tmp_path.iterdir())
     assert "cut short by RewardError in the update of step 2" in capsys.readouterr().out
+
+
+def test_a_checkpoint_without_the_metric_of_the_best_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path, keep=1, best={"rollout/reward": "max"})
+    saver = Saver(store, SlowRanks(blocks=1, every_s=0.0), {})  # type: ignore[arg-type]
+    saver.step_done(1, {"rollout/rewards": 0.5})
+    saver.save()
+    assert "step 1 has no such metric" in (said := capsys.readouterr().err)
+    assert "did you mean rollout/rewards?" in said
+    saver.step_done(2, {"rollout/reward": 0.5})
+    saver.save()
+    assert not capsys.readouterr().err

@@ -313,9 +313,31 @@ def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
     overrides = ["cluster=gpu8", f"model.path={make_model(QWEN_1_5B)}", "model.dtype=bfloat16"]
     message = refusal(*overrides, machine=gpus)
     assert "4 checkpoints (kept ones and one being written) x 23.2 GiB" in message
-    assert "make 96.0 GiB, but 90.0 GiB are free there" in message
+    assert "make 96.0 GiB, but 90.0 GiB are free there; take another disk, or" in message
+    assert "runner.keep_checkpoints=2" in message
+    best = refusal(*overrides, "runner.best_metric=rollout/rewards", machine=gpus)
+    assert "5 checkpoints" in best and "runner.keep_checkpoints=1" in best
     reset = ["algorithm.kl_coef=0.1", "algorithm.reference.kind=reset"]
     assert "x 26.5 GiB" in refusal(*overrides, *reset, machine=gpus)  # 2 bytes more.
+
+
+def test_the_room_of_a_runs_own_checkpoints_counts_when_it_goes_on(
+    base: list[str], refusal: Callable[..., str], make_model: MakeModel, tmp_path: Path
+) -> None:
+    """Without it a run that fills its disk as planned could not be resumed."""
+    gpus = Machine(gpus=8, torch_build="2.13.0", memory_bytes=2**40, disk_bytes=27 * 2**30)
+    overrides = ["cluster=gpu8", f"model.path={make_model(QWEN_1_5B)}", "model.dtype=bfloat16"]
+    shard = tmp_path / "run" / "checkpoints" / "step_000050" / "shard"
+    shard.parent.mkdir(parents=True)
+    with shard.open("wb") as file:
+        file.truncate(3 * 24 * 2**30)  # Takes no room here.
+    check(load([*base, *overrides, "runner.resume=auto"]), "train", gpus)
+    anew = refusal(*overrides, "runner.resume=never", machine=gpus)
+    assert "27.0 GiB are free there; take another disk" in anew
+    with shard.open("wb") as file:
+        file.truncate(20 * 2**30)
+    message = refusal(*overrides, "runner.resume=auto", machine=gpus)
+    assert "27.0 GiB are free there and earlier checkpoints hold 20.0 GiB; take" in message
 
 
 def test_disk_space_is_asked_of_the_disk(tmp_path: Path) -> None:
