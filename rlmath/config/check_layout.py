@@ -11,6 +11,8 @@ from rlmath.config.schema import Config, DType, Recompute
 
 # vLLM hands out its CPU cache in blocks of so many tokens.
 CPU_BLOCK_TOKENS = 128
+# Widths of a head for which vLLM's CPU attention has a kernel.
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 GIB = 2**30
 
 
@@ -179,6 +181,15 @@ def lengths(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
                 f"{key}={response}: {prompt} prompt + {response} response = {prompt + response} "
                 f"tokens, but the model has {most} positions; take {works}{shorter}another model"
             )
+
+
+def cpu_attention(model: ModelFacts, command: str) -> Iterator[str]:
+    """A CPU engine has attention for heads of certain widths alone."""
+    if command != "sft" and model.head_dim not in CPU_HEAD_DIMS:
+        yield (
+            f"model.path: its heads are {model.head_dim} wide, and vLLM's attention on a CPU takes "
+            f"{one_of(list(CPU_HEAD_DIMS))}; take another model, or a GPU"
+        )
 
 
 def kv_cache(config: Config, model: ModelFacts, command: str) -> Iterator[str]:

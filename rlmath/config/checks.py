@@ -80,6 +80,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         if layout is not None and command != "evaluate":
             yield from check_layout.experts(config, model, layout)
         if device is Device.cpu:
+            yield from check_layout.cpu_attention(model, command)
             yield from check_layout.kv_cache(config, model, command)
         if layout is not None and device is Device.cpu:
             yield from check_files.memory(config, model, layout, machine, command)

@@ -8,6 +8,7 @@ import json
 
 from rlmath.config.arithmetic import describe
 from rlmath.errors import UserError
+from rlmath.planning.arguments import count, positive, share
 from rlmath.planning.gpus import GPUS, Efficiency
 from rlmath.planning.layouts import Wish, checked, find_plans, overrides
 from rlmath.planning.models import SHAPE_FLAGS, read_plan_model
@@ -24,31 +25,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a known name, a preset of conf/model, a folder, or its config.json",
     )
     for flag, field in SHAPE_FLAGS.items():
-        add(flag, type=_count, metavar="N", help=f"in place of a model: {field}")
-    add("--head-dim", type=_count, metavar="N", help="width of a head (default: hidden / heads)")
+        add(flag, type=count, metavar="N", help=f"in place of a model: {field}")
+    add("--head-dim", type=count, metavar="N", help="width of a head (default: hidden / heads)")
     add("--tied", action="store_true", help="the output layer is the embedding")
     add("--architecture", default="Qwen2ForCausalLM", help="of the sizes given one by one")
-    add("--gpus", type=_count, required=True, metavar="N", help="GPUs in all")
+    add("--gpus", type=count, required=True, metavar="N", help="GPUs in all")
     add("--gpu", choices=sorted(GPUS), default="h100", help="the card (default: h100)")
-    add("--gpu-gib", type=_positive, metavar="GIB", help="its memory (default: the card's)")
-    add("--gpus-per-node", type=_count, default=8, metavar="N")
-    add("--prompt-tokens", type=_count, default=1024, metavar="N", help="longest prompt")
-    add("--response-tokens", type=_count, default=27648, metavar="N", help="longest response")
-    add("--mean-response-tokens", type=_count, metavar="N", help="default: half of the longest")
-    add("--prompts", type=_count, default=512, metavar="N", help="problems of a step")
-    add("--group-size", type=_count, default=16, metavar="N", help="samples of each")
-    add("--minibatches", type=_count, default=4, metavar="N", help="optimizer steps of a step")
-    add("--max-tokens", type=_count, metavar="N", help="of a micro-batch (default: one longest)")
-    add("--max-running", type=_count, default=256, metavar="N", help="sequences of an engine")
-    add("--tp", type=_count, metavar="N", help="only this actor.tensor_parallel")
-    add("--pp", type=_count, metavar="N", help="only this actor.pipeline_parallel")
-    add("--cp", type=_count, metavar="N", help="only this actor.context_parallel")
-    add("--ep", type=_count, metavar="N", help="only this actor.expert_parallel")
-    add("--engine-tp", type=_count, metavar="N", help="only this rollout.tensor_parallel")
+    add("--gpu-gib", type=positive, metavar="GIB", help="its memory (default: the card's)")
+    add("--gpus-per-node", type=count, default=8, metavar="N")
+    add("--prompt-tokens", type=count, default=1024, metavar="N", help="longest prompt")
+    add("--response-tokens", type=count, default=27648, metavar="N", help="longest response")
+    add("--mean-response-tokens", type=count, metavar="N", help="default: half of the longest")
+    add("--prompts", type=count, default=512, metavar="N", help="problems of a step")
+    add("--group-size", type=count, default=16, metavar="N", help="samples of each")
+    add("--minibatches", type=count, default=4, metavar="N", help="optimizer steps of a step")
+    add("--max-tokens", type=count, metavar="N", help="of a micro-batch (default: one longest)")
+    add("--max-running", type=count, default=256, metavar="N", help="sequences of an engine")
+    add("--tp", type=count, metavar="N", help="only this actor.tensor_parallel")
+    add("--pp", type=count, metavar="N", help="only this actor.pipeline_parallel")
+    add("--cp", type=count, metavar="N", help="only this actor.context_parallel")
+    add("--ep", type=count, metavar="N", help="only this actor.expert_parallel")
+    add("--engine-tp", type=count, metavar="N", help="only this rollout.tensor_parallel")
     add("--recompute-layers", type=int, metavar="N", help="of a stage (default: as few as fit)")
-    add("--mfu", type=_share, help="share of the peak that the actor gets")
-    add("--decode-bandwidth", type=_share, help="share of memory bandwidth that sampling gets")
-    add("--top", type=_count, default=8, metavar="N", help="layouts to show")
+    add("--mfu", type=share, help="share of the peak that the actor gets")
+    add("--decode-bandwidth", type=share, help="share of memory bandwidth that sampling gets")
+    add("--top", type=count, default=8, metavar="N", help="layouts to show")
     add("--json", action="store_true", help="every layout, with every term")
 
 
@@ -119,24 +120,3 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
         engine_tp=arguments.engine_tp,
         recompute_layers=arguments.recompute_layers,
     )
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: has to be at least 1")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: has to be more than 0")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: has to be more than 0 and at most 1")
-    return value

@@ -105,7 +105,15 @@ def read_plan_model(arguments: argparse.Namespace) -> tuple[str, ModelShape]:
     flags = [flag for flag, value in given.items() if value is not None]
     if flags:
         raise UserError(f"{', '.join(flags)}: the sizes are those of {arguments.model}; give one")
-    name = str(arguments.model)
+    return read_named_model(str(arguments.model))
+
+
+def read_named_model(name: str) -> tuple[str, ModelShape]:
+    """Name or path, and shape, of a published model, a preset, a folder or its config.json.
+
+    Raises:
+        UserError: There is no such model, or the actor has no such architecture.
+    """
     path = Path(name)
     if path.name == "config.json":
         path = path.parent

@@ -1,17 +1,17 @@
-"""The plan of an update as a table or as JSON: ``python -m rlmath.weights.plan_cli MODEL``."""
+"""``rlmath plan weights``: the plan of an update as a table or as JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from rlmath.errors import UserError
+from rlmath.planning.arguments import count, positive
+from rlmath.planning.models import read_named_model
 from rlmath.weights.plan import (
     Operation,
     PlannedBucket,
@@ -21,43 +21,54 @@ from rlmath.weights.plan import (
     WeightsPlan,
     plan_weights,
 )
-from rlmath.weights.shape import read_model_shape
 
 MIB = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("model", help="Hugging Face folder; only its config.json is read")
-    parser.add_argument("--tp", type=int, default=1, help="trainer: tensor-parallel ranks")
-    parser.add_argument("--pp", type=int, default=1, help="trainer: pipeline stages")
-    parser.add_argument("--ep", type=int, default=1, help="trainer: expert-parallel ranks")
-    parser.add_argument(
-        "--expert-tp", type=int, help="trainer: tensor-parallel ranks within experts (default: tp)"
+    add = parser.add_argument
+    add("model", help="a known name, a preset of conf/model, a folder, or its config.json")
+    add("--tp", type=count, default=1, metavar="N", help="trainer: tensor-parallel ranks")
+    add("--pp", type=count, default=1, metavar="N", help="trainer: pipeline stages")
+    add("--ep", type=count, default=1, metavar="N", help="trainer: expert-parallel ranks")
+    add(
+        "--expert-tp",
+        type=count,
+        metavar="N",
+        help="trainer: tensor-parallel ranks within experts (default: tp)",
     )
-    parser.add_argument("--virtual-stages", type=int, default=1, help="trainer: chunks per stage")
-    parser.add_argument("--first-stage-layers", type=int, help="trainer: layers of stage 0")
-    parser.add_argument("--last-stage-layers", type=int, help="trainer: layers of the last stage")
-    parser.add_argument("--engine-tp", type=int, default=1, help="engine: tensor-parallel ranks")
-    parser.add_argument(
-        "--engine-expert-parallel", action="store_true", help="engine: whole experts per rank"
+    add("--virtual-stages", type=count, default=1, metavar="N", help="trainer: chunks per stage")
+    add("--first-stage-layers", type=count, metavar="N", help="trainer: layers of stage 0")
+    add("--last-stage-layers", type=count, metavar="N", help="trainer: layers of the last stage")
+    add("--engine-tp", type=count, default=1, metavar="N", help="engine: tensor-parallel ranks")
+    add("--engine-expert-parallel", action="store_true", help="engine: whole experts per rank")
+    add(
+        "--bucket-size-mib",
+        type=positive,
+        default=512.0,
+        metavar="MIB",
+        help="tensors are sent together up to this (default: 512)",
     )
-    parser.add_argument("--bucket-size-mib", type=float, default=512.0)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--json", action="store_true", help="every operation, as JSON")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; raises ``WeightsError`` where there is no plan."""
-    parser = argparse.ArgumentParser(description="which bytes an update of the weights moves")
-    add_arguments(parser)
-    return run(parser.parse_args(arguments))
+    add("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    add("--json", action="store_true", help="every operation, as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan that the options ask for; raises ``WeightsError`` where there is none."""
+    """Print the plan that the options ask for.
+
+    Raises:
+        UserError: There is no such model, or an option is for a mixture of experts.
+        WeightsError: It cannot be laid out so.
+    """
+    _, shape = read_named_model(arguments.model)
+    of_experts = arguments.expert_tp is not None or arguments.engine_expert_parallel
+    if of_experts and not shape.experts:
+        raise UserError(
+            f"{arguments.model} has no experts for --expert-tp or --engine-expert-parallel to share"
+        )
     plan = plan_weights(
-        read_model_shape(arguments.model),
+        shape,
         SourceLayout(
             tp=arguments.tp,
             pp=arguments.pp,
@@ -153,11 +164,3 @@ def _rank(rank: SourceRank | int) -> str:
         return f"tp {rank}"
     expert = f" ep {rank.ep}" if rank.ep else ""
     return f"pp {rank.pp} tp {rank.tp}{expert}"
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)

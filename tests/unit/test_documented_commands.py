@@ -52,13 +52,6 @@ def run_in_shell(command: Command, patch: pytest.MonkeyPatch) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_module(command: Command, patch: pytest.MonkeyPatch) -> None:
-    """``python -m rlmath.weights.plan_cli``, in this process."""
-    from rlmath.weights.plan_cli import main as plan
-
-    assert plan(command.words[3:]) == 0
-
-
 def run_doctor(command: Command, patch: pytest.MonkeyPatch) -> None:
     """It has a line for everything, and finds nothing wrong with these settings."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
@@ -209,7 +202,6 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath train experiment=(gsm8k_smoke|quickstart) ", check_settings_on_cpu),
     (r"rlmath train \.\.\.", elsewhere("it stands for any")),
     (r"rlmath (train|evaluate|sft) ", check_settings),
-    (r"python -m rlmath.weights.plan_cli ", run_module),
     (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
     (r"python -m rlmath.quickstart.make ", named_in("tests/e2e/conftest.py", "quickstart.make")),
     (r"python toolkits/prepare_data.py ", check_sources),

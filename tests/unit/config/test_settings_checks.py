@@ -292,6 +292,14 @@ def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_pa
     assert "has no chat template" in message
 
 
+def test_heads_that_a_cpu_engine_has_no_attention_for(
+    refusal: Callable[..., str], make_model: MakeModel
+) -> None:
+    model = make_model(QWEN_1_5B | {"head_dim": 48})
+    message = refusal(f"model.path={model}")
+    assert "its heads are 48 wide" in message and "32, 64, 80, 96" in message
+
+
 def test_memory_of_a_cpu_machine(refusal: Callable[..., str], make_model: MakeModel) -> None:
     message = refusal(f"model.path={make_model(QWEN_7B)}", "model.dtype=float32")
     assert "7.6" in message

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlmath.cli import main
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import (
     Operation,
@@ -155,6 +156,30 @@ def test_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     plan = json.loads(capsys.readouterr().out)
     assert plan["padded_vocab"] == 54
     assert sum(op["num_bytes"] for b in plan["buckets"] for op in b["gathers"]) == plan["num_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("Qwen3-8B --tp 0", "argument --tp: 0: has to be at least 1"),
+        ("Qwen3-8B --bucket-size-mib 0", "--bucket-size-mib: 0: has to be more than 0"),
+        ("Qwen3-8B --expert-tp 2", "Qwen3-8B has no experts"),
+        ("Qwen3-9B", "no model that is known by name; known are Qwen2.5-0.5B"),
+    ],
+)
+def test_options_that_cannot_be_are_named(
+    options: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "weights", *options.split()]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_model_is_known_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = ["--tp", "2", "--ep", "8", "--expert-tp", "1", "--engine-tp", "4"]
+    assert main(["plan", "weights", "qwen3_30b_a3b", *layout]) == 0
+    table = capsys.readouterr().out
+    assert "trainer TP 2 x PP 1 x EP 8 -> engine TP 4" in table
+    assert "pp 0 tp 0 ep 7" in table
 
 
 # Sizes of the presets' models, as published.
