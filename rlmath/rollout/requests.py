@@ -98,10 +98,12 @@ class Progress:
     quiet_s: float
 
 
-# New memory comes in pages of 2 MiB where the kernel leaves that to the program: a weight update
-# fills gigabytes of it, and on a virtual machine a fault for each 4 KiB costs more than the copy.
-# The first is torch's word for it, the second the C library's, for oneDNN.
-HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# A weight update packs gigabytes into memory that the old weights have just given back. The C
+# library has to keep it meanwhile, as new pages cost more than the copy: no mmap of its own for
+# large blocks, one heap for all threads, up to 256 MiB free at its end.
+KEEP_MEMORY = (
+    f"glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1:glibc.malloc.trim_threshold={256 * 2**20}"
+)
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class EngineSpec:
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "VLLM_WORKER_MULTIPROC_METHOD": "fork",
                 "TORCH_COMPILE_DISABLE": "1",
-                **HUGE_PAGES,
+                "GLIBC_TUNABLES": KEEP_MEMORY,
                 # Workers that have been told to end sleep through more than this; then SIGTERM.
                 "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
             }

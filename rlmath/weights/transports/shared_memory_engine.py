@@ -22,6 +22,7 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from rlmath.weights.fingerprint import fingerprints
+from rlmath.weights.transports.cpu_load import CpuLoader
 from rlmath.weights.transports.segments import map_copy_on_write, open_segment
 
 
@@ -46,11 +47,11 @@ class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
 
 
 class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
-    """Loads buckets from shared memory by vLLM's layerwise reload.
+    """Loads buckets from shared memory: straight, where every parameter's place is known.
 
-    A started CPU engine has packed its matrices for oneDNN, so that they cannot be loaded in
-    place: the reload gives each layer its original parameters back until all of them are there,
-    loads, packs again, and copies to where the engine reads.
+    A mixture goes by vLLM's layerwise reload: its packed experts cannot be loaded in place, so that
+    gives each layer its original parameters back until all of them are there, loads, packs again,
+    and copies to where the engine reads.
     """
 
     init_info_cls = SharedMemoryInitInfo
@@ -61,6 +62,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         self._descriptors: list[int] = []
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
+        self._straight: CpuLoader | None = None
         # Fingerprints of what the last update brought, by Hugging Face name.
         self.received: dict[str, int] = {}
 
@@ -71,9 +73,14 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
 
     def start_weight_update(self) -> None:
         """Make ready to load every parameter."""
+        self.received = {}
+        straight = self._straight or CpuLoader(self.model)
+        if straight.takes_all:
+            self._straight = straight
+            straight.begin()
+            return
         self._expected = {name for name, _ in self.model.named_parameters()}
         self._loaded = set()
-        self.received = {}
         _pack_experts_again(self.model)
         initialize_layerwise_reload(self.model)
 
@@ -85,7 +92,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         """
         memory = map_copy_on_write(self._descriptors[update_info.segment])
         still_mapped = weakref.ref(memory)
-        self._loaded |= self._load(memory, update_info)
+        self._load(memory, update_info)
         del memory
         if still_mapped() is not None:
             gc.collect()
@@ -101,12 +108,15 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         Raises:
             RuntimeError: The trainer did not send all parameters.
         """
-        finalize_layerwise_reload(self.model, self.model_config)
-        missing = sorted(self._expected - self._loaded)
+        if self._straight is not None:
+            missing = sorted(self._straight.missing)
+        else:
+            finalize_layerwise_reload(self.model, self.model_config)
+            missing = sorted(self._expected - self._loaded)
         if missing:
             raise RuntimeError(
-                f"the weight update left {len(missing)} of {len(self._expected)} parameters as "
-                f"they were: {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
+                f"the weight update left {len(missing)} tensors as they were: "
+                f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
             )
 
     def shutdown(self) -> None:
@@ -115,10 +125,10 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _load(self, memory: Any, update_info: SharedMemoryUpdateInfo) -> set[str]:
-        """Load the bucket's tensors; gives the names that vLLM has for them."""
+    def _load(self, memory: Any, update_info: SharedMemoryUpdateInfo) -> None:
+        base = torch.frombuffer(memory, dtype=torch.uint8)
         tensors = [
-            (name, _view(memory, dtype_name, shape, offset))
+            (name, _view(base, dtype_name, shape, offset))
             for name, dtype_name, shape, offset in zip(
                 update_info.names,
                 update_info.dtype_names,
@@ -129,17 +139,18 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         ]
         if update_info.verify:
             self.received |= fingerprints(tensors)
-        loaded: set[str] = self.model.load_weights(tensors)
-        self._keep_pending(memory)
-        return loaded
+        if self._straight is not None:
+            self._straight.load(tensors)
+            return
+        self._loaded |= self.model.load_weights(tensors)
+        self._keep_pending(base)
 
-    def _keep_pending(self, memory: Any) -> None:
+    def _keep_pending(self, base: torch.Tensor) -> None:
         """Copy what vLLM holds back for a layer whose other tensors come with a later bucket.
 
         The reload keeps references to a layer's tensors until it has all of them (query without
         key and value, say), and the segment will be overwritten meanwhile.
         """
-        base = torch.frombuffer(memory, dtype=torch.uint8)
         begin = base.data_ptr()
         end = begin + base.numel()
         for layer in self.model.modules():
@@ -161,7 +172,7 @@ def _pack_experts_again(model: torch.nn.Module) -> None:
             method.moe_kernel = None  # type: ignore[union-attr]
 
 
-def _view(memory: Any, dtype_name: str, shape: list[int], offset_bytes: int) -> torch.Tensor:
-    dtype = getattr(torch, dtype_name)
-    flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset_bytes)
-    return flat.view(shape)
+def _view(base: torch.Tensor, dtype_name: str, shape: list[int], offset_bytes: int) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    size_bytes = math.prod(shape) * dtype.itemsize
+    return base[offset_bytes : offset_bytes + size_bytes].view(dtype).view(shape)

@@ -1,0 +1,152 @@
+"""New weights straight into a vLLM worker on a CPU: one pass from the segment to where it computes.
+
+vLLM's own reload copies a layer's tensors, packs the copy for the CPU's kernels, and copies once
+more. Here each packed matrix is packed from the segment itself, several at once, and everything
+else is copied in place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlmath.weights.transports.engine_parts import Part, parts_of
+
+MAX_THREADS = 4
+
+
+@dataclass
+class _Layer:
+    """A layer's parts, and what an update has brought of them.
+
+    Attributes:
+        module: vLLM's.
+        parts: Of its packed matrix in the order of its rows; empty where none is packed.
+        in_place: All of its other parts.
+        output: The output layer that computes with a packed copy of this one's matrix, if one does.
+        waiting: Parts of the matrix that came before the others, by name.
+    """
+
+    module: Any
+    parts: list[Part] = field(default_factory=list)
+    in_place: list[Part] = field(default_factory=list)
+    output: Any = None
+    waiting: dict[str, Tensor] = field(default_factory=dict)
+
+
+class CpuLoader:
+    """Loads whole tensors into a worker's model.
+
+    Args:
+        model: vLLM's, started.
+
+    Attributes:
+        missing: Names of the tensors that did not come since ``begin``.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._layers: dict[int, _Layer] = {}
+        self._by_name: dict[str, _Layer] = {}
+        known = set()
+        for part in parts_of(model):
+            layer = self._layers.setdefault(id(part.module), _Layer(part.module))
+            packed = not part.held().numel()
+            (layer.parts if packed else layer.in_place).append(part)
+            self._by_name[part.name] = layer
+            known.add(id(getattr(part.module, part.key)))
+        everything = {id(parameter) for parameter in model.parameters()}
+        self._complete = known == everything and all(
+            len({part.key for part in layer.parts}) < 2 for layer in self._layers.values()
+        )
+        for layer in self._layers.values():
+            layer.output = _output_layer(model, layer)
+        self.missing: set[str] = set()
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether this can load every parameter; a mixture's experts it cannot."""
+        return self._complete
+
+    def begin(self) -> None:
+        """Expect every tensor once."""
+        self.missing = set(self._by_name)
+        for layer in self._layers.values():
+            layer.waiting.clear()
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Load some tensors; nothing refers to them afterwards.
+
+        Raises:
+            KeyError: A tensor that the model does not have.
+        """
+        given = dict(tensors)
+        unknown = sorted(given.keys() - self._by_name)
+        if unknown:
+            raise KeyError(f"the model has no place for {', '.join(unknown[:5])}")
+        self.missing -= given.keys()
+        concerned = {id(layer): layer for layer in map(self._by_name.__getitem__, given)}
+        # The kernels that pack use one thread each and let go of Python's lock.
+        threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda layer: _load(layer, given), concerned.values()))
+
+
+@torch.inference_mode()
+def _load(layer: _Layer, given: Mapping[str, Tensor]) -> None:
+    for part in layer.in_place:
+        if part.name in given:
+            part.held().copy_(part.of(given[part.name]))
+    if layer.parts:
+        here = {part.name: given[part.name] for part in layer.parts if part.name in given}
+        have = layer.waiting | here
+        if len(have) < len(layer.parts):
+            # The segment will be overwritten by the time that the others come.
+            layer.waiting |= {name: tensor.clone() for name, tensor in here.items()}
+            return
+        layer.waiting.clear()
+        _pack(layer.module, layer.parts[0].key, [part.of(have[part.name]) for part in layer.parts])
+    if layer.output is not None:
+        layer.output.cpu_linear = None
+        layer.output.quant_method.process_weights_after_loading(layer.output)
+
+
+def _pack(module: Any, key: str, runs: list[Tensor]) -> None:
+    """Let vLLM pack a matrix that consists of these runs of rows, anew."""
+    # The old one gives its memory back before the new one takes it.
+    module.cpu_linear = None
+    setattr(module, key, torch.nn.Parameter(_joined(runs), requires_grad=False))
+    module.quant_method.process_weights_after_loading(module)
+    if getattr(module, key).numel():
+        raise RuntimeError(f"vLLM did not pack the matrix of {type(module).__name__} again")
+
+
+def _joined(runs: list[Tensor]) -> Tensor:
+    """The runs below each other; a view where they lie so in memory."""
+    first = runs[0]
+    end = first.data_ptr()
+    for run in runs:
+        if not run.is_contiguous() or run.data_ptr() != end:
+            return torch.cat(runs) if len(runs) > 1 else first.contiguous()
+        end += run.nbytes
+    rows = sum(run.shape[0] for run in runs)
+    return first.as_strided((rows, *first.shape[1:]), first.stride())
+
+
+def _output_layer(model: torch.nn.Module, layer: _Layer) -> Any:
+    """The output layer whose matrix is this layer's: its own, or one that shares the embedding's.
+
+    vLLM packs it and keeps the matrix besides.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    own = {id(parameter) for parameter in layer.module.parameters(recurse=False)}
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and id(module.weight) in own:
+            return module
+    return None

@@ -1,0 +1,127 @@
+"""Where a vLLM worker keeps the tensors of a Hugging Face folder.
+
+vLLM fuses query, key and value, and gate and up, and shares each between its tensor ranks, so a
+worker's parameter consists of runs of rows or columns of whole tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of a whole tensor that a worker holds.
+
+    Attributes:
+        name: The whole tensor's Hugging Face name.
+        module: The layer that holds it.
+        key: Name of the layer's parameter.
+        row: First row of the run in that parameter.
+        dim: Dimension along which it is a run of the whole tensor.
+        start: Its first row or column there.
+        length: Rows or columns.
+        replica: Whether another worker of the engine holds the same.
+    """
+
+    name: str
+    module: Any
+    key: str
+    row: int
+    dim: int
+    start: int
+    length: int
+    replica: bool = False
+
+    def held(self) -> Tensor:
+        """The run where the worker keeps it; empty where it was packed for a CPU's kernels."""
+        parameter: Tensor = getattr(self.module, self.key).data
+        if not parameter.numel() or self.dim == 1:
+            return parameter
+        return parameter.narrow(0, self.row, self.length)
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The run as a view of the whole tensor."""
+        return whole.narrow(self.dim, self.start, self.length)
+
+
+def parts_of(model: Any) -> Iterator[Part]:
+    """All parts of a worker's model but for a mixture's experts and routers.
+
+    An output layer that shares the embedding's matrix has none of its own.
+    """
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        own = {id(p) for p in module.parameters(recurse=False)}
+        if not own & seen:
+            yield from _of_module(name, module)
+        seen |= own
+
+
+def expert_names(model: Any) -> Iterator[str]:
+    """Hugging Face names of a mixture's tensors, which kernels lay out in their own ways."""
+    for name, module in model.named_modules():
+        if not hasattr(module, "w13_weight"):
+            continue
+        mlp = name[: name.rindex(".experts")]
+        yield f"{mlp}.gate.weight"
+        for expert in range(module.global_num_experts):
+            for which in ("gate", "up", "down"):
+                yield f"{mlp}.experts.{expert}.{which}_proj.weight"
+
+
+def _of_module(name: str, module: Any) -> Iterator[Part]:
+    from vllm.model_executor.layers.linear import (
+        MergedColumnParallelLinear,
+        QKVParallelLinear,
+        RowParallelLinear,
+    )
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    own = dict(module.named_parameters(recurse=False))
+    stem, _, last = name.rpartition(".")
+    if isinstance(module, QKVParallelLinear):
+        yield from _qkv(stem, module, own)
+    elif isinstance(module, MergedColumnParallelLinear) and last == "gate_up_proj":
+        for key in own:
+            row = 0
+            for which, size in zip(("gate", "up"), module.output_partition_sizes, strict=True):
+                start = module.tp_rank * size
+                yield Part(f"{stem}.{which}_proj.{key}", module, key, row, 0, start, size)
+                row += size
+    elif isinstance(module, RowParallelLinear):
+        size = module.input_size_per_partition
+        yield Part(f"{name}.weight", module, "weight", 0, 1, module.tp_rank * size, size)
+    elif isinstance(module, VocabParallelEmbedding):
+        shard = module.shard_indices
+        start, size = shard.org_vocab_start_index, shard.num_org_elements
+        yield Part(f"{name}.weight", module, "weight", 0, 0, start, size)
+    elif last.endswith("norm"):
+        for key, parameter in own.items():
+            size = parameter.shape[0]
+            yield Part(f"{name}.{key}", module, key, 0, 0, 0, size, replica=_tensor_rank() > 0)
+
+
+def _qkv(stem: str, module: Any, own: dict[str, Tensor]) -> Iterator[Part]:
+    heads = {"q": module.num_heads, "k": module.num_kv_heads, "v": module.num_kv_heads}
+    # With more ranks than key-value heads, several ranks hold the same head.
+    replicas = module.num_kv_head_replicas
+    for key in own:
+        row = 0
+        for which, count in heads.items():
+            size = count * module.head_size
+            place = module.tp_rank // (1 if which == "q" else replicas)
+            replica = which != "q" and module.tp_rank % replicas > 0
+            name = f"{stem}.{which}_proj.{key}"
+            yield Part(name, module, key, row, 0, place * size, size, replica)
+            row += size
+
+
+def _tensor_rank() -> int:
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
