@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import resource
 import shutil
@@ -20,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlmath.config import checks, load
-from rlmath.config.facts import Machine, existing_parent
+from rlmath.config import check_files, checks, load
+from rlmath.config.facts import PEEKED_ROWS, Machine, existing_parent
+from rlmath.config.hub_names import is_hub
 from rlmath.config.schema import Config
-from rlmath.errors import ConfigError
+from rlmath.errors import ConfigError, UserError
 
 GIB = 2**30
 # A bucket for each of two segments, and Ray's own use of the folder.
@@ -259,7 +261,27 @@ def settings(config: Config) -> Iterator[Finding]:
     command: checks.Command = "train" if config.data.train_paths else "evaluate"
     try:
         checks.check(config, command)
+        if problems := list(_hub_data(config)):
+            raise ConfigError.of(problems)
     except ConfigError as error:
         yield Finding("bad", f"{command} settings", str(error))
     else:
         yield Finding("ok", f"{command} settings", "model, data, layout and sizes fit")
+
+
+def _hub_data(config: Config) -> Iterator[str]:
+    """Fetch the training data sets of the hub, as a run would, and look at their first rows."""
+    paths = [path for path in dict.fromkeys(config.data.train_paths) if is_hub(path)]
+    if not paths:
+        return
+    from rlmath.data.hub import hub_rows  # With torch, which the rest does without.
+
+    for path in paths:
+        try:
+            rows = itertools.islice(hub_rows(path), PEEKED_ROWS)
+            peeked = [(f"{path}:{number}", row) for number, row in rows]
+        except UserError as error:
+            yield f"data.train_paths: {error}"
+            continue
+        data = config.data
+        yield from check_files.first_problem(data, peeked, "data.answer_key", data.answer_key)

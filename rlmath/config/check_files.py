@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.checkpoint import checkpoint_bytes, held_bytes
+from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.config.arithmetic import Layout
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.check_benchmarks import data_of
@@ -26,10 +27,11 @@ from rlmath.config.facts import (
     peek_rows,
     read_model,
 )
+from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
 from rlmath.config.schema_algorithm import ReferenceKind
 from rlmath.config.weight_files import broken_weight_files
-from rlmath.errors import ConfigError
+from rlmath.errors import ConfigError, UserError
 
 
 def model_folder(config: Config) -> Iterator[str]:
@@ -137,13 +139,24 @@ def _given(key: str, paths: list[str], what: str) -> Iterator[str]:
 def _data_file(
     data: DataConfig, key: str, path: str, answer_setting: str, answer_key: str
 ) -> Iterator[str]:
-    if path.startswith("hub:"):
-        return  # Looked at when it is fetched, at the start of the run.
+    if is_hub(path):
+        try:
+            parts_of(path)
+        except UserError as error:
+            yield f"{key}: {error}"
+        return  # Its rows are looked at when it is fetched, at the start of the run.
     try:
         rows = peek_rows(path)
     except ConfigError as error:
         yield f"{key}: {error}"
         return
+    yield from first_problem(data, rows, answer_setting, answer_key)
+
+
+def first_problem(
+    data: DataConfig, rows: list[tuple[str, Any]], answer_setting: str, answer_key: str
+) -> Iterator[str]:
+    """What is wrong with the first rows of a file, by their places; of several the first."""
     skip = data.malformed_rows is MalformedRow.skip
     problems = [_row_problem(data, where, row, answer_setting, answer_key) for where, row in rows]
     found = [problem for problem in problems if problem]
@@ -189,6 +202,18 @@ def run_dir(config: Config) -> Iterator[str]:
         yield f"runner.run_dir={path}: {above} is a file; give another folder"
     elif not os.access(above, os.W_OK | os.X_OK):
         yield f"runner.run_dir={path}: no permission to write in {above}; give another folder"
+
+
+def resume(config: Config) -> Iterator[str]:
+    """What ``runner.resume`` names is a checkpoint; whether it is whole is seen when it is read."""
+    how = config.runner.resume
+    if how in ("auto", "never") or (Path(how) / MANIFEST).is_file():
+        return
+    what = "has no " + MANIFEST if Path(how).is_dir() else "is no folder"
+    yield (
+        f"runner.resume={how}: {what}; it takes auto, never or the folder of a checkpoint, such as "
+        f"{Path(config.runner.run_dir) / 'checkpoints' / 'step_000012'}"
+    )
 
 
 def memory(

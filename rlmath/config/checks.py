@@ -64,6 +64,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from check_files.data_files(config, command)
     yield from check_files.model_folder(config)
     yield from check_files.run_dir(config)
+    if command == "train" or (command == "sft" and config.sft.save_every):
+        yield from check_files.resume(config)
     model = _model_or_none(config)
     if wrong_numbers:
         return  # Sizes that are not positive cannot be divided by.

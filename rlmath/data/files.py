@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.data.hub import hub_rows, is_hub
+from rlmath.config.hub_names import is_hub
+from rlmath.data.hub import hub_rows
 from rlmath.errors import UserError
 
 

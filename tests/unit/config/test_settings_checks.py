@@ -315,6 +315,16 @@ def test_memory_of_a_cpu_machine(refusal: Callable[..., str], make_model: MakeMo
     assert "1 reference model(s) of algorithm.kl_coef=0.1 x 6 bytes a parameter" in message
 
 
+def test_what_a_run_shall_go_on_from(refusal: Callable[..., str], tmp_path: Path) -> None:
+    assert "runner.resume=allways: is no folder; it takes auto" in refusal("runner.resume=allways")
+    assert "has no manifest.json" in refusal(f"runner.resume={tmp_path}")
+
+
+def test_a_data_set_of_the_hub_is_named_by_rule(refusal: Callable[..., str]) -> None:
+    message = refusal("data.train_paths=['hub:a/b:c:d:e']")
+    assert "data.train_paths: hub:a/b:c:d:e: write hub:ORGANISATION/NAME" in message
+
+
 def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
     # 1.777e9 parameters x 14 bytes = 23.2 GiB a checkpoint, and 2 bytes = 3.3 GiB for the folder.
     gpus = Machine(gpus=8, torch_build="2.13.0", memory_bytes=2**40, disk_bytes=90 * 2**30)
