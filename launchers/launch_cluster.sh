@@ -23,6 +23,7 @@ shift 2
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ray_utils/common.sh
 . ray_utils/common.sh
+with_token
 need_number SLOTS "$slots"
 need_number RANK "${RANK:-}"
 need_number WORLD_SIZE "${WORLD_SIZE:-}"

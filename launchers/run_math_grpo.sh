@@ -15,7 +15,9 @@ EOF
 fi
 experiment=$1
 shift
-python=${RLMATH_PYTHON:-$PWD/.venv/bin/python}
+# shellcheck source=ray_utils/common.sh
+. ray_utils/common.sh
+[ ! -s "$token_file" ] || with_token # start_ray.sh was run by hand.
 [ -x "$python" ] || { echo "error: $python is not there: run launchers/setup.sh" >&2; exit 2; }
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$rlmath_root${PYTHONPATH:+:$PYTHONPATH}
 exec "$python" -W ignore -m rlmath train "experiment=$experiment" "$@"

@@ -18,6 +18,7 @@ case ${1:-} in
 esac
 # shellcheck source=ray_utils/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+with_token
 need_number timeout_s "${2:-600}"
 need_number WORLD_SIZE "${WORLD_SIZE:-1}"
 head=$(head_address) || fail "no head answers (${MASTER_ADDR:-$address_file}); run start_ray.sh with RANK=0"

@@ -19,8 +19,16 @@ address_file=$shared_dir/ray_address.$run_id
 state_dir=${RLMATH_STATE_DIR:-/tmp/rlmath_ray_$(id -u)}/$run_id
 pid_file=$state_dir/rank_${RANK:-0}.pid
 node_log=$state_dir/rank_${RANK:-0}.log
-export RAY_AUTH_MODE=${RAY_AUTH_MODE:-disabled} RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0
-export RAY_USAGE_STATS_ENABLED=0 PYTHONUNBUFFERED=1
+export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 RAY_USAGE_STATS_ENABLED=0 PYTHONUNBUFFERED=1
+
+# Ray listens on every interface and cannot be told otherwise, so that it shall do only what it is
+# asked with the run's token. RANK 0 makes it; a token or mode of the user's own goes first.
+token_file=$(realpath -m "$shared_dir")/ray_token.$run_id
+with_token() {
+  if [ -z "${RAY_AUTH_MODE:-}${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-}" ]; then
+    export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$token_file
+  fi
+}
 
 # Whether something listens at HOST:PORT.
 answers() { timeout 3 bash -c "exec 3<>/dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }

@@ -25,6 +25,8 @@ environment:
   RLMATH_RUN_ID      names the run (default: SLURM_JOB_ID, or "default")
   RLMATH_STATE_DIR   for process ids and logs of this node (default: in /tmp)
   RLMATH_PYTHON      the environment's Python (default: .venv/bin/python)
+  RAY_AUTH_MODE      token (default): who calls Ray has to know the token that RANK 0 writes to
+                     RLMATH_SHARED_DIR, for its own user to read; disabled: whoever reaches its ports
 
 exit code: 0 started, 2 not, 3 not because a head that had answered has gone
 EOF
@@ -49,6 +51,7 @@ while [ $# -gt 0 ]; do
 done
 # shellcheck source=ray_utils/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+with_token
 need_number RANK "${RANK:-}"
 need_number --port "$port"
 need_number --timeout-s "$timeout_s"
@@ -86,6 +89,10 @@ $(tail -n 15 "$node_log")"; }
 if [ "$RANK" = 0 ]; then
   rm -f "$address_file"
   answers "$own:$port" && fail "something listens at $own:$port already; take another --port"
+  if [ "${RAY_AUTH_TOKEN_PATH:-}" = "$token_file" ]; then
+    (umask 077 && "$python" -c 'import secrets; print(secrets.token_hex(32), end="")' >"$token_file.$$")
+    mv "$token_file.$$" "$token_file"
+  fi
   start_node --head --port "$port" --include-dashboard false
   waited_s=0
   until answers "$own:$port"; do

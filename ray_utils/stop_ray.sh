@@ -15,7 +15,7 @@ fi
 # shellcheck source=ray_utils/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 need_number RANK "${RANK:-}"
-[ "$RANK" != 0 ] || rm -f "$address_file"
+[ "$RANK" != 0 ] || rm -f "$address_file" "$token_file"
 pid=$(cat "$pid_file" 2>/dev/null || true)
 # start_ray.sh made it the leader of a session, so its processes are told by their session, also
 # when the leader has died and left them. The name is for a number that has been given out again.

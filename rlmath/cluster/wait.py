@@ -80,7 +80,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         ray.init(address=arguments.address, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserError(f"no Ray head answers at {arguments.address}") from error
+        raise UserError(
+            f"no Ray head answers at {arguments.address}, or none that takes this run's token "
+            "(RLMATH_SHARED_DIR and RLMATH_RUN_ID are to be those of start_ray.sh)"
+        ) from error
     deadline, said = time.monotonic() + arguments.timeout_s, ""
     while True:
         now = present(ray.nodes())

@@ -118,6 +118,13 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
             head = script(first, "ray_utils/start_ray.sh", tmp_path, 0, 2, *INTERFACE.split())
             assert head.returncode == 0, head.stdout + head.stderr
             assert file.read_text() == "10.77.0.1:6379\n"
+            # Who does not know the run's token is not served.
+            token = tmp_path / "shared" / "ray_token.test"
+            assert token.stat().st_mode & 0o077 == 0 and len(token.read_text()) == 64
+            unknown = {"RAY_AUTH_MODE": "disabled", "RAY_NUM_REDIS_GET_RETRIES": "1"}
+            stranger = script(first, "ray_utils/check_ray.sh", tmp_path, 0, 1, "1", **unknown)
+            assert stranger.returncode == 2
+            assert "none that takes this run's token" in stranger.stderr
             missing = script(first, "ray_utils/check_ray.sh", tmp_path, 0, 2, "6", "2")
             assert missing.returncode == 2
             assert "1 of 2 nodes (RANK 1) and 2 of 6 CPU slots" in missing.stderr
@@ -127,7 +134,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         finally:
             stopped = script(first, "ray_utils/stop_ray.sh", tmp_path, 0, 2)
         assert "stopped" in stopped.stdout
-        assert not file.exists()
+        assert not file.exists() and not token.exists()
         again = script(first, "ray_utils/stop_ray.sh", tmp_path, 0, 2)
         assert again.returncode == 0
         assert "nothing to stop" in again.stdout
