@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from rlmath.monitor.files import replacing, to_json
+from rlmath.monitor.samples import FOLDER as SAMPLES_FOLDER
 from rlmath.monitor.samples import drop_samples_after
 
 METRICS_FILE = "metrics.jsonl"
@@ -32,8 +34,8 @@ class MetricsWriter:
         Args:
             run_dir: The run's folder; made if missing.
             last_step: The step of the checkpoint that the run continues from: what an interrupted
-                run wrote of later steps is dropped. ``None``: the run begins anew, and all that
-                an earlier one wrote here is dropped.
+                run wrote of later steps is dropped. ``None``: the run begins anew, and what an
+                earlier one wrote here is moved to ``set_aside_<n>/``.
         """
         from torch.utils.tensorboard import SummaryWriter
 
@@ -41,13 +43,12 @@ class MetricsWriter:
         self._run_dir.mkdir(parents=True, exist_ok=True)
         self._last_step = -1 if last_step is None else last_step
         path = self._run_dir / METRICS_FILE
+        if last_step is None:
+            _set_aside(self._run_dir)
         kept = [line for line in _lines(path) if line[STEP] <= self._last_step]
         with replacing(path) as file:
             file.writelines(f"{to_json(line)}\n".encode() for line in kept)
         drop_samples_after(self._run_dir, self._last_step)
-        if last_step is None:
-            for events in (self._run_dir / TENSORBOARD_FOLDER).glob("events.out.tfevents.*"):
-                events.unlink()
         self._file = path.open("a", encoding="utf-8")
         # TensorBoard hides events from purge_step on that were written before this writer's.
         self._tensorboard = SummaryWriter(
@@ -105,7 +106,10 @@ class MetricsWriter:
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's ``metrics.jsonl``; a last line that was cut off is left out."""
+    """The lines of a run's ``metrics.jsonl``.
+
+    A last line that was cut off is left out, and so is a damaged one before it, with a warning.
+    """
     return list(_lines(Path(run_dir) / METRICS_FILE))
 
 
@@ -121,13 +125,38 @@ def _number(tag: str, value: Any) -> float:
         raise TypeError(f"metric {tag!r} is no number but {value!r}") from error
 
 
+def _set_aside(run_dir: Path) -> None:
+    """Move what an earlier run wrote, if it came as far as a step, to a folder of its own."""
+    if not any(True for _ in _lines(run_dir / METRICS_FILE)):
+        return
+    number = 1
+    while (aside := run_dir / f"set_aside_{number}").exists():
+        number += 1
+    aside.mkdir()
+    for name in (METRICS_FILE, TENSORBOARD_FOLDER, SAMPLES_FOLDER):
+        if (run_dir / name).exists():
+            (run_dir / name).rename(aside / name)
+    print(f"metrics and samples of an earlier run are in {aside} now", flush=True)
+
+
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
+    damaged = 0
     with path.open("rb") as lines:
-        for text in lines:
+        for number, text in enumerate(lines, start=1):
+            if damaged:
+                print(
+                    f"warning: {path}, line {damaged}: damaged, and left out",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                damaged = 0
             try:
                 line = json.loads(text)
             except ValueError:
-                return  # The process was ended while it wrote this line; nothing follows it.
-            yield line
+                line = None
+            if isinstance(line, dict) and isinstance(line.get(STEP), int):
+                yield line
+            else:  # The last one may be, of a process that was ended while it wrote it.
+                damaged = number

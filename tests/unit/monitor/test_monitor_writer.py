@@ -78,7 +78,20 @@ def test_a_resumed_run_drops_what_comes_after_its_checkpoint(tmp_path, group):
     ]
 
 
-def test_a_run_that_begins_anew_drops_everything(tmp_path, group):
+def test_a_damaged_line_costs_no_other(tmp_path, capsys):
+    lines = [f'{{"step": {step}, "x": {step}}}\n' for step in range(1, 6)]
+    lines[1] = '{"step": 2, "\x00\x00\n'
+    lines[3] = "[]\n"
+    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"step"')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3, 5]
+    said = capsys.readouterr().err.splitlines()
+    assert [text.partition("metrics.jsonl, ")[2] for text in said] == [
+        "line 2: damaged, and left out",
+        "line 4: damaged, and left out",
+    ]
+
+
+def test_a_run_that_begins_anew_sets_the_earlier_one_aside(tmp_path, group):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"x": 1.0})
         write_samples(tmp_path, 1, [group])
@@ -86,7 +99,11 @@ def test_a_run_that_begins_anew_drops_everything(tmp_path, group):
         writer.write(0, {"x": 5.0})
     assert [line["x"] for line in read_metrics(tmp_path)] == [5.0]
     assert scalars(tmp_path, "x") == [(0, 5.0)]
-    assert not list((tmp_path / "samples").iterdir())
+    assert not (tmp_path / "samples").exists()
+    aside = tmp_path / "set_aside_1"
+    assert [line["x"] for line in read_metrics(aside)] == [1.0]
+    assert scalars(aside, "x") == [(1, 1.0)]
+    assert [path.name for path in (aside / "samples").iterdir()] == ["step_000001.jsonl"]
 
 
 def test_steps_rise_and_metrics_are_numbers(tmp_path):
