@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -54,6 +55,25 @@ def test_shellcheck_is_clean() -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "pinned"),
+    [
+        ("cpu", {"torch"}),
+        ("cuda", {"pybind11", "transformer-engine[core-cu13,pytorch]", "flash-attn"}),
+    ],
+)
+def test_images_take_every_version_from_the_lock(kind: str, pinned: set[str]) -> None:
+    """What their own sed finds in the lock's comments; pip installs nothing else by name."""
+    text = (ROOT / "docker" / f"Dockerfile.{kind}").read_text().replace("\\\n", " ")
+    (expression,) = re.findall(r"\$\((sed -n '[^']*' requirements/\w+\.lock)\)", text)
+    found = bash("-c", expression).stdout.split()
+    assert {one.partition("==")[0] for one in found} == pinned
+    assert all("==" in one for one in found)
+    installs = re.findall(r"pip install ([^&|;]*)", text)
+    of_lock = ("-r requirements", '"$package"', "requirements/cpu.lock")
+    assert installs and all(any(word in one for word in of_lock) for one in installs)
 
 
 @pytest.mark.parametrize("script", COMMANDS, ids=lambda path: path.name)
