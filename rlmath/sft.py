@@ -75,11 +75,12 @@ def run(config: Config) -> int:
                 "sft/lr": metrics["lr"],
                 "sft/discarded": metrics["discarded"],
             }
+            # Written down before it is saved: a checkpoint has all of its steps' metrics.
+            monitor.log_step(step, figures)
             saver.step_done(step, figures)
             if sft.save_every and (step % sft.save_every == 0 or step == sft.steps):
                 with monitor.phase("save"):
                     saver.save()
-            monitor.log_step(step, figures)
         saver.finish()
         actor.save_hf(run_dir / "sft")
     print(f"fine-tuned model: {run_dir / 'sft'}")

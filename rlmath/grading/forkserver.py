@@ -27,7 +27,7 @@ from rlmath.orphans import end_with_parent
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from rlmath.grading.forkserver import main; main(int(sys.argv[1]))"
+    "from rlmath.grading.forkserver import main; main(int(sys.argv[1]), int(sys.argv[3]))"
 )
 _MESSAGE_BYTES = 65_536
 
@@ -57,7 +57,10 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(settings.startup_timeout_s)
         self._process = subprocess.Popen(
-            [sys.executable, "-s", "-P", "-c", _PROGRAM, str(theirs.fileno()), json.dumps(paths)],
+            [
+                *(sys.executable, "-s", "-P", "-c", _PROGRAM),
+                *(str(theirs.fileno()), json.dumps(paths), str(os.getpid())),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -104,8 +107,10 @@ class ForkServer:
         self._process.wait()
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, parent_pid: int) -> None:
     """Run the server on an inherited socket until the other end closes."""
+    # Also while it imports SymPy, which takes its time on a busy machine.
+    end_with_parent(parent_pid)
     parent = socket.socket(fileno=descriptor)
     start = json.loads(parent.recv(_MESSAGE_BYTES))
     settings = GradingSettings(**start["settings"])
