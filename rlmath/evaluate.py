@@ -27,6 +27,7 @@ from rlmath.evaluation.source import about, with_checkpoint
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.samples import write_samples
 from rlmath.rollout.requests import requests_for
+from rlmath.run_lock import only_run_in
 from rlmath.session import Session, open_session, with_model_folder
 from rlmath.types import Group, Sample
 
@@ -41,6 +42,11 @@ def run(config: Config) -> int:
     call has finished of the same evaluation is taken over, unless ``runner.resume=never``.
     """
     folder = Path(config.runner.run_dir) / "evaluation"
+    with only_run_in(folder):
+        return _evaluate_all(config, folder)
+
+
+def _evaluate_all(config: Config, folder: Path) -> int:
     config = with_model_folder(config)
     evaluated = config.eval.checkpoint or config.model.path
     config = with_checkpoint(config, folder / "model")

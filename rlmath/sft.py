@@ -20,6 +20,7 @@ from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
 from rlmath.monitor import open_monitor
+from rlmath.run_lock import only_run_in
 from rlmath.saving import open_saver
 from rlmath.session import open_session, with_model_folder
 from rlmath.types import TrainingBatch
@@ -29,6 +30,12 @@ log = logging.getLogger(__name__)
 
 def run(config: Config) -> int:
     """Fine-tune and leave a Hugging Face folder in ``run_dir/sft``. Returns the exit code."""
+    with only_run_in(config.runner.run_dir):
+        return fine_tune(config)
+
+
+def fine_tune(config: Config) -> int:
+    """:func:`run` in a folder that is ours alone."""
     config = with_model_folder(config)
     run_dir = Path(config.runner.run_dir)
     save(config, run_dir / "sft_config.yaml")

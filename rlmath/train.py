@@ -32,6 +32,7 @@ from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.publish import write_card
 from rlmath.rollout.refit import refit
 from rlmath.rollout.sampler import Sampler
+from rlmath.run_lock import only_run_in
 from rlmath.saving import HasState, open_saver, open_store
 from rlmath.session import Session, open_session, with_model_folder
 from rlmath.summary import check_export, summarize
@@ -47,7 +48,8 @@ def run(config: Config) -> int:
     Returns:
         The exit code.
     """
-    return supervise(with_model_folder(config), train)
+    with only_run_in(config.runner.run_dir):
+        return supervise(with_model_folder(config), train)
 
 
 def train(config: Config) -> int:

@@ -10,7 +10,7 @@ the manifest last, is on the disk. What a killed process can leave is told by it
 ``.deleted``    being deleted                                          removed
 ==============  =====================================================  ======================
 
-One run owns the folder; two at once are not guarded against.
+One run owns the folder (``rlmath.run_lock``).
 """
 
 from __future__ import annotations

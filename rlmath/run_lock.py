@@ -1,0 +1,43 @@
+"""One run at a time in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlmath.errors import UserError
+
+LOCK_FILE = "run.lock"
+
+
+@contextlib.contextmanager
+def only_run_in(folder: str | Path) -> Iterator[None]:
+    """Hold a folder for the length of a run; the kernel lets go of it when the process ends.
+
+    A file system that has no locks is not watched over.
+
+    Raises:
+        UserError: Another run holds it.
+    """
+    path = Path(folder) / LOCK_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"runner.run_dir={folder}: a run is at work there ({file.read().strip()}); wait "
+                "for its end, or give another folder"
+            ) from None
+        except OSError:
+            yield
+            return
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
