@@ -40,7 +40,8 @@ def main() -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from rlmath.weights.convert import model_of_run, open_process, read_checkpoint, to_hf
+    from rlmath.weights.convert import model_of_run, read_checkpoint, to_hf
+    from rlmath.weights.processes import open_process
 
     saved = read_checkpoint(arguments.checkpoint)
     source = arguments.model or model_of_run(arguments.checkpoint)
@@ -53,6 +54,7 @@ def _export(arguments: argparse.Namespace) -> int:
         from rlmath.weights.probe import random_batch
 
         result = compare_with_transformers(arguments.folder, random_batch(source), platform)
+        assert result is not None, "the only rank reports"
         print(result.table())
         result.check()
     return 0
@@ -61,7 +63,8 @@ def _export(arguments: argparse.Namespace) -> int:
 def _take(arguments: argparse.Namespace) -> int:
     import torch
 
-    from rlmath.weights.convert import open_process, to_megatron
+    from rlmath.weights.convert import to_megatron
+    from rlmath.weights.processes import open_process
 
     dtype = getattr(torch, arguments.dtype)
     count = to_megatron(arguments.model, arguments.checkpoint, dtype, open_process())

@@ -1,10 +1,12 @@
 """Compare the log-probabilities of Megatron, transformers and vLLM on the same sequences.
 
-    python toolkits/validate_logprobs.py models/Qwen2.5-1.5B --data responses.jsonl --out report
+    python toolkits/validate_logprobs.py models/Qwen2.5-1.5B --tp 2 --data responses.jsonl \\
+        --out report
 
-Each line of ``--data`` has ``prompt`` and ``response`` as text, such as a run's ``samples/``;
-without it the sequences are random tokens. Prints a table; with ``--out`` writes ``report.json``
-and ``report.png`` too. When Megatron and transformers are too far apart, names the first layer and
+Megatron has a process for each rank of ``--tp``, ``--pp`` and ``--ep``; give those of the run. Each
+line of ``--data`` has ``prompt`` and ``response`` as text, such as a run's ``samples/``; without it
+the sequences are random tokens. Prints a table; with ``--out`` writes ``report.json`` and
+``report.png`` too. When Megatron and transformers are too far apart, names the first layer and
 parameters that differ. Exit code 0: aligned, 1: not, 2: the input cannot be used.
 """
 
@@ -12,11 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
+from rlmath.actor.parallel import Layout
 from rlmath.errors import UserError
+from rlmath.planning.arguments import count
 
 
 def main() -> int:
@@ -24,8 +29,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path, help="Hugging Face folder")
     parser.add_argument("--data", type=Path, help="jsonl with prompt and response")
-    parser.add_argument("--sequences", type=int, default=8, help="how many at most")
+    parser.add_argument("--sequences", type=count, default=8, help="how many at most")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--tp", type=count, default=1, help="Megatron's tensor-parallel ranks")
+    parser.add_argument("--pp", type=count, default=1, help="its pipeline stages")
+    parser.add_argument("--ep", type=count, default=1, help="its expert-parallel ranks")
+    parser.add_argument("--sequence-parallel", action="store_true", help="share tokens as well")
     parser.add_argument("--no-vllm", action="store_true", help="leave vLLM out")
     parser.add_argument("--out", type=Path, help="path without ending for .json and .png")
     try:
@@ -38,12 +47,12 @@ def main() -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     import torch
 
-    from rlmath.weights.alignment import compare_with_transformers
-    from rlmath.weights.convert import open_process
+    from rlmath.weights.alignment import compare_on_ranks
     from rlmath.weights.probe import batch_of, random_batch
     from rlmath.weights.vllm_log_probs import vllm_log_probs
 
     dtype = getattr(torch, arguments.dtype)
+    layout, sequence_parallel = _layout(arguments)
     if arguments.data:
         batch = batch_of(_sequences(arguments.data, arguments.model, arguments.sequences))
     else:
@@ -51,7 +60,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     others = {}
     if not arguments.no_vllm:
         others["vllm"] = vllm_log_probs(arguments.model, batch, dtype)
-    report = compare_with_transformers(arguments.model, batch, open_process(), dtype, others)
+    report = compare_on_ranks(arguments.model, batch, layout, dtype, others, sequence_parallel)
     print(report.table())
     if arguments.out:
         arguments.out.with_suffix(".json").write_text(report.as_json() + "\n")
@@ -59,11 +68,30 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0 if report.good else 1
 
 
+def _layout(arguments: argparse.Namespace) -> tuple[Layout, bool]:
+    """Megatron's layout, and whether it shares tokens; refused where the model does not divide."""
+    from rlmath.weights.plan import SourceLayout, TargetLayout, plan_weights
+    from rlmath.weights.shape import read_model_shape
+
+    tp, pp, ep = arguments.tp, arguments.pp, arguments.ep
+    # Experts spread over as many copies of the other layers as they need.
+    layout = Layout(tp, pp, math.lcm(tp, ep) // tp, expert_parallel=ep)
+    shape = read_model_shape(arguments.model)
+    source = SourceLayout(tp, pp, ep, expert_tp=layout.expert_tensor_parallel)
+    plan_weights(shape, source, TargetLayout())
+    if arguments.sequence_parallel and tp == 1:
+        raise UserError("--sequence-parallel: shares tokens between tensor ranks; --tp is 1")
+    # Tensor ranks would all send every token to the experts.
+    return layout, arguments.sequence_parallel or (shape.experts > 0 and tp > 1)
+
+
 def _sequences(path: Path, model: Path, count: int) -> list[tuple[list[int], list[int]]]:
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
     result = []
+    if not path.is_file():
+        raise UserError(f"--data {path}: no such file")
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if len(result) == count:

@@ -74,6 +74,7 @@ def _files(folder: Path) -> list[Any]:
 
 
 def _export(checkpoint: str, folder: str, source: str) -> None:
-    from rlmath.weights.convert import open_process, to_hf
+    from rlmath.weights.convert import to_hf
+    from rlmath.weights.processes import open_process
 
     to_hf(checkpoint, folder, source, open_process())

@@ -6,11 +6,12 @@ Teacher-forced: the sequences are given, each side says how probable each respon
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.actor import MegatronActor
@@ -21,8 +22,10 @@ from rlmath.algorithms.mismatch import measure
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
 from rlmath.weights.hf_log_probs import hf_log_probs
-from rlmath.weights.locate import first_difference
+from rlmath.weights.locate import TOLERANCES, first_difference
+from rlmath.weights.processes import ONE_RANK, on_ranks
 from rlmath.weights.shape import ModelShape, WeightsError, read_model_shape
+from rlmath.weights.taps import hf_values, megatron_values
 
 # Largest mean of exp|difference|.
 LIMIT_FLOAT32 = 1.0001
@@ -80,7 +83,15 @@ class AlignmentReport:
     @property
     def good(self) -> bool:
         """Whether every comparison is within the limit; not a number is not."""
-        return all(c.metrics()["mean_exp_abs_diff"] <= self.limit for c in self.comparisons)
+        return self.good_with("megatron")
+
+    def good_with(self, name: str) -> bool:
+        """Whether Megatron is within the limit of this side."""
+        return all(
+            c.metrics()["mean_exp_abs_diff"] <= self.limit
+            for c in self.comparisons
+            if name in c.names
+        )
 
     def check(self) -> None:
         """Raise ``WeightsError`` unless every comparison is within the limit."""
@@ -137,7 +148,7 @@ class AlignmentReport:
             axes.scatter(first, second, s=4)
             axes.set_xlabel(f"log-prob, {comparison.names[0]}")
             axes.set_ylabel(f"log-prob, {comparison.names[1]}")
-            axes.set_title(f"mean exp|d| = {comparison.metrics()['mean_exp_abs_diff']:.6f}")
+            axes.set_title(f"mean exp|d| = {comparison.metrics()['mean_exp_abs_diff']:.7f}")
         figure.savefig(path, dpi=120)
 
 
@@ -154,54 +165,109 @@ def compare_with_transformers(
     platform: Platform,
     dtype: torch.dtype = torch.float32,
     others: dict[str, Tensor] | None = None,
-) -> AlignmentReport:
-    """Compare Megatron in one process with ``transformers``, and both with others.
+    layout: Layout = ONE_RANK,
+    sequence_parallel: bool = False,
+) -> AlignmentReport | None:
+    """Compare Megatron with ``transformers``, and with others; all ranks call this.
 
     Args:
         folder: Hugging Face folder that all sides read.
         batch: Sequences.
-        platform: Of this process, which has to be a Megatron rank alone.
+        platform: Of this process, which has to be a Megatron rank.
         dtype: Of Megatron's weights and activations; ``transformers`` has float32.
         others: Further sides' log-probs ``[R]`` by name, such as vLLM's.
+        layout: Of the ranks.
+        sequence_parallel: Share tokens between tensor ranks as well.
+
+    Returns:
+        On rank 0; ``None`` on the others.
     """
     shape = read_model_shape(folder)
     settings = ActorSettings(
         model_path=str(folder),
-        model=ModelSettings(dtype),
+        model=ModelSettings(dtype, sequence_parallel=sequence_parallel),
         optimizer=None,
         temperature=1.0,
         max_tokens_per_microbatch=4096,
         max_sequence_length=shape.max_positions,
     )
-    actor = MegatronActor(settings, Layout(1, 1, 1), platform)
-    return compare(actor, folder, batch, dtype, others)
+    return compare(MegatronActor(settings, layout, platform), folder, batch, others)
+
+
+def compare_on_ranks(
+    folder: str | Path,
+    batch: TrainingBatch,
+    layout: Layout,
+    dtype: torch.dtype,
+    others: dict[str, Tensor] | None = None,
+    sequence_parallel: bool = False,
+) -> AlignmentReport:
+    """As ``compare_with_transformers``, from outside: each rank is a process of its own.
+
+    Raises:
+        UserError: A rank cannot have its part of the model, or failed.
+    """
+    arguments = (str(folder), batch, dtype, others, layout, sequence_parallel)
+    report: AlignmentReport = on_ranks(layout, _compare_on_rank, arguments)
+    return report
+
+
+def _compare_on_rank(
+    platform: Platform,
+    folder: str,
+    batch: TrainingBatch,
+    dtype: torch.dtype,
+    others: dict[str, Tensor] | None,
+    layout: Layout,
+    sequence_parallel: bool,
+) -> AlignmentReport | None:
+    return compare_with_transformers(
+        folder, batch, platform, dtype, others, layout, sequence_parallel
+    )
 
 
 def compare(
     actor: MegatronActor,
     folder: str | Path,
     batch: TrainingBatch,
-    dtype: torch.dtype,
     others: dict[str, Tensor] | None = None,
-) -> AlignmentReport:
-    """As ``compare_with_transformers``, with an actor that is there already, unsharded."""
-    values = actor.log_probs(batch)
-    assert values is not None, "a single rank reports"
-    megatron = torch.empty(int(batch.response_lengths.sum()))
-    megatron[values.response_rows] = values.log_probs
-    sides = {"megatron": megatron, "transformers": hf_log_probs(folder, batch, 1.0)}
-    sides |= others or {}
-    pairs = [("megatron", name) for name in sides if name != "megatron"]
-    places, tokens = _responses(batch)
-    comparisons = [
-        Comparison((one, two), (sides[one], sides[two]), places, tokens) for one, two in pairs
-    ]
-    report = AlignmentReport(comparisons, limit_of(actor.shape, dtype), None)
-    if comparisons[0].metrics()["mean_exp_abs_diff"] <= report.limit:
+) -> AlignmentReport | None:
+    """As ``compare_with_transformers``, with an actor that is there already."""
+    megatron = _gathered_log_probs(actor, batch)
+    dtype, report = actor.settings.model.dtype, None
+    if dist.get_rank() == 0:
+        sides = {"megatron": megatron, "transformers": hf_log_probs(folder, batch, 1.0)}
+        sides |= others or {}
+        places, tokens = _responses(batch)
+        comparisons = [
+            Comparison(("megatron", name), (megatron, sides[name]), places, tokens)
+            for name in sides
+            if name != "megatron"
+        ]
+        report = AlignmentReport(comparisons, limit_of(actor.shape, dtype), None)
+    # All ranks take part in the search.
+    search = [report is not None and not report.good_with("transformers")]
+    dist.broadcast_object_list(search, src=0)
+    if not search[0]:
         return report
     first = batch.tokens[: int(batch.sequence_lengths[0])].tolist()
-    difference = first_difference(actor.module, folder, first, actor.shape, actor.platform)
-    return AlignmentReport(comparisons, report.limit, difference)
+    ours = megatron_values(actor, first)
+    if report is None:
+        return None
+    place = first_difference(ours, hf_values(folder, first), actor.shape, dtype)
+    alike = f"no layer: all values are within {TOLERANCES[dtype]:g} of the largest"
+    return replace(report, difference=place or alike)
+
+
+def _gathered_log_probs(actor: MegatronActor, batch: TrainingBatch) -> Tensor:
+    """``[R]`` on every rank, from those that report."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, actor.log_probs(batch))
+    result = torch.full((int(batch.response_lengths.sum()),), torch.nan)
+    for values in gathered:
+        if values is not None:
+            result[values.response_rows] = values.log_probs
+    return result
 
 
 def _responses(batch: TrainingBatch) -> tuple[list[tuple[int, int]], Tensor]:

@@ -8,40 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._device import _device_constructors
 
-from rlmath.actor.parallel import Layout, initialize
-from rlmath.device import Platform, choose_platform
+from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.weights.fingerprint import compare_fingerprints, fingerprint
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.layout import ParallelRank
 from rlmath.weights.megatron import save_to_hf
+from rlmath.weights.processes import ONE_RANK
 from rlmath.weights.shape import ModelShape, read_model_shape
 
-_ONE = Layout(tensor_parallel=1, pipeline_parallel=1, data_parallel=1)
 _ACTOR = "actor"
-
-
-def open_process() -> Platform:
-    """Make this process a Megatron rank, the only one; call once before the functions below."""
-    # torch lists the functions that `with torch.device(...)` acts on when it first needs them. The
-    # CPU shim replaces some of these, so the list has to be made before: transformers builds
-    # models under such a context, and would leave their rotary frequencies uninitialised.
-    _device_constructors()
-    platform = choose_platform("auto")
-    platform.prepare_megatron_process(local_rank=0, num_threads=max(1, torch.get_num_threads()))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    initialize(_ONE, platform, rank=0, address="127.0.0.1", port=port, seed=0)
-    return platform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +90,7 @@ def to_hf(
         checkpoint: See ``read_checkpoint``.
         folder: To write.
         source: Hugging Face folder that gives config.json and the tokenizer.
-        platform: From ``open_process``.
+        platform: From ``processes.open_process``.
 
     Returns:
         Number of tensors, all of which are equal bit by bit.
@@ -123,7 +105,11 @@ def to_hf(
     shape = read_model_shape(source)
     _check_same_model(saved, shape, source)
     module = build_model(
-        read_hf_config(str(source)), _ONE, platform, ModelSettings(saved.dtype), shape.max_positions
+        read_hf_config(str(source)),
+        ONE_RANK,
+        platform,
+        ModelSettings(saved.dtype),
+        shape.max_positions,
     )
     load_weights(module, saved.folder)
     parallel = ParallelRank.from_megatron()
@@ -144,7 +130,7 @@ def to_megatron(
         source: Hugging Face folder.
         checkpoint: Folder to write; ``actor`` in it must not be there yet.
         dtype: Of the weights.
-        platform: From ``open_process``.
+        platform: From ``processes.open_process``.
 
     Returns:
         Number of tensors, all of which are equal bit by bit.
@@ -169,7 +155,7 @@ def to_megatron(
         max_tokens_per_microbatch=1,
         max_sequence_length=shape.max_positions,
     )
-    actor = MegatronActor(settings, _ONE, platform)
+    actor = MegatronActor(settings, ONE_RANK, platform)
     save_actor(actor, checkpoint, _ACTOR)
     with torch.no_grad():
         for parameter in actor.module.parameters():

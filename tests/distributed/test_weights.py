@@ -40,6 +40,10 @@ LAYOUTS = [Case(1, 1), Case(2, 1), Case(1, 2), Case(2, 2), Case(4, 1)]
 SEQUENCES = [[5, 17, 100, 3, 3, 64, 9], [1, 2, 99, 50, 7, 80, 33, 12, 45, 6, 6], [42, 0]]
 
 
+def _name(value: str | Case) -> str:
+    return value.name() if isinstance(value, Case) else value
+
+
 def _models() -> dict[str, Any]:
     import transformers as t
 
@@ -229,32 +233,57 @@ def test_ranks_that_should_hold_the_same_and_do_not_are_named(
     assert "and 3 should hold the same" in messages[0]
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_a_right_model_is_aligned(ranks: Ranks, folders: dict[str, Path], family: str) -> None:
-    mean, difference, message = ranks.call("alignment_with_fault", str(folders[family]), None)[0]
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [("qwen3", Case(tp=2, pp=2)), ("qwen3_moe", Case(tp=2, ep=2)), ("qwen2", Case())],
+    ids=_name,
+)
+def test_a_right_model_is_aligned(
+    ranks: Ranks, folders: dict[str, Path], family: str, case: Case
+) -> None:
+    found = ranks.call("alignment_with_fault", str(folders[family]), case, None)
+    mean, difference, message = found[0]
     assert mean < 1.00002
     assert difference is None
     assert message == "good"
+    assert found[1:] == [None] * 3
+
+
+FAULTS = {
+    "k and v swapped": "layer 2, self_attn.k_proj",
+    "wrong rope theta": "layer 0, rotary embedding",
+    "gate and up swapped": "layer 1, mlp.gate_proj",
+    "one layer shifted": "layer 1, input_layernorm",
+    "one flipped bit": "layer 3, mlp.down_proj",
+}
 
 
 @pytest.mark.parametrize(
-    ("fault", "place"),
+    ("fault", "case"),
     [
-        ("k and v swapped", "layer 2, self_attn.k_proj"),
-        ("wrong rope theta", "layer 0, rotary embedding"),
-        ("gate and up swapped", "layer 1, mlp.gate_proj"),
-        ("one layer shifted", "layer 1, input_layernorm"),
-        ("one flipped bit", "layer 3, mlp.down_proj"),
+        *[(fault, Case()) for fault in FAULTS],
+        # Each rank has a part of what is damaged, or none of it.
+        *[(f, Case(tp=2, pp=2)) for f in FAULTS if f != "one layer shifted"],
     ],
+    ids=_name,
 )
 def test_a_planted_fault_is_caught_and_named(
-    ranks: Ranks, folders: dict[str, Path], fault: str, place: str
+    ranks: Ranks, folders: dict[str, Path], fault: str, case: Case
 ) -> None:
-    _, difference, message = ranks.call("alignment_with_fault", str(folders["qwen2"]), fault)[0]
+    found = ranks.call("alignment_with_fault", str(folders["qwen2"]), case, fault)
+    _, difference, message = found[0]
     assert difference is not None
-    assert difference.startswith(place)
+    assert difference.startswith(FAULTS[fault])
     assert "mean exp|difference| of log-probs is" in message
-    assert place in message
+    assert FAULTS[fault] in message
+
+
+def test_rounding_in_bfloat16_does_not_hide_the_fault(
+    ranks: Ranks, folders: dict[str, Path]
+) -> None:
+    arguments = (str(folders["qwen2"]), Case(), "k and v swapped", torch.bfloat16)
+    _, difference, _ = ranks.call("alignment_with_fault", *arguments)[0]
+    assert difference is not None and difference.startswith(FAULTS["k and v swapped"])
 
 
 @pytest.mark.parametrize("case", [Case(tp=2, pp=2), Case()], ids=Case.name)
@@ -273,33 +302,36 @@ def test_a_saved_folder_is_the_same_model(
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen2_tied"])
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [("qwen2_tied", Case(tp=2, pp=2)), ("qwen3_moe", Case(tp=2, ep=2))],
+    ids=_name,
+)
 def test_a_checkpoint_of_any_layout_becomes_a_folder(
-    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, family: str
+    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, family: str, case: Case
 ) -> None:
     source, checkpoint, target = folders[family], tmp_path / "step_000001", tmp_path / "hf"
-    ranks.call("save_checkpoint", str(source), Case(tp=2, pp=2), str(checkpoint))
+    ranks.call("save_checkpoint", str(source), case, str(checkpoint))
     saved = read_checkpoint(checkpoint)
     assert saved.layout == {
         "tensor_parallel": 2,
-        "pipeline_parallel": 2,
-        "data_parallel": 1,
+        "pipeline_parallel": case.pp,
+        "data_parallel": 2 // case.pp,
         "context_parallel": 1,
-        "expert_parallel": 1,
+        "expert_parallel": case.ep,
     }
     counts = ranks.call("convert", "to_hf", str(checkpoint), str(target), str(source))
     assert counts == [len(_read(source))] * 4
     _same(_read(target), _read(source))
-    other = "qwen2" if family == "qwen2_tied" else "qwen2_tied"
-    messages = ranks.call("convert", "to_hf", str(checkpoint), str(target), str(folders[other]))
-    assert "has tied=" in messages[0]
-    assert "config.json says tied=" in messages[0]
+    messages = ranks.call("convert", "to_hf", str(checkpoint), str(target), str(folders["qwen2"]))
+    assert "has architecture=" in messages[0] or "has tied=True" in messages[0]
+    assert "config.json says" in messages[0]
 
 
 def test_a_folder_becomes_a_checkpoint_and_a_folder_again(
     ranks: Ranks, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    source, checkpoint, target = folders["llama3"], tmp_path / "megatron", tmp_path / "hf"
+    source, checkpoint, target = folders["qwen3_moe"], tmp_path / "megatron", tmp_path / "hf"
     arguments = (str(source), str(checkpoint), torch.float32)
     assert ranks.call("convert", "to_megatron", *arguments) == [len(_read(source))] * 4
     assert "has a checkpoint already" in ranks.call("convert", "to_megatron", *arguments)[0]

@@ -388,17 +388,23 @@ def planted_difference(folder: str, case: Case, name: str) -> str:
 
 def save_checkpoint(folder: str, case: Case, target: str) -> None:
     """Load a folder into an actor of this layout and save it as a run does."""
+    from rlmath.checkpoint.actor_state import save_actor
+
+    save_actor(_actor(folder, case, torch.float32), target)
+
+
+def _actor(folder: str, case: Case, dtype: torch.dtype) -> Any:
     from rlmath.actor.actor import MegatronActor
     from rlmath.actor.model import ModelSettings
     from rlmath.actor.parallel import Layout
     from rlmath.actor.settings import ActorSettings
-    from rlmath.checkpoint.actor_state import save_actor
     from rlmath.device import CPU
 
     _layouts[0].enter(case)
-    settings = ActorSettings(folder, ModelSettings(torch.float32), None, 1.0, 4096, 128)
-    layout = Layout(case.tp, case.pp, WORLD_SIZE // case.tp // case.pp)
-    save_actor(MegatronActor(settings, layout, CPU), target)
+    copies = WORLD_SIZE // case.tp // case.pp
+    layout = Layout(case.tp, case.pp, copies, expert_parallel=case.ep)
+    model = ModelSettings(dtype, sequence_parallel=case.ep > 1 and case.tp > 1)
+    return MegatronActor(ActorSettings(folder, model, None, 1.0, 4096, 128), layout, CPU)
 
 
 def convert(function: str, *arguments: Any) -> int | str:
@@ -415,29 +421,25 @@ def convert(function: str, *arguments: Any) -> int | str:
         return str(error)
 
 
-def alignment_with_fault(folder: str, fault: str | None) -> tuple[float, str | None, str]:
-    """Load a folder on rank 0, damage the model, compare it with the folder.
+def alignment_with_fault(
+    folder: str, case: Case, fault: str | None, dtype: torch.dtype = torch.float32
+) -> tuple[float, str | None, str] | None:
+    """Load a folder, damage the model, compare it with the folder.
 
     Returns:
-        Mean exp|difference| of log-probs, where the models part, and the report's message.
+        On rank 0: mean exp|difference| of log-probs, where the models part, and the report's
+        message.
     """
-    _layouts[0].enter(Case())
-    if dist.get_rank():
-        return 0.0, None, ""
-    from rlmath.actor.actor import MegatronActor
-    from rlmath.actor.model import ModelSettings
-    from rlmath.actor.parallel import Layout
-    from rlmath.actor.settings import ActorSettings
-    from rlmath.device import CPU
     from rlmath.errors import UserError
     from rlmath.weights.alignment import compare
     from rlmath.weights.probe import random_batch
 
-    settings = ActorSettings(folder, ModelSettings(torch.float32), None, 1.0, 4096, 128)
-    actor = MegatronActor(settings, Layout(1, 1, 1), CPU)
+    actor = _actor(folder, case, dtype)
     with torch.no_grad():
-        _damage(actor.module, actor.shape, fault)
-    report = compare(actor, folder, random_batch(folder), torch.float32)
+        _damage(actor, fault)
+    report = compare(actor, folder, random_batch(folder))
+    if report is None:
+        return None
     try:
         report.check()
         message = "good"
@@ -446,21 +448,22 @@ def alignment_with_fault(folder: str, fault: str | None) -> tuple[float, str | N
     return report.comparisons[0].metrics()["mean_exp_abs_diff"], report.difference, message
 
 
-def _damage(model: Any, shape: Any, fault: str | None) -> None:
-    layers = model.decoder.layers
-    if fault == "k and v swapped":
+def _damage(actor: Any, fault: str | None) -> None:
+    model, shape = actor.module, actor.shape
+    layers = {layer.layer_number - 1: layer for layer in model.decoder.layers}
+    if fault == "k and v swapped" and 2 in layers:
         qkv = layers[2].self_attention.linear_qkv.weight
-        heads = qkv.view(shape.kv_heads, -1, shape.head_dim, shape.hidden)
+        heads = qkv.view(shape.kv_heads // actor.parallel.tp_size, -1, shape.head_dim, shape.hidden)
         heads[:, -2:] = heads[:, -2:].flip(1).clone()
     elif fault == "wrong rope theta":
         model.rotary_pos_emb.inv_freq.pow_(0.5)
-    elif fault == "gate and up swapped":
+    elif fault == "gate and up swapped" and 1 in layers:
         fc1 = layers[1].mlp.linear_fc1.weight
         fc1.copy_(torch.cat(fc1.chunk(2)[::-1]))
     elif fault == "one layer shifted":
         for own, next_one in zip(layers[1].parameters(), layers[2].parameters(), strict=True):
             own.copy_(next_one)
-    elif fault == "one flipped bit":
+    elif fault == "one flipped bit" and 3 in layers and actor.parallel.tp_rank == 0:
         # The highest bit of the exponent: 2**128 times as much.
         weight = layers[3].mlp.linear_fc2.weight
         weight.view(torch.int32)[5, 7] ^= 1 << 30
