@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,57 +13,77 @@ from safetensors.torch import load_file
 
 from tests.e2e.runs import metrics, quickstart_settings, rlmath
 
-# The quickstart's own, two tensor-parallel ranks and an engine, has a test of its own.
-LAYOUTS = {
-    "pp2": ["actor.tensor_parallel=1", "actor.pipeline_parallel=2"],
-    "dp2": ["actor.tensor_parallel=1", "actor.data_parallel=2"],
-    "tp2_pp2": ["actor.pipeline_parallel=2"],
-    "two_engines": ["actor.tensor_parallel=1", "rollout.engines=2"],
-    "mixture_ep2": [
-        "actor.tensor_parallel=1",
-        "actor.data_parallel=2",
-        "actor.expert_parallel=2",
-    ],
+# The quickstart's own, two tensor-parallel ranks and an engine, has a test of its own. With each
+# stands the family of its model; None: the quickstart's Qwen2.
+LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
+    "pp2": ("llama3", ["actor.tensor_parallel=1", "actor.pipeline_parallel=2"]),
+    "dp2": ("qwen3", ["actor.tensor_parallel=1", "actor.data_parallel=2"]),
+    "tp2_pp2": (None, ["actor.pipeline_parallel=2"]),
+    "two_engines": (None, ["actor.tensor_parallel=1", "rollout.engines=2"]),
+    "mixture_ep2": (
+        "qwen3_moe",
+        ["actor.tensor_parallel=1", "actor.data_parallel=2", "actor.expert_parallel=2"],
+    ),
 }
 
 
-def make_mixture(dense: Path, folder: Path) -> Path:
-    """A random Qwen3-MoE with the tokenizer of the tiny model in ``dense``."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+def make_model(family: str, tiny: Path, folder: Path) -> Path:
+    """A random model with the tokenizer of the one in ``tiny``."""
+    import transformers as t
 
-    shutil.copytree(dense, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    vocabulary = json.loads((dense / "config.json").read_text())["vocab_size"]
+    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    sizes: dict[str, Any] = {
+        "vocab_size": json.loads((tiny / "config.json").read_text())["vocab_size"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.1,
+        "bos_token_id": None,
+        "eos_token_id": 256,
+        "pad_token_id": 257,
+    }
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    config = {
+        "llama3": lambda: t.LlamaConfig(**sizes, rope_parameters=rope, tie_word_embeddings=False),
+        "qwen3": lambda: t.Qwen3Config(**sizes, tie_word_embeddings=True),
+        "qwen3_moe": lambda: t.Qwen3MoeConfig(
+            **sizes,
+            num_experts=4,
+            num_experts_per_tok=2,
+            # No multiple of 32: vLLM pads experts on a CPU.
+            moe_intermediate_size=48,
+            norm_topk_prob=True,
+            mlp_only_layers=[1],
+            tie_word_embeddings=False,
+        ),
+    }[family]()
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=vocabulary,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        num_experts=4,
-        num_experts_per_tok=2,
-        # No multiple of 32: vLLM pads experts on a CPU.
-        moe_intermediate_size=48,
-        norm_topk_prob=True,
-        mlp_only_layers=[1],
-        tie_word_embeddings=False,
-        initializer_range=0.1,
-        bos_token_id=None,
-        eos_token_id=256,
-        pad_token_id=257,
-    )
-    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    model = t.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Norms too, so that no two of them are alike.
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
     return folder
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
-    settings = [*quickstart_settings(material, tmp_path), *LAYOUTS[name]]
-    if name.startswith("mixture"):
-        settings.append(f"model.path={make_mixture(material / 'model', tmp_path / 'mixture')}")
+    family, layout = LAYOUTS[name]
+    settings = [*quickstart_settings(material, tmp_path), *layout]
+    if family is not None:
+        settings.append(f"model.path={make_model(family, material / 'model', tmp_path / family)}")
     run = rlmath("train", *settings)
     assert run.returncode == 0, run.stderr
     lines = metrics(tmp_path)
@@ -70,7 +91,7 @@ def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
     for line in lines[1:]:
         # Engine and actor agree, so the weights that went over are the actor's.
         assert line["alignment/mean_exp_abs_diff"] <= 1.0001
-        assert line["alignment/max_abs_diff"] <= 1e-3
+        assert line["alignment/max_abs_diff"] <= 1e-4
         assert line["train/importance_ratio"] == pytest.approx(1.0, abs=0.05)
         assert line["train/grad_norm"] >= 0.0
     samples = (tmp_path / "samples" / "step_000002.jsonl").read_text().splitlines()
