@@ -33,7 +33,7 @@ from rlmath.rewards.mix import RewardMix
 from rlmath.rollout import waiting
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineSpec
+from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec
 from rlmath.weights.transports import TransportPlan, choose_transport
 
 if TYPE_CHECKING:
@@ -249,7 +249,9 @@ def engine_spec(config: Config, layout: Layout, *, trains: bool) -> EngineSpec:
             nodes=config.cluster.nodes,
         ),
         log_dir=str(log_dir(config)),
-        prefix_caching=rollout.prefix_caching,
+        # Of prompts without a whole block there is nothing to keep, and looking costs time.
+        prefix_caching=rollout.prefix_caching
+        and (on_cuda or config.data.max_prompt_tokens >= CPU_BLOCK_TOKENS),
         enforce_eager=rollout.enforce_eager,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         cpu_kv_cache_gib=rollout.cpu_kv_cache_gib,

@@ -296,7 +296,8 @@ class RolloutConfig:
     gpu_memory_utilization: float = 0.6
     # KV cache of each engine, in GiB. CPU only.
     cpu_kv_cache_gib: float = 1.0
-    # Keep prompts' KV blocks for reuse within one weights version.
+    # Keep prompts' KV blocks for reuse within one weights version. On CPU only where a prompt may
+    # have 128 tokens, which are a block there.
     prefix_caching: bool = True
     # Skip CUDA graphs.
     enforce_eager: bool = False

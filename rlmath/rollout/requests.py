@@ -98,6 +98,9 @@ class Progress:
     quiet_s: float
 
 
+# Tokens of a block of vLLM's KV cache on CPU; prefixes are kept in whole blocks.
+CPU_BLOCK_TOKENS = 128
+
 # A weight update packs gigabytes into memory that the old weights have just given back. The C
 # library has to keep it meanwhile, as new pages cost more than the copy: no mmap of its own for
 # large blocks, one heap for all threads, up to 256 MiB free at its end.

@@ -8,6 +8,7 @@ other threads asked for. This module imports vLLM when an engine is made, not be
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import threading
@@ -236,6 +237,9 @@ class StepLoop:
         if on_cpu and spec.tensor_parallel > 1:
             self._engine.collective_rpc(unlink_worker_segments)
         self._tokenizer = self._engine.get_tokenizer()
+        # What exists by now stays; the garbage collector need not walk through it again and again.
+        gc.collect()
+        gc.freeze()
 
     def _add(self, generation: int, requests: Sequence[Request]) -> None:
         from vllm.sampling_params import RequestOutputKind, SamplingParams

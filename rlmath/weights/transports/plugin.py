@@ -1,5 +1,5 @@
-"""Entry point through which vLLM finds what rlmath adds to it: a weight transfer, CPU kernels,
-routers in float32.
+"""Entry point through which vLLM finds what rlmath adds to it: a weight transfer, CPU kernels and
+sampling, routers in float32.
 
 vLLM calls ``register`` in each of its processes, workers included, and perhaps more than once.
 """
@@ -10,7 +10,8 @@ SHARED_MEMORY = "shared_memory"
 
 
 def register() -> None:
-    """Add ``shared_memory`` to both of vLLM's factories, norms to its operators, and a router.
+    """Add ``shared_memory`` to both of vLLM's factories, norms to its operators, a router, and on
+    CPU a way to sample.
 
     The transport's modules load when first used.
     """
@@ -37,3 +38,6 @@ def register() -> None:
     register_router()
     if current_platform.is_cpu():
         import rlmath.rollout.cpu_norms  # noqa: F401
+        from rlmath.rollout import cpu_sampling
+
+        cpu_sampling.install()

@@ -1,0 +1,82 @@
+"""vLLM's sampling on CPU without one call of a random generator per sequence and token.
+
+vLLM 0.32 draws each token's seed from the request's ``torch.Generator``, one call after another:
+a tenth of the time of a small model's step. Here the seed is a hash of the request's own seed and
+of how many tokens it has drawn, so a request's tokens depend on nothing else either.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Generator, Tensor
+from vllm.v1.sample.ops import topk_topp_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
+
+_MASK = 2**64 - 1
+_vllm_forward_cpu = TopKTopPSampler.forward_cpu
+
+
+class _Stream:
+    """Seeds of one request's tokens: SplitMix64 (doi:10.1145/2660193.2660195), started at a hash
+    of the request's seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.state = _mixed(seed & _MASK)
+
+    def next(self) -> int:
+        self.state = (self.state + 0x9E3779B97F4A7C15) & _MASK
+        # Positive as int64.
+        return _mixed(self.state) >> 1
+
+
+def _mixed(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+# A request keeps its generator, and so its stream, when it is put aside and taken up again.
+_streams: WeakKeyDictionary[Generator, _Stream] = WeakKeyDictionary()
+
+
+def forward_cpu(
+    self: TopKTopPSampler,
+    logits: Tensor,
+    generators: dict[int, Generator],
+    k: Tensor | None,
+    p: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Sampled tokens ``[n]`` and what the log-probs are to be read from; see vLLM's method.
+
+    Args:
+        logits: ``[n, v]``, at the sampling temperature.
+        generators: Of the rows whose requests have a seed.
+        k: Top-k of each row; p: top-p; ``None``: all tokens.
+    """
+    if self.use_fp64_gumbel:
+        return _vllm_forward_cpu(self, logits, generators, k, p)
+    logits = apply_top_k_top_p(logits, k, p)
+    returned: Tensor | None = None
+    if self.logprobs_mode == "processed_logits":
+        returned = logits
+    elif self.logprobs_mode == "processed_logprobs":
+        returned = logits.log_softmax(dim=-1, dtype=torch.float32)
+    seeds = [_seed(generators.get(row)) for row in range(logits.shape[0])]
+    sampled: Tensor = torch.ops._C.fused_gumbel_argmax(logits.float(), torch.tensor(seeds))
+    return sampled, returned
+
+
+def _seed(generator: Generator | None) -> int:
+    if generator is None:
+        return int(torch.randint(0, 2**63 - 1, ()))
+    stream = _streams.get(generator)
+    if stream is None:
+        stream = _streams[generator] = _Stream(generator.initial_seed())
+    return stream.next()
+
+
+def install() -> None:
+    """Sample so in this process from now on; engines that were made before keep vLLM's way."""
+    topk_topp_sampler.TopKTopPSampler.forward_cpu = forward_cpu  # type: ignore[method-assign]
