@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import psutil
 import pytest
@@ -35,7 +35,7 @@ def settings_of(material: Path, run_dir: Path) -> list[str]:
         REWARD,
         "eval.every=3",
         "runner.steps=1000",
-        "runner.save_every=2",
+        "runner.save_every=1",
         "runner.keep_checkpoints=9",
         "runner.resume=auto",
     ]
@@ -50,12 +50,15 @@ class Run:
         log: File for its output, stdout and stderr.
     """
 
+    started: ClassVar[list[Run]] = []
+
     def __init__(self, run_dir: Path, settings: Sequence[str], log: Path) -> None:
         self.mark = uuid.uuid4().hex
         self.run_dir, self.log = run_dir, log
         self.shared_memory = set(os.listdir("/dev/shm"))
         # All that it had started when it was told to end. Graders do not carry the mark.
         self.family: list[psutil.Process] = []
+        self.started.append(self)
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rlmath", "train", *settings],
@@ -116,6 +119,18 @@ class Run:
         os.kill(pid, number)
         return pid
 
+    def kill_graders(self) -> None:
+        """Kill the grading processes with work in their hands: they are stopped first."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        servers = {one.pid for one in family if "rlmath.grading.forkserver" in " ".join(words(one))}
+        graders = [one for one in family if one.ppid() in servers]
+        assert len(graders) == 2, family
+        for one in graders:
+            one.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        for one in graders:
+            one.kill()
+
     def listening(self) -> set[str]:
         """Addresses on which its processes listen."""
         found: set[str] = set()
@@ -146,6 +161,17 @@ class Run:
         self.assert_nothing_left(began)
         return code
 
+    def ended(self) -> int:
+        """Wait until it has ended by itself, and see that it leaves nothing.
+
+        Returns:
+            Its exit code.
+        """
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+        code = self.process.wait(timeout=FIND_TIMEOUT_S)
+        self.assert_nothing_left()
+        return code
+
     def assert_nothing_left(self, since_s: float | None = None) -> None:
         """No process and no shared memory, ``END_TIMEOUT_S`` after a time (now)."""
         since_s = time.monotonic() if since_s is None else since_s
@@ -166,10 +192,29 @@ class Run:
         return left
 
 
-def title(process: psutil.Process) -> str:
+def words(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
-        return (process.cmdline() or [""])[0]
-    return ""
+        return process.cmdline() or [""]
+    return [""]
+
+
+def title(process: psutil.Process) -> str:
+    return words(process)[0]
+
+
+def damage(checkpoint: Path, how: Literal["flip a bit", "truncate"]) -> str:
+    """Break the file of a rank's tensors. Returns what a resume says of it."""
+    shard = next(checkpoint.glob("actor/__*.distcp"))
+    size = shard.stat().st_size
+    with shard.open("r+b") as file:
+        if how == "truncate":
+            file.truncate(size // 2)
+            return f"actor/{shard.name} has {size // 2} bytes, written were {size}"
+        file.seek(size // 2)
+        byte = file.read(1)[0]
+        file.seek(size // 2)
+        file.write(bytes([byte ^ 1]))
+    return f"actor/{shard.name}: its checksum differs"
 
 
 def assert_says_what_it_saved(run: Run) -> None:

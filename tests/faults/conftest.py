@@ -1,12 +1,21 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import material  # noqa: F401
 from tests.faults.broken import LAST_STEP, Run, assert_says_what_it_saved, settings_of
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    """After a test that failed in the middle of a run."""
+    yield
+    while Run.started:
+        Run.started.pop().process.kill()
 
 
 @pytest.fixture(scope="session")

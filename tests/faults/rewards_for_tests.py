@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from rlmath.grading import MathGrader
+
+# Of its own, so that every run has grading processes at work. Nothing comes from memory.
+GRADER = MathGrader(num_workers=2, timeout_s=60.0, cache_size=0)
+
 
 def letters(completions: Sequence[str], **columns: Any) -> list[float]:
-    """Share of ASCII letters."""
-    return [
-        sum(c.isascii() and c.isalpha() for c in text) / max(len(text), 1) for text in completions
-    ]
+    """Share of ASCII letters; -1 where a grading process does not say that sin² + cos² is 1, of
+    which every fourth response asks one."""
+    return [_letters(text) if _is_graded(text) else -1.0 for text in completions]
+
+
+def _letters(text: str) -> float:
+    return sum(c.isascii() and c.isalpha() for c in text) / max(len(text), 1)
+
+
+def _is_graded(text: str) -> bool:
+    number = zlib.crc32(text.encode(errors="surrogatepass"))
+    if number % 4:
+        return True
+    answer = f"\\boxed{{\\sin^2 x_{{{number}}} + \\cos^2 x_{{{number}}}}}"
+    return GRADER.grade_one(answer, "1").status == "correct"
 
 
 def brevity(completions: Sequence[str], **columns: Any) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,21 @@ from typing import Any
 import psutil
 import pytest
 
+from rlmath.checkpoint import CheckpointStore
 from rlmath.checkpoint.manifest import read_manifest, verify
 from tests.e2e.runs import metrics, quickstart_settings, rlmath
-from tests.faults.broken import LAST_STEP, Run, assert_says_what_it_saved, settings_of
+from tests.faults.broken import LAST_STEP, Run, assert_says_what_it_saved, damage, settings_of
+from tests.unit.checkpoint.small_disk import small_disk
 
 # What a clock decides, and what a fault alone changes.
 VARIES = ("timing/", "throughput/", "time_s", "rollout/engine_restarts")
 
 
 def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -> None:
-    """One engine and no fault, against two engines and: an engine killed in mid-generation, a
-    rank stopped in mid-update until the watchdog acts, a rank killed in
-    mid-update, the driver killed with -9 in mid-checkpoint; SIGTERM ends the run that goes on."""
+    """One engine and no fault, against two engines and: grading processes killed at work, an engine
+    killed in mid-generation, a rank stopped in mid-update until the watchdog acts, a rank killed in
+    mid-update, the driver killed with -9 in mid-checkpoint, and the two newest checkpoints damaged.
+    What goes on has one engine, and is ended by SIGTERM."""
     broken = tmp_path / "broken"
     settings = [
         *settings_of(material, broken),
@@ -34,6 +38,7 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
     first.until_step(0)
     # Nobody outside this machine can reach Ray, the ranks or the engines.
     assert first.listening() <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, first.listening()
+    first.kill_graders()
     first.until_step(1)
     first.send(signal.SIGKILL, "RolloutEngine.exchange")
     first.until_saved(2)
@@ -41,6 +46,7 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
     first.until(lambda: first.output().count("resumed after step") == 1, "a restart")
     killed = first.send(signal.SIGKILL, "ActorWorker.update")
     first.until(lambda: first.output().count("resumed after step") == 2, "the second restart")
+    first.until_saved(3)
     first.find("ActorWorker.begin_checkpoint")
     assert first.end(signal.SIGKILL) == -signal.SIGKILL
     output = first.output()
@@ -55,11 +61,20 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
     assert not psutil.pid_exists(stopped)
     assert not psutil.pid_exists(killed)
 
-    second = Run(broken, settings, tmp_path / "second.log")
+    checkpoints = CheckpointStore(broken / "checkpoints", keep=1)
+    before, truncated, flipped = checkpoints.steps()[-3:]
+    said = [
+        damage(checkpoints.path(truncated), "truncate"),
+        damage(checkpoints.path(flipped), "flip a bit"),
+    ]
+
+    second = Run(broken, [*settings, "rollout.engines=1"], tmp_path / "second.log")
     second.until_saved(LAST_STEP)
-    assert second.end(signal.SIGTERM) == 143, second.output()[-4000:]
+    assert second.end(signal.SIGTERM, to="group") == 143, second.output()[-4000:]
     assert_says_what_it_saved(second)
-    assert "resumed after step" in second.output()
+    assert f"resumed after step {before} " in second.output()
+    for step, what in zip((truncated, flipped), said, strict=True):
+        assert f"skipped {checkpoints.path(step)}: {what}" in second.output()
 
     assert comparable(straight) == comparable(broken)
     assert [line["step"] for line in comparable(broken)] == list(range(LAST_STEP + 1))
@@ -104,21 +119,29 @@ TOLERANCE = 1e-5
 
 def test_a_run_goes_on_in_another_layout(material: Path, straight: Path, tmp_path: Path) -> None:
     """From TP 2 to PP 2 after step 2: two steps of two updates each give the same samples, and the
-    same metrics but for rounding. Then SIGTERM to its group, and it saves."""
+    same metrics but for rounding. Its disk runs full in the second save: it ends with one message,
+    and the first is whole."""
     settings = [
         *settings_of(material, tmp_path),
         f"runner.resume={straight / 'checkpoints' / 'step_000002'}",
         "actor.tensor_parallel=1",
         "actor.pipeline_parallel=2",
-        "runner.save_every=0",
     ]
-    run = Run(tmp_path, settings, tmp_path / "output.log")
-    run.until_step(4)
-    assert run.end(signal.SIGTERM, to="group") == 143, run.output()[-4000:]
-    assert_says_what_it_saved(run)
+    log = tmp_path / "output.log"
+    with small_disk(tmp_path / "checkpoints", size_kib=48 * 1024) as disk:
+        run = Run(tmp_path, settings, log)
+        run.until_saved(3)
+        filler = disk / "filler"
+        filler.write_bytes(bytes(shutil.disk_usage(disk).free - 2**22))
+        assert run.ended() == 2, run.output()[-4000:]
+        assert "error: The disk ran full while" in run.output()
+        assert "Traceback" not in run.output()
+        newest = CheckpointStore(disk, keep=1).newest_whole()
+        assert newest.path == disk / "step_000003"
+        assert sorted(one.name for one in disk.iterdir()) == ["filler", "step_000003"]
     assert "resumed after step 2" in run.output()
     expected = {line["step"]: line for line in comparable(straight)}
-    found = [line for line in comparable(tmp_path) if line["step"] <= 4]
+    found = comparable(tmp_path)
     assert [line["step"] for line in found] == [3, 4]
     for line in found:
         assert samples(straight, line["step"]) == samples(tmp_path, line["step"])
