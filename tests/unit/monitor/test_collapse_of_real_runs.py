@@ -1,0 +1,67 @@
+"""Each detector on the metrics of real runs of the quickstart's model that were made to collapse.
+
+``collapsed/`` has the figures that detectors look at, of ``rlmath train experiment=quickstart``,
+8 prompts x 4 samples a step, a constant learning rate (``actor.optimizer.lr``), no SFT before:
+
+* ``length``: rewarded for the length of responses; 5e-3, ``algorithm.filter.keep=variance
+  algorithm.filter.oversample=2``.
+* ``brevity``: rewarded for short responses; 5e-3.
+* ``one_token``: rewarded for saying one token again and again, up to 288; 2e-2, 4 prompts x 8.
+* ``learning_rate``: the math reward after SFT; 2e-4, and from step 15 on 25 times that.
+* ``stale_samples``: rewarded for letters; 1e-2, with groups left over from the step before, as in
+  ``length``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.config.schema_reliability import DETECTORS, CollapseConfig
+from rlmath.monitor.collapse import CollapseDetectors
+
+RUNS = Path(__file__).parent / "collapsed"
+# Run, detector, its settings where they are not the defaults; the first bad step, and the step at
+# which the detector is sure. Runs that collapse within ten steps have a shorter beginning.
+AT_ONCE = {"patience_steps": 1, "baseline_steps": 5}
+SEEN: list[tuple[str, str, dict[str, int], int, int]] = [
+    ("length", "truncated", {}, 2, 4),
+    ("length", "truncated_groups", {}, 2, 4),
+    ("length", "equal_rewards", {}, 5, 7),
+    ("one_token", "repetition", {}, 21, 23),
+    ("one_token", "entropy_low", {}, 31, 33),
+    ("learning_rate", "entropy_high", {}, 17, 19),
+    ("learning_rate", "reward_fall", {}, 20, 22),
+    ("brevity", "length_drift", AT_ONCE, 6, 6),
+    ("brevity", "grad_norm", AT_ONCE, 17, 17),
+    # Every second step has samples of older weights.
+    ("stale_samples", "mismatch_k3", AT_ONCE, 2, 2),
+    ("stale_samples", "mismatch_ess", AT_ONCE, 2, 2),
+]
+
+
+def lines_of(run: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RUNS / f"{run}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("run", "detector", "settings", "onset", "step"), SEEN)
+def test_it_is_seen(
+    run: str, detector: str, settings: dict[str, int], onset: int, step: int
+) -> None:
+    detectors = CollapseDetectors(CollapseConfig(**settings))  # type: ignore[arg-type]
+    alarms = [alarm for line in lines_of(run) for alarm in detectors.see(line["step"], line)]
+    first = next(alarm for alarm in alarms if alarm.detector == detector)
+    assert (first.onset, first.step) == (onset, step)
+
+
+def test_there_is_a_run_for_each_detector() -> None:
+    assert {detector for _, detector, *_ in SEEN} == set(DETECTORS)
+
+
+def test_the_steps_before_a_collapse_are_quiet() -> None:
+    detectors = CollapseDetectors(CollapseConfig())
+    healthy = [line for line in lines_of("learning_rate") if line["step"] <= 14]
+    assert not [alarm for line in healthy for alarm in detectors.see(line["step"], line)]
