@@ -26,16 +26,12 @@ from rlmath.config.schema import AlgorithmConfig, Config, DType, OldLogProbs, On
 from rlmath.config.schema_algorithm import CorrectionKind, KlPlace
 from rlmath.errors import UserError
 from rlmath.monitor import Monitor
+from rlmath.precision import log_prob_limit
 from rlmath.session import Session
 from rlmath.types import Group, TrainingBatch
 
 # Of a Mismatch's figures, those that say how much importance weights would do.
 _WEIGHTS = ("mean_w", "p99_w", "k3", "effective_sample_size")
-
-
-# Largest mean of exp|difference| of log-probs between two right implementations. Near ties a
-# rounding in bfloat16 sends a token to another expert.
-LIMIT_FLOAT32, LIMIT_BFLOAT16, LIMIT_BFLOAT16_MIXTURE = 1.0001, 1.02, 1.05
 
 
 class AlignmentError(UserError):
@@ -248,7 +244,5 @@ def alignment_limit(config: Config) -> float:
     given = config.alignment.max_mean_exp_abs_diff
     if given is not None:
         return given
-    if config.model.dtype is DType.float32:
-        return LIMIT_FLOAT32
     mixture = read_model(config.model.path).num_experts > 0
-    return LIMIT_BFLOAT16_MIXTURE if mixture else LIMIT_BFLOAT16
+    return log_prob_limit(config.model.dtype is DType.float32, mixture)

@@ -4,7 +4,8 @@
     python toolkits/convert_checkpoint.py to-megatron models/Qwen2.5-1.5B out/
 
 Sizes, type and layout are read from the checkpoint itself. It ends by reading what it wrote and
-comparing every tensor; ``to-hf`` then compares log-probabilities of Megatron and transformers.
+comparing every tensor; ``to-hf`` then compares the log-probabilities that Megatron, transformers
+and vLLM have from the new folder.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlmath.errors import UserError
+
+if TYPE_CHECKING:
+    from rlmath.device import Platform
 
 
 def main() -> int:
@@ -27,6 +32,7 @@ def main() -> int:
         "--model", type=Path, help="Hugging Face folder it started from (default: the run's)"
     )
     export.add_argument("--no-alignment", action="store_true", help="compare tensors alone")
+    export.add_argument("--no-vllm", action="store_true", help="align without vLLM")
     take = commands.add_parser("to-megatron", help="Hugging Face folder to checkpoint")
     take.add_argument("model", type=Path)
     take.add_argument("checkpoint", type=Path, help="folder to write")
@@ -40,24 +46,35 @@ def main() -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from rlmath.weights.convert import model_of_run, read_checkpoint, to_hf
-    from rlmath.weights.processes import open_process
+    import torch
+
+    from rlmath.weights.alignment import compare_on_ranks
+    from rlmath.weights.convert import model_of_run, read_checkpoint
+    from rlmath.weights.probe import random_batch
+    from rlmath.weights.processes import ONE_RANK, on_ranks
+    from rlmath.weights.vllm_log_probs import vllm_log_probs
 
     saved = read_checkpoint(arguments.checkpoint)
     source = arguments.model or model_of_run(arguments.checkpoint)
     print(f"{saved.shape['architecture']}, saved at {saved.layout}, {saved.dtype}")
-    platform = open_process()
-    count = to_hf(arguments.checkpoint, arguments.folder, source, platform)
-    print(f"{arguments.folder}: {count} tensors written, read again and equal")
+    folder = arguments.folder
+    count = on_ranks(ONE_RANK, _to_hf, (arguments.checkpoint, folder, source))
+    print(f"{folder}: {count} tensors written, read again and equal", flush=True)
     if not arguments.no_alignment:
-        from rlmath.weights.alignment import compare_with_transformers
-        from rlmath.weights.probe import random_batch
-
-        result = compare_with_transformers(arguments.folder, random_batch(source), platform)
-        assert result is not None, "the only rank reports"
-        print(result.table())
-        result.check()
+        # Each in a process that ends before the next begins: they would not share a GPU's memory.
+        batch, others = random_batch(source), {}
+        if not arguments.no_vllm:
+            others["vllm"] = vllm_log_probs(folder, batch, torch.float32)
+        report = compare_on_ranks(folder, batch, ONE_RANK, torch.float32, others)
+        print(report.table())
+        report.check()
     return 0
+
+
+def _to_hf(platform: Platform, checkpoint: Path, folder: Path, source: Path) -> int:
+    from rlmath.weights.convert import to_hf
+
+    return to_hf(checkpoint, folder, source, platform)
 
 
 def _take(arguments: argparse.Namespace) -> int:

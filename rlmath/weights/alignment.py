@@ -20,17 +20,13 @@ from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import ActorSettings
 from rlmath.algorithms.mismatch import measure
 from rlmath.device import Platform
+from rlmath.precision import log_prob_limit
 from rlmath.types import TrainingBatch
 from rlmath.weights.hf_log_probs import hf_log_probs
 from rlmath.weights.locate import TOLERANCES, first_difference
 from rlmath.weights.processes import ONE_RANK, on_ranks
-from rlmath.weights.shape import ModelShape, WeightsError, read_model_shape
+from rlmath.weights.shape import WeightsError, read_model_shape
 from rlmath.weights.taps import hf_values, megatron_values
-
-# Largest mean of exp|difference|.
-LIMIT_FLOAT32 = 1.0001
-LIMIT_BFLOAT16 = 1.02
-LIMIT_BFLOAT16_MIXTURE = 1.05
 
 
 @dataclass(frozen=True)
@@ -152,13 +148,6 @@ class AlignmentReport:
         figure.savefig(path, dpi=120)
 
 
-def limit_of(shape: ModelShape, dtype: torch.dtype) -> float:
-    """The limit of ``mean_exp_abs_diff`` for a model in a type."""
-    if dtype == torch.float32:
-        return LIMIT_FLOAT32
-    return LIMIT_BFLOAT16_MIXTURE if shape.experts else LIMIT_BFLOAT16
-
-
 def compare_with_transformers(
     folder: str | Path,
     batch: TrainingBatch,
@@ -236,6 +225,7 @@ def compare(
     megatron = _gathered_log_probs(actor, batch)
     dtype, report = actor.settings.model.dtype, None
     if dist.get_rank() == 0:
+        limit = log_prob_limit(dtype is torch.float32, mixture=actor.shape.experts > 0)
         sides = {"megatron": megatron, "transformers": hf_log_probs(folder, batch, 1.0)}
         sides |= others or {}
         places, tokens = _responses(batch)
@@ -244,7 +234,7 @@ def compare(
             for name in sides
             if name != "megatron"
         ]
-        report = AlignmentReport(comparisons, limit_of(actor.shape, dtype), None)
+        report = AlignmentReport(comparisons, limit, None)
     # All ranks take part in the search.
     search = [report is not None and not report.good_with("transformers")]
     dist.broadcast_object_list(search, src=0)
