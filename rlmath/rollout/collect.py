@@ -70,8 +70,15 @@ class Grading:
         return tuple(self._graded[id_].result() for id_ in self._problems)
 
     def ungraded(self) -> list[tuple[str, int]]:
-        """Problem and index of the samples that are being graded or wait for it."""
-        return [key for key, piece in list(self._pieces.items()) if not piece.done()]
+        """Problem and index of the samples that are being graded or wait for it.
+
+        All of a group's, while what compares its samples is at work.
+        """
+        found = [key for key, piece in list(self._pieces.items()) if not piece.done()]
+        for id_, group in list(self._graded.items()):
+            if not group.done():
+                found += [(id_, sample.index) for sample, _ in self._arrived[id_]]
+        return list(dict.fromkeys(found))
 
     def _finish(self, problem: Problem, arrived: list[tuple[Sample, Future[Any]]]) -> Group:
         """The group of a problem. Its samples were handed to the threads earlier, so none of the
