@@ -16,6 +16,7 @@ from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching import minibatches
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
@@ -93,13 +94,42 @@ def test_over_layouts(
         check(found, expected)
 
 
-def test_over_micro_batches_and_the_order_of_samples(
+def check_minibatches(batch: TrainingBatch, in_two: Any, in_one: Any) -> None:
+    """Without a learning rate, two minibatches' losses are parts of one mean."""
+    shares = [batch.select(m) for m in minibatches(batch.group_ids.tolist(), 2, 0)]
+    for loss, kind in COMBINATIONS:
+        counts = [counted(kind, share) for share in shares]
+        losses = [one["loss"] for one in in_two[loss, kind]]
+        mean = sum(n * x for n, x in zip(counts, losses, strict=True)) / sum(counts)
+        (whole,) = in_one[loss, kind]
+        assert mean == pytest.approx(whole["loss"], rel=RELATIVE, abs=ABSOLUTE), (loss, kind)
+
+
+def counted(kind: str, share: TrainingBatch) -> int:
+    """What the aggregation takes the mean over: tokens, sequences or prompts of the loss."""
+    sequences = [
+        group
+        for group, mask in zip(
+            share.group_ids.tolist(),
+            share.loss_mask.split(share.response_lengths.tolist()),
+            strict=True,
+        )
+        if mask.any()
+    ]
+    return {
+        "token_mean": int(share.loss_mask.sum()),
+        "prompt_mean": len(set(sequences)),
+    }.get(kind, len(sequences))
+
+
+def test_over_minibatches_micro_batches_and_the_order_of_samples(
     ranks: RankPool,
     tiny_model: str,  # noqa: F811
     alone: Any,
 ) -> None:
-    batch, _ = alone
+    batch, in_two = alone
     (expected,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 1, 64)
+    check_minibatches(batch, in_two, expected)
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(2)).tolist()
     # All in one micro-batch, and each sequence nearly alone on two ranks.
     (found,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch.select(order), 1, 1000)
