@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlmath.checkpoint import CheckpointStore
 from rlmath.errors import UserError
 from rlmath.evaluation.results import read_results, table
 from rlmath.monitor.files import replacing
@@ -46,8 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``rlmath publish``."""
     parser.add_argument("run_dir", type=Path, help="a training run's folder")
     parser.add_argument("repo", help="ORGANISATION/NAME on the hub")
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--checkpoint", type=Path, help="publish this checkpoint, not the run's last model"
+    )
+    which.add_argument(
+        "--every-checkpoint",
+        action="store_true",
+        help="publish each checkpoint of the run, each to its branch step-N",
     )
     parser.add_argument("--revision", help="branch; default: main, or step-N of a checkpoint")
     parser.add_argument("--public", action="store_true", help="a new repository is public")
@@ -55,27 +62,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Upload a model folder with its card. Returns the exit code.
+    """Upload a model folder with its card, or one of each checkpoint. Returns the exit code.
 
     Raises:
         UserError: The run has no model, or the hub refuses.
     """
     run_dir: Path = options.run_dir
-    card = model_card(run_dir, step=_step_of(options.checkpoint))
-    if options.card_only:
-        print(card, end="")
-        return 0
+    checkpoints: list[Path | None] = [options.checkpoint]
+    if options.every_checkpoint:
+        checkpoints = _checkpoints_of(run_dir, options.revision)
+    for checkpoint in checkpoints:
+        card = model_card(run_dir, step=_step_of(checkpoint))
+        if options.card_only:
+            print(card, end="")
+        else:
+            where = _upload(options, checkpoint, card)
+            print(f"published: {where}", flush=True)
+    return 0
+
+
+def _checkpoints_of(run_dir: Path, revision: str | None) -> list[Path | None]:
+    if revision is not None:
+        raise UserError(
+            f"--revision {revision}: with --every-checkpoint each has a branch of its own, step-N"
+        )
+    store = CheckpointStore(run_dir / "checkpoints", keep=1)
+    if not store.steps():
+        raise UserError(f"--every-checkpoint: there is none in {store.folder}")
+    return [store.path(step) for step in store.steps()]
+
+
+def _upload(options: argparse.Namespace, checkpoint: Path | None, card: str) -> str:
+    run_dir: Path = options.run_dir
     with tempfile.TemporaryDirectory(dir=run_dir, prefix=".publish_") as scratch:
-        folder = _folder(run_dir, options.checkpoint, Path(scratch) / HF)
+        folder = _folder(run_dir, checkpoint, Path(scratch) / HF)
         # A copy of the small files would be enough, but links cost nothing.
         upload = Path(scratch) / "upload"
         shutil.copytree(folder, upload, copy_function=_link)
         (upload / CARD).unlink(missing_ok=True)
         (upload / CARD).write_text(card, encoding="utf-8")
-        revision = options.revision or _revision_of(options.checkpoint)
-        where = push(upload, options.repo, revision, private=not options.public)
-    print(f"published: {where}")
-    return 0
+        revision = options.revision or _revision_of(checkpoint)
+        return push(upload, options.repo, revision, private=not options.public)
 
 
 def push(folder: Path, repo: str, revision: str, *, private: bool) -> str:

@@ -61,6 +61,19 @@ def test_a_checkpoints_card_has_its_own_figures(run_dir: Path) -> None:
     assert "train/loss" not in card.split("## All settings")[0]
 
 
+def test_a_card_for_every_checkpoint(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    every = ["publish", str(run_dir), "me/mine", "--every-checkpoint", "--card-only"]
+    assert main(every) == 2
+    assert "there is none in" in capsys.readouterr().err
+    for step in (50, 100):
+        (run_dir / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
+    assert main(every) == 0
+    out = capsys.readouterr().out
+    assert out.index("after step 50.") < out.index("after step 100.")
+    assert main([*every, "--revision", "main"]) == 2
+    assert "each has a branch of its own" in capsys.readouterr().err
+
+
 def test_what_is_missing_is_said(
     run_dir: Path,
     tmp_path: Path,
