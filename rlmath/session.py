@@ -119,7 +119,9 @@ def open_session(
         UserError: The model, the cluster or the machine does not allow it.
     """
     config = with_model_folder(config)
-    device = Device(choose_platform(config.cluster.device.value).name)
+    platform = choose_platform(config.cluster.device.value)
+    platform.prepare_driver()
+    device = Device(platform.name)
     layout = resolve_layout(config, device)
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(reward_mix(config)) if samples else None

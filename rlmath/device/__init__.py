@@ -54,6 +54,12 @@ class Platform:
         install()
         torch.set_num_threads(num_threads)
 
+    def prepare_driver(self) -> None:
+        """Make this process fit to drive a run beside its ranks and engines."""
+        if self.name == "cpu":
+            # They have the cores, and a second thread would spin on one between its shares.
+            torch.set_num_threads(1)
+
     def synchronize(self) -> None:
         """Wait for queued work, so that a clock read next measures it."""
         if self.name == "cuda":
