@@ -166,7 +166,6 @@ def test_a_run_that_collapses_is_rolled_back_and_then_stopped(
         "runner.steps=60",
         "runner.save_every=1",
         "runner.keep_checkpoints=8",
-        "algorithm.group_size=8",
         "collapse.baseline_steps=2",
         "collapse.patience_steps=2",
         "collapse.length_drift=1.5",
