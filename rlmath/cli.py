@@ -7,6 +7,7 @@ mistake costs a second.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -17,6 +18,10 @@ import rlmath
 from rlmath.errors import UserError, printable
 
 EXIT_USER_ERROR = 2
+# What a disk says of a file that it names, or while one is written. Any other error of the system
+# is a bug, and has a traceback.
+_OF_A_FILE = (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 EXIT_INTERRUPTED = 130
 
 _COMMANDS = {
@@ -47,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def reported(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a command; what the user can mend becomes one line and exit code 2."""
+    """Run a command; what the user can mend, also of a disk, becomes one line and exit code 2."""
     try:
         return command(arguments)
     except UserError as error:
@@ -60,6 +65,13 @@ def reported(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         # The reader of our output has gone (`rlmath ... | head`); Python would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _FULL and not (error.filename and error.errno in _OF_A_FILE):
+            raise
+        file = f": {error.filename}" if error.filename else " for a file that was being written"
+        said = f"{error.strerror}{file}; give another folder, or make room or leave to write there"
+        print(f"error: {printable(said)}", file=sys.stderr)
+        return EXIT_USER_ERROR
 
 
 def _dispatch(arguments: list[str]) -> int:

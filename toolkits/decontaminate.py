@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlmath.cli import reported
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.data.overlap import NGRAM_WORDS, KnownTexts
 from rlmath.errors import UserError
@@ -83,4 +84,4 @@ def text_of(fields: dict[str, Any] | MalformedRowError, place: str, key: str | N
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reported(lambda _: main(), []))

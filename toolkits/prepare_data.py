@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rlmath.cli import reported
 from rlmath.config.benchmarks import PUBLISHED
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.data.overlap import words_of
@@ -121,4 +122,4 @@ def _from_file(path: Path) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(reported(lambda _: main(), []))

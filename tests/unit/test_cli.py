@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rlmath
-from rlmath.cli import main
+from rlmath.cli import main, reported
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -158,3 +158,25 @@ def test_interrupted_exits_130(tmp_path: Path, problems: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_disk_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    def writes(arguments: list[str]) -> int:
+        (tmp_path / "file" / "below").write_text("")
+        return 0
+
+    def fills(arguments: list[str]) -> int:
+        with open("/dev/full", "w") as full:
+            full.write("more")
+        return 0
+
+    assert reported(writes, []) == 2
+    assert f"error: Not a directory: {tmp_path}/file/below; give" in capsys.readouterr().err
+    assert reported(fills, []) == 2
+    assert "error: No space left on device for a file" in capsys.readouterr().err
+    with pytest.raises(ChildProcessError):
+        reported(lambda _: os.waitpid(-1, 0)[0], [])
