@@ -310,12 +310,18 @@ def disk(config: Config, model: ModelFacts, machine: Machine, command: str) -> I
     fitting = (free + held - hf_bytes) // checkpoint - 1 - best if save_every else 0
     yield (
         f"runner.run_dir={runner.run_dir}: {kept} checkpoints (kept ones and one being written) x "
-        f"{checkpoint / GIB:.1f} GiB and a Hugging Face folder make {needed / GIB:.1f} GiB, but "
-        f"{free / GIB:.1f} GiB are free there"
-        + (f" and earlier checkpoints hold {held / GIB:.1f} GiB" if held else "")
+        f"{_gib(checkpoint)} and a Hugging Face folder make {_gib(needed)}, but {_gib(free)} are "
+        "free there"
+        + (f" and earlier checkpoints hold {_gib(held)}" if held else "")
         + "; take another disk"
         + (f", or runner.keep_checkpoints={fitting}" if fitting >= 1 else "")
     )
+
+
+def _gib(num_bytes: int) -> str:
+    if num_bytes < GIB / 10:
+        return f"{num_bytes / 2**20:.1f} MiB"
+    return f"{num_bytes / GIB:.1f} GiB"
 
 
 def _reference_bytes(config: Config) -> int:
