@@ -30,7 +30,7 @@ from rlmath.config.facts import (
 from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
 from rlmath.config.schema_algorithm import ReferenceKind
-from rlmath.config.weight_files import broken_weight_files
+from rlmath.config.weight_files import broken_json_files, broken_weight_files, weights_misfit
 from rlmath.errors import ConfigError, UserError
 
 
@@ -45,11 +45,17 @@ def model_folder(config: Config) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
-    for missing in missing_model_files(path):
-        yield f"model.path={path}: the folder lacks {missing}"
+    missing = missing_model_files(path)
+    broken = []
     if path != TINY:
-        for problem in broken_weight_files(Path(path)):
-            yield f"model.path={path}: {problem}"
+        broken = [*broken_json_files(Path(path)), *broken_weight_files(Path(path))]
+    yield from (f"model.path={path}: the folder lacks {one}" for one in missing)
+    yield from (f"model.path={path}: {problem}" for problem in broken)
+    whole = path != TINY and not missing and not broken
+    if whole and model.architecture in ARCHITECTURES and model.rope_type in ROPE_TYPES:
+        misfit = weights_misfit(Path(path))
+        if misfit is not None:
+            yield f"model.path={path}: {misfit}"
     expected = config.model.architecture
     if model.architecture not in ARCHITECTURES:
         yield (

@@ -14,12 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlmath.weights.families import family_of
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter
 from rlmath.weights.layout import ParallelRank
 from rlmath.weights.parameters import local_parameters
-from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.pieces import first_of, misfits
 from rlmath.weights.shape import ModelShape, WeightsError
 
 
@@ -64,25 +63,15 @@ def check_folder(reader: HfFolderReader, shape: ModelShape) -> None:
     """Compare the names and shapes in the files with what the model's table expects.
 
     Raises:
-        WeightsError: Naming up to five tensors that are missing, unknown, or of another shape.
+        WeightsError: Naming up to five tensors that are missing, unknown, or of another shape, or
+            one of a type that no weights have.
     """
-    expected = hf_shapes(shape)
-    ignored = family_of(shape.architecture).ignored_suffixes
-    if shape.tied:
-        # Some files hold the tied output layer a second time; transformers and vLLM skip it too.
-        ignored = (*ignored, "lm_head.weight")
-    present = {name for name in reader.names() if not name.endswith(ignored)}
-    problems = [f"{n} {expected[n]} is missing" for n in expected if n not in present]
-    problems += [f"{n} {reader.shape(n)} is unknown" for n in sorted(present) if n not in expected]
-    problems += [
-        f"{n} is {reader.shape(n)}, config.json says {expected[n]}"
-        for n in expected
-        if n in present and reader.shape(n) != expected[n]
-    ]
+    for name in reader.names():
+        reader.dtype(name)  # Whole numbers would be taken for weights, without a word.
+    problems = misfits(shape, {name: reader.shape(name) for name in reader.names()})
     if problems:
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise WeightsError(
-            f"{reader.folder} does not fit {shape.architecture}: {'; '.join(problems[:5])}{more}"
+            f"{reader.folder} does not fit {shape.architecture}: {first_of(problems)}"
         )
 
 

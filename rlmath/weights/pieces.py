@@ -7,7 +7,7 @@ other dimension. Loading, exporting and planning all walk over these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rlmath.weights.families import Entry, HfTensor, Rule, family_of
@@ -57,6 +57,36 @@ def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
             name = tensor.name.format(layer=layer, expert=expert)
             result.setdefault(name, tuple(shape.size(dim) for dim in tensor.dims))
     return result
+
+
+def misfits(shape: ModelShape, found: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Tensors of a Hugging Face folder that are missing, unknown or of another shape, in words.
+
+    Args:
+        shape: What config.json says.
+        found: Shape of each tensor in the files.
+    """
+    expected = hf_shapes(shape)
+    ignored = family_of(shape.architecture).ignored_suffixes
+    if shape.tied:
+        # Some files hold the tied output layer a second time; transformers and vLLM skip it too.
+        ignored = (*ignored, "lm_head.weight")
+    present = {name for name in found if not name.endswith(ignored)}
+    return [
+        *(f"{n} {expected[n]} is missing" for n in expected if n not in present),
+        *(f"{n} {found[n]} is unknown" for n in sorted(present) if n not in expected),
+        *(
+            f"{n} is {found[n]}, config.json says {expected[n]}"
+            for n in expected
+            if n in present and found[n] != expected[n]
+        ),
+    ]
+
+
+def first_of(problems: list[str]) -> str:
+    """Up to five of them, and how many more there are."""
+    more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+    return "; ".join(problems[:5]) + more
 
 
 def walk(shape: ModelShape) -> Iterator[tuple[Entry, int | None, int | None]]:

@@ -7,22 +7,26 @@ import shutil
 import uuid
 from pathlib import Path
 
+from safetensors import safe_open
+
 from tests.e2e.runs import marked_processes, quickstart_settings, rlmath
 
 
-def test_an_engine_that_cannot_start(material: Path, tmp_path: Path) -> None:
-    """Weights that do not fit config.json: found by the engine or a rank, reported as one error."""
+def test_a_part_that_cannot_start(material: Path, tmp_path: Path) -> None:
+    """An index that names the wrong file: found by a rank or an engine, reported as one error."""
     model = tmp_path / "model"
     shutil.copytree(material / "model", model)
-    config = json.loads((model / "config.json").read_text())
-    config["intermediate_size"] *= 2
-    (model / "config.json").write_text(json.dumps(config))
+    with safe_open(model / "model.safetensors", "pt") as file:
+        where = dict.fromkeys(file.keys(), "model.safetensors")
+    where["model.norm.weight"] = "other.safetensors"
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (model / "other.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     mark = uuid.uuid4().hex
     settings = [*quickstart_settings(material, tmp_path / "run"), f"model.path={model}"]
     run = rlmath("train", *settings, mark=mark)
     assert run.returncode == 2, run.stderr
     assert "error:" in run.stderr and "Traceback" not in run.stderr.split("---")[0]
-    assert "model" in run.stderr
+    assert "model.norm.weight" in run.stderr
     assert not marked_processes(mark)
 
 

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlmath.config.facts import Machine
+from rlmath.config.facts import ARCHITECTURES, Machine
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.shape import model_shape
 
 CPU_MACHINE = Machine(
     gpus=0, torch_build="2.13.0+cpu", memory_bytes=24 * 2**30, disk_bytes=4000 * 2**30
@@ -34,12 +36,21 @@ QWEN_7B = QWEN_1_5B | {
 }
 
 
+def write_weights(file: Path, sizes: dict[str, Any]) -> None:
+    """A file whose header names the tensors that a model of these sizes has, and nothing in it."""
+    known = sizes.get("architectures", [None])[0] in ARCHITECTURES and "hidden_size" in sizes
+    shapes = hf_shapes(model_shape(sizes)) if known else {}
+    header = json.dumps(
+        {n: {"dtype": "F32", "shape": s, "data_offsets": [0, 0]} for n, s in shapes.items()}
+    ).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 def write_model_folder(folder: Path, sizes: dict[str, Any]) -> Path:
     """A folder with what the checks look at: ``config.json`` and the other files' names."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(sizes))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    # A header without tensors: its length, and an empty mapping.
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    write_weights(folder / "model.safetensors", sizes)
     return folder

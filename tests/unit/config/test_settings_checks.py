@@ -449,6 +449,7 @@ def test_experts_are_shared_out_whole(refusal: Callable[..., str], make_model: M
         "mlp_only_layers": [3],
         "moe_intermediate_size": 36,
         "num_experts": 6,
+        "num_experts_per_tok": 2,
         "num_hidden_layers": 8,
         "hidden_size": 64,
         "intermediate_size": 128,
