@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.planning.models import KNOWN
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.shape import model_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -75,12 +77,15 @@ def documented_commands() -> list[Command]:
 
 
 def write_model(folder: Path, config: Mapping[str, Any]) -> None:
-    """What the checks look at: sizes, the other files' names, weights without a tensor."""
+    """What the checks look at: sizes, the other files' names, weights that are shapes alone."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    entry = {"dtype": "F32", "data_offsets": [0, 0]}
+    shapes = hf_shapes(model_shape(config))
+    header = json.dumps({name: {**entry, "shape": shape} for name, shape in shapes.items()})
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
 
 
 def write_rows(path: Path, *rows: Mapping[str, Any]) -> None:
