@@ -56,6 +56,13 @@ class FirstMinibatch:
     entropy: Tensor
 
 
+# A CPU rank takes and gives back megabytes with each operator. The C library keeps up to 256 MiB of
+# them, in pages of 2 MiB where the kernel leaves that to the program.
+MEMORY_IN_HUGE_PAGES = (
+    f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold={256 * 2**20}"
+)
+
+
 class ActorGroup:
     """All Megatron ranks, as Ray actors. A context manager; ``start`` is called on entry.
 
@@ -99,6 +106,7 @@ class ActorGroup:
         environment = {"TOKENIZERS_PARALLELISM": "false"}
         if self._device == "cpu":
             environment["OMP_NUM_THREADS"] = str(self._num_threads)
+            environment["GLIBC_TUNABLES"] = MEMORY_IN_HUGE_PAGES
         for rank, options in enumerate(self._options):
             worker = ray.remote(ActorWorker).options(
                 **{

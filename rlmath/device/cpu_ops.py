@@ -58,13 +58,8 @@ class _SwiGLU(torch.autograd.Function):
         gate, up = x.chunk(2, -1)
         out = torch.empty_like(x)
         grad_gate, grad_up = out.chunk(2, -1)
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
-        torch.mul(grad, silu, out=grad_up)
-        # d silu(a) / da = s + silu(a) (1 - s) with s = sigmoid(a).
-        slope = torch.addcmul(sigmoid, silu, 1 - sigmoid)
-        torch.mul(grad, up, out=grad_gate)
-        grad_gate.mul_(slope)
+        torch.mul(grad, F.silu(gate), out=grad_up)
+        torch.ops.aten.silu_backward(grad * up, gate, grad_input=grad_gate)
         return out
 
 
@@ -109,14 +104,11 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    half = cos.size(-1)
-    first, second = x[..., :half], x[..., half : 2 * half]
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-direction)
-    torch.mul(second, cos, out=out[..., half : 2 * half]).addcmul_(first, sin, value=direction)
-    if 2 * half < x.size(-1):
-        out[..., 2 * half :] = x[..., 2 * half :]
-    return out
+    turning = cos.size(-1)
+    half = turning // 2
+    swapped = torch.cat((x[..., half:turning], x[..., :half]), -1)
+    out = torch.mul(x[..., :turning], cos).addcmul_(swapped, sin, value=direction)
+    return out if turning == x.size(-1) else torch.cat((out, x[..., turning:]), -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -124,8 +116,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Args:
         x: ``[t, heads, dim]``.
-        cos: ``[t, 1, half]``, of each token's angles; sin: the same. Dimensions of ``x`` from
+        cos: ``[t, 1, 2 * half]``, of each token's angles, twice; dimensions of ``x`` from
             ``2 * half`` on stay as they are.
+        sin: The same, negative in the first half.
     """
     result: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[assignment]
     return result
@@ -174,11 +167,12 @@ class PackedRotary:
 def _cos_sin(
     freqs: Tensor, cu_seqlens: Tensor, mscale: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """``[t, 1, half]`` each: position ``p`` of a sequence has the angles ``freqs[p]``."""
+    """For ``rotate``: position ``p`` of a sequence has the angles ``freqs[p]``."""
     starts = cu_seqlens[:-1].long()
     lengths = cu_seqlens[1:].long() - starts
     positions = torch.arange(int(cu_seqlens[-1])) - torch.repeat_interleave(starts, lengths)
     # Both halves of the last dimension hold the same angles.
-    angles = freqs[:, 0, :, : freqs.size(-1) // 2]
+    angles = freqs[:, 0]
     cos, sin = (angles.cos() * mscale).to(dtype), (angles.sin() * mscale).to(dtype)
+    sin[..., : sin.size(-1) // 2].neg_()
     return cos[positions], sin[positions]
