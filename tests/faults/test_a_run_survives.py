@@ -41,12 +41,12 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
     first.kill_graders()
     first.until_step(1)
     first.send(signal.SIGKILL, "RolloutEngine.exchange")
-    first.until_saved(2)
+    first.until_saved(3)
     stopped = first.send(signal.SIGSTOP, "ActorWorker.update")
     first.until(lambda: first.output().count("resumed after step") == 1, "a restart")
     killed = first.send(signal.SIGKILL, "ActorWorker.update")
     first.until(lambda: first.output().count("resumed after step") == 2, "the second restart")
-    first.until_saved(3)
+    # The first save of an attempt takes longest, so that it is met.
     first.find("ActorWorker.begin_checkpoint")
     assert first.end(signal.SIGKILL) == -signal.SIGKILL
     output = first.output()
