@@ -43,15 +43,19 @@ SIZES = {
     "num_kv_heads": 8,
 }
 MAX_TOKENS = 128
+# Sends at the beginning that are not counted: the first ones take memory that later ones find.
+WARM_UP = 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="counted sends; one more warms up")
+    parser.add_argument("--rounds", type=int, default=9, help="counted sends")
     parser.add_argument("--bucket-size-mib", type=int, default=512)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--tiny", action="store_true", help="the tiny model, to try the script")
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds {arguments.rounds}: at least one send has to be counted")
     with tempfile.TemporaryDirectory() as folder, ray_session(ClusterConfig(object_store_mib=100)):
         sizes = {} if arguments.tiny else SIZES
         model = make_tiny_model(Path(folder) / "model", **sizes)
@@ -101,7 +105,7 @@ def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str,
             )
             actor.connect_engines(plan)
             seconds = []
-            for _ in range(arguments.rounds + 1):
+            for _ in range(WARM_UP + arguments.rounds):
                 version += 1
                 begin = time.perf_counter()
                 actor.send_weights(version)
@@ -112,11 +116,11 @@ def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str,
                 result |= {"model_gb": round(num_bytes / 1e9, 4)}
                 result |= {"memcpy_s": round(memcpy_s, 4)}
                 result |= {"memcpy_gb_per_s": round(num_bytes / memcpy_s / 1e9, 3)}
-            median = statistics.median(seconds[1:])
+            median = statistics.median(seconds[WARM_UP:])
             delivered = engines * num_bytes
             result[f"{engines}_engine{'s' * (engines > 1)}"] = {
                 "seconds": round(median, 4),
-                "seconds_range": [round(f(seconds[1:]), 4) for f in (min, max)],
+                "seconds_range": [round(f(seconds[WARM_UP:]), 4) for f in (min, max)],
                 "delivered_gb_per_s": round(delivered / median / 1e9, 3),
                 "share_of_memcpy": round(engines * memcpy_s / median, 3),
             }

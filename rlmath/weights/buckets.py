@@ -55,14 +55,16 @@ def align(num_bytes: int) -> int:
 def cut_into_buckets(tensors: Sequence[TensorMeta], bucket_size_mib: float) -> list[Bucket]:
     """Cut a list of tensors, in order, into buckets of at most ``bucket_size_mib`` MiB.
 
-    A tensor that is larger is a bucket of its own.
+    A tensor that is larger is a bucket of its own. The first bucket has an eighth of the size, so
+    that whoever takes them need not wait long for the first.
     """
     limit_bytes = int(bucket_size_mib * 2**20)
     buckets: list[Bucket] = []
     held: list[BucketTensor] = []
     at = 0
     for meta in tensors:
-        if held and at + meta.num_bytes > limit_bytes:
+        limit_here = limit_bytes if buckets else limit_bytes // 8
+        if held and at + meta.num_bytes > limit_here:
             buckets.append(Bucket(tuple(held), at))
             held, at = [], 0
         held.append(BucketTensor(meta, at))

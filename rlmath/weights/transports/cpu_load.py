@@ -90,11 +90,16 @@ class CpuLoader:
         if unknown:
             raise KeyError(f"the model has no place for {', '.join(unknown[:5])}")
         self.missing -= given.keys()
-        concerned = {id(layer): layer for layer in map(self._by_name.__getitem__, given)}
+        # The largest first, so that the threads end together.
+        bytes_of: dict[int, int] = {}
+        for name, tensor in given.items():
+            layer = id(self._by_name[name].module)
+            bytes_of[layer] = bytes_of.get(layer, 0) + tensor.nbytes
+        order = [self._layers[layer] for layer in sorted(bytes_of, key=bytes_of.__getitem__)[::-1]]
         # The kernels that pack use one thread each and let go of Python's lock.
         threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda layer: _load(layer, given), concerned.values()))
+            list(pool.map(lambda layer: _load(layer, given), order))
 
 
 @torch.inference_mode()

@@ -142,7 +142,8 @@ class SharedMemoryTrainer:
         if self.is_sender:
             self.client.start_weight_update()
         loads: list[Future[None]] = []
-        with ThreadPoolExecutor(max_workers=1) as sending:
+        # The next bucket's message is at the engines before they are done with the one before.
+        with ThreadPoolExecutor(max_workers=2) as sending:
             for number, bucket in enumerate(self.source.buckets):
                 which = number % len(self._segments)
                 if self.is_sender and number >= len(self._segments):

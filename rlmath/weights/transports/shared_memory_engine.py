@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.transports.cpu_load import CpuLoader
-from rlmath.weights.transports.segments import map_copy_on_write, open_segment
+from rlmath.weights.transports.segments import map_copy_on_write, map_writable, open_segment
 
 
 @dataclass
@@ -63,6 +63,9 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
         self._straight: CpuLoader | None = None
+        # Segments as the straight way reads them: mapping one anew for each bucket would cost as
+        # much as a tenth of the copy.
+        self._mapped: dict[int, torch.Tensor] = {}
         # Fingerprints of what the last update brought, by Hugging Face name.
         self.received: dict[str, int] = {}
 
@@ -85,12 +88,18 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
-        """Load one bucket. Afterwards nothing of this process refers to its segment.
+        """Load one bucket. Afterwards nothing that the engine holds refers to its segment.
 
         Raises:
             RuntimeError: Something still does; the next bucket would overwrite what it reads.
         """
-        memory = map_copy_on_write(self._descriptors[update_info.segment])
+        segment = update_info.segment
+        if self._straight is not None:
+            if segment not in self._mapped:
+                self._mapped[segment] = map_writable(self._descriptors[segment])
+            self._straight.load(self._tensors(self._mapped[segment], update_info))
+            return
+        memory = map_copy_on_write(self._descriptors[segment])
         still_mapped = weakref.ref(memory)
         self._load(memory, update_info)
         del memory
@@ -121,12 +130,20 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
 
     def shutdown(self) -> None:
         """Close the segments."""
+        self._mapped.clear()
         descriptors, self._descriptors = self._descriptors, []
         for descriptor in descriptors:
             os.close(descriptor)
 
     def _load(self, memory: Any, update_info: SharedMemoryUpdateInfo) -> None:
         base = torch.frombuffer(memory, dtype=torch.uint8)
+        self._loaded |= self.model.load_weights(self._tensors(base, update_info))
+        self._keep_pending(base)
+
+    def _tensors(
+        self, base: torch.Tensor, update_info: SharedMemoryUpdateInfo
+    ) -> list[tuple[str, torch.Tensor]]:
+        """The bucket's tensors as views of its segment; counted if they are to be verified."""
         tensors = [
             (name, _view(base, dtype_name, shape, offset))
             for name, dtype_name, shape, offset in zip(
@@ -139,11 +156,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         ]
         if update_info.verify:
             self.received |= fingerprints(tensors)
-        if self._straight is not None:
-            self._straight.load(tensors)
-            return
-        self._loaded |= self.model.load_weights(tensors)
-        self._keep_pending(base)
+        return tensors
 
     def _keep_pending(self, base: torch.Tensor) -> None:
         """Copy what vLLM holds back for a layer whose other tensors come with a later bucket.
