@@ -26,6 +26,8 @@ ARCHITECTURES = (
 MIXTURES = ("Qwen3MoeForCausalLM",)
 # Kinds of rotary embedding that Megatron's can express: those that leave attention's scale alone.
 ROPE_TYPES = ("default", "linear", "llama3")
+# What ``config.json`` may say of the weights' type.
+WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 # ``model.path=tiny``: the model of rlmath.quickstart.model, made when the run starts.
 TINY = "tiny"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -139,6 +141,10 @@ def read_model(path: str) -> ModelFacts:
         # The first since transformers 5, the second before.
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         architecture = (raw.get("architectures") or ["(none)"])[0]
+        # Again two names; transformers takes it for an attribute of torch.
+        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+        if dtype not in WEIGHT_DTYPES:
+            raise ValueError(f"dtype is {dtype!r} and none of {', '.join(WEIGHT_DTYPES)}")
         return ModelFacts(
             architecture=architecture,
             num_layers=int(raw["num_hidden_layers"]),

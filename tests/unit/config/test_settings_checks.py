@@ -275,6 +275,8 @@ def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_pa
     assert "config.json cannot be read" in refusal(f"model.path={folder}")
     (folder / "config.json").unlink()
     assert "no config.json" in refusal(f"model.path={folder}")
+    folder = make_model(QWEN_1_5B | {"dtype": "float31"}, name="dtype")
+    assert "config.json cannot be read: dtype is 'float31'" in refusal(f"model.path={folder}")
     folder = make_model({"num_attention_heads": 2}, name="half")
     assert "config.json has no hidden_size" in refusal(f"model.path={folder}")
     folder = make_model(QWEN_1_5B | {"architectures": ["GPT2LMHeadModel"]}, name="other")
