@@ -179,4 +179,4 @@ def test_a_disk_that_cannot_be_written_is_one_line(
     assert reported(fills, []) == 2
     assert "error: No space left on device for a file" in capsys.readouterr().err
     with pytest.raises(ChildProcessError):
-        reported(lambda _: os.waitpid(-1, 0)[0], [])
+        reported(lambda _: os.waitpid(os.getpid(), 0)[0], [])
