@@ -50,8 +50,10 @@ class Platform:
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
             return
         from rlmath.device.cpu_shim import install
+        from rlmath.device.gloo import share_device
 
         install()
+        share_device()
         torch.set_num_threads(num_threads)
 
     def prepare_driver(self) -> None:

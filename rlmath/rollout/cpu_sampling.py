@@ -1,8 +1,9 @@
-"""vLLM's sampling on CPU without one call of a random generator per sequence and token.
+"""vLLM's sampling on CPU without what a rollout does not need.
 
 vLLM 0.32 draws each token's seed from the request's ``torch.Generator``, one call after another:
 a tenth of the time of a small model's step. Here the seed is a hash of the request's own seed and
-of how many tokens it has drawn, so a request's tokens depend on nothing else either.
+of how many tokens it has drawn, so a request's tokens depend on nothing else either. And with each
+token's log-prob it gives the token's rank, for which it goes through the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Generator, Tensor
-from vllm.v1.sample.ops import topk_topp_sampler
+from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
+from vllm.v1.sample.sampler import Sampler
 
 _MASK = 2**64 - 1
 _vllm_forward_cpu = TopKTopPSampler.forward_cpu
+_vllm_gather_logprobs = Sampler.gather_logprobs
 
 
 class _Stream:
@@ -77,6 +80,24 @@ def _seed(generator: Generator | None) -> int:
     return stream.next()
 
 
+def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
+    """Log-probs of the sampled tokens; see vLLM's method.
+
+    Where those of other tokens are not asked for, ranks are not computed either but given as 0.
+
+    Args:
+        logprobs: ``[n, v]``.
+        num_logprobs: How many of the likeliest tokens are wanted as well.
+        token_ids: ``[n]`` int64, the sampled tokens.
+    """
+    if num_logprobs:
+        return _vllm_gather_logprobs(logprobs, num_logprobs, token_ids)
+    column = token_ids.unsqueeze(-1)
+    ranks = torch.zeros_like(token_ids)
+    return LogprobsTensors(column.to(torch.int32), logprobs.gather(-1, column), ranks)
+
+
 def install() -> None:
     """Sample so in this process from now on; engines that were made before keep vLLM's way."""
-    topk_topp_sampler.TopKTopPSampler.forward_cpu = forward_cpu  # type: ignore[method-assign]
+    TopKTopPSampler.forward_cpu = forward_cpu  # type: ignore[method-assign]
+    Sampler.gather_logprobs = staticmethod(gather_logprobs)  # type: ignore[method-assign]

@@ -225,6 +225,7 @@ class StepLoop:
             # A step scheduled ahead would still be running when its requests are done and the
             # weights change. (vLLM never schedules ahead on CPU.)
             async_scheduling=False,
+            scheduler_cls="rlmath.rollout.cpu_scheduler.DecodeScheduler" if on_cpu else None,
             weight_transfer_config={"backend": spec.transfer_backend},  # type: ignore[arg-type]
             **engine_arguments(spec.precision),
             ir_op_priority=_norms(on_cpu),

@@ -38,6 +38,8 @@ def register() -> None:
     register_router()
     if current_platform.is_cpu():
         import rlmath.rollout.cpu_norms  # noqa: F401
+        from rlmath.device.gloo import share_device
         from rlmath.rollout import cpu_sampling
 
         cpu_sampling.install()
+        share_device()
