@@ -103,9 +103,11 @@ CPU_BLOCK_TOKENS = 128
 
 # A weight update packs gigabytes into memory that the old weights have just given back. The C
 # library has to keep it meanwhile, as new pages cost more than the copy: no mmap of its own for
-# large blocks, one heap for all threads, up to 256 MiB free at its end.
+# large blocks, one heap for all threads, up to 256 MiB free at its end; in pages of 2 MiB where the
+# kernel leaves that to the program.
 KEEP_MEMORY = (
-    f"glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1:glibc.malloc.trim_threshold={256 * 2**20}"
+    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1:"
+    f"glibc.malloc.trim_threshold={256 * 2**20}"
 )
 
 

@@ -132,15 +132,33 @@ def _pack(module: Any, key: str, runs: list[Tensor]) -> None:
 
 
 def _joined(runs: list[Tensor]) -> Tensor:
-    """The runs below each other; a view where they lie so in memory."""
+    """The runs below each other; a view where they lie so in memory and vLLM can pack it."""
     first = runs[0]
+    rows = sum(run.shape[0] for run in runs)
+    if not first.is_contiguous() and not _packs_with_gaps(rows, first):
+        return torch.cat(runs)
     end = first.data_ptr()
     for run in runs:
-        if not run.is_contiguous() or run.data_ptr() != end:
-            return torch.cat(runs) if len(runs) > 1 else first.contiguous()
-        end += run.nbytes
-    rows = sum(run.shape[0] for run in runs)
-    return first.as_strided((rows, *first.shape[1:]), first.stride())
+        if run.data_ptr() != end or run.stride() != first.stride() or run.stride(1) != 1:
+            return torch.cat(runs)
+        end += run.shape[0] * run.stride(0) * run.itemsize
+    return first.as_strided((rows, first.shape[1]), first.stride())
+
+
+def _packs_with_gaps(rows: int, part: Tensor) -> bool:
+    """Whether vLLM packs a matrix of so many rows by oneDNN, which reads rows with gaps between.
+
+    Its other ways (small matrices in bfloat16, AMD's library) take none.
+    """
+    from vllm import _custom_ops as ops
+    from vllm.model_executor.layers.utils import check_cpu_sgl_kernel
+    from vllm.platforms import current_platform
+
+    return bool(
+        ops._supports_onednn
+        and not current_platform.is_zen_cpu()
+        and not check_cpu_sgl_kernel(rows, part.shape[1], part.dtype)
+    )
 
 
 def _output_layer(model: torch.nn.Module, layer: _Layer) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlmath.weights.buckets import Bucket
+from rlmath.weights.buckets import Bucket, view_in_buffer
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.transports.shared_memory import (
     WeightSyncClient,
@@ -70,8 +70,7 @@ class ObjectStoreTrainer:
 
         packed = torch.empty(bucket.num_bytes, dtype=torch.uint8)
         for item in bucket.tensors:
-            part = packed[item.offset_bytes : item.offset_bytes + item.meta.num_bytes]
-            part.copy_(tensors[item.meta.name].contiguous().view(-1).view(torch.uint8))
+            view_in_buffer(packed, item).copy_(tensors[item.meta.name])
         # The reference lives until all engines have answered.
         stored = ray.put(packed.numpy())
         message: dict[str, Any] = bucket_contents(bucket, segment)

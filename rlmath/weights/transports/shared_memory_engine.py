@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import weakref
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from rlmath.weights.buckets import BucketTensor, TensorMeta, view_in_buffer
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.transports.cpu_load import CpuLoader
 from rlmath.weights.transports.segments import map_copy_on_write, map_writable, open_segment
@@ -186,6 +186,6 @@ def _pack_experts_again(model: torch.nn.Module) -> None:
 
 
 def _view(base: torch.Tensor, dtype_name: str, shape: list[int], offset_bytes: int) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, dtype_name)
-    size_bytes = math.prod(shape) * dtype.itemsize
-    return base[offset_bytes : offset_bytes + size_bytes].view(dtype).view(shape)
+    # The name makes no difference to the place.
+    meta = TensorMeta("", tuple(shape), getattr(torch, dtype_name))
+    return view_in_buffer(base, BucketTensor(meta, offset_bytes))

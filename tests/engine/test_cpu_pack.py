@@ -1,0 +1,57 @@
+"""A matrix with gaps between its rows, packed for the CPU's kernels, is the same matrix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from vllm import _custom_ops as ops
+from vllm.platforms import current_platform
+
+from rlmath.weights.transports.cpu_load import _joined
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    current_platform.import_kernels()
+
+
+def _gapped(rows: int, columns: int, gap: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rows)
+    whole = torch.randn(rows, columns + gap, generator=generator).to(dtype)
+    return whole[:, :columns]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 128), (200, 1280), (7, 33)])
+def test_rows_with_gaps_are_packed_as_they_are(rows: int, columns: int) -> None:
+    matrix = _gapped(rows, columns, 16)
+    runs = [matrix[: rows // 2], matrix[rows // 2 :]]
+    joined = _joined(runs)
+    # No copy was made.
+    assert joined.data_ptr() == matrix.data_ptr()
+    assert joined.equal(matrix)
+    x = torch.randn(5, columns)
+    packed, plain = (ops.create_onednn_mm(w.t(), 32) for w in (joined, matrix.contiguous()))
+    assert ops.onednn_mm(packed, x, None).equal(ops.onednn_mm(plain, x, None))
+
+
+def test_runs_apart_are_copied_together() -> None:
+    a, b = _gapped(8, 64, 16), _gapped(9, 64, 16)
+    assert _joined([a, b]).equal(torch.cat([a, b]))
+    assert _joined([b[4:], b[:4]]).equal(torch.cat([b[4:], b[:4]]))
+    plain = torch.randn(8, 64)
+    assert _joined([plain[:3], plain[3:]]).data_ptr() == plain.data_ptr()
+    assert _joined([plain, a]).equal(torch.cat([plain, a]))
+    # A tensor rank's columns.
+    columns = plain[:, 16:32]
+    assert _joined([columns]).equal(columns)
+
+
+def test_where_another_library_packs_it_gets_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = _gapped(8, 64, 16)
+    assert not _joined([matrix]).is_contiguous()
+    import vllm.model_executor.layers.utils as utils
+
+    monkeypatch.setattr(utils, "check_cpu_sgl_kernel", lambda n, k, dtype: True)
+    joined = _joined([matrix])
+    assert joined.is_contiguous()
+    assert joined.equal(matrix)
