@@ -18,7 +18,8 @@ LOCK_FILE = "run.lock"
 def only_run_in(folder: str | Path) -> Iterator[None]:
     """Hold a folder for the length of a run; the kernel lets go of it when the process ends.
 
-    A file system that has no locks is not watched over.
+    On a file system without locks the run goes ahead, with a warning that says so: such file
+    systems are common on clusters, and refusing would forbid every run there.
 
     Raises:
         UserError: Another run holds it.
@@ -34,7 +35,13 @@ def only_run_in(folder: str | Path) -> Iterator[None]:
                 f"runner.run_dir={folder}: a run is at work there ({file.read().strip()}); wait "
                 "for its end, or give another folder"
             ) from None
-        except OSError:
+        except OSError as error:
+            print(
+                f"warning: runner.run_dir={folder} is not locked: {path} cannot be locked there "
+                f"({error.strerror or error}). A second run in this folder would not be refused "
+                "and would overwrite this one's files; make sure that there is none",
+                flush=True,
+            )
             yield
             return
         file.truncate(0)

@@ -134,9 +134,12 @@ class ActorWorker:
 
     def begin_checkpoint(self, folder: str) -> None:
         """Copy what ``save_checkpoint`` writes, and write it in the background. Collective."""
-        from rlmath.checkpoint.actor_state import begin_save
+        from rlmath.checkpoint.actor_state import begin_saves
 
-        self._pending = begin_save(self.actor, folder)
+        models = {"actor": self.actor}
+        if self.value_model is not None:
+            models[VALUE_MODEL] = self.value_model
+        self._pending = begin_saves(models, folder)
 
     def checkpoint_written(self) -> bool:
         """Whether what ``begin_checkpoint`` began is written."""

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,18 +105,49 @@ def save_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") ->
 def begin_save(
     actor: MegatronActor, folder: str | Path, name: str = "actor", in_background: bool = True
 ) -> PendingSave:
-    """Copy what is to be saved, and write it while training goes on; collective over all ranks.
+    """:func:`begin_saves` of one model."""
+    return begin_saves({name: actor}, folder, in_background)
 
-    Takes the size of the rank's part of the checkpoint in host memory until it is written. The
-    checkpoint may be committed when :meth:`PendingSave.wait` has returned on every rank.
+
+def begin_saves(
+    models: Mapping[str, MegatronActor], folder: str | Path, in_background: bool = True
+) -> PendingSave:
+    """Copy what is to be saved, and write it while training continues; collective over all ranks.
+
+    Takes the size of the rank's part of the checkpoint in host memory until it is written. All
+    models are copied before this returns, so they are of the same step, and one thread writes them
+    one after the other. The checkpoint may be committed when :meth:`PendingSave.wait` has returned
+    on every rank.
 
     Args:
+        models: By the name of their folder in the checkpoint.
+        folder: Of the checkpoint, from :meth:`CheckpointStore.begin`; the same on all nodes.
         in_background: Else it is written before this returns, from the tensors themselves.
+    """
+    group = _free_group()
+    prepared = [
+        _prepare_save(model, Path(folder) / name, group, in_background)
+        for name, model in models.items()
+    ]
+
+    def write() -> None:
+        for write_one in prepared:
+            write_one()
+
+    global _last
+    _last = PendingSave(write, in_background)
+    return _last
+
+
+def _prepare_save(actor: MegatronActor, target: Path, group: Any, copy: bool) -> Callable[[], None]:
+    """Write a model's small files and collect its tensors; the result writes those. Collective.
+
+    Args:
+        copy: Whether the model may change before its tensors are written.
     """
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
-    target, rank = Path(folder) / name, dist.get_rank()
-    group = _free_group()
+    rank = dist.get_rank()
     sharded: dict[str, Any] = {}
     common: dict[str, Any] = {}
 
@@ -148,15 +179,9 @@ def begin_save(
     # Rank 0 alone looks whether the shards cover the whole.
     _together(gather_state, target, group)
     _together(write_small_files, target, group)
-    if in_background:
+    if copy:
         _copy_to_host(sharded)
-
-    def write() -> None:
-        _together(lambda: write_tensors(target, sharded, group), target, group)
-
-    global _last
-    _last = PendingSave(write, in_background)
-    return _last
+    return lambda: _together(lambda: write_tensors(target, sharded, group), target, group)
 
 
 _last: PendingSave | None = None

@@ -111,6 +111,10 @@ KEEP_MEMORY = (
 )
 
 
+# Set in the processes of rlmath's engines: rlmath's vLLM plugin acts in these alone.
+ENGINE_VARIABLE = "RLMATH_ENGINE"
+
+
 @dataclass(frozen=True)
 class EngineSpec:
     """How each engine of a pool is set up.
@@ -165,6 +169,7 @@ class EngineSpec:
         ten times longer than one alone; no compiler, whose first call costs more than it gains.
         """
         variables = {
+            ENGINE_VARIABLE: "1",
             # With one rank the engine runs in the actor's own process: less to start, to lose
             # and to clean up. Its workers, if it has more, are processes either way.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

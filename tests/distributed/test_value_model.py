@@ -12,12 +12,18 @@ import torch
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout
-from rlmath.actor.settings import ActorSettings, ValueUpdateSettings
+from rlmath.actor.settings import ActorSettings, UpdateSettings, ValueUpdateSettings
 from rlmath.actor.value_model import ShareOfValues, ValueModel
+from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
-from tests.distributed.test_actor import LAYOUTS, make_batch, tiny_model  # noqa: F401
+from tests.distributed.test_actor import (
+    LAYOUTS,
+    make_batch,
+    tiny_model,  # noqa: F401
+)
+from tests.distributed.test_actor import build as build_policy
 
 HIDDEN = 64
 UPDATE = ValueUpdateSettings(clip=0.5, minibatches=2)
@@ -117,6 +123,47 @@ def test_values_and_updates_are_the_same_on_every_layout(
     for _, first, second in results:
         for found, wanted in zip(first + second, alone[1] + alone[2], strict=True):
             assert found == pytest.approx(wanted, rel=2e-5)
+
+
+def run_worker(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, folder: str, save: bool
+) -> list[dict[str, float]]:
+    """The worker's own save in the background, with training going on, or its load."""
+    worker = ActorWorker.__new__(ActorWorker)
+    worker.actor = build_policy(layout, platform, model)
+    worker.value_model = build(layout, platform, model)
+    worker.platform = platform
+    if not save:
+        worker.load_checkpoint(folder)
+        return step(worker, batch, seed=1)
+    step(worker, batch, seed=0)
+    worker.begin_checkpoint(folder)
+    # Changes both models while their checkpoint may still be on its way to the disk.
+    metrics = step(worker, batch, seed=1)
+    worker.finish_checkpoint()
+    assert worker.checkpoint_written()
+    return metrics
+
+
+def step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> list[dict[str, float]]:
+    policy = worker.update(batch, UpdateSettings(), seed).minibatches
+    return [*policy, *worker.update_values(batch, UPDATE, seed)]
+
+
+def test_a_background_checkpoint_has_the_value_model_and_resumes(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    batch: TrainingBatch,
+    tmp_path: Path,
+) -> None:
+    """The update after the resume has the same numbers as the one that followed the save."""
+    for layout, folder in ((Layout(2, 1, 1), tmp_path / "tp"), (Layout(1, 1, 2), tmp_path / "dp")):
+        folder.mkdir()
+        saved = ranks.run(layout, run_worker, tiny_model, batch, str(folder), True)
+        assert sorted(path.name for path in folder.iterdir()) == ["actor", "value_model"]
+        resumed = ranks.run(layout, run_worker, tiny_model, batch, str(folder), False)
+        assert resumed == saved
+        assert all(metrics["grad_norm"] > 0 for metrics in resumed[0])
 
 
 def learn(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> list[float]:

@@ -156,12 +156,28 @@ def test_a_trainer_that_is_killed_leaves_no_shared_memory_and_another_may_follow
     ray.kill(sender)
 
 
-def test_vllm_finds_both_ends_of_the_transport_by_the_entry_point() -> None:
-    program = """
-from vllm.plugins import load_general_plugins
-load_general_plugins()
+def test_the_entry_point_acts_only_in_processes_of_our_engines(engine_spec: EngineSpec) -> None:
+    """First as any other project's vLLM process in this environment, then with our variables."""
+    program = f"""
+import os
+from vllm import plugins
+from torch.distributed import ProcessGroupGloo
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Engines
 from vllm.distributed.weight_transfer import WeightTransferTrainerFactory as Trainers
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+from vllm.v1.sample.sampler import Sampler
+
+def owners():
+    changed = TopKTopPSampler.forward_cpu, Sampler.gather_logprobs, ProcessGroupGloo.__init__
+    return [str(getattr(one, "__module__", None)).split(".")[0] for one in changed]
+
+plugins.load_general_plugins()
+assert "shared_memory" not in {{*Engines._registry, *Trainers._registry}}
+assert "rlmath" not in owners(), owners()
+os.environ.update({engine_spec.environment()!r})
+plugins.plugins_loaded = False
+plugins.load_general_plugins()
+assert owners() == ["rlmath"] * 3, owners()
 print(Engines._registry["shared_memory"]().__name__)
 print(Trainers._registry["shared_memory"]().__name__)
 """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -29,3 +32,19 @@ def test_a_second_run_is_refused_and_a_killed_one_lets_go(tmp_path: Path) -> Non
         pass
     with only_run_in(run_dir):
         pass
+
+
+def test_a_file_system_without_locks_is_named_and_the_run_goes_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    ran = False
+    with only_run_in(tmp_path):
+        ran = True
+    said = capsys.readouterr().out
+    assert ran
+    assert f"runner.run_dir={tmp_path} is not locked" in said
+    assert os.strerror(errno.ENOLCK) in said

@@ -1,10 +1,16 @@
 """Entry point through which vLLM finds what rlmath adds to it: a weight transfer, CPU kernels and
 sampling, routers in float32.
 
-vLLM calls ``register`` in each of its processes, workers included, and perhaps more than once.
+vLLM calls ``register`` in each of its processes, workers included, and perhaps more than once. It
+does so in every vLLM process of the environment, so nothing is changed unless rlmath started the
+process: its engines set ``RLMATH_ENGINE=1``, which their workers inherit.
 """
 
 from __future__ import annotations
+
+import os
+
+from rlmath.rollout.requests import ENGINE_VARIABLE
 
 SHARED_MEMORY = "shared_memory"
 
@@ -13,8 +19,10 @@ def register() -> None:
     """Add ``shared_memory`` to both of vLLM's factories, norms to its operators, a router, and on
     CPU a way to sample.
 
-    The transport's modules load when first used.
+    The transport's modules load when first used. A no-op in processes that rlmath did not start.
     """
+    if os.environ.get(ENGINE_VARIABLE) != "1":
+        return
     from vllm.distributed.weight_transfer import (
         WeightTransferEngineFactory,
         WeightTransferTrainerFactory,
