@@ -27,7 +27,12 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("to-hf", help="checkpoint to Hugging Face folder")
     export.add_argument("checkpoint", type=Path)
-    export.add_argument("folder", type=Path, help="to write; an older one is replaced")
+    export.add_argument(
+        "folder", type=Path, help="to write; a model there is replaced, anything else is refused"
+    )
+    export.add_argument(
+        "--overwrite", action="store_true", help="replace the folder whatever it holds"
+    )
     export.add_argument(
         "--model", type=Path, help="Hugging Face folder it started from (default: the run's)"
     )
@@ -49,16 +54,17 @@ def _export(arguments: argparse.Namespace) -> int:
     import torch
 
     from rlmath.weights.alignment import compare_on_ranks
-    from rlmath.weights.convert import model_of_run, read_checkpoint
+    from rlmath.weights.convert import check_export_target, model_of_run, read_checkpoint
     from rlmath.weights.probe import random_batch
     from rlmath.weights.processes import ONE_RANK, on_ranks
     from rlmath.weights.vllm_log_probs import vllm_log_probs
 
     saved = read_checkpoint(arguments.checkpoint)
     source = arguments.model or model_of_run(arguments.checkpoint)
+    folder, overwrite = arguments.folder, arguments.overwrite
+    check_export_target(folder, arguments.checkpoint, source, overwrite)
     print(f"{saved.shape['architecture']}, saved at {saved.layout}, {saved.dtype}")
-    folder = arguments.folder
-    count = on_ranks(ONE_RANK, _to_hf, (arguments.checkpoint, folder, source))
+    count = on_ranks(ONE_RANK, _to_hf, (arguments.checkpoint, folder, source, overwrite))
     print(f"{folder}: {count} tensors written, read again and equal", flush=True)
     if not arguments.no_alignment:
         # Each in a process that ends before the next begins: they would not share a GPU's memory.
@@ -71,10 +77,12 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _to_hf(platform: Platform, checkpoint: Path, folder: Path, source: Path) -> int:
+def _to_hf(
+    platform: Platform, checkpoint: Path, folder: Path, source: Path, overwrite: bool
+) -> int:
     from rlmath.weights.convert import to_hf
 
-    return to_hf(checkpoint, folder, source, platform)
+    return to_hf(checkpoint, folder, source, platform, overwrite)
 
 
 def _take(arguments: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.layout import ParallelRank
 from rlmath.weights.megatron import save_to_hf
+from rlmath.weights.model_folder import Foreign, check_target
 from rlmath.weights.processes import ONE_RANK
 from rlmath.weights.shape import ModelShape, read_model_shape
 
@@ -82,26 +83,33 @@ def model_of_run(path: str | Path) -> Path:
 
 
 def to_hf(
-    checkpoint: str | Path, folder: str | Path, source: str | Path, platform: Platform
+    checkpoint: str | Path,
+    folder: str | Path,
+    source: str | Path,
+    platform: Platform,
+    overwrite: bool = False,
 ) -> int:
     """Write a checkpoint's weights as a Hugging Face folder, read it and compare every tensor.
 
     Args:
         checkpoint: See ``read_checkpoint``.
-        folder: To write.
+        folder: To write; see ``check_target`` for what it may hold.
         source: Hugging Face folder that gives config.json and the tokenizer.
         platform: From ``processes.open_process``.
+        overwrite: Replace whatever the folder holds.
 
     Returns:
         Number of tensors, all of which are equal bit by bit.
 
     Raises:
-        UserError: The checkpoint is of another model than ``source``.
+        UserError: The checkpoint is of another model than ``source``, or ``folder`` holds what is
+            not a model's.
         WeightsError: What was written differs.
     """
     from rlmath.actor.model import ModelSettings, build_model, read_hf_config
 
     saved = read_checkpoint(checkpoint)
+    check_export_target(folder, checkpoint, source, overwrite)
     shape = read_model_shape(source)
     _check_same_model(saved, shape, source)
     module = build_model(
@@ -113,10 +121,28 @@ def to_hf(
     )
     load_weights(module, saved.folder)
     parallel = ParallelRank.from_megatron()
-    save_to_hf([module], folder, source, shape, parallel)
+    save_to_hf([module], folder, source, shape, parallel, overwrite=overwrite)
     held = BucketGatherer([module], shape, parallel).fingerprints()
     compare_fingerprints(held, _of_folder(folder), str(folder))
     return len(held)
+
+
+def check_export_target(
+    folder: str | Path, checkpoint: str | Path, source: str | Path, overwrite: bool
+) -> None:
+    """Refuse to export where something would be lost; before anything slow starts.
+
+    ``overwrite`` allows everything but a file, and the folders that the export reads.
+
+    Raises:
+        UserError: See :func:`rlmath.weights.model_folder.check_target`.
+    """
+    read = Path(checkpoint), Path(source)
+    try:
+        check_target(folder, sources=read)
+    except Foreign:
+        if not overwrite:
+            raise
 
 
 def to_megatron(

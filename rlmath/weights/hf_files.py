@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,10 +14,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rlmath.weights.model_folder import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    TOKENIZER_FILES,
+    check_target,
+    new_partial,
+    put_in_place,
+    sync,
+)
 from rlmath.weights.shape import WeightsError, read_config
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -26,17 +32,6 @@ _DTYPES = {
     "BF16": torch.bfloat16,
 }
 _DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
 
 
 class HfFolderReader:
@@ -56,14 +51,14 @@ class HfFolderReader:
         self.folder = Path(folder)
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
-        index = self.folder / _INDEX
+        index = self.folder / INDEX_FILE
         if index.is_file():
             listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        elif (self.folder / _SINGLE).is_file():
-            listed = dict.fromkeys(self._open(_SINGLE).keys(), _SINGLE)
+        elif (self.folder / SINGLE_FILE).is_file():
+            listed = dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE)
         else:
             raise WeightsError(
-                f"{self.folder} has neither {_SINGLE} nor {_INDEX}; save the model with "
+                f"{self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; save the model with "
                 "transformers' save_pretrained, which writes safetensors"
             )
         held = {file: set(self._open(file).keys()) for file in sorted(set(listed.values()))}
@@ -79,7 +74,7 @@ class HfFolderReader:
                 self._files[file] = safe_open(str(path), framework="pt")
             except FileNotFoundError:
                 raise WeightsError(
-                    f"{path} is listed in {_INDEX} and missing; the copy is incomplete"
+                    f"{path} is listed in {INDEX_FILE} and missing; the copy is incomplete"
                 ) from None
             except SafetensorError as error:
                 raise WeightsError(f"{path} is cut off or no safetensors file: {error}") from None
@@ -132,18 +127,23 @@ class HfFolderReader:
 
 
 class HfFolderWriter:
-    """Writes a Hugging Face folder tensor by tensor; it appears under its name when it is whole.
+    """Writes a Hugging Face folder tensor by tensor; it appears under its name when it is complete.
 
-    Until then it is ``<folder>.partial``. A folder of that name that a killed process left is
-    removed. Use it as a context manager: leaving it without an error finishes the folder, leaving
-    it with one removes what was written.
+    Until then it is a hidden folder beside it. One that a killed process left is removed. Use it as
+    a context manager: leaving it without an error finishes the folder, leaving it with one removes
+    what was written.
 
     Args:
-        folder: Where the folder should appear. An older one there is replaced as a whole.
+        folder: Where the folder should appear. An older model there is replaced; files in it that
+            are not a model's are kept (:mod:`rlmath.weights.model_folder`).
         tensors: Shape and type of each tensor, in the order in which they will be added.
         source: Folder whose config.json and tokenizer the model has.
         shard_size_mib: A new file begins when the current one would grow over this.
         card: Text of README.md; ``None`` writes a short one.
+        overwrite: Replace whatever the folder holds.
+
+    Raises:
+        UserError: There is a file under the folder's name.
     """
 
     def __init__(
@@ -153,9 +153,11 @@ class HfFolderWriter:
         source: str | Path,
         shard_size_mib: int = 4096,
         card: str | None = None,
+        overwrite: bool = False,
     ) -> None:
         self.folder = Path(folder)
-        self._partial = self.folder.with_name(self.folder.name + ".partial")
+        if self.folder.exists() and not self.folder.is_dir():
+            check_target(self.folder)
         self._source = Path(source)
         self._card = card
         self._tensors = dict(tensors)
@@ -164,9 +166,8 @@ class HfFolderWriter:
         self._open_file: IO[bytes] | None = None
         self._open_shard = -1
         self._added = 0
-        if self._partial.exists():
-            shutil.rmtree(self._partial)
-        self._partial.mkdir(parents=True)
+        self._overwrite = overwrite
+        self._partial = new_partial(self.folder)
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Write the next tensor.
@@ -207,11 +208,11 @@ class HfFolderWriter:
         if len(self._shards) > 1:
             self._write_index()
         dtype = next(iter(self._tensors.values()))[1]
-        write_model_files(self._partial, self._source, dtype, self._card)
+        write_model_files(self._partial, self._source, dtype, self._card, self.folder.name)
         for path in self._partial.iterdir():
-            _sync(path)
-        _sync(self._partial)
-        _replace_folder(self._partial, self.folder)
+            sync(path)
+        sync(self._partial)
+        put_in_place(self._partial, self.folder, overwrite=self._overwrite)
 
     def abort(self) -> None:
         """Remove what was written."""
@@ -240,7 +241,7 @@ class HfFolderWriter:
 
     def _shard_name(self, shard: int) -> str:
         if len(self._shards) == 1:
-            return _SINGLE
+            return SINGLE_FILE
         return f"model-{shard + 1:05d}-of-{len(self._shards):05d}.safetensors"
 
     def _begin_shard(self, shard: int) -> IO[bytes]:
@@ -275,12 +276,16 @@ class HfFolderWriter:
             name: self._shard_name(i) for i, shard in enumerate(self._shards) for name in shard
         }
         _write_json(
-            self._partial / _INDEX, {"metadata": {"total_size": total}, "weight_map": where}
+            self._partial / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": where}
         )
 
 
 def write_model_files(
-    folder: Path, source: Path, dtype: torch.dtype, card: str | None = None
+    folder: Path,
+    source: Path,
+    dtype: torch.dtype,
+    card: str | None = None,
+    name: str | None = None,
 ) -> None:
     """Write everything but the tensors: configs, tokenizer and model card.
 
@@ -289,19 +294,20 @@ def write_model_files(
         source: Folder of the model that training started from.
         dtype: Of the weights; config.json names it.
         card: Text of README.md; ``None`` writes a short one.
+        name: Of the model, for that; ``None``: the folder's.
     """
     config = read_config(source)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = str(dtype).removeprefix("torch.")
     _write_json(folder / "config.json", config)
-    for name in _TOKENIZER_FILES:
+    for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     _write_json(folder / "generation_config.json", generation_config(source))
     if card is None:
         card = (
             "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- rlmath\n"
-            f"---\n\n# {folder.name.removesuffix('.partial')}\n\n"
+            f"---\n\n# {name or folder.name}\n\n"
             f"A {config['architectures'][0]} trained with rlmath. Weights are in {config[key]}.\n"
         )
     (folder / "README.md").write_text(card, encoding="utf-8")
@@ -365,22 +371,3 @@ def _cut_into_shards(
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _sync(path: Path) -> None:
-    """Have the disk hold it before the rename says that it is there."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _replace_folder(partial: Path, folder: Path) -> None:
-    old = folder.with_name(folder.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    partial.rename(folder)
-    _sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)

@@ -114,14 +114,15 @@ def save_to_hf(
     shard_size_mib: int = 4096,
     dtype: torch.dtype | None = None,
     card: str | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Write the model as a Hugging Face folder; it appears when it is whole.
+    """Write the model as a Hugging Face folder; it appears when it is complete.
 
     Collective over all ranks; global rank 0 writes. Returns on every rank once the folder is there.
 
     Args:
         model_chunks: As for ``load_from_hf``.
-        folder: To write; an older one is replaced.
+        folder: To write; an older model there is replaced, other files in it are kept.
         source: Folder that gives config.json, generation_config.json and the tokenizer.
         shape: The model.
         parallel: This rank.
@@ -129,6 +130,7 @@ def save_to_hf(
         shard_size_mib: Largest safetensors file.
         dtype: Type to write; ``None``: each parameter's own.
         card: Text of README.md; ``None`` writes a short one.
+        overwrite: Replace whatever the folder holds.
 
     Raises:
         WeightsError: As ``hf_tensors``, or on the writing rank when the folder cannot be written.
@@ -139,17 +141,22 @@ def save_to_hf(
         for _ in gatherer.gather(0):
             pass
     else:
-        _write(gatherer, Path(folder), Path(source), shard_size_mib, card)
+        _write(gatherer, Path(folder), Path(source), shard_size_mib, card, overwrite)
     if parallel.group is not None:
         # All ranks, not this copy of the model alone: any of them may read the folder next.
         dist.barrier()
 
 
 def _write(
-    gatherer: BucketGatherer, folder: Path, source: Path, shard_size_mib: int, card: str | None
+    gatherer: BucketGatherer,
+    folder: Path,
+    source: Path,
+    shard_size_mib: int,
+    card: str | None,
+    overwrite: bool,
 ) -> None:
     announced = {meta.name: (meta.shape, meta.dtype) for meta in gatherer.tensors}
-    with HfFolderWriter(folder, announced, source, shard_size_mib, card) as writer:
+    with HfFolderWriter(folder, announced, source, shard_size_mib, card, overwrite) as writer:
         for bucket in gatherer.gather(0):
             for name, tensor in bucket:
                 writer.add(name, tensor)

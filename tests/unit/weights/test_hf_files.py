@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlmath.errors import UserError
 from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, generation_config
 from rlmath.weights.shape import WeightsError
 
@@ -78,15 +81,60 @@ def test_large_models_are_cut_into_shards_with_an_index(source: Path, tmp_path: 
             assert torch.equal(reader.read(name), tensor)
 
 
-def test_an_older_folder_is_replaced_as_a_whole(source: Path, tmp_path: Path) -> None:
+def test_an_older_model_is_replaced_and_other_files_are_kept(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    write(folder, source, {"old": torch.zeros(2)})
-    (folder / "stray.txt").write_text("of the old one")
+    write(folder, source, {f"old{n}": torch.zeros(300, 500) for n in range(3)})
+    (folder / "notes.txt").write_text("mine")
+    (folder / "results").mkdir()
+    (folder / "results" / "scores.json").write_text("{}")
     write(folder, source, TENSORS)
-    assert not (folder / "stray.txt").exists()
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "results" / "scores.json").read_text() == "{}"
     with HfFolderReader(folder) as reader:
-        assert "old" not in reader.names()
+        assert set(reader.names()) == set(TENSORS)
+    # Neither the index nor the shards of the older model are left: a reader would take them.
+    assert sorted(p.name for p in folder.glob("*.safetensors*")) == ["model.safetensors"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_overwrite_replaces_the_whole_folder(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    with HfFolderWriter(folder, ANNOUNCED, source, overwrite=True) as writer:
+        for name, tensor in TENSORS.items():
+            writer.add(name, tensor)
+    assert not (folder / "notes.txt").exists()
+
+
+def test_a_file_is_never_made_a_folder(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_text("mine")
+    with pytest.raises(UserError, match="is a file"):
+        HfFolderWriter(target, ANNOUNCED, source, overwrite=True)
+    assert target.read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_folders_with_similar_names_survive(source: Path, tmp_path: Path) -> None:
+    for name in ("out.old", "out.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("mine")
+    write(tmp_path / "out", source, {"old": torch.zeros(2)})
+    write(tmp_path / "out", source, TENSORS)
+    assert [(tmp_path / n / "notes.txt").read_text() for n in ("out.old", "out.partial")] == [
+        "mine",
+        "mine",
+    ]
+
+
+def test_a_link_to_a_folder_stays_a_link(source: Path, tmp_path: Path) -> None:
+    write(tmp_path / "real", source, {"old": torch.zeros(2)})
+    (tmp_path / "out").symlink_to("real")
+    write(tmp_path / "out", source, TENSORS)
+    assert (tmp_path / "out").is_symlink()
+    with HfFolderReader(tmp_path / "real") as reader:
+        assert set(reader.names()) == set(TENSORS)
 
 
 def test_an_error_leaves_the_older_folder_and_nothing_half(source: Path, tmp_path: Path) -> None:
@@ -104,15 +152,20 @@ def test_an_error_leaves_the_older_folder_and_nothing_half(source: Path, tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 
-def test_what_a_killed_writer_leaves_has_another_name(source: Path, tmp_path: Path) -> None:
+def test_what_a_killed_writer_leaves_is_removed_by_the_next(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     writer = HfFolderWriter(folder, ANNOUNCED, source)
     writer.add("a.weight", TENSORS["a.weight"])
-    del writer  # killed: neither finish nor abort ran
+    (partial,) = tmp_path.glob(".out.*")
     assert not folder.exists()
-    assert (tmp_path / "out.partial").exists()
+    # A writer that is alive keeps what it writes; one that was killed does not.
     write(folder, source, TENSORS)
-    assert not (tmp_path / "out.partial").exists()
+    assert partial.exists()
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    partial.rename(str(partial).replace(f"-{os.getpid()}-", f"-{ended.pid}-"))
+    write(folder, source, TENSORS)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 
 def test_tensors_come_as_announced(source: Path, tmp_path: Path) -> None:

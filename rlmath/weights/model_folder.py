@@ -1,0 +1,168 @@
+"""What may be replaced when a Hugging Face folder is written: a model, and nothing of anyone else.
+
+A folder is a *model folder* when it has a ``config.json``. Entries in it that no writer of models
+makes (notes, results, other models) are *foreign*, and so is everything in a folder without a
+``config.json``. Foreign entries are never deleted unless the user insists.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fnmatch
+import os
+import secrets
+import shutil
+import socket
+from pathlib import Path
+
+from rlmath.errors import UserError
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_CONFIG = "config.json"
+_MODEL_FILES = (
+    _CONFIG,
+    "generation_config.json",
+    "README.md",
+    SINGLE_FILE,
+    INDEX_FILE,
+    "model-?????-of-?????.safetensors",
+    *TOKENIZER_FILES,
+)
+# renameat2(2): swap two names in one step. Not in Python's standard library.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+class Foreign(UserError):
+    """A folder holds what replacing it would delete."""
+
+
+def foreign_entries(folder: Path) -> list[str]:
+    """Names in an existing folder that a writer of models did not make; all of them where there is
+    no ``config.json``."""
+    names = sorted(os.listdir(folder))
+    if _CONFIG not in names:
+        return names
+    return [
+        name
+        for name in names
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in _MODEL_FILES)
+        or not (folder / name).is_file()
+    ]
+
+
+def check_target(folder: str | Path, *, sources: tuple[Path, ...] = ()) -> None:
+    """Refuse to write a model where something else would be lost.
+
+    Args:
+        folder: Where the model is to be written. Not there, empty, or a model folder without
+            foreign entries: fine.
+        sources: Folders that are read to write it, which it must not replace.
+
+    Raises:
+        UserError: It is a file, or is or holds a source.
+        Foreign: It has foreign entries; the message names up to five.
+    """
+    folder = Path(folder)
+    for source in sources:
+        if folder.resolve() in (source.resolve(), *source.resolve().parents):
+            raise UserError(
+                f"{folder} is, or contains, {source}, which is read to write it; choose another "
+                "folder"
+            )
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file, not a folder; choose another folder to write to")
+    foreign = foreign_entries(folder)
+    if foreign:
+        more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
+        what = (
+            "holds more than a model" if (folder / _CONFIG).is_file() else "is not a model folder"
+        )
+        raise Foreign(
+            f"{folder} {what}: replacing it would delete {', '.join(foreign[:5])}{more}. Choose "
+            "another folder, move these files, or pass --overwrite to replace the whole folder"
+        )
+
+
+def new_partial(folder: Path) -> Path:
+    """An empty folder beside ``folder`` to write into, after removing what processes of this host
+    that are gone left of the same folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{folder.name}.rlmath-partial-"
+    own = f"{prefix}{socket.gethostname()}-"
+    for name in os.listdir(folder.parent):
+        if name.startswith(own):
+            pid = name.removeprefix(own).partition("-")[0]
+            if pid.isdigit() and not Path("/proc", pid).exists():
+                shutil.rmtree(folder.parent / name, ignore_errors=True)
+    partial = folder.parent / f"{own}{os.getpid()}-{secrets.token_hex(4)}"
+    partial.mkdir()
+    return partial
+
+
+def put_in_place(partial: Path, folder: Path, *, overwrite: bool) -> None:
+    """Give a complete folder its name; a reader sees the old one or the new one, never a half.
+
+    Args:
+        partial: From :func:`new_partial`, on the same file system.
+        folder: Its name. Foreign entries of an older folder there move into the new one.
+        overwrite: Delete them instead.
+    """
+    if folder.is_symlink():
+        # The link is the user's; what it points to is what is replaced.
+        folder = folder.resolve()
+    if not folder.exists():
+        partial.rename(folder)
+        sync(folder.parent)
+        return
+    foreign = [] if overwrite else foreign_entries(folder)
+    _exchange(partial, folder)
+    sync(folder.parent)
+    old = partial
+    for name in foreign:
+        if not (folder / name).exists():
+            (old / name).rename(folder / name)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold a file or a folder's names before anything relies on it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swap two names, in one step where kernel and file system can."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is not None:
+        names = os.fsencode(one), os.fsencode(other)
+        if renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise OSError(code, os.strerror(code), str(other))
+    aside = one.with_name(one.name + "-old")
+    other.rename(aside)
+    try:
+        one.rename(other)
+    except BaseException:
+        aside.rename(other)
+        raise
+    aside.rename(one)

@@ -1,0 +1,32 @@
+"""The converter's console command never deletes what is not a model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_folder_with_other_files_is_refused_with_exit_2(tmp_path: Path) -> None:
+    actor = tmp_path / "checkpoints" / "step_000001" / "actor"
+    actor.mkdir(parents=True)
+    about = {"shape": {"architecture": "Qwen2ForCausalLM"}, "dtype": "float32", "layout": {}}
+    (actor / "about.json").write_text(json.dumps(about))
+    source, target = tmp_path / "model", tmp_path / "papers"
+    for folder in (source, target):
+        folder.mkdir()
+    (source / "config.json").write_text("{}")
+    (target / "thesis.tex").write_text("mine")
+    tool = [sys.executable, str(ROOT / "toolkits" / "convert_checkpoint.py"), "to-hf"]
+    done = subprocess.run(
+        [*tool, str(actor.parent), str(target), "--model", str(source)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "thesis.tex" in done.stderr and "--overwrite" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (target / "thesis.tex").read_text() == "mine"
