@@ -86,7 +86,8 @@ def initialize(
         context_parallel_size=layout.context_parallel,
         expert_model_parallel_size=layout.expert_parallel,
         expert_tensor_parallel_size=layout.expert_tensor_parallel,
-        create_gloo_process_groups=platform.collective_backend != "gloo",
+        # Checkpoints have one gloo group of their own, and nothing else uses Megatron's.
+        create_gloo_process_groups=False,
         distributed_timeout_minutes=max(1, int(timeout_s // 60)),
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)

@@ -1,0 +1,59 @@
+"""What saving and loading a checkpoint takes on a rank beside the model and optimizer state.
+
+Pure arithmetic, for the plan; ``optimizer_shards`` keeps to it. Megatron's own way gathers each
+DDP bucket (without overlap of gradients: the whole stage) in float32 on the GPU, and keeps 12 bytes
+a parameter of the stage in every rank's host memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Float32 main parameters and Adam's two moments.
+STATE_BYTES_PER_PARAMETER = 12
+# What the ranks gather at a time, all of it together.
+GATHER_BUFFER_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class CheckpointBytes:
+    """Bytes of one rank beside what training holds.
+
+    Attributes:
+        gpu_bytes: While its part is gathered, a few seconds; none while it is written.
+        host_bytes: Until its part is written.
+    """
+
+    gpu_bytes: int
+    host_bytes: int
+
+
+def checkpoint_bytes_of_rank(
+    parameters: int,
+    copies: int,
+    largest_parameter: int,
+    *,
+    weight_bytes: int = 2,
+    background: bool = False,
+) -> CheckpointBytes:
+    """Upper bound for a save with the distributed optimizer; loading takes no more.
+
+    Ranks that hold the same weights share them out by whole parameters, so each keeps its share
+    and at most one parameter more. A load takes the parameters of which the rank's share of the
+    optimizer holds any part: two more at most.
+
+    Args:
+        parameters: Of the rank's stage. Experts, which have other copies, are a sum of their own.
+        copies: Ranks that hold the same.
+        largest_parameter: Elements of the largest Megatron parameter of the rank.
+        weight_bytes: Of one weight.
+        background: The weights are copied as well (``runner.background_checkpoints``).
+    """
+    share = min(parameters, -(-parameters // copies) + 2 * largest_parameter)
+    per_parameter = STATE_BYTES_PER_PARAMETER + (weight_bytes if background else 0)
+    gpu_bytes = 0
+    if copies > 1:
+        # Every rank's piece, and its own.
+        gathered = min(GATHER_BUFFER_BYTES, 4 * parameters)
+        gpu_bytes = gathered + -(-gathered // copies)
+    return CheckpointBytes(gpu_bytes, per_parameter * share)
