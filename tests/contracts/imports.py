@@ -1,0 +1,58 @@
+"""The names that the code imports from the libraries it is built on, read from its source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("rlmath", "toolkits")
+LIBRARIES = ("vllm", "megatron", "ray", "transformers")
+
+
+def imported_names(libraries: tuple[str, ...] = LIBRARIES) -> dict[tuple[str, str], list[str]]:
+    """Where each name of a library is imported or reached, inside functions as well.
+
+    Returns:
+        Files by module and name; the name is empty where the module itself is imported. Names that
+        are reached through an imported module (``ray.util.get_node_ip_address``) count too.
+    """
+    found: dict[tuple[str, str], set[str]] = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            where = path.relative_to(ROOT).as_posix()
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for key in _of_tree(tree, libraries):
+                found.setdefault(key, set()).add(where)
+    return {key: sorted(files) for key, files in sorted(found.items())}
+
+
+def _of_tree(tree: ast.Module, libraries: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            module = node.module or ""
+            if module.partition(".")[0] not in libraries:
+                continue
+            for alias in node.names:
+                yield module, alias.name
+                # May be a module or anything else; names reached through it are looked up alike.
+                aliases[alias.asname or alias.name] = f"{module}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                if top in libraries:
+                    yield alias.name, ""
+                    aliases[alias.asname or top] = alias.name if alias.asname else top
+    outer = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or id(node) in outer:
+            continue
+        names: list[str] = []
+        inner: ast.expr = node
+        while isinstance(inner, ast.Attribute):
+            names.append(inner.attr)
+            inner = inner.value
+        if isinstance(inner, ast.Name) and inner.id in aliases:
+            yield aliases[inner.id], ".".join(reversed(names))

@@ -1,0 +1,79 @@
+"""A contract that is broken is seen, by import and in source, and the message says what breaks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.contracts import contract
+from tests.contracts.contract import Row, check
+
+HERE = "tests.contracts.test_contract"
+LIMIT = 3
+
+
+class Base:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class Thing(Base):
+    kind = "thing"
+
+    def grow(self, by: int, *, slowly: bool = False) -> int:
+        self._grown = by
+        return self.size + by
+
+    @property
+    def open(self) -> bool:
+        return True
+
+
+@dataclasses.dataclass
+class Parts:
+    first: int
+    second: int = 0
+
+
+HOLDS = [
+    Row(HERE, "x", has=("Thing", "LIMIT")),
+    Row(f"{HERE}:Thing", "x", has=("size", "_grown", "kind", "grow", "open"), takes=("size",)),
+    Row(f"{HERE}:Thing._grown", "x"),
+    Row(f"{HERE}:Thing.grow", "x", takes=("slowly",), passes=("by", "slowly")),
+    Row(f"{HERE}:Thing.grow", "x", says=("return self.size + by",)),
+    Row(f"{HERE}:Parts", "x", fields=("first",), all_fields=("second", "first")),
+    Row(f"{HERE}:LIMIT", "x", equals=3),
+    Row(f"{HERE}:Thing.kind", "x", equals="thing"),
+]
+BROKEN = [
+    Row(f"{HERE}:Gone", "x"),
+    Row(f"{HERE}:Thing.gone", "x"),
+    Row(f"{HERE}:Thing", "x", has=("gone",)),
+    Row(f"{HERE}:Thing", "x", takes=("width",)),
+    Row(f"{HERE}:Thing.grow", "x", takes=("fast",)),
+    Row(f"{HERE}:Thing.grow", "x", passes=("by",)),
+    Row(f"{HERE}:Thing.grow", "x", says=("return self.size - by",)),
+    Row(f"{HERE}:Parts", "x", fields=("third",)),
+    Row(f"{HERE}:Parts", "x", all_fields=("first",)),
+    Row(f"{HERE}:LIMIT", "x", equals=4),
+]
+
+
+@pytest.fixture(params=["imported", "in source"])
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in source":
+        monkeypatch.setattr(contract, "import_or_none", lambda _: None)
+
+
+@pytest.mark.usefixtures("how")
+@pytest.mark.parametrize("row", HOLDS, ids=lambda row: row.target)
+def test_what_holds(row: Row) -> None:
+    check(row)
+
+
+@pytest.mark.usefixtures("how")
+@pytest.mark.parametrize("row", BROKEN, ids=lambda row: row.target)
+def test_what_is_broken_says_what_breaks(row: Row) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r": x$"):
+        check(row)
