@@ -149,7 +149,7 @@ def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(command: str, options: argparse.Namespace) -> int:
-    from rlmath.config import arithmetic, checks, load
+    from rlmath.config import arithmetic, attempts, checks, load
     from rlmath.config.facts import Machine
 
     config = load.load(options.overrides, options.config_dir)
@@ -161,6 +161,11 @@ def _run(command: str, options: argparse.Namespace) -> int:
     if command == "train":
         layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
         print(arithmetic.describe(config, layout), flush=True)
+    found = attempts.continuation(config, command)
+    if found is not None:
+        print(found.describe(), flush=True)
+        if found.finished:
+            return 0
     if options.check:
         return 0
     try:

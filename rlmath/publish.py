@@ -7,11 +7,12 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlmath.checkpoint import CheckpointStore
+from rlmath.config import attempts
 from rlmath.errors import UserError
 from rlmath.evaluation.results import read_results, table
 from rlmath.monitor.files import replacing
@@ -41,6 +42,10 @@ _RECIPE = (
     ("sampling temperature", "rollout.temperature"),
     ("seed", "runner.seed"),
 )
+
+
+# Where and how a run is executed.
+_NOT_IN_RECIPE = ("cluster", "runner", "watchdog", "weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,10 +159,10 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
     """
     from omegaconf import OmegaConf
 
-    file = run_dir / "config.yaml"
-    if not file.is_file():
+    found = attempts.attempts(run_dir)
+    if not found:
         raise UserError(f"{run_dir} is no training run's folder: there is no config.yaml in it")
-    config = OmegaConf.load(file)
+    config = OmegaConf.create(dict(attempts.in_force(found, step)))
     summary = read_summary(run_dir)
 
     def setting(key: str) -> str:
@@ -189,6 +194,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
         "",
         "Every setting is below, for `rlmath train`; of absolute paths the last part.",
         "",
+        *_changes_lines(attempts.history(found, step)),
         "## Data",
         "",
         *_data_lines(config),
@@ -200,11 +206,37 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
         "## All settings",
         "",
         "```yaml",
-        _ABSOLUTE.sub(r"\1", file.read_text(encoding="utf-8")).rstrip(),
+        _ABSOLUTE.sub(r"\1", OmegaConf.to_yaml(config)).rstrip(),
         "```",
         "",
     ]
     return "\n".join(lines)
+
+
+def _changes_lines(history: Sequence[tuple[int, list[attempts.Change]]]) -> list[str]:
+    """What was in force before: each change of a setting, with the steps that it separates."""
+    if not history:
+        return []
+    rows = [
+        f"| {after} | `{one.key}` | {_shown(one.before)} | {_shown(one.now)} |"
+        for after, changes in history
+        for one in changes
+        if one.key.partition(".")[0] not in _NOT_IN_RECIPE
+    ]
+    if not rows:
+        return []
+    return [
+        "Settings that were changed during the run (the table above has the last values):",
+        "",
+        "| after step | setting | up to there | from there on |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _shown(value: Any) -> str:
+    return _ABSOLUTE.sub(r"\1", "null" if value is None else str(value)).replace("|", "\\|")
 
 
 def _data_lines(config: Any) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.checkpoint import CheckpointStore
+from rlmath.config.attempts import SFT_CONFIG_FILE
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
@@ -38,7 +39,7 @@ def fine_tune(config: Config) -> int:
     """:func:`run` in a folder that is ours alone."""
     config = with_model_folder(config)
     run_dir = Path(config.runner.run_dir)
-    save(config, run_dir / "sft_config.yaml")
+    save(config, run_dir / SFT_CONFIG_FILE)
     tokenizer = load_tokenizer(config.model.path)
     examples, report = load_examples(
         config.sft.train_paths, config.data, config.sft.response_key, tokenizer

@@ -19,6 +19,7 @@ from rlmath.algorithm_settings import (
 from rlmath.batching.from_groups import training_batch
 from rlmath.cluster.watchdog import watched
 from rlmath.coefficients import Coefficients
+from rlmath.config import attempts
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import load_problems, load_tokenizer
@@ -49,13 +50,14 @@ def run(config: Config) -> int:
         The exit code.
     """
     with only_run_in(config.runner.run_dir):
-        return supervise(with_model_folder(config), train)
+        config = with_model_folder(config)
+        save(config, Path(config.runner.run_dir) / attempts.CONFIG_FILE)
+        return supervise(config, train)
 
 
 def train(config: Config) -> int:
     """One start of a run, to its end. Returns the exit code."""
     run_dir = Path(config.runner.run_dir)
-    save(config, run_dir / "config.yaml")
     tokenizer = load_tokenizer(config.model.path)
     problems, report = load_problems(config.data.train_paths, config.data, tokenizer)
     print("training problems:", report.describe(config.data.max_prompt_tokens), flush=True)
@@ -66,6 +68,7 @@ def train(config: Config) -> int:
     store = open_store(config)
     checkpoint = store.resume(config.runner.resume)
     done = 0 if checkpoint is None else checkpoint.step
+    attempts.record(config, after_step=done)
     steps = config.runner.steps
     with (
         open_session(

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rlmath.config import arithmetic, check_files, check_layout
+from rlmath.config import arithmetic, attempts, check_files, check_layout
 from rlmath.config.check_algorithm import algorithm_problems
 from rlmath.config.check_benchmarks import benchmark_problems
 from rlmath.config.facts import Machine, ModelFacts, read_model
@@ -31,6 +31,7 @@ from rlmath.config.schema import (
     Transport,
 )
 from rlmath.config.schema_reliability import DETECTORS
+from rlmath.config.settings import by_key
 from rlmath.errors import ConfigError
 
 Command = Literal["train", "sft", "evaluate"]
@@ -66,6 +67,9 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from check_files.run_dir(config)
     if command == "train" or (command == "sft" and config.sft.save_every):
         yield from check_files.resume(config)
+    yield from _accepted_changes(config)
+    if command != "evaluate":
+        yield from attempts.refused(config, command)
     model = _model_or_none(config)
     if wrong_numbers:
         return  # Sizes that are not positive cannot be divided by.
@@ -88,6 +92,27 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
             yield from check_files.memory(config, model, layout, machine, command)
         if command != "evaluate":
             yield from check_files.disk(config, model, machine, command)
+
+
+def _accepted_changes(config: Config) -> Iterator[str]:
+    """Each entry names a setting or a section that a resume refuses to change."""
+    keys = by_key()
+    for name in config.runner.accept_changes:
+        known = any(key == name or key.startswith(name + ".") for key in keys)
+        guarded = any(
+            name == section or name.startswith(section + ".") or section.startswith(name + ".")
+            for section in attempts.GUARDED
+        )
+        if not known:
+            close = difflib.get_close_matches(name, keys, n=1)
+            yield f"runner.accept_changes: there is no setting {name}" + (
+                f"; did you mean {close[0]}?" if close else ""
+            )
+        elif not guarded:
+            yield (
+                f"runner.accept_changes: {name} may be changed without being listed; the list is "
+                f"for {', '.join(attempts.GUARDED)}"
+            )
 
 
 def _model_or_none(config: Config) -> ModelFacts | None:

@@ -478,6 +478,9 @@ class RunnerConfig:
     # Continue from the newest whole checkpoint in run_dir (auto), start anew (never), or continue
     # from the checkpoint whose folder this is.
     resume: str = "auto"
+    # Settings or sections of model, algorithm and reward that a resume may change, such as
+    # [algorithm.loss,reward]; any other change of those is an error.
+    accept_changes: list[str] = field(default_factory=list)
     # Write every sample of so many steps to samples/; 1: of each step.
     samples_every: int = 1
     # Sampled responses shown as text in TensorBoard per step.
