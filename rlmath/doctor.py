@@ -7,7 +7,6 @@ cannot). With settings, the same model, data and layout checks are made as at th
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import itertools
 import os
 import resource
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rlmath import te_install
 from rlmath.config import check_files, checks, load
 from rlmath.config.facts import PEEKED_ROWS, Machine, existing_parent
 from rlmath.config.hub_names import is_hub
@@ -165,9 +165,25 @@ def accelerators() -> Iterator[Finding]:
             "GPU memory",
             f"{free / GIB:.1f} of {total / GIB:.1f} GiB are free on GPU 0; others use it",
         )
-    for module, why in (("transformer_engine", "layers fall back to Megatron's own"),):
-        if importlib.util.find_spec(module) is None:
-            yield Finding("note", module, f"is not installed: {why}")
+    yield transformer_engine()
+
+
+def transformer_engine() -> Finding:
+    """Transformer Engine imports. In a separate process, which a broken one can end."""
+    program = (
+        "from rlmath import te_install as t; print(t.missing_part() or t.import_error() or '')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    problem = done.stdout.strip()
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        problem = f"importing it ends Python with code {done.returncode}: {last}"
+    if problem:
+        return Finding("bad", "Transformer Engine", te_install.refusal(problem))
+    version = importlib.metadata.version("transformer-engine")
+    return Finding("ok", "Transformer Engine", version)
 
 
 def memory() -> Iterator[Finding]:

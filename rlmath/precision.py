@@ -41,7 +41,10 @@ class Precision:
     Attributes:
         lm_head_dtype: ``model`` or ``float32``.
         router_dtype: ``model`` or ``float32``; says nothing for a dense model.
+        batch_invariant: Kernels whose result for a sequence does not depend on what shares its
+            batch, and a deterministic backward pass in the actor. CUDA only.
     """
 
     lm_head_dtype: str = "model"
     router_dtype: str = "model"
+    batch_invariant: bool = False

@@ -119,7 +119,9 @@ def open_session(
         UserError: The model, the cluster or the machine does not allow it.
     """
     config = with_model_folder(config)
-    platform = choose_platform(config.cluster.device.value)
+    # Without an optimizer there is no actor, whose layers would matter.
+    layers = "any" if optimizer is None else config.actor.layers.value
+    platform = choose_platform(config.cluster.device.value, layers)
     platform.prepare_driver()
     device = Device(platform.name)
     layout = resolve_layout(config, device)
@@ -189,7 +191,7 @@ def precision(config: Config) -> Precision:
     """What actor and engines keep alike; a dense model has no router."""
     given = config.precision
     router = given.router_dtype if read_model(config.model.path).num_experts else ProductDType.model
-    return Precision(given.lm_head_dtype.value, router.value)
+    return Precision(given.lm_head_dtype.value, router.value, given.batch_invariant)
 
 
 def log_dir(config: Config) -> Path:
@@ -326,6 +328,7 @@ def actor_settings(
             recompute=config.actor.recompute.value,
             recompute_num_layers=config.actor.recompute_num_layers,
             precision=precision(config),
+            layers=config.actor.layers.value,
         ),
         optimizer=optimizer_settings(config, optimizer, optimizer_steps),
         temperature=temperature,

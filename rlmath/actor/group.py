@@ -19,6 +19,7 @@ from rlmath.batching import minibatches
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.cluster.watchdog import Part, Process
+from rlmath.device.environment import rank_environment
 from rlmath.errors import PartError, UserError
 from rlmath.types import TrainingBatch
 
@@ -54,13 +55,6 @@ class FirstMinibatch:
     batch: TrainingBatch
     log_probs: Tensor
     entropy: Tensor
-
-
-# A CPU rank takes and gives back megabytes with each operator. The C library keeps up to 256 MiB of
-# them, in pages of 2 MiB where the kernel leaves that to the program.
-MEMORY_IN_HUGE_PAGES = (
-    f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold={256 * 2**20}"
-)
 
 
 class ActorGroup:
@@ -103,10 +97,13 @@ class ActorGroup:
 
     def launch(self) -> None:
         """Begin to start the ranks and return at once, so that other parts start meanwhile."""
-        environment = {"TOKENIZERS_PARALLELISM": "false"}
-        if self._device == "cpu":
-            environment["OMP_NUM_THREADS"] = str(self._num_threads)
-            environment["GLIBC_TUNABLES"] = MEMORY_IN_HUGE_PAGES
+        environment = rank_environment(
+            self._device,
+            num_threads=self._num_threads,
+            tensor_parallel=self.layout.tensor_parallel,
+            context_parallel=self.layout.context_parallel,
+            batch_invariant=self.settings.model.precision.batch_invariant,
+        )
         for rank, options in enumerate(self._options):
             worker = ray.remote(ActorWorker).options(
                 **{

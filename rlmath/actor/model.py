@@ -37,6 +37,7 @@ class ModelSettings:
         recompute_num_layers: With ``full``: how many layers of each stage, from the first;
             ``None``: all of them.
         precision: Of what decides log-probs most.
+        layers: ``auto``, ``transformer_engine`` or ``local``, see ``choose_platform``.
     """
 
     dtype: torch.dtype
@@ -44,6 +45,7 @@ class ModelSettings:
     recompute: str = "none"
     recompute_num_layers: int | None = None
     precision: Precision = field(default_factory=Precision)
+    layers: str = "auto"
 
 
 def read_hf_config(folder: str) -> Any:

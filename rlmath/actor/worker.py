@@ -52,7 +52,7 @@ class ActorWorker:
         """Join the other ranks and load this one's part of the model. Collective."""
         from rlmath.device import choose_platform
 
-        platform = choose_platform(device)
+        platform = choose_platform(device, settings.model.layers)
         platform.prepare_megatron_process(local_rank=0, num_threads=num_threads)
         from rlmath.actor.actor import MegatronActor
         from rlmath.actor.parallel import initialize

@@ -3,8 +3,9 @@
 Each check is a generator of messages. A message begins with the setting's key, shows the
 arithmetic, and names values that would work. Ranges are in ``ranges.py``; what divides what is in
 ``check_layout.py``; files, memory and disk are in ``check_files.py``; what is evaluated is in
-``check_benchmarks.py``; what the algorithm does not allow is in ``check_algorithm.py``; this file
-has the order and the other contradictions.
+``check_benchmarks.py``; what the algorithm does not allow is in ``check_algorithm.py``; what layers
+and kernels are there is in ``check_precision.py``; this file has the order and the other
+contradictions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rlmath.config import arithmetic, attempts, check_files, check_layout
+from rlmath.config import arithmetic, attempts, check_files, check_layout, check_precision
 from rlmath.config.check_algorithm import algorithm_problems
 from rlmath.config.check_benchmarks import benchmark_problems
 from rlmath.config.facts import Machine, ModelFacts, read_model
@@ -62,6 +63,9 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from _contradictions(config, command)
     device = machine.device(config.cluster.device)
     yield from _cluster(config, machine, device)
+    if command != "evaluate":
+        yield from check_precision.layers(config, machine, device)
+    yield from check_precision.batch_invariance(config, machine, device, command)
     yield from check_files.data_files(config, command)
     yield from check_files.model_folder(config)
     yield from check_files.run_dir(config)
@@ -82,6 +86,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from check_layout.batch_divides(config, layout, command)
     if model is not None:
         yield from check_layout.model_splits(config, model, command)
+        yield from check_precision.batch_invariant_model(config, model)
         yield from check_layout.lengths(config, model, command)
         if layout is not None and command != "evaluate":
             yield from check_layout.experts(config, model, layout)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlmath import te_install
 from rlmath.config.schema import Device
 from rlmath.errors import ConfigError
 
@@ -89,12 +90,17 @@ class Machine:
         torch_build: torch's version, such as ``2.13.0+cpu``; ``None`` when it is not installed.
         memory_bytes: Memory, the container's limit where there is one.
         disk_bytes: Free space where runs go; ``None``: asked of the run folder's disk.
+        transformer_engine: What Transformer Engine lacks; ``None``: nothing that can be seen
+            without importing it. Only looked for where there are GPUs.
+        flash_attention: Whether flash-attn is installed, which batch invariance needs.
     """
 
     gpus: int
     torch_build: str | None
     memory_bytes: int
     disk_bytes: int | None = None
+    transformer_engine: str | None = None
+    flash_attention: bool = True
 
     @property
     def has_cuda(self) -> bool:
@@ -120,7 +126,14 @@ class Machine:
             torch_build = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError:
             torch_build = None
-        return cls(_visible_gpus(), torch_build, _memory_bytes())
+        gpus = _visible_gpus()
+        return cls(
+            gpus,
+            torch_build,
+            _memory_bytes(),
+            transformer_engine=te_install.missing_part() if gpus else None,
+            flash_attention=te_install.has_flash_attention(),
+        )
 
 
 def read_model(path: str) -> ModelFacts:

@@ -51,6 +51,12 @@ class OverlongPrompt(Enum):
     filter = "filter"
 
 
+class Layers(Enum):
+    auto = "auto"
+    transformer_engine = "transformer_engine"
+    local = "local"
+
+
 class Recompute(Enum):
     none = "none"
     selective = "selective"
@@ -262,6 +268,9 @@ class ActorConfig:
     # Ranks of a stage that share the experts of a mixture between them, whole ones; a divisor of
     # tensor_parallel x data_parallel. 1: each copy of the model has all, cut over its tensor ranks.
     expert_parallel: int = 1
+    # Implementation of the layers: Transformer Engine's, or Megatron's own (local). auto takes
+    # Transformer Engine on CUDA, and stops where it is missing or broken; on a CPU local.
+    layers: Layers = Layers.auto
     # Split activations between tensor ranks along the sequence where matrices are not split.
     sequence_parallel: bool = False
     # Shard the optimizer's state over data-parallel ranks.

@@ -6,12 +6,12 @@ of layers that Megatron should build.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from rlmath import te_install
 from rlmath.errors import UserError
 
 
@@ -39,15 +39,23 @@ class Platform:
     def prepare_megatron_process(self, local_rank: int, num_threads: int) -> None:
         """Make this process fit to host Megatron; call before importing ``megatron``.
 
+        What CUDA and NCCL read from the environment has to be there before torch starts them, so
+        it is not set here: see :func:`rlmath.device.environment.rank_environment`.
+
         Args:
             local_rank: Which of the process's visible accelerators it takes (CUDA only).
             num_threads: Threads of one CPU operator (CPU only).
+
+        Raises:
+            UserError: Transformer Engine's layers are wanted, and importing it fails.
         """
         if self.name == "cuda":
             torch.cuda.set_device(local_rank)
-            # One hardware queue keeps Megatron's overlapped collectives in the order in which
-            # they were issued, which its tensor-parallel overlap relies on.
-            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+            error = te_install.import_error()
+            if error is not None and self.layer_spec == "transformer_engine":
+                raise UserError(te_install.refusal(error))
+            if error is not None:
+                te_install.hide()
             return
         from rlmath.device.cpu_shim import install
         from rlmath.device.gloo import share_device
@@ -92,23 +100,37 @@ def cuda_visible() -> bool:
     return torch.cuda.is_available() and torch.cuda.device_count() > 0
 
 
-def choose_platform(device: str) -> Platform:
+def choose_platform(device: str, layers: str = "auto") -> Platform:
     """The platform of ``cluster.device``: ``auto`` looks at this machine.
 
+    Of Transformer Engine it looks at files and metadata alone, which is cheap enough for the
+    driver; ``Platform.prepare_megatron_process`` imports it, in the ranks' processes.
+
+    Args:
+        device: ``auto``, ``cpu`` or ``cuda``.
+        layers: ``actor.layers``, or ``any``: Transformer Engine's where there is one, for tools to
+            which it does not matter, and for processes without an actor.
+
     Raises:
-        UserError: ``cuda`` was asked for and there is none.
+        UserError: ``cuda`` was asked for and there is none, or Transformer Engine is wanted and
+            missing or built in part.
     """
     if device == "cpu" or (device == "auto" and not cuda_visible()):
+        if layers == "transformer_engine":
+            raise UserError(
+                "actor.layers=transformer_engine: its layers run on CUDA only; take auto or local"
+            )
         return CPU
     if not cuda_visible():
         raise UserError(
             f"cluster.device=cuda, but torch {torch.__version__} sees no CUDA device on this "
             "machine; set cluster.device=cpu, or install the CUDA build and check nvidia-smi."
         )
-    return Platform("cuda", "nccl", "transformer_engine" if _has_transformer_engine() else "local")
-
-
-def _has_transformer_engine() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("transformer_engine") is not None
+    if layers == "local":
+        return Platform("cuda", "nccl", "local")
+    missing = te_install.missing_part()
+    if missing is not None and layers == "any":
+        return Platform("cuda", "nccl", "local")
+    if missing is not None:
+        raise UserError(te_install.refusal(missing))
+    return Platform("cuda", "nccl", "transformer_engine")

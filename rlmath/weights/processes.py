@@ -83,7 +83,7 @@ def _open_rank(layout: Layout, rank: int, port: int) -> Platform:
     # CPU shim replaces some of these, so the list has to be made before: transformers builds
     # models under such a context, and would leave their rotary frequencies uninitialised.
     _device_constructors()
-    platform = choose_platform("auto")
+    platform = choose_platform("auto", layers="any")
     threads = max(1, torch.get_num_threads() // layout.world_size)
     platform.prepare_megatron_process(local_rank=rank, num_threads=threads)
     initialize(layout, platform, rank=rank, address="127.0.0.1", port=port, seed=0)

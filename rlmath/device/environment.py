@@ -1,0 +1,55 @@
+"""What a Megatron rank's process needs in its environment before torch, CUDA and NCCL start."""
+
+from __future__ import annotations
+
+import os
+
+# A CPU rank takes and gives back megabytes with each operator. The C library keeps up to 256 MiB of
+# them, in pages of 2 MiB where the kernel leaves that to the program.
+MEMORY_IN_HUGE_PAGES = (
+    f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold={256 * 2**20}"
+)
+
+# For bit-identical runs. cuBLAS picks algorithms by workspace and may add partial products in any
+# order without a fixed one; Transformer Engine's attention adds gradients atomically unless it is
+# told not to, and Megatron's deterministic mode refuses to start without that; NVLink SHARP sums in
+# the switch, in the order of arrival.
+DETERMINISTIC = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "NCCL_ALGO": "^NVLS",
+}
+
+
+def rank_environment(
+    device: str,
+    *,
+    num_threads: int,
+    tensor_parallel: int,
+    context_parallel: int,
+    batch_invariant: bool,
+) -> dict[str, str]:
+    """Environment variables of a rank's process. CUDA's own are read when its context is created.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        num_threads: Threads of one CPU operator (CPU only).
+        tensor_parallel: Ranks that share each layer's matrices.
+        context_parallel: Ranks that share each sequence's tokens.
+        batch_invariant: ``precision.batch_invariant``.
+    """
+    environment = {"TOKENIZERS_PARALLELISM": "false"}
+    if device == "cpu":
+        environment["OMP_NUM_THREADS"] = str(num_threads)
+        environment["GLIBC_TUNABLES"] = MEMORY_IN_HUGE_PAGES
+        return environment
+    # Megatron's tensor-parallel layers, and Transformer Engine's context-parallel attention, issue
+    # a collective before the product that it overlaps with, and rely on one hardware queue to keep
+    # that order. Without either, more queues let gradients' collectives overlap with the backward
+    # pass, so CUDA's default stays.
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    if tensor_parallel > 1 or context_parallel > 1:
+        environment[name] = os.environ.get(name, "1")
+    if batch_invariant:
+        environment |= DETERMINISTIC
+    return environment

@@ -1,0 +1,88 @@
+"""What the ranks' processes find in their environment when they start."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor import group
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.parallel import Layout
+from rlmath.actor.settings import ActorSettings
+from rlmath.device.environment import rank_environment
+from rlmath.precision import Precision
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONNECTIONS, raising=False)
+
+
+def environment(device: str = "cuda", tp: int = 1, cp: int = 1, **others: Any) -> dict[str, str]:
+    settings = {"num_threads": 3, "batch_invariant": False} | others
+    return rank_environment(device, tensor_parallel=tp, context_parallel=cp, **settings)
+
+
+def test_one_hardware_queue_where_collectives_and_products_overlap() -> None:
+    assert environment(tp=2)[CONNECTIONS] == environment(cp=2)[CONNECTIONS] == "1"
+    assert CONNECTIONS not in environment() and CONNECTIONS not in environment("cpu", tp=2)
+
+
+def test_what_the_user_says_of_queues_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONNECTIONS, "32")
+    assert environment(tp=2)[CONNECTIONS] == "32"
+
+
+def test_batch_invariance_is_known_before_cublas_and_nccl_start() -> None:
+    invariant = environment(batch_invariant=True)
+    assert invariant["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
+    assert invariant["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert invariant["NCCL_ALGO"] == "^NVLS"
+    assert not set(environment()) & {"NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NCCL_ALGO"}
+
+
+def test_a_cpu_rank_has_its_threads() -> None:
+    assert environment("cpu")["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in environment()
+
+
+def test_each_ranks_process_starts_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Ray puts ``env_vars`` into the process's environment before it runs any Python."""
+    started: list[dict[str, Any]] = []
+
+    class Worker:
+        def __getattr__(self, name: str) -> Any:
+            return SimpleNamespace(remote=lambda *_: name)
+
+    class Remote:
+        def __init__(self, _: Any) -> None: ...
+
+        def options(self, **options: Any) -> Any:
+            started.append(options)
+            return SimpleNamespace(remote=lambda *_: Worker())
+
+    monkeypatch.setattr(group.ray, "remote", Remote)
+    monkeypatch.setattr(group.ActorGroup, "_get", lambda self, refs, method="": [("host", 1)])
+    precision = Precision(batch_invariant=True)
+    settings = ActorSettings(
+        model_path="",
+        model=ModelSettings(torch.bfloat16, precision=precision),
+        optimizer=None,
+        temperature=1.0,
+        max_tokens_per_microbatch=1,
+        max_sequence_length=1,
+    )
+    ranks = group.ActorGroup(
+        settings, Layout(2, 1, 2), device="cuda", seed=0, num_threads=1, log_dir=str(tmp_path)
+    )
+    ranks.launch()
+    assert len(started) == 4
+    for options in started:
+        variables = options["runtime_env"]["env_vars"]
+        assert variables[CONNECTIONS] == "1"
+        assert variables["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
