@@ -187,4 +187,6 @@ def train_step(
     monitor.count_tokens(batch.tokens.numel())
     for index, reason in result.early_stopped.items():
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
+    for index, text in result.clamped.items():
+        monitor.warn(f"step {step}: minibatch {index}: {text}")
     return metrics, batch

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlmath.actor.farthest import Farthest, say_clamped
 from rlmath.actor.model import build_model, read_hf_config
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
 from rlmath.actor.packing import Pack, pack_share
@@ -152,22 +153,25 @@ class MegatronActor:
         cut = minibatches(batch.group_ids.tolist(), settings.minibatches, seed)
         metrics: list[dict[str, float]] = []
         stopped: dict[int, str] = {}
+        clamped: dict[int, str] = {}
         first: TokenValues | None = None
         for index, members in enumerate(cut):
             if stopped and settings.early_stop_rest:
                 stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
                 continue
             minibatch = batch.select(members)
-            one, decision, values = self._update_minibatch(minibatch, settings)
+            one, decision, values, farthest = self._update_minibatch(minibatch, settings)
             first = values if index == 0 else first
+            if one["log_ratio_clamped_count"]:
+                clamped[index] = say_clamped(one, farthest, minibatch)
             metrics.append(one)
             if decision.kind == "early_stop":
                 stopped[index] = decision.reason
-        return UpdateResult(metrics, stopped, first)
+        return UpdateResult(metrics, stopped, first, clamped)
 
     def _update_minibatch(
         self, batch: TrainingBatch, settings: UpdateSettings
-    ) -> tuple[dict[str, float], Decision, TokenValues | None]:
+    ) -> tuple[dict[str, float], Decision, TokenValues | None, Farthest]:
         """One optimizer step, unless the minibatch has to be discarded."""
         device = self.platform.torch_device
         weights = token_weights(
@@ -212,7 +216,7 @@ class MegatronActor:
         outcomes = run_schedule(
             self.model, self._packs(batch), self._of_log_probs(objective), backward=True
         )
-        sums, maxima = self._totals([output for output, _ in outcomes], names)
+        sums, maxima, farthest = self._totals(outcomes, names)
         self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
         decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
@@ -228,7 +232,7 @@ class MegatronActor:
         metrics["lr"] = lr
         metrics["discarded"] = float(decision.discard)
         kept = _concatenate([v for _, v in outcomes]) if self.reports else None
-        return metrics, decision, kept
+        return metrics, decision, kept, farthest
 
     def _of_log_probs(self, function: OnLogProbs[T]) -> OnOutput[T]:
         return of_log_probs(
@@ -240,26 +244,30 @@ class MegatronActor:
         self.optimizer.zero_grad()
 
     def _totals(
-        self, outputs: Sequence[LossOutput], names: MetricNames
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Sums and maxima of the minibatch over micro-batches and ranks, from one all-gather."""
+        self, outcomes: Sequence[tuple[LossOutput, TokenValues]], names: MetricNames
+    ) -> tuple[dict[str, float], dict[str, float], Farthest]:
+        """Sums, maxima and the farthest token of the minibatch, over micro-batches and ranks, from
+        one all-gather."""
         sums = torch.zeros(len(names.sums), dtype=torch.float64)
         maxima = torch.full((len(names.maxima),), -torch.inf, dtype=torch.float64)
+        farthest = Farthest()
         if self.reports:
-            for output in outputs:
+            for output, values in outcomes:
+                farthest = max(farthest, Farthest.of(output, values.response_rows), key=abs)
                 sums += torch.stack([output.metric_sums[n] for n in names.sums]).cpu()
                 own = torch.stack([output.metric_maxima[n] for n in names.maxima]).cpu()
                 # A maximum that is not a number has to be seen, and torch.maximum keeps it.
                 maxima = torch.maximum(maxima, own)
-        mine = torch.cat([sums, maxima]).to(self.platform.torch_device)
+        own_farthest = torch.tensor(dataclasses.astuple(farthest), dtype=torch.float64)
+        mine = torch.cat([sums, maxima, own_farthest]).to(self.platform.torch_device)
         flat = mine.new_empty(dist.get_world_size() * mine.numel())
         dist.all_gather_into_tensor(flat, mine)
         gathered = flat.view(-1, mine.numel()).cpu()
-        count = len(names.sums)
-        total, top = gathered[:, :count].sum(0), gathered[:, count:].amax(0)
+        total, top, far = gathered.split([len(names.sums), len(names.maxima), 2], dim=1)
         return (
-            dict(zip(names.sums, total.tolist(), strict=True)),
-            dict(zip(names.maxima, top.tolist(), strict=True)),
+            dict(zip(names.sums, total.sum(0).tolist(), strict=True)),
+            dict(zip(names.maxima, top.amax(0).tolist(), strict=True)),
+            max((Farthest(row, ratio) for row, ratio in far.tolist()), key=abs),
         )
 
     # -- sharing out ----------------------------------------------------------------------------

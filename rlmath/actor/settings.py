@@ -99,6 +99,8 @@ class UpdateResult:
         minibatches: Metrics of each minibatch that was looked at, equal on all ranks.
         early_stopped: Why each minibatch that was stopped early was, by its index. (One whose
             gradient is exactly 0 is discarded as well, without a word: nothing is wrong with it.)
+        clamped: What was said of each minibatch with tokens whose log-ratio was clamped, by its
+            index.
         values: On the ranks that report (last stage, tensor rank 0): what the policy gave for the
             first minibatch, before any update; rows count in that minibatch.
     """
@@ -106,6 +108,7 @@ class UpdateResult:
     minibatches: list[dict[str, float]]
     early_stopped: dict[int, str]
     values: TokenValues | None
+    clamped: dict[int, str] = field(default_factory=dict)
 
 
 NOTHING_LEARNT = UpdateResult([], {}, None)

@@ -15,6 +15,9 @@ k3_unbiased ``r (exp(d) - 1 - d)``         k3 times the importance ratio ``r = p
 
 k1 to k3: J. Schulman, "Approximating KL divergence" (2020); k3 in GRPO (arXiv:2402.03300), eq. 4;
 gradients of k2 and k3: arXiv:2512.21852; k3_unbiased: DeepSeek-V3.2 (arXiv:2512.02556), eq. 7.
+
+``exp`` overflows, so k3 takes ``d`` within ±20 and is at most 10, with gradient 0 beyond, as verl's
+``low_var_kl`` is; ``r`` is within ``e^±20`` as in the policy losses.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ import torch
 from torch import Tensor
 
 from rlmath.algorithms.registry import Registry
+
+# Bounds of k3's input and value, in nats.
+K3_INPUT_LIMIT = 20.0
+K3_LIMIT = 10.0
 
 # (log_probs, ref_log_probs, old_log_probs), all of one shape -> nats of that shape
 KlEstimator = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -63,12 +70,13 @@ def k2(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tenso
 
 @KL_ESTIMATORS.register("k3")
 def k3(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """``exp(d) - 1 - d``; ``expm1`` keeps the digits of a small ``d``."""
-    d = ref_log_probs - log_probs
-    return torch.expm1(d) - d
+    """``exp(d) - 1 - d``, at most 10; ``expm1`` keeps the digits of a small ``d``."""
+    d = (ref_log_probs - log_probs).clamp(-K3_INPUT_LIMIT, K3_INPUT_LIMIT)
+    return (torch.expm1(d) - d).clamp(-K3_LIMIT, K3_LIMIT)
 
 
 @KL_ESTIMATORS.register("k3_unbiased")
 def k3_unbiased(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     """``k3`` times the importance ratio, through which the gradient flows too."""
-    return (log_probs - old_log_probs).exp() * k3(log_probs, ref_log_probs, old_log_probs)
+    log_ratio = (log_probs - old_log_probs).clamp(-K3_INPUT_LIMIT, K3_INPUT_LIMIT)
+    return log_ratio.exp() * k3(log_probs, ref_log_probs, old_log_probs)

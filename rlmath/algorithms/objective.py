@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.losses import LossInputs, LossOutput, get_loss
+from rlmath.algorithms.losses.base import LOG_RATIO_LIMIT
 from rlmath.algorithms.off_policy import off_policy_keep
 from rlmath.algorithms.settings import ObjectiveSettings
 
@@ -25,8 +26,10 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     - ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of
       old against current policy), ``token/entropy`` when given, ``token/kl`` with a reference;
     - with ``off_policy_mask_kl`` ``token/off_policy_masked``;
-    - ``count/token``, ``count/nonfinite``: unmasked tokens, and those of them with a loss, ratio,
-      KL or entropy that is not finite;
+    - ``count/token``, ``count/nonfinite``: unmasked tokens, and those of them with a loss,
+      log-ratio, KL or entropy that is not finite;
+    - ``count/log_ratio_clamped``: unmasked tokens whose log-ratio is beyond ``LOG_RATIO_LIMIT``;
+      ``farthest`` is the one that is furthest out;
     - maximum ``importance_ratio_max``.
 
     Args:
@@ -80,9 +83,11 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     elif settings.entropy_coef:
         raise ValueError(f"entropy_coef = {settings.entropy_coef} needs entropy, which is missing")
 
+    raw_log_ratio = inputs.raw_log_ratio().detach().double()
     log_ratio = inputs.log_ratio().detach().double()
     ratio = log_ratio.exp()
-    checked.append(ratio)
+    # The clamp makes a finite ratio of an infinite difference, so what went into it is checked.
+    checked.append(raw_log_ratio)
     finite = torch.stack([values.isfinite() for values in checked]).all(dim=0)
     pull = policy_weights * inputs.token_advantages().abs()
     pull = pull + weights * (settings.kl_coef + abs(settings.entropy_coef))
@@ -96,11 +101,25 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         "token/approx_kl": (torch.expm1(log_ratio) - log_ratio).sum(),
         "count/token": inputs.mask.sum().double(),
         "count/nonfinite": (inputs.mask & ~finite).sum().double(),
+        "count/log_ratio_clamped": (raw_log_ratio.abs() > LOG_RATIO_LIMIT).sum().double(),
     }
     maxima = policy.metric_maxima | {"importance_ratio_max": _masked_max(ratio, inputs.mask)}
     return dataclasses.replace(
-        policy, loss=total, token_losses=token_losses, metric_sums=sums, metric_maxima=maxima
+        policy,
+        loss=total,
+        token_losses=token_losses,
+        metric_sums=sums,
+        metric_maxima=maxima,
+        farthest=_farthest(raw_log_ratio),
     )
+
+
+def _farthest(log_ratio: Tensor) -> Tensor:
+    """Place and log-ratio of the token of the largest ``|log-ratio|``; see ``LossOutput``."""
+    if not log_ratio.numel():
+        return log_ratio.new_zeros(2)
+    index = log_ratio.abs().nan_to_num(nan=0.0).argmax()
+    return torch.stack([index.double(), log_ratio[index]])
 
 
 def _masked_max(values: Tensor, mask: Tensor) -> Tensor:

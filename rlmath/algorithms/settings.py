@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Losses that know a cap on the ratio of tokens with a negative advantage.
-_WITH_DUAL_CLIP = ("ppo_clip",)
+# Losses whose ratio nothing else bounds for a negative advantage.
+WITH_DUAL_CLIP = ("ppo_clip", "gspo", "gspo_token", "gmpo", "dppo")
+# Of these, the one that has no clip_high.
+_WITHOUT_CLIP = ("dppo",)
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,12 @@ class ObjectiveSettings:
                 f"has to be at least 1, so clip_high at least 0"
             )
         if self.dual_clip is not None:
-            if self.loss not in _WITH_DUAL_CLIP:
+            if self.loss not in WITH_DUAL_CLIP:
                 raise ValueError(
                     f"dual_clip = {self.dual_clip} does nothing in loss "
-                    f"{self.loss!r}; it works with: {', '.join(_WITH_DUAL_CLIP)}"
+                    f"{self.loss!r}; it works with: {', '.join(WITH_DUAL_CLIP)}"
                 )
-            if self.dual_clip <= 1.0 + self.clip_high:
+            if self.loss not in _WITHOUT_CLIP and self.dual_clip <= 1.0 + self.clip_high:
                 raise ValueError(
                     f"dual_clip = {self.dual_clip} has to be above 1 + clip_high = "
                     f"{1.0 + self.clip_high}; 3.0 is the usual choice"

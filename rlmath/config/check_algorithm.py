@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rlmath.algorithms.settings import WITH_DUAL_CLIP
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
 from rlmath.config.schema_algorithm import (
     CorrectionKind,
@@ -35,7 +36,7 @@ _READ_BY = (
     _ReadBy(("leave_one_out",), "advantage", ("grpo",)),
     _ReadBy(("pass_at_k",), "advantage", ("pass_at_k",)),
     _ReadBy(("clip_low", "clip_high"), "loss", _CLIPPED),
-    _ReadBy(("dual_clip",), "loss", ("ppo_clip",)),
+    _ReadBy(("dual_clip",), "loss", WITH_DUAL_CLIP),
     _ReadBy(("sapo_tau_positive", "sapo_tau_negative"), "loss", ("sapo",)),
     _ReadBy(("dppo_divergence", "dppo_threshold"), "loss", ("dppo",)),
     _ReadBy(("filter.low", "filter.high"), "filter.keep", (GroupRule.mean_range,)),
@@ -79,7 +80,8 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _value_model(config)
     yield from _unread(algorithm)
     yield from _group_size(algorithm)
-    if algorithm.dual_clip is not None and algorithm.dual_clip <= 1 + algorithm.clip_high:
+    clips = algorithm.loss in _CLIPPED
+    if clips and algorithm.dual_clip is not None and algorithm.dual_clip <= 1 + algorithm.clip_high:
         yield (
             f"algorithm.dual_clip={algorithm.dual_clip}: has to be more than 1 + clip_high = "
             f"{1 + algorithm.clip_high:g}; 3 is usual, null turns it off"

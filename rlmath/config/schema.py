@@ -167,6 +167,7 @@ class AlgorithmConfig:
     # The importance ratio is clipped from above to 1 + clip_high.
     clip_high: float = 0.2
     # Dual clip: with a negative advantage the loss is at most this times |advantage|; null: off.
+    # For the losses that have no bound there: ppo_clip, gspo, gspo_token, gmpo and dppo.
     dual_clip: float | None = None
     # Temperature of sapo's gate for positive advantages.
     sapo_tau_positive: float = 1.0

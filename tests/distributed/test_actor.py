@@ -14,9 +14,10 @@ from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout
-from rlmath.actor.settings import ActorSettings, TokenValues, UpdateSettings
+from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
 from rlmath.algorithms.correction import CorrectionSettings, correct
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching import minibatches
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
@@ -316,6 +317,35 @@ def run_planted(
     actor.update(batch, update, seed=2)
     weights = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
     return weights, adam_state(actor.optimizer), discarded
+
+
+def run_far(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> UpdateResult:
+    return build(layout, platform, model).update(batch, UpdateSettings(), seed=0)
+
+
+def test_a_token_far_from_the_old_policy_is_named_on_all_ranks_and_the_rest_trained_on(
+    ranks: RankPool, tiny_model: str
+) -> None:
+    batch = with_log_probs(make_batch())
+    assert batch.old_log_probs is not None
+    old, rows = batch.old_log_probs.clone(), batch.loss_mask.nonzero().flatten()
+    near, far = int(rows[3]), int(rows[-2])
+    old[near] -= 25.0
+    old[far] -= 2e4
+    for result in ranks.run(
+        Layout(1, 2, 2), run_far, tiny_model, dataclasses.replace(batch, old_log_probs=old)
+    ):
+        (metrics,) = result.minibatches
+        assert metrics["log_ratio_clamped_count"] == 2
+        assert metrics["nonfinite_count"] == 0
+        assert metrics["discarded"] == 0
+        assert 0 < metrics["grad_norm"] < 100
+        ends = torch.cumsum(batch.response_lengths, 0)
+        sequence = int((ends <= far).sum())
+        token = far - int(ends[sequence] - batch.response_lengths[sequence])
+        # One minibatch holds all groups, in the order that the seed draws.
+        order = [i for part in minibatches(batch.group_ids.tolist(), 1, 0) for i in part]
+        assert f"response token {token} of sequence {order.index(sequence)} " in result.clamped[0]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -24,6 +24,11 @@ from torch import Tensor
 from rlmath.algorithms.registry import Registry
 from rlmath.algorithms.settings import ObjectiveSettings
 
+# Bound of a token's log importance ratio, in nats. In float32 ``exp`` overflows above 88.7, and the
+# gradient of a clip of infinity is not a number. verl (``compute_policy_loss_vanilla``) and
+# OpenRLHF (``PolicyLoss``) clamp at the same value with ``torch.clamp``: no gradient beyond.
+LOG_RATIO_LIMIT = 20.0
+
 
 @dataclass(frozen=True)
 class LossInputs:
@@ -59,9 +64,18 @@ class LossInputs:
         """``values`` where a token takes part, 0 elsewhere, with gradient 0 there."""
         return torch.where(self.mask, values, torch.zeros_like(values))
 
-    def log_ratio(self) -> Tensor:
+    def raw_log_ratio(self) -> Tensor:
         """``[r]`` log of the importance ratio, current over old policy; 0 at masked tokens."""
         return self.masked(self.log_probs - self.old_log_probs)
+
+    def log_ratio(self) -> Tensor:
+        """The log-ratio within ``±LOG_RATIO_LIMIT``; gradient 0 beyond.
+
+        A token beyond has moved by a factor of 5e8. A gradient there would be that large, or, on
+        the other side, 0 to within rounding, so the token says nothing and is left out of the
+        gradient. It still counts in the loss and in the denominators.
+        """
+        return self.raw_log_ratio().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
     def sequence_mean(self, values: Tensor) -> Tensor:
         """``[r]`` mean of ``values`` over the unmasked tokens of each token's sequence."""
@@ -90,12 +104,16 @@ class LossOutput:
         token_losses: ``[r]``, before weighting, detached; 0 at masked tokens.
         metric_sums: Scalars (float64) that add up over cuts.
         metric_maxima: Scalars (float64) of which the largest over cuts counts.
+        farthest: ``[2]`` float64: the place in the cut of the unmasked token whose ``|log-ratio|``
+            is largest, and its log-ratio before the clamp; 0 and 0 for a cut without tokens.
+            ``None``: not looked for.
     """
 
     loss: Tensor
     token_losses: Tensor
     metric_sums: dict[str, Tensor]
     metric_maxima: dict[str, Tensor]
+    farthest: Tensor | None = None
 
 
 # A loss maps inputs to (loss of each token [r] with gradient, booleans [r] to count by name).

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.dual_clip import dual_clipped
 from rlmath.algorithms.settings import ObjectiveSettings
 
 
@@ -21,7 +22,8 @@ def dppo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
         kl: q log(q / p) + (1 - q) log((1 - q) / (1 - p))
 
     DPPO (arXiv:2602.04879), binary approximations: a ratio of 2 is nothing for a token of
-    probability 1e-4 and very much for one of 0.4, which a clip of the ratio cannot tell.
+    probability 1e-4 and very much for one of 0.4, which a clip of the ratio cannot tell. With
+    ``dual_clip = c`` the loss is at most ``-c A`` where ``A < 0``.
     """
     log_ratio = inputs.log_ratio()
     advantages = inputs.token_advantages()
@@ -31,11 +33,12 @@ def dppo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
         divergence = _tv(p, q) if settings.dppo_divergence == "tv" else _kl(p, q)
         away = (log_ratio * advantages) > 0
         masked = away & (divergence > settings.dppo_limit)
-    losses = -log_ratio.exp() * advantages
+    ratio = log_ratio.exp()
     flags = {
         "clip_fraction_low": masked & (advantages < 0),
         "clip_fraction_high": masked & (advantages > 0),
     }
+    losses, flags = dual_clipped(-ratio * advantages, advantages, ratio, settings, flags)
     return torch.where(masked, 0.0, losses), flags
 
 

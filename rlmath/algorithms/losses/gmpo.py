@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.dual_clip import dual_clipped
 from rlmath.algorithms.settings import ObjectiveSettings
 
 
@@ -18,6 +19,7 @@ def gmpo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
     Token ratios are clipped as in PPO, on the side that the advantage pushes to, and then averaged
     geometrically, so that a few outliers do not carry a sequence. GMPO (arXiv:2507.20673).
     The paper's bounds ``e^-0.4`` and ``e^0.4`` are ``clip_low = 0.33`` and ``clip_high = 0.49``.
+    With ``dual_clip = c`` the loss is at most ``-c A`` where ``A < 0``.
     """
     advantages = inputs.token_advantages()
     log_ratio = inputs.log_ratio()
@@ -32,4 +34,5 @@ def gmpo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
         "clip_fraction_low": (advantages < 0) & (log_ratio < low),
         "clip_fraction_high": (advantages > 0) & (log_ratio > high),
     }
-    return -advantages * inputs.sequence_mean(bounded).exp(), flags
+    ratio = inputs.sequence_mean(bounded).exp()
+    return dual_clipped(-advantages * ratio, advantages, ratio, settings, flags)

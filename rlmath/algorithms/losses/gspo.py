@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.dual_clip import dual_clipped
 from rlmath.algorithms.settings import ObjectiveSettings
 
 
@@ -16,7 +17,8 @@ def gspo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
     ``s = exp(mean over the sequence's tokens of log r)``, the geometric mean of token ratios, so
     bounds are far tighter than PPO's. GSPO (arXiv:2507.18071), eqs. 5 and 7. The gradient of each
     token's loss reaches all tokens of its sequence. With the aggregation ``seq_mean_token_mean``
-    the sum is the paper's mean over sequences.
+    the sum is the paper's mean over sequences. With ``dual_clip = c`` the loss is at most ``-c A``
+    where ``A < 0``, as in ``ppo_clip``.
     """
     return clipped(inputs, settings, inputs.sequence_mean(inputs.log_ratio()).exp())
 
@@ -32,4 +34,4 @@ def clipped(
         "clip_fraction_low": (advantages < 0) & (ratio < low),
         "clip_fraction_high": (advantages > 0) & (ratio > high),
     }
-    return losses, flags
+    return dual_clipped(losses, advantages, ratio, settings, flags)

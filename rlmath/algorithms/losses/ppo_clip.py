@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.dual_clip import dual_clipped
 from rlmath.algorithms.settings import ObjectiveSettings
 
 
@@ -26,8 +27,4 @@ def ppo_clip(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, d
         "clip_fraction_low": (advantages < 0) & (ratio < low),
         "clip_fraction_high": (advantages > 0) & (ratio > high),
     }
-    if settings.dual_clip is not None:
-        cap = -advantages * settings.dual_clip
-        losses = torch.where(advantages < 0, torch.minimum(losses, cap), losses)
-        flags["dual_clip_fraction"] = (advantages < 0) & (ratio > settings.dual_clip)
-    return losses, flags
+    return dual_clipped(losses, advantages, ratio, settings, flags)

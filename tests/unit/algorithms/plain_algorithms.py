@@ -164,9 +164,11 @@ def policy_losses(name, log_probs, old, advantages, mask, sequence, s):
         mine = [v for v, m, q in zip(values, mask, sequence, strict=True) if m and q == sequence[t]]
         return math.exp(mean(mine))
 
-    def surrogate(r, a):
-        loss = -min(r * a, clip(r) * a)
+    def capped(loss, a):
         return min(loss, -s.dual_clip * a) if s.dual_clip is not None and a < 0 else loss
+
+    def surrogate(r, a):
+        return capped(-min(r * a, clip(r) * a), a)
 
     out = []
     for t, a in enumerate(advantages):
@@ -186,7 +188,7 @@ def policy_losses(name, log_probs, old, advantages, mask, sequence, s):
                 math.log(min(r, high) if b > 0 else max(r, low) if b < 0 else r)
                 for r, b in zip(ratio, advantages, strict=True)
             ]
-            out.append(-a * over_sequence(bounded, t))
+            out.append(capped(-a * over_sequence(bounded, t), a))
         elif name == "dppo":
             p, q = math.exp(log_probs[t]), math.exp(old[t])
             if s.dppo_divergence == "tv":
@@ -194,7 +196,7 @@ def policy_losses(name, log_probs, old, advantages, mask, sequence, s):
             else:
                 far = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p)) > s.dppo_limit
             away = (a > 0 and p > q) or (a < 0 and p < q)
-            out.append(0.0 if far and away else -ratio[t] * a)
+            out.append(0.0 if far and away else capped(-ratio[t] * a, a))
         elif name == "reinforce":
             out.append(-a * log_probs[t])
     return out

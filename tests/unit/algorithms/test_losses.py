@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlmath.algorithms.losses import LOSSES, LossInputs, get_loss, metric_means
-from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.algorithms.settings import WITH_DUAL_CLIP, ObjectiveSettings
 
 NAMES = LOSSES.names()
 LENGTHS = [5, 1, 4, 7]
@@ -39,7 +39,7 @@ def make(seed=0, spread=0.5, lengths=LENGTHS, masked=True, per_token=False):
 
 
 def settings_for(name):
-    dual = {"dual_clip": 1.5} if name == "ppo_clip" else {}
+    dual = {"dual_clip": 1.5} if name in WITH_DUAL_CLIP else {}
     return dataclasses.replace(SETTINGS, loss=name, **dual)
 
 
@@ -194,7 +194,10 @@ def test_an_unknown_loss_is_answered_with_the_known():
         ({"clip_low": 1.5}, "clip_low = 1.5"),
         ({"clip_high": -0.1}, "clip_high = -0.1"),
         ({"dual_clip": 1.1}, r"dual_clip = 1.1.*1.2"),
-        ({"dual_clip": 3.0, "loss": "gspo"}, "does nothing in loss 'gspo'"),
+        ({"dual_clip": 1.1, "loss": "gspo"}, r"dual_clip = 1.1.*1.2"),
+        ({"dual_clip": 3.0, "loss": "sapo"}, "does nothing in loss 'sapo'"),
+        ({"dual_clip": 3.0, "loss": "cispo"}, "does nothing in loss 'cispo'"),
+        ({"dual_clip": 3.0, "loss": "reinforce"}, "does nothing in loss 'reinforce'"),
         ({"kl_coef": -1.0}, "kl_coef"),
         ({"dppo_divergence": "js"}, "kl, tv"),
         ({"dppo_threshold": 0.0}, "dppo_threshold = 0.0"),
