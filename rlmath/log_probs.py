@@ -80,12 +80,12 @@ def with_log_probs(session: Session, batch: TrainingBatch, monitor: Monitor, ste
         kl_rewards = kl_in_reward(
             kl_estimate("k1", old, reference, old), batch.loss_mask, batch.response_lengths, 1.0
         )
-    # Sequences' weights come from all their tokens, so before single tokens are masked.
     batch, more = corrected(batch, correction_settings(algorithm), monitor, step)
     if algorithm.entropy_top_share < 1:
         assert entropy is not None
-        mask = top_entropy_mask(entropy, batch.loss_mask, algorithm.entropy_top_share)
-        batch = dataclasses.replace(batch, loss_mask=mask)
+        keep = top_entropy_mask(entropy, batch.loss_mask, algorithm.entropy_top_share).float()
+        factors = keep if batch.policy_factors is None else keep * batch.policy_factors
+        batch = dataclasses.replace(batch, policy_factors=factors)
     return Prepared(batch, metrics | more, mean_entropy, kl_rewards)
 
 
@@ -150,7 +150,7 @@ def corrected(
     metrics["correction/kind"] = float(KIND_NUMBERS[found.kind])
     if settings.kind == "none" and settings.veto_below is None:
         return batch, metrics
-    return dataclasses.replace(batch, corrections=found.weights.float()), metrics
+    return dataclasses.replace(batch, policy_factors=found.weights.float()), metrics
 
 
 # A curve holds numbers: the kinds in the order of the settings, ``none`` 0.

@@ -113,8 +113,8 @@ class TrainingBatch:
         loss_mask: ``[R]`` bool; false tokens are read but take no part in the loss.
         old_log_probs: ``[R]`` float32, of the actor before this step's first update.
         ref_log_probs: ``[R]`` float32, of the reference model; ``None`` when there is none.
-        corrections: ``[R]`` float32, factors of the tokens' weights in the loss against the
-            mismatch of engine and actor; ``None``: 1 each.
+        policy_factors: ``[R]`` float32, factors of the tokens' weights in the policy term alone
+            (mismatch correction, top entropy), not in the KL and entropy terms; ``None``: 1 each.
         values: ``[R]`` float32, of the value model before each token; ``None``: there is none.
         returns: ``[R]`` float32, what the value model learns.
     """
@@ -130,7 +130,7 @@ class TrainingBatch:
     loss_mask: Tensor
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
-    corrections: Tensor | None = None
+    policy_factors: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
 
@@ -163,7 +163,7 @@ class TrainingBatch:
             loss_mask=self.loss_mask[of_responses],
             old_log_probs=responses(self.old_log_probs),
             ref_log_probs=responses(self.ref_log_probs),
-            corrections=responses(self.corrections),
+            policy_factors=responses(self.policy_factors),
             values=responses(self.values),
             returns=responses(self.returns),
         )

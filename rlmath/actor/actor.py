@@ -181,8 +181,6 @@ class MegatronActor:
             batch.group_ids,
             constant_length=settings.constant_length,
         )
-        if batch.corrections is not None:
-            weights = weights * batch.corrections
         names = MetricNames.of(settings.objective, batch.ref_log_probs is not None)
         on_policy = batch.old_log_probs is None
 
@@ -202,6 +200,7 @@ class MegatronActor:
                 advantages=of(batch.advantages),  # type: ignore[arg-type]
                 mask=of(batch.loss_mask),  # type: ignore[arg-type]
                 weights=of(weights),  # type: ignore[arg-type]
+                policy_factors=of(batch.policy_factors),
                 sequence_ids=one.sequence_ids,
                 ref_log_probs=of(batch.ref_log_probs),
                 entropy=entropy if settings.objective.entropy_coef else entropy.detach(),

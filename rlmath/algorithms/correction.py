@@ -16,8 +16,9 @@ seq_mask_sum         ``W`` within the bounds, else 0                 0.5 to 2   
 
 Each can be joined by a veto: a sequence with one token whose ``w`` is below ``veto_below`` gets 0.
 
-The weights multiply those of the aggregation, whose denominators stay what they are: a masked
-token counts there, as in the papers' formulas.
+The weights multiply those of the aggregation in the policy term, and not in the KL and entropy
+terms. The aggregation's denominators stay what they are: a masked token counts there, as in the
+papers' formulas.
 """
 
 from __future__ import annotations

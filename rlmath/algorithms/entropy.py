@@ -41,12 +41,13 @@ def active_entropy_coef(coef: float, entropy: float, target: float) -> float:
 
 
 def top_entropy_mask(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
-    """The unmasked tokens of highest entropy.
+    """The unmasked tokens of highest entropy; the others have no policy loss.
 
     "Beyond the 80/20 rule" (arXiv:2506.01939): the gradient of the 20 % of tokens at which
     the reasoning forks is enough, or better than that of all. The threshold is taken over the
-    whole batch, so the mask has to be made before the batch is cut; put it in place of the loss
-    mask.
+    whole batch, so this has to be made before the batch is cut. It is a factor on the tokens'
+    weights in the policy term (``TrainingBatch.policy_factors``): the loss mask, and with it all
+    denominators and the other terms, stay what they are, as in the paper's equation.
 
     Args:
         entropy: ``[R]``, in nats, of the policy that sampled.

@@ -15,14 +15,18 @@ from rlmath.algorithms.settings import ObjectiveSettings
 
 
 def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOutput:
-    """``sum_t w_t (policy_loss_t + kl_coef KL_t - entropy_coef H_t)`` over a cut.
+    """``sum_t w_t (f_t policy_loss_t + kl_coef KL_t - entropy_coef H_t)`` over a cut.
+
+    ``f_t`` are ``policy_factors`` and the off-policy mask: KL and entropy keep all tokens, as in
+    the recipes that correct for the engine (verl's ``rollout_is_weights`` and OpenRLHF's
+    ``vllm_is_correction`` multiply the policy loss, and the KL loss is added after that).
 
     Measured, besides what the loss itself counts (names as in ``losses.base``):
 
     - ``weighted/loss``, ``weighted/policy_loss``, and with a reference ``weighted/kl_loss`` (the
       KL before its coefficient);
-    - ``weighted/signal``: ``sum w (|A| + kl_coef + |entropy_coef|)``, which is 0 only when nothing
-      in the minibatch can move a weight;
+    - ``weighted/signal``: ``sum w (f |A| + kl_coef + |entropy_coef|)``, which is 0 only when
+      nothing in the minibatch can move a weight;
     - ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of
       old against current policy), ``token/entropy`` when given, ``token/kl`` with a reference;
     - with ``off_policy_mask_kl`` ``token/off_policy_masked``;
@@ -43,11 +47,13 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         ValueError: Unknown loss or estimator; a KL term without ``ref_log_probs``; an entropy
             bonus without ``entropy``.
     """
-    policy_inputs, kept = inputs, None
+    policy_weights, kept = inputs.weights, None
+    if inputs.policy_factors is not None:
+        policy_weights = policy_weights * inputs.policy_factors
     if settings.off_policy_mask_kl is not None:
         kept = off_policy_keep(inputs, settings.off_policy_mask_kl)
-        weighted = torch.where(kept, inputs.weights, torch.zeros_like(inputs.weights))
-        policy_inputs = dataclasses.replace(inputs, weights=weighted)
+        policy_weights = torch.where(kept, policy_weights, torch.zeros_like(policy_weights))
+    policy_inputs = dataclasses.replace(inputs, weights=policy_weights)
     policy = get_loss(settings.loss)(policy_inputs, settings)
     weights, policy_weights = inputs.token_weights(), policy_inputs.token_weights()
     total, token_losses = policy.loss, policy.token_losses

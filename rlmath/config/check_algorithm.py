@@ -60,8 +60,8 @@ _NEED = (
     (("kl_horizon_samples",), "kl_target", "a number"),
     (("entropy_coef_step", "entropy_coef_max"), "entropy_target", "a number"),
 )
-# Losses whose ratio is that of a whole sequence.
-_OF_SEQUENCES = ("gspo", "gspo_token", "gmpo")
+# Losses of which a token's gradient reaches all tokens of its sequence.
+_OF_SEQUENCES = ("gspo", "gmpo")
 _CORRECTIONS = {
     "low": ("token_mask", "seq_mask_geometric", "seq_mask_sum"),
     "high": (
@@ -203,9 +203,9 @@ def _kl_and_entropy(algorithm: AlgorithmConfig) -> Iterator[str]:
         )
     if algorithm.entropy_top_share < 1 and algorithm.loss in _OF_SEQUENCES:
         yield (
-            f"algorithm.entropy_top_share={algorithm.entropy_top_share:g}: {algorithm.loss} takes "
-            "the ratio of a whole sequence, which a mask of single tokens would make that of "
-            "another one; take 1, or a loss of tokens such as ppo_clip"
+            f"algorithm.entropy_top_share={algorithm.entropy_top_share:g}: the gradient of "
+            f"{algorithm.loss} reaches all tokens of a sequence, whichever are selected; take 1, "
+            "or a loss of tokens such as ppo_clip"
         )
 
 

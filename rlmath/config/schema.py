@@ -196,7 +196,8 @@ class AlgorithmConfig:
     entropy_coef_step: float = 0.005
     # Largest entropy_coef on the way to entropy_target.
     entropy_coef_max: float = 0.1
-    # Share of the step's tokens that are trained on, those of highest entropy; 1: all.
+    # Share of the step's tokens that have a policy loss, those of highest entropy; 1: all. The
+    # others still count in the denominators, and in the KL, entropy and value terms.
     entropy_top_share: float = 1.0
     # A minibatch whose mean importance ratio passes this is discarded whole; null: only when it
     # is not finite.

@@ -191,7 +191,7 @@ def with_corrections(batch: TrainingBatch) -> TrainingBatch:
         settings,
     )
     assert 0 < found.metrics["vetoed_sequences"] < 1 and found.metrics["truncated_tokens"] > 0
-    return dataclasses.replace(batch, corrections=found.weights)
+    return dataclasses.replace(batch, policy_factors=found.weights)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from rlmath.log_probs import (
     needs_first_pass,
     passes_first,
 )
+from rlmath.log_probs import with_log_probs as prepare
 from rlmath.monitor import open_monitor
 from rlmath.types import TrainingBatch
 
@@ -152,11 +153,11 @@ def test_auto_writes_down_what_it_took_and_why(
     auto = CorrectionSettings("auto")
     with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
         untouched, figures = corrected(same, auto, monitor, 1)
-        assert untouched.corrections is None and figures["correction/kind"] == 0
+        assert untouched.policy_factors is None and figures["correction/kind"] == 0
         masked, figures = corrected(apart, auto, monitor, 2)
         again, _ = corrected(apart, auto, monitor, 3)
-    assert masked.corrections is not None and again.corrections is not None
-    assert masked.corrections.tolist() == [1.0, 1.0, 0.0]  # IcePop: 8 is above 5.
+    assert masked.policy_factors is not None and again.policy_factors is not None
+    assert masked.policy_factors.tolist() == [1.0, 1.0, 0.0]  # IcePop: 8 is above 5.
     assert figures["correction/rejected_tokens"] == pytest.approx(1 / 3)
     lines = [json.loads(x) for x in (tmp_path / "decisions.jsonl").read_text().splitlines()]
     assert [line["choice"] for line in lines] == ["none", "token_mask", "token_mask"]
@@ -168,11 +169,35 @@ def test_weights_of_a_minibatch_are_those_of_the_whole_batch() -> None:
     batch = batch_of([[0.5, 0.1], [math.log(8.0)], [-0.2]], versions=[0, 0, 0])
     settings = CorrectionSettings("seq_truncate", veto_below=1e-4)
     found, _ = corrected(batch, settings, None, 1)  # type: ignore[arg-type]
-    assert found.corrections is not None
-    assert found.corrections.tolist() == pytest.approx([math.exp(0.6)] * 2 + [2.0, math.exp(-0.2)])
-    part = found.select([2, 0]).corrections
+    assert found.policy_factors is not None
+    assert found.policy_factors.tolist() == pytest.approx(
+        [math.exp(0.6)] * 2 + [2.0, math.exp(-0.2)]
+    )
+    part = found.select([2, 0]).policy_factors
     assert part is not None
-    assert part.tolist() == found.corrections[[3, 0, 1]].tolist()
+    assert part.tolist() == found.policy_factors[[3, 0, 1]].tolist()
+
+
+def test_top_entropy_tokens_are_a_factor_of_the_policy_term_and_the_mask_stays() -> None:
+    """Also when a sequence's tokens are corrected as well; nothing else loses a token."""
+    batch = batch_of([[0.1, 0.1, 0.1, 0.1], [0.3]], versions=[4, 4])
+    assert batch.old_log_probs is not None
+    entropy = torch.tensor([0.9, 0.1, 0.2, 0.8, 0.3])
+    mask = torch.tensor([True, True, False, True, True])
+    batch = dataclasses.replace(batch, loss_mask=mask)
+    session = session_of(
+        "alignment.max_mean_exp_abs_diff=9",
+        "algorithm.entropy_top_share=0.5",
+        "algorithm.correction.kind=token_truncate",
+        "algorithm.correction.high=1.2",
+    )
+    session.actor = SimpleNamespace(log_probs=lambda _: (batch.old_log_probs, entropy))
+    prepared = prepare(session, batch, None, 1)  # type: ignore[arg-type]
+    assert torch.equal(prepared.batch.loss_mask, mask)
+    factors = prepared.batch.policy_factors
+    assert factors is not None
+    assert factors.tolist() == pytest.approx([math.exp(0.1), 0.0, 0.0, math.exp(0.1), 0.0])
+    assert prepared.entropy == pytest.approx(2.1 / 4)
 
 
 def test_every_number_of_the_losses_arrives() -> None:

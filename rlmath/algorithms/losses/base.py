@@ -42,12 +42,13 @@ class LossInputs:
         engine_log_probs: Of the engine that sampled.
         advantages: Per token.
         mask: Bool; false tokens take no part.
-        weights: From ``aggregation.token_weights`` over the whole minibatch, times any mismatch
-            correction.
+        weights: From ``aggregation.token_weights`` over the whole minibatch.
         sequence_ids: int64, the sequence within the cut that a token belongs to, rising from 0.
         ref_log_probs: Of the reference model; ``None`` when there is none.
         entropy: Of the policy's distribution at each token, in nats; with gradient when it is a
             part of the loss. ``None``: not measured.
+        policy_factors: What multiplies ``weights`` in the policy term alone; 0 leaves a token out
+            of it. ``None``: 1 each.
     """
 
     log_probs: Tensor
@@ -59,6 +60,7 @@ class LossInputs:
     sequence_ids: Tensor
     ref_log_probs: Tensor | None = None
     entropy: Tensor | None = None
+    policy_factors: Tensor | None = None
 
     def masked(self, values: Tensor) -> Tensor:
         """``values`` where a token takes part, 0 elsewhere, with gradient 0 there."""

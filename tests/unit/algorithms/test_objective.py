@@ -112,6 +112,47 @@ def test_terms_add_up():
     assert torch.allclose(got.loss, weighted, rtol=1e-12)
 
 
+def test_factors_multiply_the_policy_term_alone():
+    """A correction, and the top-entropy tokens: neither denominators nor other terms see them."""
+    inputs = batch()
+    g = torch.Generator().manual_seed(1)
+    factors = torch.rand(inputs.mask.numel(), dtype=torch.float64, generator=g)
+    factors[::3] = 0.0
+    s = ObjectiveSettings(kl_coef=0.3, entropy_coef=0.02, kl_estimator="k2")
+    plain = policy_objective(inputs, s)
+    got = policy_objective(dataclasses.replace(inputs, policy_factors=factors), s)
+    policy = policy_objective(inputs, ObjectiveSettings())
+    want = (inputs.weights * factors * policy.token_losses).sum()
+    other_terms = plain.loss - policy.loss
+    assert torch.allclose(got.loss, want + other_terms, rtol=1e-12)
+    for key in ("weighted/kl_loss", "token/kl", "token/entropy", "count/token"):
+        assert float(got.metric_sums[key]) == float(plain.metric_sums[key]), key
+    of_entropy = [
+        torch.autograd.grad(o.loss, inputs.entropy, retain_graph=True)[0] for o in (got, plain)
+    ]
+    assert torch.equal(*of_entropy) and of_entropy[0].any()
+    # Without other terms, a token of factor 0 has no gradient, and one of factor 1/2 half of it.
+    factors = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64).repeat(20)[: inputs.mask.numel()]
+    halved = policy_objective(
+        dataclasses.replace(inputs, policy_factors=factors), ObjectiveSettings()
+    )
+    gradient, whole = (
+        torch.autograd.grad(o.loss, inputs.log_probs, retain_graph=True)[0]
+        for o in (halved, policy)
+    )
+    assert torch.allclose(gradient, factors * whole, rtol=1e-12, atol=0)
+
+
+def test_what_has_no_factor_has_no_signal_but_keeps_the_kl():
+    inputs = batch()
+    none = dataclasses.replace(inputs, policy_factors=torch.zeros_like(inputs.weights))
+    got = policy_objective(none, ObjectiveSettings())
+    assert decide(totals([got]), 5.0).kind == "no_signal"
+    with_kl = policy_objective(none, ObjectiveSettings(kl_coef=0.1))
+    assert decide(totals([with_kl]), 5.0).kind == "keep"
+    assert torch.autograd.grad(with_kl.loss, inputs.log_probs)[0].any()
+
+
 def test_terms_that_are_off_leave_no_gradient_but_are_measured():
     inputs = batch()
     got = policy_objective(inputs, ObjectiveSettings())

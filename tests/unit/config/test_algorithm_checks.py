@@ -95,6 +95,7 @@ def test_refused(overrides: list[str], expected: list[str]) -> None:
         ["kl_coef=0.1", "reference.kind=averaged", "reference.every=2", "reference.decay=0.9"],
         ["kl_coef=0.1", "reference.kind=reset", "reference.reset_optimizer=true"],
         ["entropy_target=0.2", "entropy_top_share=0.2"],
+        ["entropy_top_share=0.2", "loss=gspo_token"],
         ["filter.keep=variance", "filter.oversample=1.5", "truncated=mask"],
         ["filter.keep=mean_range", "filter.high=4", "truncated=penalise", "truncated_penalty=2"],
         ["curriculum.rest=true", "curriculum.rest_steps=5"],
