@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlmath.grading import units
 from rlmath.grading.extract import last_box
 from rlmath.grading.lexer import Token, TooLong, lex
+from rlmath.grading.options import Options, read_options
 from rlmath.grading.parser import Parser
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError
@@ -19,15 +20,6 @@ _PREFIX = re.compile(
     r"答案(?:是|为|:)\s*)?(?:(?:(?:approximately|approx\.?|about|roughly|exactly|equals?)\s+|约为?\s*))?(?:US(?=\\?\$))?\s*",
     re.IGNORECASE,
 )
-_LETTER = re.compile(
-    r"\s*(?:(?:option|choice|answer)\s*:?\s*)?(?:\(([A-Ja-j])\)|([A-J])(?=[).:]|\s*$))[).:]?\s*(.*)",
-    re.DOTALL | re.I,
-)
-_LONE_LETTER = re.compile(r"\{\s*(\(?[A-Ja-j]\)?)\s*\}")
-_STYLE = re.compile(
-    r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|bf|rm|textsc|operatorname)\b\s*"
-)
-_SPACE_COMMAND = re.compile(r"\\[,;:!> ]|~|\\q?quad\b")
 _POSSESSIVE = re.compile(r"(?<=[A-Za-z]{2})'s\b")
 _NOTE = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}]*\}")
 _ANNOUNCED = re.compile(
@@ -43,7 +35,12 @@ _FORMULA_WORDS = (
     | GREEK
     | frozenset(("pi", "infinity", "and", "or", "in", "inf", "percent", "am", "pm", "AM", "PM"))
 )
+_VOWEL = re.compile("[aeiou]")
+_ALPHABET = frozenset(
+    map("".join, zip(*("abcdefghijklmnopqrstuvwxyz"[i:] for i in range(3)), strict=False))
+)
 _ARTICLES = frozenset(("a", "an", "the"))
+_QUOTES = frozenset("\"'`")
 _TEXT_OPERATORS = frozenset(".,'\"-!?:;&()/`")
 _ENDING = frozenset(("\\", ".", ",", ";", ":", "!", "?"))
 
@@ -56,11 +53,12 @@ class Answer:
         text: as it was written, without a surrounding box.
         key: its tokens without spaces and layout; equal keys mean equal answers.
         node: its tree (see `parser`); `("text", words)` when it is prose or cannot be read.
-        words: lower-case words, for the comparison of text.
+        words: for the comparison of text: the words of prose, of anything else its key.
         letter: the option letter in `B`, `(B)` or `B) 12`, else "".
         rest: what follows that letter, else "".
-        wordy: whether it holds an English word, so that its words can be compared.
+        prose: whether it is words, numbers and punctuation, with an English word among them.
         problem: why the text cannot be an accepted answer (unbalanced braces, …), else "".
+        options: letters, each with the text after it, if several options are named.
     """
 
     text: str
@@ -69,8 +67,9 @@ class Answer:
     words: str
     letter: str = ""
     rest: str = ""
-    wordy: bool = False
+    prose: bool = False
     problem: str = ""
+    options: Options = ()
 
     @property
     def plain_letter(self) -> bool:
@@ -102,9 +101,9 @@ def read(text: str, settings: GradingSettings) -> Answer:
     try:
         tokens = lex(latex, settings.max_tokens)
     except TooLong:
-        plain = " ".join(stripped.split())
+        folded = " ".join(stripped.split())
         return Answer(
-            stripped, plain, ("text", plain), plain, problem="more tokens than max_tokens"
+            stripped, folded, ("text", folded), folded, problem="more tokens than max_tokens"
         )
     while (
         tokens
@@ -114,16 +113,16 @@ def read(text: str, settings: GradingSettings) -> Answer:
     ):
         tokens.pop()
     del tokens[: _announcement(tokens)]
+    while len(tokens) > 2 and tokens[0].value == tokens[-1].value and tokens[0].value in _QUOTES:
+        tokens = tokens[1:-1]
     key = " ".join(t.value for t in tokens)
-    words = _words(tokens)
-    letter, rest = _option(latex)
+    prose = _is_plain_text(tokens)
+    words = _words(tokens) if prose else key
+    letter, rest, options = read_options(latex)
     if not tokens:
-        return Answer(
-            stripped, key, ("text", ""), words, letter, rest, False, problem or "nothing to compare"
-        )
+        return Answer(stripped, key, ("text", ""), words, problem=problem or "nothing to compare")
     node = _tree(list(tokens), words, settings)
-    wordy = any(_is_word(token) for token in tokens)
-    return Answer(stripped, key, node, words, letter, rest, wordy, problem)
+    return Answer(stripped, key, node, words, letter, rest, prose, problem, options)
 
 
 def _announcement(tokens: list[Token]) -> int:
@@ -153,7 +152,7 @@ def is_answer(text: str, settings: GradingSettings) -> bool:
         if len(word) > 1 and word.isalpha() and word not in _FORMULA_WORDS:
             return False
     answer = read(text, settings)
-    return answer.node[0] not in ("text", "blank") or bool(answer.letter)
+    return answer.node[0] not in ("text", "blank") or bool(answer.letter or answer.options)
 
 
 def _malformed(latex: str) -> str:
@@ -169,19 +168,45 @@ def _malformed(latex: str) -> str:
 
 
 def _words(tokens: list[Token]) -> str:
+    """The words of prose, for comparison: without articles, and without case that means nothing."""
     numeric = any(token.kind in ("num", "grouped") for token in tokens)
     found: list[str] = []
     for token in tokens:
         if token.kind == "text":
-            found.extend(token.value.lower().replace(",", " ").replace(".", " ").split())
+            found.extend(map(_folded, token.value.replace(",", " ").replace(".", " ").split()))
         elif token.kind in ("word", "num", "grouped"):
-            found.append(token.value.lower())
-        elif token.kind == "cmd":
-            found.append("\\" + token.value)
-        elif token.value not in _TEXT_OPERATORS or (numeric and token.value in "-/()!"):
+            found.append(_folded(token.value))
+        elif numeric and token.value in "-/()!":
             found.append(token.value)
     kept = [w for w in found if w not in _ARTICLES] if len(found) > 1 else found
     return " ".join(kept)
+
+
+def _folded(word: str) -> str:
+    """A word in lower case, unless its case may mean something: HTT, ABC."""
+    lowered = word.lower()
+    capitals = len(word) > 1 and word.isupper() and lowered not in _SHORT_WORDS
+    named = len(word) < 4 or not _VOWEL.search(lowered) or lowered[:3] in _ALPHABET
+    return word if capitals and named else lowered
+
+
+def _is_plain_text(tokens: list[Token]) -> bool:
+    """Words, numbers and punctuation, no formula: with an English word among them."""
+    return any(_is_word(token) for token in tokens) and all(
+        token.kind in ("word", "text", "num", "grouped")
+        or (token.kind == "op" and token.value in _TEXT_OPERATORS)
+        for token in tokens
+    )
+
+
+def _is_lone_name(tokens: list[Token]) -> bool:
+    """One run of letters that is a word or names points in order, not a product: ABC, HTT, dog."""
+    if len(tokens) != 1 or tokens[0].kind != "word" or tokens[0].value in _FORMULA_WORDS:
+        return False
+    value = tokens[0].value
+    if value.isupper():
+        return len(value) > 2
+    return len(value) > 2 and bool(_VOWEL.search(value)) and value[:2] != "ab"
 
 
 def _is_word(token: Token) -> bool:
@@ -208,26 +233,11 @@ def _is_prose(tokens: list[Token]) -> bool:
 
 
 def _tree(tokens: list[Token], words: str, settings: GradingSettings) -> Node:
+    if _is_lone_name(tokens):
+        return ("text", tokens[0].value)
     if _is_prose(tokens):
         return ("s", "domain_R") if words in _ALL_REALS else ("text", words)
     try:
         return Parser(tokens, settings.max_depth).parse()
     except (ParseError, RecursionError):
         return ("text", words)
-
-
-def _option(latex: str) -> tuple[str, str]:
-    if len(latex) > 1 and latex[0] not in "\\(ABCDEFGHIJoOcCaA${ ":
-        return "", ""
-    plain = _SPACE_COMMAND.sub(" ", _STYLE.sub("", latex)).replace("$", "")
-    plain = _LONE_LETTER.sub(r"\1", plain)
-    while plain.startswith("{"):
-        plain = plain[1:].replace("}", " ", 1)
-    match = _LETTER.match(plain)
-    if match is None:
-        return "", ""
-    letter = match.group(1) or match.group(2)
-    rest = match.group(3).strip()
-    if match.group(2) is not None and not letter.isupper():
-        return "", ""
-    return letter.upper(), rest

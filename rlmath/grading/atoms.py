@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlmath.grading import wording
 from rlmath.grading.lexer import Token
 from rlmath.grading.numerals import number
 from rlmath.grading.quantities import Quantities
@@ -78,7 +79,9 @@ class Atoms(Quantities):
         if kind == "word":
             return self.word(value, script)
         if kind == "text":
-            return self.subscripted(value if len(value) == 1 else value.lower())
+            return self.phrase(value)
+        if kind == "name":
+            return symbol(value)
         if kind == "begin":
             return self.environment(value)
         if kind == "op":
@@ -121,6 +124,8 @@ class Atoms(Quantities):
                 ]
                 self.size += 1
                 return self.atom()
+        if value.lower() in wording.NEGATIONS:
+            raise ParseError("a negation is no product of letters")
         if len(value) <= 3 or value.isupper():
             # a run of one-letter names; the last one takes the subscript or the arguments
             head = [symbol(letter) for letter in value[:-1]]
@@ -128,7 +133,18 @@ class Atoms(Quantities):
             if self.at("op", "^") and head:
                 last = self.power(last)
             return ("*", (*head, last))
-        return self.subscripted(value)
+        return self.phrase(value)
+
+    def phrase(self, value: str) -> Node:
+        """A word as a name: it needs a subscript, arguments or `=` after it, and no other use."""
+        if len(value) == 1:
+            return self.subscripted(value)
+        if any(wording.changes_value(word) for word in value.split()):
+            raise ParseError("a word that changes what it names")
+        node = self.subscripted(value.lower())
+        if node != ("s", value.lower()) or self.at("op", "="):
+            return node
+        raise ParseError("prose")
 
     def subscripted(self, name: str) -> Node:
         """A symbol with its subscript, primes and arguments."""
@@ -280,7 +296,7 @@ class Atoms(Quantities):
                 return self.applied(f"{name}_{argument[1]}")
             if is_numeric(argument) and holds(argument, ("k", "i")):
                 return ("f", "conj", (argument,))
-            return ("app", name, (argument,))
+            return ("app", name, (_points(argument, either_way=name == "overline"),))
         if name in FENCES:
             closer, function = FENCES[name]
             inner = self.items()
@@ -296,7 +312,7 @@ class Atoms(Quantities):
             token = self.peek()
             if token is None:
                 raise ParseError("bare " + name)
-            return ("app", name, (self.factor(),))
+            return ("app", name, (_points(self.factor(), either_way=name == "angle"),))
         if name in ("i", "e"):
             return symbol(name)
         if name == "ldots":
@@ -317,7 +333,9 @@ class Atoms(Quantities):
             self.tokens[self.position] = Token("word", token.value[1:], False)
             return symbol(token.value[0])
         self.enter()
+        self.inner += 1
         node = self.atom(script=True)
+        self.inner -= 1
         self.depth -= 1
         return node
 
@@ -473,3 +491,14 @@ class Atoms(Quantities):
         if not rows or any(len(r) != len(rows[0]) for r in rows):
             raise ParseError("ragged matrix")
         return ("matrix", tuple(rows), "det" if name == "vmatrix" else "matrix")
+
+
+def _points(node: Node, *, either_way: bool) -> Node:
+    """The letters of ABC after a sign for a figure as one name: points are in order.
+
+    An angle and a segment may be read from either end. Digits under a bar, `\\overline{ab}`, not.
+    """
+    if node[0] != "*" or not all(part[0] in ("s", "k") and len(part[1]) == 1 for part in node[1]):
+        return node
+    name = "".join(part[1] for part in node[1])
+    return ("s", min(name, name[::-1]) if either_way and name.isupper() else name)

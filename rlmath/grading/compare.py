@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from rlmath.grading import units
+from rlmath.grading import units, wording
 from rlmath.grading.answer import Answer, read
 from rlmath.grading.arith import symbols
 from rlmath.grading.listing import (
@@ -56,7 +56,7 @@ class Comparer(RelationComparer):
         if task == "text" or answer.node[0] == "text" or gold.node[0] == "text":
             self.last_layer = "text"
             return self.text(answer, gold)
-        if answer.wordy and answer.words == gold.words:
+        if answer.prose and answer.words == gold.words:
             self.last_layer = "text"
             return True
         self.last_layer = "numeric"
@@ -66,7 +66,11 @@ class Comparer(RelationComparer):
         """Multiple choice: by letter where both have one, else by the text of the option."""
         if task == "multiple_choice" and gold.letter and len(answer.text) == 1:
             return answer.text.upper() == gold.letter
+        if gold.options or answer.options:
+            return self.several(answer, gold, task)
         if answer.letter and gold.letter:
+            if answer.rest and gold.rest and answer.letter == gold.letter:
+                return self.same(read(answer.rest, self.settings), read(gold.rest, self.settings))
             if answer.rest or gold.rest or task == "multiple_choice":
                 return answer.letter == gold.letter
             return True if answer.letter == gold.letter and answer.plain_letter else None
@@ -76,12 +80,27 @@ class Comparer(RelationComparer):
             return self.same(read(answer.rest, self.settings), gold)
         return None
 
+    def several(self, answer: Answer, gold: Answer, task: str) -> Verdict:
+        """Several options: all of them, in any order. None if one side is no choice."""
+        if answer.options and gold.options:
+            if [letter for letter, _ in answer.options] != [letter for letter, _ in gold.options]:
+                return False
+            return every(
+                not x or not y or self.same(read(x, self.settings), read(y, self.settings))
+                for (_, x), (_, y) in zip(answer.options, gold.options, strict=True)
+            )
+        if answer.options:
+            return False if gold.letter or task == "multiple_choice" else None
+        if task == "multiple_choice" and answer.text == "".join(x for x, _ in gold.options):
+            return True  # AC
+        return False if answer.letter or task == "multiple_choice" else None
+
     def text(self, answer: Answer, gold: Answer) -> bool:
         if not answer.words or not gold.words:
             return False
         if answer.words == gold.words:
             return True
-        if _text_items(answer.text) == _text_items(gold.text):
+        if answer.prose and gold.prose and _text_items(answer.text) == _text_items(gold.text):
             return True
         empty = ("empty",)
         if gold.node == empty or answer.node == empty:
@@ -139,6 +158,8 @@ class Comparer(RelationComparer):
             if turned is True:
                 return True
         if united is g and self.settings.require_unit:
+            return False
+        if not _droppable(united, gold=united is g):
             return False
         dropped = self.nodes(united[1], plain) if united is a else self.nodes(plain, united[1])
         if dropped is True or len(united[2]) > 2 or next(symbols(plain), None) is None:
@@ -369,6 +390,18 @@ class Comparer(RelationComparer):
             plain[1],
             *plain[2:4],
         )
+
+
+def _droppable(united: Node, *, gold: bool) -> bool:
+    """Whether a quantity may be compared with a number alone: `5 apples`, but not `5 squared`."""
+    phrase = united[2]
+    if gold and phrase.startswith("("):  # `4 (quarters)` says what is counted
+        return not any(word in wording.STOPS for word in wording.words_of(phrase))
+    if phrase in ("-st", "-nd", "-rd", "-th"):
+        return True  # 3rd
+    value = united[1][1] if united[1][0] == "neg" else united[1]
+    counted = value[0] == "n" and value[1] != 1
+    return wording.leaves_value(phrase, counted=counted)
 
 
 def _scaled(node: Node, factor: Fraction) -> Node:

@@ -16,7 +16,7 @@ class Token(NamedTuple):
         kind: `num` (digits, perhaps with a point), `grouped` (a number with thousands
             separators that could also be a list, such as `1,234`), `word` (a run of letters),
             `cmd` (a LaTeX command, without its backslash), `text` (content of `\\text{…}`),
-            `op` (one character), `begin`, `end` (environment name).
+            `op` (one character), `begin`, `end` (environment name), `name` (of a vector: `vec AB`).
         value: the text; for `grouped` with its commas.
         spaced: whether white space stands before it.
     """
@@ -161,6 +161,7 @@ _LEX = re.compile(
 _COMMA_GROUPS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _NAME = re.compile(r"\s*\{([a-zA-Z]+\*?)\}")
 _OPENERS, _CLOSERS = frozenset("(["), frozenset(")]")
+_PUNCTUATION = frozenset(("", ".", ",", ";", ":", "!", "?"))
 _WORDY = re.compile(r"[A-Za-z\u4e00-\u9fff]")
 
 
@@ -310,11 +311,18 @@ def _styled(
     content = text[start + 1 : close]
     if name in ("mathrm", "text"):
         content = content.replace("\\cdot", " ")  # J·s is a unit
+    if name in ("vec", "overrightarrow") and len(content.strip()) > 1 and content.strip().isalpha():
+        tokens.append(Token("name", "vec " + content.strip(), spaced))
+        return close + 1  # \vec{AB} is not \vec{BA}
     if name in ("color", "textcolor"):
         return close + 1  # the colour; what it colours follows
     stripped = (
         content.replace("~", " ").replace("\\,", " ").replace("\\ ", " ").replace("$", "").strip()
     )
+    if stripped in _PUNCTUATION:
+        if stripped in (",", ";", ":"):
+            tokens.append(Token("op", stripped, spaced))
+        return close + 1
     if content.strip().lstrip("\\") in CURRENCIES:
         tokens.append(Token("op", content.strip()[-1], spaced))
         return close + 1

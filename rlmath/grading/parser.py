@@ -13,6 +13,7 @@ from rlmath.grading.syntax import (
     MULTIPLIERS,
     RELATIONS,
     STOP_WORDS,
+    ZERO,
     Node,
     ParseError,
     is_numeric,
@@ -101,6 +102,8 @@ class Parser(Atoms):
             if separator == "or":
                 conjunction = "or"
             if self.position >= self.size and separator == ",":
+                if self.tokens[-1].kind in ("word", "text"):
+                    raise ParseError("something is missing after and")
                 break  # a trailing comma
             found.append(self.relation())
         self.depth -= 1
@@ -244,7 +247,12 @@ class Parser(Atoms):
             elif self.unit_ahead(token, product):
                 product = self.with_unit(product)
             elif self.starts_factor(token):
-                product = times(product, self.factor())
+                if product == ZERO and kind == "word" and len(value) > 1:
+                    raise ParseError("words after 0 are no factors of it")
+                following = self.factor()
+                if following == ZERO and (kind == "num" or not is_numeric(product)):
+                    raise ParseError("x 0 is no product")
+                product = times(product, following)
             else:
                 return product
 
@@ -268,7 +276,7 @@ class Parser(Atoms):
         return node
 
     def starts_factor(self, token: Token) -> bool:
-        if token.kind in ("num", "grouped", "begin"):
+        if token.kind in ("num", "grouped", "begin", "name"):
             return True
         if token.kind in ("word", "text"):
             return (

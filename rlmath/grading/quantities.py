@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlmath.grading import units
+from rlmath.grading import units, wording
 from rlmath.grading.lexer import Token
 from rlmath.grading.numerals import Numerals
 from rlmath.grading.syntax import (
@@ -31,7 +31,8 @@ class Quantities(Numerals):
             return len(token.value) > 1 or (numeric and token.value in SMALL_UNITS)
         if token.kind == "word":
             if numeric and token.spaced and token.value in SMALL_UNITS:
-                return self.closes_with_unit()
+                plain = not self.inner and product[0] not in ("f", "/")
+                return plain and self.closes_with_unit()
             if not numeric or len(token.value) < 2 or token.value in STOP_WORDS:
                 return False
             if token.value == "of" and token.spaced:
@@ -39,6 +40,8 @@ class Quantities(Numerals):
             if token.value == "min" and not self.at("op", "(", 1):
                 return True
             if token.value in FUNCTIONS or token.value in CONSTANTS or token.value in GREEK:
+                return False
+            if token.value in units.LETTER_PRODUCTS or self.inner:
                 return False
             if units.is_unit_word(token.value) or token.value.lower() in units.ORDINALS:
                 return True
@@ -85,7 +88,7 @@ class Quantities(Numerals):
         ):
             if token.kind != "op" and len(token.value) < 2 and offset == 1:
                 return 0
-            if token.value.lower() in units.HEDGES:
+            if token.value.lower() in wording.STOPS:
                 return 0
             offset += 1
         if offset == 1 or not self.at("op", ")", offset):
@@ -108,7 +111,7 @@ class Quantities(Numerals):
             count = self.bracketed_words()
             words = self.tokens[self.position + 1 : self.position + count - 1]
             self.position += count
-            return ("unit", product, " ".join(t.value for t in words))
+            return ("unit", product, "(" + " ".join(t.value for t in words) + ")")
         if self.at("cmd", "frac"):
             unit = self.unit_fraction()
             self.position = self.size
@@ -125,9 +128,10 @@ class Quantities(Numerals):
                 lowered = value.lower()
                 if lowered in ("and", "or") or (words_found and lowered in STOP_WORDS):
                     break
-                if any(word in units.HEDGES for word in lowered.replace("/", " ").split()):
+                if any(word in wording.STOPS for word in lowered.replace("/", " ").split()):
                     raise ParseError("a hedge after a number")
-                words_found.append(value)
+                ordinal = not words_found and not token.spaced and lowered in units.ORDINALS
+                words_found.append("-" + lowered if ordinal else value)
                 self.position += 1
             elif kind == "op" and value in CURRENCIES:
                 words_found.append(value)

@@ -20,6 +20,7 @@ class TokenStream(ABC):
         self.bars = 0  # open |…|
         self.integrals = 0  # open integrals, where dx ends an argument
         self.braces = 0  # open sets, where a | means "such that"
+        self.inner = 0  # open roots, fractions and exponents, where no bare unit stands
 
     def peek(self, offset: int = 0) -> Token | None:
         index = self.position + offset

@@ -82,56 +82,6 @@ _add("unit", 1, "unit", "square unit", "sq unit", "cubic unit")
 
 PERCENT = frozenset({"percent", "percentage", "pct", "%"})
 ORDINALS = frozenset({"st", "nd", "rd", "th"})
-# Words that mean "the number before me is not simply the answer".
-HEDGES = frozenset(
-    [
-        "not",
-        "or",
-        "but",
-        "if",
-        "nor",
-        "except",
-        "wrong",
-        "incorrect",
-        "maybe",
-        "possibly",
-        "isn't",
-        "is",
-        "are",
-        "was",
-        "were",
-        "either",
-        "neither",
-        "unless",
-        "than",
-        "least",
-        "most",
-        "more",
-        "less",
-        "about",
-        "mod",
-        "modulo",
-        "false",
-        "to",
-        "from",
-        "between",
-        "and",
-        "plus",
-        "minus",
-        "times",
-        "over",
-        "divided",
-        "through",
-        "until",
-        "per-se",
-        "never",
-        "without",
-        "only-if",
-        "without",
-        "approximately",
-        "roughly",
-    ]
-)
 _COMPOUND = {"mph": "mile/hour", "kph": "km/hour", "kmh": "km/hour", "kmph": "km/hour"}
 _CHINESE = {
     "米": "m",
@@ -170,12 +120,21 @@ def singular(word: str) -> str:
     return word
 
 
+# Unit names that are products of usual symbols when no space or `\\text` sets them off: m·g, n·m.
+LETTER_PRODUCTS = frozenset(("mg", "nm", "ms", "ml", "pc"))
+
+
 def lookup(word: str) -> tuple[str, Fraction] | None:
     """(dimension, factor) of a unit word in any of its spellings, or None."""
     word = _CHINESE.get(word, word)
-    for candidate in (word, word.lower(), singular(word), singular(word.lower())):
-        if candidate in _TABLE:
-            return _TABLE[candidate]
+    if word in _TABLE:
+        return _TABLE[word]
+    if len(word) > 2:  # `Ns` is no plural of newtons
+        for candidate in (word.lower(), singular(word), singular(word.lower())):
+            if candidate in _TABLE and (candidate == word.lower() or len(candidate) > 1):
+                return _TABLE[candidate]
+    elif word.lower() in _TABLE and len(word) > 1:
+        return _TABLE[word.lower()]
     return None
 
 

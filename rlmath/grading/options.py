@@ -1,0 +1,77 @@
+"""Options of multiple choice: one letter, a letter with its text, or several, all needed."""
+
+from __future__ import annotations
+
+import re
+
+from rlmath.grading import wording
+
+_STYLE = re.compile(
+    r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|bf|rm|textsc|operatorname)\b\s*"
+)
+_SPACE_COMMAND = re.compile(r"\\[,;:!> ]|~|\\q?quad\b")
+_LONE_LETTER = re.compile(r"\{\s*(\(?[A-Ja-j]\)?)\s*\}")
+_LETTER = re.compile(
+    r"\s*(?:(?:option|choice|answer)s?\s*:?\s*)?(?:\(([A-Ja-j])\)|([A-J])(?=[).:]|\s*$))[).:]?\s*(.*)",
+    re.DOTALL | re.I,
+)
+_MARKED = re.compile(r"(?<![A-Za-z0-9\\(])(?:\(([A-J])\)|([A-J])[).:])(?!\w)")
+_JOINED = re.compile(
+    r"\s*(?:options?\s+|choices?\s+)?\(?([A-J])\)?((?:\s*(?:,\s*(?:and\b)?|;|&|\band\b|\bor\b|(?<=\))(?=\())"
+    r"\s*\(?[A-J]\)?)+)\s*[.:]?\s*"
+)
+_SEPARATOR = re.compile(r"^[\s,;&]+|[\s,;&.]*(?:\band\b)?[\s,;&.]*$")
+Options = tuple[tuple[str, str], ...]
+
+
+def _plain(latex: str) -> str:
+    plain = _SPACE_COMMAND.sub(" ", _STYLE.sub("", latex)).replace("$", "").replace("*", "")
+    plain = _LONE_LETTER.sub(r"\1", plain)
+    while plain.startswith("{"):
+        plain = plain[1:].replace("}", " ", 1)
+    return plain.replace("{,}", ",")
+
+
+def read_options(latex: str) -> tuple[str, str, Options]:
+    """(letter, rest, ()) of `B` or `B) 12`, or ("", "", options) of `(A) and (C)`.
+
+    Several options come back in the order of their letters, each with the text after it. "or"
+    between them, or a word that negates or hedges after one of them, makes it no option at all.
+    """
+    if len(latex) > 1 and latex[0] not in "\\(ABCDEFGHIJoOcCaA${ *":
+        return "", "", ()
+    plain = _plain(latex)
+    joined = _JOINED.fullmatch(plain)
+    if joined is not None:
+        letters = re.findall(r"[A-J]", joined.group(1) + joined.group(2).replace("and", ""))
+        if re.search(r"\bor\b", joined.group(2)) or len(set(letters)) != len(letters):
+            return "", "", ()
+        return "", "", tuple((letter, "") for letter in sorted(letters))
+    marked = list(_MARKED.finditer(plain))
+    if len(marked) > 1:
+        ends = [m.start() for m in marked[1:]] + [len(plain)]
+        found = {
+            m.group(1) or m.group(2): _SEPARATOR.sub("", plain[m.end() : end]).strip()
+            for m, end in zip(marked, ends, strict=True)
+        }
+        if plain[: marked[0].start()].strip() or len(found) != len(marked):
+            return "", "", ()
+        if any(re.search(r"\bor\b", rest) or _doubted(rest) for rest in found.values()):
+            return "", "", ()
+        return "", "", tuple(sorted(found.items()))
+    match = _LETTER.match(plain)
+    if match is None:
+        return "", "", ()
+    letter = match.group(1) or match.group(2)
+    rest = match.group(3).strip()
+    if match.group(2) is not None and not letter.isupper():
+        return "", "", ()
+    if re.match(r"(?:and|or|nor|but|not|is|isn't)\b|[,;&/]", rest) or _doubted(rest):
+        return "", "", ()
+    return letter.upper(), rest, ()
+
+
+def _doubted(rest: str) -> bool:
+    """Whether the text after a letter takes it back: `B) is wrong`."""
+    found = wording.words_of(rest)
+    return bool(found) and any(word in wording.NEGATIONS for word in found[:3])

@@ -1,0 +1,207 @@
+"""Words around a value: which of them leave it as it is, and which change, negate or hedge it.
+
+What may stand after a number is a unit or a counted noun. English has too many nouns for a list,
+so the lists hold what must *not* stand there, and a noun must look like one: a plural or a unit.
+What may stand in front of a value is listed word by word: anything else makes the answer text.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rlmath.grading import units
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+NEGATIONS = _names(
+    """not no non nor never neither none nothing without isn't isnt aren't wasn't can't cannot cant
+    don't doesn't doesnt won't wouldn't shouldn't n't nope false wrong incorrect invalid
+    untrue impossible rejected excluded refuted disproved denied discarded eliminated failed
+    fails fail except excepting barring minus unlike opposite contrary anything unless
+    excluding crossed dismissed contradicted contradiction void null mistaken error
+    forbidden"""
+)
+HEDGES = _names(
+    """or either maybe perhaps possibly probably presumably supposedly allegedly hypothetically
+    conceivably apparently seemingly arguably likely unlikely about around approximately
+    approx roughly nearly almost circa ish guess guessing guessed think believe suppose
+    assume assuming hope suspect feel unsure uncertain unknown unclear doubt doubtful
+    doubted tentative might may could would should if whether though although but however
+    otherwise alternatively instead rather versus vs xor guesses estimates estimate
+    estimated rough wait hmm actually oops sorry random whatever somewhere something between
+    among range at-most least most more less fewer greater smaller bigger larger than over
+    under above below beyond exceeding upto exceeds so then else when where while until till
+    from to through thru and is are was were be been being isn ain't as too very quite
+    enough few many much several some any every other another others both depending varies i
+    we you"""
+)
+MULTIPLIED = _names(
+    """dozen dozens score scores gross hundred hundreds thousand thousands million millions billion
+    billions trillion trillions lakh lakhs crore crores myriad double doubled twice triple
+    tripled thrice quadruple quadrupled half halves halved third thirds quarter quarters
+    fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths
+    tenth tenths hundredth hundredths thousandth thousandths millionth millionths twelfth
+    twelfths twentieth twentieths squared cubed root powered power powers factorial
+    factorials inverse inverted reciprocal reciprocals negative negated conjugate conjugated
+    logarithm log exponent exponents modulo mod plus permille multiplied divided raised
+    point decimal decimals zero one two three four five six seven eight nine ten eleven
+    twelve twenty thirty forty fifty sixty ninety fold tuple complement opposite short off
+    behind shy missing halfway tens ones infinity infinite infinitely fraction fractions
+    remainder backwards reversed upside radical prime primed bar star dot st nd rd th"""
+)
+STOPS = NEGATIONS | HEDGES  # after a number they make the answer text
+# Of these, what counts things in one problem changes the number in another: "4 quarters" are coins.
+CHANGING = NEGATIONS | HEDGES | MULTIPLIED
+_SUFFIX = re.compile(r"(?:[a-z]{2,}ly|[a-z]+ish|[a-z]+fold|[a-z]{3,}(?:ieth|ths)|[a-z]*n't)\Z")
+_SUFFIX_EXCEPTIONS = _names(
+    """family families fish jellyfish starfish goldfish assembly supply dish dishes early daily
+    weekly monthly yearly hourly only fly butterfly dragonfly jelly belly months moths
+    cloths booths paths baths mouths myths youths lengths widths heights births deaths
+    english polish"""
+) | frozenset(("spanish", "blackfish", "catfish", "lily", "teeth", "tooth", "radish"))
+_IRREGULAR = _names(
+    """people men women children feet teeth geese mice oxen fish goldfish jellyfish sheep deer
+    species series aircraft spacecraft salmon cattle staff dice data bacteria criteria
+    vertices matrices indices axes points homework luggage money change candy bread rice
+    water juice milk flour sugar paper gum mail salt sand soil gas fruit furniture grass
+    hair rope wood snow popcorn pizza police offspring buffalo shrimp trout bison moose
+    squid swine legos veggies"""
+)
+_TAIL = _names(
+    """left remaining total altogether overall each apiece together away apart ago later old tall
+    long wide high deep thick far round per-person daily weekly monthly yearly hourly only
+    again north south east west online per in place of"""
+)
+_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]+")
+_CJK_CHANGING = re.compile(
+    "[不非没無无未倍万萬亿億千百十半约約余多少以上下左右或者否错錯乘除加减点點次方平方根负負]"
+)
+_CJK_COUNTER = re.compile(
+    "(?:[个個种種只本人名位元角块頁页次条件张張天年月日周時时分秒米克升度岁歳円枚匹冊通り組组对対台辆"
+    "棵朵支把双套箱袋瓶杯碗盒题題票层層道项項份家间間座颗粒根片步级級号號場场回歩点苹果学生方法"
+    "平方立方厘毫千公里斤小分钟鐘美]|ドル|メートル|グラム|リットル|つ|時間|分間)+"
+)
+
+
+def words_of(phrase: str) -> list[str]:
+    """Lower-case words of a unit phrase."""
+    return [
+        w.strip(".()',-") for w in phrase.lower().replace("/", " ").split() if w.strip(".()',-")
+    ]
+
+
+def changes_value(word: str) -> bool:
+    """Whether a word negates, hedges or changes the number it stands next to."""
+    word = word.lower()
+    if word in CHANGING:
+        return True
+    return bool(_SUFFIX.match(word)) and word not in _SUFFIX_EXCEPTIONS
+
+
+def _is_plural(word: str) -> bool:
+    if word in _IRREGULAR or units.lookup(word) is not None:
+        return True
+    return len(word) > 2 and word.endswith("s") and not word.endswith(("ss", "us", "is", "'s"))
+
+
+def leaves_value(phrase: str, *, counted: bool = True) -> bool:
+    """Whether `5 PHRASE` is still five: a unit, or a counted noun with nothing that changes it.
+
+    Args:
+        phrase: what stands after a number.
+        counted: whether the number counts things, so that a noun is in the plural; a fraction or
+            a decimal (`2/3 of the pizza`) may have anything that is on no list.
+    """
+    if units.canonical(phrase)[0]:
+        return True
+    text = phrase.strip(".() ")
+    if _CJK.fullmatch(text):
+        return bool(_CJK_COUNTER.fullmatch(text)) and not text.startswith(("万", "千", "百", "半"))
+    found = words_of(phrase)
+    if not found or len(found) > 7:
+        return False
+    for word in found:
+        if not word.replace("-", "").replace("'", "").isalpha():
+            return units.lookup(word.partition("^")[0]) is not None and len(found) == 1
+        if changes_value(word):
+            return False
+    if any(_is_plural(word) for word in found):
+        return True
+    return not counted or all(word in _TAIL or word in ("the", "all") for word in found)
+
+
+# -- prose in front of a value and after it
+
+_LEADS = _names(
+    """the a an our this that such it its so thus therefore hence then finally consequently
+    accordingly of for in to by on with from which we i get got obtain find have has had
+    conclude see deduce know gives give yields yield is are equals equal becomes comes must
+    there exist exists exactly precisely only total altogether together overall all final
+    correct right true actual desired required requested wanted asked answer answers value
+    values solution solutions result results root roots number numbers amount sum product
+    quotient difference remainder ratio probability chance chances area areas perimeter
+    circumference length width height distance time speed velocity volume surface radius
+    diameter angle degree degrees measure side sides diagonal hypotenuse edge edges base
+    slope intercept gradient coordinates coordinate point points center centre vertex
+    function polynomial expression equation formula integral derivative limit series
+    sequence term terms coefficient constant determinant matrix vector inverse-matrix range
+    domain maximum minimum max min largest smallest greatest least biggest shortest longest
+    highest lowest first last next unique single optimal best common positive nonnegative
+    nonzero integer integers real whole natural prime primes divisor divisors factor factors
+    multiple multiples digit digits ways way subsets subset arrangements permutations
+    combinations pairs pair triples triangles triangle circle square rectangle cube sphere
+    cone cylinder pyramid polygon quadrilateral trapezoid hexagon pentagon parabola ellipse
+    hyperbola line lines segment chord arc sector region shaded plane graph curve tangent
+    cost price profit money age average mean median mode variance deviation expected
+    expectation rate interest salary score weight mass force energy temperature possible
+    different distinct students people apples balls cards coins units using simplified exact
+    form interval set case system inequality problem question given above choice option who
+    their his her x y z n k m t r b c d p q s f g h"""
+)  # fmt: skip
+_VERBS = _names("is are equals equal gives give yields yield be get obtain have find becomes")
+_TRAILS = _names(
+    """is are the a an our only unique final correct right required desired answer answers solution
+    solutions value values result maximum minimum largest smallest greatest least possible
+    total number sum area volume probability of in all to for as given this problem question
+    equation ways way altogether overall max min such integer root roots perimeter length
+    distance"""
+)  # fmt: skip
+_MAX_LEAD_WORDS = 20
+
+
+def lead_length(words: list[str]) -> int:
+    """How many of these words announce the value that follows: `the area of the circle is`.
+
+    0 unless all of them are known and the last one is a verb, an article or `exactly`.
+    """
+    if not words or len(words) > _MAX_LEAD_WORDS:
+        return 0
+    lowered = [word.lower() for word in words]
+    for word, low in zip(words, lowered, strict=True):
+        name = len(word) <= 4 and word.isupper() and word != "I"
+        if not (low in _LEADS or name):
+            return 0
+    if lowered[0] in ("possible", "are"):
+        return 0
+    if lowered[-1] in _VERBS or lowered[-1] in (
+        "exactly",
+        "precisely",
+        "only",
+        "that",
+        "therefore",
+    ):
+        return len(words)
+    return len(words) if lowered[-1] in ("so", "thus", "hence") else 0
+
+
+def is_trail(words: list[str]) -> bool:
+    """Whether these words only say what the value before them is: `is the largest value`."""
+    lowered = [word.lower() for word in words]
+    if not lowered or len(lowered) > 12 or any(word not in _TRAILS for word in lowered):
+        return False
+    return lowered[0] in ("is", "are") and len(lowered) > 1 and lowered[1] in (
+        "the", "a", "an", "our", "correct", "required", "maximum", "minimum", "max", "min"
+    )  # fmt: skip
