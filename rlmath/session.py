@@ -105,7 +105,7 @@ def open_session(
     temperature: float = 1.0,
     samples: bool = True,
 ) -> Iterator[Session]:
-    """Start what a loop needs; actor and engines start at the same time.
+    """Start what a loop needs; see ``start`` for the order.
 
     Args:
         config: Checked settings.
@@ -136,10 +136,9 @@ def open_session(
                 num_engines=layout.engines,
                 stall_timeout_s=config.rollout.stall_timeout_s,
                 max_restarts=config.rollout.max_engine_restarts,
-                actor_options=places.engines,
+                places=places.engines,
             )
             stack.callback(pool.shutdown)
-            pool.launch()
         actor = None
         if optimizer is not None:
             settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
@@ -162,17 +161,44 @@ def open_session(
                 actor_options=places.actor_ranks,
             )
             stack.callback(actor.shutdown)
-            actor.launch()
-            actor.wait_until_ready()
+        start(actor, pool)
         sampling = None
         if pool is not None and rewards is not None:
-            pool.wait_until_ready()
             if actor is not None:
                 connect_engines(config, actor, pool)
             collector = Collector(rewards)
             stack.callback(collector.close)
             sampling = Sampling(pool, rewards, collector)
         yield Session(config, layout, actor, sampling)
+
+
+def start(actor: ActorGroup | None, pool: RolloutPool | None) -> None:
+    """Start ranks and engines, side by side unless they share GPUs.
+
+    vLLM sizes its KV cache by the GPU's free memory before and after a trial run, and its check at
+    the start asks for all of ``rollout.gpu_memory_utilization`` to be free. Both mean something
+    only while the ranks on that GPU hold what they hold for good and allocate nothing: engines on
+    the ranks' GPUs start when all ranks are ready and have given back memory that they do not use.
+    A GPU has one engine, so no two measure at once.
+
+    Raises:
+        UserError: The model cannot be built or read, or an engine cannot start.
+        ActorError: A rank failed in another way.
+    """
+    if actor is None or pool is None or not pool.spec.sleeps:
+        if pool is not None:
+            pool.launch()
+        if actor is not None:
+            actor.launch()
+            actor.wait_until_ready()
+    else:
+        actor.launch()
+        actor.wait_until_ready()
+        actor.release_cached_memory()
+        pool.make_room = actor.release_cached_memory
+        pool.launch()
+    if pool is not None:
+        pool.wait_until_ready()
 
 
 def with_model_folder(config: Config) -> Config:
@@ -260,6 +286,8 @@ def engine_spec(config: Config, layout: Layout, *, trains: bool) -> EngineSpec:
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         cpu_kv_cache_gib=rollout.cpu_kv_cache_gib,
         sleeps=on_cuda and colocated,
+        max_batched_tokens=rollout.max_batched_tokens,
+        async_scheduling=on_cuda if rollout.async_scheduling is None else rollout.async_scheduling,
         precision=precision(config),
     )
 

@@ -220,6 +220,10 @@ class ActorGroup:
         """Read what ``save_checkpoint`` wrote."""
         self._all("load_checkpoint", str(folder))
 
+    def release_cached_memory(self) -> None:
+        """Have each rank give memory back that it keeps for later, for engines on its GPU."""
+        self._all("release_cached_memory")
+
     def peak_memory_gib(self) -> list[float]:
         """Highest memory of each rank so far."""
         return self._all("peak_memory_gib")

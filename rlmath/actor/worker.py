@@ -112,6 +112,11 @@ class ActorWorker:
         self.connection.send_weights(version, verify)
         self.platform.release_cached_memory()
 
+    def release_cached_memory(self) -> None:
+        """See :meth:`rlmath.device.Platform.release_cached_memory`."""
+        gc.collect()
+        self.platform.release_cached_memory()
+
     def weights_fingerprints(self) -> dict[str, int]:
         """Fingerprint of each tensor as it is sent. Collective."""
         return self.gatherer.fingerprints()

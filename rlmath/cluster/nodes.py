@@ -26,23 +26,39 @@ def shares(layout: Layout, nodes: int) -> tuple[list[int], list[int]]:
     return _spread(layout.actor_ranks, actor_nodes), _spread(layout.engines, engine_nodes)
 
 
+def sorted_nodes() -> list[dict[str, Any]]:
+    """The live nodes of the Ray cluster, as Ray describes them: the head, then by address."""
+    import ray
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return sorted(alive, key=lambda node: (HEAD not in node["Resources"], *_address(node)))
+
+
+def _address(node: dict[str, Any]) -> tuple[list[tuple[int, str]], int, str]:
+    """The parts of an address in their numeric order; the port and the id of nodes that share one
+    (several nodes of Ray on one machine)."""
+    parts = [
+        (int(part), "") if part.isdecimal() else (1 << 30, part)
+        for part in node["NodeManagerAddress"].split(".")
+    ]
+    return parts, node["NodeManagerPort"], node["NodeID"]
+
+
 def options_of_nodes(nodes: int) -> list[dict[str, Any]]:
     """Ray options that put an actor on each node, the head first.
 
     Raises:
         UserError: The cluster has fewer nodes.
     """
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    alive = sorted_nodes()
     if len(alive) < nodes:
         names = ", ".join(node["NodeManagerAddress"] for node in alive)
         raise UserError(
             f"cluster.nodes={nodes}: the Ray cluster has {len(alive)} ({names}); wait for the "
             "others with ray_utils/check_ray.sh, or set it to what is there"
         )
-    alive.sort(key=lambda node: (HEAD not in node["Resources"], node["NodeManagerAddress"]))
     return [
         {"scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)}
         for node in alive[:nodes]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlmath.cluster.nodes import options_of_nodes, shares
+from rlmath.cluster.nodes import options_of_nodes, shares, sorted_nodes
 from rlmath.config.arithmetic import Layout
 from rlmath.config.schema import Device, Placement
 from rlmath.errors import UserError
@@ -18,11 +18,41 @@ PLACEMENT_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
+class EnginePlace:
+    """Where an engine goes.
+
+    Attributes:
+        options: Ray options of its actor.
+        device_ids: Its GPUs, one for each tensor-parallel rank, as Ray names them on the node; none
+            on CPU.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    device_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Places:
-    """Ray options of each actor rank and of each engine, in their order."""
+    """Ray options of each actor rank, and the place of each engine, in their order."""
 
     actor_ranks: list[dict[str, Any]] = field(default_factory=list)
-    engines: list[dict[str, Any]] = field(default_factory=list)
+    engines: list[EnginePlace] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One reserved GPU.
+
+    Attributes:
+        index: Of the bundle in its placement group.
+        node: Ray's id of the node.
+        gpu: The GPU's name on the node: a number, or a UUID if the node's CUDA_VISIBLE_DEVICES
+            has such.
+    """
+
+    index: int
+    node: str
+    gpu: str
 
 
 @contextlib.contextmanager
@@ -30,20 +60,23 @@ def placed(layout: Layout, nodes: int = 1) -> Iterator[Places]:
     """Reserve the cluster's accelerators for a layout; given back at the end.
 
     On CPU nothing is reserved: all processes share the machine, or go to the nodes that
-    ``nodes.py`` gives them. On CUDA there is a bundle of one
-    GPU for each actor rank, packed node by node, so that tensor-parallel neighbours share a node.
-    Colocated engines take the same bundles in the same order; others have bundles of their own.
+    ``nodes.py`` gives them. On CUDA there is a bundle of one GPU for each actor rank and, unless
+    they are colocated, for each engine rank. Ray numbers the bundles of a group in any order over
+    nodes and GPUs (ray-project/ray#51117, #59547), so they are sorted by node and GPU before ranks
+    and engines take them, and every tensor-parallel group is on one node.
 
     Raises:
-        UserError: The cluster does not have so many free GPUs.
+        UserError: The cluster does not have so many free GPUs, or not enough of them on one node.
     """
     if layout.device is Device.cpu:
         if nodes > 1:
             options = options_of_nodes(nodes)
             of_ranks, of_engines = shares(layout, nodes)
-            yield Places([options[i] for i in of_ranks], [options[i] for i in of_engines])
+            yield Places(
+                [options[i] for i in of_ranks], [EnginePlace(options[i]) for i in of_engines]
+            )
             return
-        yield Places([{}] * layout.actor_ranks, [{}] * layout.engines)
+        yield Places([{}] * layout.actor_ranks, [EnginePlace()] * layout.engines)
         return
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -52,7 +85,7 @@ def placed(layout: Layout, nodes: int = 1) -> Iterator[Places]:
     bundles = max(layout.actor_ranks, layout.engine_ranks)
     if not colocated:
         bundles = layout.actor_ranks + layout.engine_ranks
-    group = placement_group([{"GPU": 1, "CPU": 1}] * bundles, strategy="PACK")
+    group = placement_group([{"GPU": 1}] * bundles, strategy="PACK")
     try:
         try:
             ray.get(group.ready(), timeout=PLACEMENT_TIMEOUT_S)
@@ -63,35 +96,127 @@ def placed(layout: Layout, nodes: int = 1) -> Iterator[Places]:
                 f"{layout.engine_ranks} engine ranks, {layout.placement.value}), but the Ray "
                 f"cluster has {have}, or others hold them; wait for nodes, or shrink the layout."
             ) from error
+        rank_bundles, engine_bundles = assign(layout, bundles_by_node(group, bundles))
         share = COLOCATED_SHARE if colocated else 1.0
-        first_engine_bundle = 0 if colocated else layout.actor_ranks
-        width = layout.engine_tensor_parallel
         yield Places(
-            [_in_bundle(group, rank, share) for rank in range(layout.actor_ranks)],
-            [
-                _engine(group, first_engine_bundle + engine * width, width, share)
-                for engine in range(layout.engines)
-            ],
+            [_in_bundle(group, bundle, share) for bundle in rank_bundles],
+            [_engine(group, of_engine, share) for of_engine in engine_bundles],
         )
     finally:
         remove_placement_group(group)
 
 
-def _in_bundle(group: Any, bundle: int, gpus: float) -> dict[str, Any]:
+def bundles_by_node(group: Any, count: int) -> list[list[Bundle]]:
+    """The bundles of a placement group that is ready, in order of their GPUs, node by node.
+
+    Ray tells a bundle's node, but its GPU only to what runs in it, so a small task in each bundle
+    reports it. The bundle keeps that GPU.
+    """
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    node_of = placement_group_table(group)["bundles_to_node_id"]
+    probe = ray.remote(num_cpus=0, num_gpus=1)(_gpus_of_this_process)
+    gpus = ray.get([probe.options(**_strategy(group, index)).remote() for index in range(count)])
+    bundles = [Bundle(index, node_of[index], str(gpus[index][0])) for index in range(count)]
+    return in_order(bundles, [node["NodeID"] for node in sorted_nodes()])
+
+
+def in_order(bundles: Sequence[Bundle], nodes: Sequence[str]) -> list[list[Bundle]]:
+    """The bundles of each node that has some, by GPU; nodes in the order given."""
+    by_node = [[bundle for bundle in bundles if bundle.node == node] for node in nodes]
+    return [sorted(of_node, key=_gpu_order) for of_node in by_node if of_node]
+
+
+def assign(
+    layout: Layout, nodes: Sequence[Sequence[Bundle]]
+) -> tuple[list[Bundle], list[list[Bundle]]]:
+    """The bundle of each actor rank, and the bundles of each engine.
+
+    Colocated, ranks and engines both take the bundles from the first on, so that an engine sits on
+    the GPUs of the ranks that come at the same place. Separate, the wider tensor-parallel groups
+    choose first.
+
+    Args:
+        layout: Ranks and engines.
+        nodes: Bundles of each node, in order.
+
+    Raises:
+        UserError: A tensor-parallel group would be on two nodes.
+    """
+    free = [list(of_node) for of_node in nodes]
+    wanted = {
+        "actor": (layout.tensor_parallel, layout.actor_ranks // layout.tensor_parallel),
+        "rollout": (layout.engine_tensor_parallel, layout.engines),
+    }
+    order = ["actor", "rollout"]
+    if layout.placement is Placement.separate:
+        order.sort(key=lambda one: -wanted[one][0])
+    taken: dict[str, list[list[Bundle]]] = {}
+    for one in order:
+        width, count = wanted[one]
+        taken[one], left = _blocks(free, width, count)
+        if len(taken[one]) < count:
+            raise UserError(_straddles(one, width, count, [len(of_node) for of_node in free]))
+        if layout.placement is Placement.separate:
+            free = left
+    return [bundle for block in taken["actor"] for bundle in block], taken["rollout"]
+
+
+def _blocks(
+    nodes: Sequence[Sequence[Bundle]], width: int, count: int
+) -> tuple[list[list[Bundle]], list[list[Bundle]]]:
+    """At most ``count`` blocks of ``width`` bundles, each on one node; and what is left."""
+    blocks: list[list[Bundle]] = []
+    left = []
+    for of_node in nodes:
+        number = min(len(of_node) // width, count - len(blocks))
+        blocks += [list(of_node[i * width : (i + 1) * width]) for i in range(number)]
+        left.append(list(of_node[number * width :]))
+    return blocks, left
+
+
+def _straddles(section: str, width: int, count: int, gpus: Sequence[int]) -> str:
+    room = [number // width for number in gpus]
+    return (
+        f"{section}.tensor_parallel={width}: {count} groups of {width} GPUs are needed, each on "
+        f"one node, but Ray reserved {_sum(gpus)} GPUs on {len(gpus)} nodes, with room for "
+        f"{_sum(room)} = {sum(room)}; free whole nodes, or set {section}.tensor_parallel to a "
+        "divisor of what each node has free"
+    )
+
+
+def _sum(numbers: Sequence[int]) -> str:
+    return " + ".join(map(str, numbers))
+
+
+def _gpus_of_this_process() -> list[Any]:
+    import ray
+
+    return ray.get_gpu_ids()
+
+
+def _gpu_order(bundle: Bundle) -> tuple[int, str]:
+    """Numbers in their order, then other names."""
+    return (int(bundle.gpu), "") if bundle.gpu.isdecimal() else (1 << 30, bundle.gpu)
+
+
+def _strategy(group: Any, bundle: int) -> dict[str, Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
-    return {"num_gpus": gpus, "num_cpus": 0, "scheduling_strategy": strategy}
-
-
-def _engine(group: Any, bundle: int, width: int, share: float) -> dict[str, Any]:
-    """An engine of one rank sits on its GPU; a wider one has Ray place its workers."""
-    if width == 1:
-        return _in_bundle(group, bundle, share)
-    options = _in_bundle(group, bundle, 0)
-    # vLLM's Ray executor places one worker per bundle index, each with this share of a GPU.
-    variables = {
-        "VLLM_RAY_BUNDLE_INDICES": ",".join(str(bundle + i) for i in range(width)),
-        "VLLM_RAY_PER_WORKER_GPUS": str(share),
+    return {
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=bundle
+        )
     }
-    return {**options, "runtime_env": {"env_vars": variables}}
+
+
+def _in_bundle(group: Any, bundle: Bundle, gpus: float) -> dict[str, Any]:
+    return {"num_gpus": gpus, "num_cpus": 0, **_strategy(group, bundle.index)}
+
+
+def _engine(group: Any, bundles: Sequence[Bundle], share: float) -> EnginePlace:
+    """An engine of one rank has its GPU from Ray. A wider one runs beside its first GPU and takes
+    none from Ray, which gives an actor GPUs of one bundle only; its workers find theirs by name."""
+    gpus = share if len(bundles) == 1 else 0
+    return EnginePlace(_in_bundle(group, bundles[0], gpus), tuple(bundle.gpu for bundle in bundles))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from rlmath.config.arithmetic import Layout, batch_of
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.facts import ModelFacts
-from rlmath.config.schema import Config, DType, Recompute
+from rlmath.config.schema import Config, Device, DType, Recompute
 
 # vLLM hands out its CPU cache in blocks of so many tokens.
 CPU_BLOCK_TOKENS = 128
@@ -211,6 +211,24 @@ def kv_cache(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
             f"bytes (keys and values of {model.num_layers} layers x {heads} heads x "
             f"{model.head_dim} x {value_bytes} bytes) = {needed_gib:.3g} GiB; take at least "
             f"{_round_up(needed_gib):g}"
+        )
+
+
+def engine_steps(config: Config, device: Device) -> Iterator[str]:
+    """What an engine does in one step."""
+    rollout = config.rollout
+    if device is Device.cpu:
+        if rollout.async_scheduling:
+            yield (
+                "rollout.async_scheduling=true: vLLM does not support it on CPU; set it to null, "
+                "which turns it on with CUDA"
+            )
+        return
+    if rollout.max_batched_tokens < rollout.max_running_sequences:
+        yield (
+            f"rollout.max_batched_tokens={rollout.max_batched_tokens}: "
+            f"{rollout.max_running_sequences} running sequences (rollout.max_running_sequences) "
+            f"decode {rollout.max_running_sequences} tokens in a step; take at least as many"
         )
 
 

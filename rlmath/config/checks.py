@@ -84,6 +84,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield str(error)
     if layout is not None:
         yield from check_layout.batch_divides(config, layout, command)
+    if command != "sft":
+        yield from check_layout.engine_steps(config, device)
     if model is not None:
         yield from check_layout.model_splits(config, model, command)
         yield from check_precision.batch_invariant_model(config, model)

@@ -137,6 +137,7 @@ RANGES: dict[str, Range] = {
     "rollout.max_response_tokens": AT_LEAST_ONE,
     "rollout.temperature": POSITIVE,
     "rollout.max_running_sequences": AT_LEAST_ONE,
+    "rollout.max_batched_tokens": AT_LEAST_ONE,
     "rollout.gpu_memory_utilization": Range(above=0, most=1),
     "rollout.cpu_kv_cache_gib": POSITIVE,
     "rollout.stall_timeout_s": POSITIVE,

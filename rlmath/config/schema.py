@@ -312,6 +312,12 @@ class RolloutConfig:
     prefix_caching: bool = True
     # Skip CUDA graphs.
     enforce_eager: bool = False
+    # Tokens that an engine reads and decodes in one step at most; longer prompts are read in chunks
+    # of this size. More takes more memory. CUDA only; a CPU engine reads each prompt whole.
+    max_batched_tokens: int = 16384
+    # Schedule each decode step while the one before runs, so that the GPU never waits for Python;
+    # null: on with CUDA, off on CPU, where vLLM does not support it.
+    async_scheduling: bool | None = None
     # Seconds without a token from an engine that has work, after which it counts as hung.
     stall_timeout_s: float = 600.0
     # Engines that may be started again, in one start of the run, after they died or hung.

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlmath.config.schema import RolloutConfig
 from rlmath.planning.models import (
     expert_parameters_of_rank,
     mixture_layers,
@@ -29,8 +30,8 @@ SOFTMAX_ROWS = 2048
 ACTOR_PROCESS_GIB = 2.0
 # The same of an engine that sleeps, with its CUDA graphs. Assumed.
 ENGINE_PROCESS_GIB = 2.5
-# Tokens that vLLM reads in one step, its default for such cards.
-ENGINE_STEP_TOKENS = 16384
+# Tokens that vLLM reads in one step.
+ENGINE_STEP_TOKENS = RolloutConfig.max_batched_tokens
 # Left free: what the allocator loses in pieces.
 FREE_SHARE = 0.05
 

@@ -15,6 +15,7 @@ from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.orphans import end_with_parent
+from rlmath.rollout.engine_arguments import cache_folders
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop
 
@@ -25,6 +26,8 @@ class RolloutEngine:
     def __init__(self, spec: EngineSpec, index: int, environment: dict[str, str]) -> None:
         end_with_parent(os.getppid())
         os.environ.update(environment)
+        if spec.device == "cuda":
+            os.environ.update(cache_folders(index))
         self._spec = spec
         self._index = index
         self._loop = StepLoop(spec, index)
@@ -33,8 +36,11 @@ class RolloutEngine:
         # With the object_store transport: hands buckets on to vLLM's workers.
         self._relay: Any = None
 
-    def start(self) -> None:
+    def start(self) -> int | None:
         """Load the model; returns when the engine can sample.
+
+        Returns:
+            Bytes of each rank's KV cache; ``None`` where vLLM does not measure it (CPU).
 
         Raises:
             Exception: Whatever vLLM says about settings, model or memory.
@@ -42,6 +48,7 @@ class RolloutEngine:
         send_output_to(self._spec.log_path(self._index))
         write_stacks_on_signal()
         self._loop.start()
+        return self._loop.kv_cache_bytes
 
     def place(self) -> ProcessPlace:
         """Of the actor's process; its workers are its children."""
@@ -190,3 +197,4 @@ class RolloutEngine:
                 f"engine {self._index} cannot {purpose} with {unfinished} unfinished requests; "
                 "take their samples or abort them first"
             )
+        self._loop.drain()

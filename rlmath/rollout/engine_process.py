@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from rlmath.cluster.logs import end_of
+from rlmath.cluster.placement import EnginePlace
 from rlmath.cluster.processes import ProcessPlace, kill
 from rlmath.rollout.engine import RolloutEngine
 from rlmath.rollout.requests import EngineError, EngineSpec
@@ -21,7 +22,7 @@ class EngineProcess:
     Args:
         spec: How the engine is set up.
         index: Its number in the pool.
-        options: Ray options (its place, its GPUs).
+        place: Where it goes.
         start_timeout_s: Seconds that it may take to start.
 
     Attributes:
@@ -30,8 +31,9 @@ class EngineProcess:
     """
 
     def __init__(
-        self, spec: EngineSpec, index: int, options: Mapping[str, Any], start_timeout_s: float
+        self, spec: EngineSpec, index: int, place: EnginePlace, start_timeout_s: float
     ) -> None:
+        spec = dataclasses.replace(spec, device_ids=place.device_ids)
         environment = spec.environment()
         actor = ray.remote(RolloutEngine).options(
             **{
@@ -40,7 +42,7 @@ class EngineProcess:
                 "max_concurrency": 8,
                 "max_restarts": 0,
                 "runtime_env": {"env_vars": environment},
-                **options,
+                **place.options,
             }
         )
         self.spec, self.index = spec, index
@@ -50,14 +52,18 @@ class EngineProcess:
         self.starting: Any = self.handle.start.remote()
         self._deadline_s = time.monotonic() + start_timeout_s
 
-    def started(self) -> None:
+    def started(self) -> int | None:
         """Take the answer to ``start``, which must be there.
+
+        Returns:
+            Bytes of each rank's KV cache; ``None`` where vLLM does not measure it (CPU).
 
         Raises:
             EngineError: It could not start.
         """
         ref, self.starting = self.starting, None
-        self.get(ref, "could not start")
+        found: int | None = self.get(ref, "could not start")
+        return found
 
     def check_start_time(self) -> None:
         """Raises EngineError when it is starting and has had its time."""

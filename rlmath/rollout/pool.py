@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import ray
 
+from rlmath.cluster.placement import EnginePlace
 from rlmath.cluster.processes import end_actors
 from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.generation import ANSWER_EVERY_S, Generation, MoreRequests
@@ -32,13 +34,15 @@ class RolloutPool:
         max_restarts: Engines that may be started again after they died or hung; the next one
             makes ``generate`` raise.
         start_timeout_s: Seconds that the engines may take to start.
-        actor_options: Ray options of each engine's actor (its place, its GPUs); none: anywhere.
+        places: Where each engine goes; none: anywhere.
 
     Attributes:
         bring_up: Called with the handles of engines that were started again and must get the
             weights in force, and with their version; to connect them and to send the weights.
             ``None``: there is no trainer, and the model folder's weights are all there is.
         reconnect: Called when engines were connected one by one and all have to be again.
+        make_room: Called before an engine is started again on a GPU that it shares with the actor,
+            to have the actor give back the memory that it does not use.
         restarts: Engines started again so far.
         generation: The present ``generate``, or the last one.
         weights_version: Of the weights in force; 0 are those of the model folder.
@@ -54,24 +58,24 @@ class RolloutPool:
         stall_timeout_s: float,
         max_restarts: int = 0,
         start_timeout_s: float = 1800.0,
-        actor_options: Sequence[Mapping[str, Any]] | None = None,
+        places: Sequence[EnginePlace] | None = None,
     ) -> None:
         if num_engines < 1:
             raise ValueError(f"num_engines must be at least 1, not {num_engines}")
-        if actor_options is not None and len(actor_options) != num_engines:
-            raise ValueError(
-                f"{len(actor_options)} actor_options for {num_engines} engines: give one each"
-            )
+        if places is not None and len(places) != num_engines:
+            raise ValueError(f"{len(places)} places for {num_engines} engines: give one each")
         self._spec = spec
         self._num_engines = num_engines
         self._stall_timeout_s = stall_timeout_s
         self._start_timeout_s = start_timeout_s
-        self._actor_options = actor_options or [{}] * num_engines
+        self._places = places or [EnginePlace()] * num_engines
+        self._kv_cache_bytes: dict[int, int | None] = {}
         self._engines: list[EngineProcess] = []
         self._max_restarts = max_restarts
         self._apart = False
         self.bring_up: Callable[[Sequence[Any], int], None] | None = None
         self.reconnect: Callable[[], None] | None = None
+        self.make_room: Callable[[], None] | None = None
         self.restarts = 0
         self._restarts_told = 0
         self._generating = False
@@ -118,7 +122,7 @@ class RolloutPool:
             while starting := self.starting():
                 ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
                 for ref in ready:
-                    starting[ref].started()
+                    self._started(starting[ref])
                 for engine in starting.values():
                     engine.check_start_time()
         except EngineError as error:
@@ -240,8 +244,13 @@ class RolloutPool:
         self.shutdown()
 
     def _make(self, index: int) -> EngineProcess:
-        options = self._actor_options[index]
-        return EngineProcess(self._spec, index, options, self._start_timeout_s)
+        # One that is started again gets a cache of the size that was measured when its GPU was
+        # quiet: measured beside ranks that hold more than then, it would be another.
+        spec = replace(self._spec, kv_cache_bytes=self._kv_cache_bytes.get(index))
+        return EngineProcess(spec, index, self._places[index], self._start_timeout_s)
+
+    def _started(self, engine: EngineProcess) -> None:
+        self._kv_cache_bytes[engine.index] = engine.started()
 
     def starting(self) -> dict[Any, EngineProcess]:
         """Engines that are not ready yet, by the answer that they owe."""
@@ -271,6 +280,8 @@ class RolloutPool:
             unfinished,
         )
         self._engines[index].kill()
+        if self.make_room is not None:
+            self.make_room()
         self._engines[index] = self._make(index)
 
     def bring_up_started(
@@ -296,7 +307,7 @@ class RolloutPool:
         return failed
 
     def _bring_up(self, engine: EngineProcess) -> None:
-        engine.started()
+        self._started(engine)
         self._apart = True
         if self.weights_version and self.bring_up is not None:
             self.bring_up([engine.handle], self.weights_version)

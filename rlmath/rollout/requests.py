@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlmath.config.schema import RolloutConfig
 from rlmath.errors import PartError, UserError
 from rlmath.precision import Precision
 from rlmath.rollout.engine_precision import ROUTER_VARIABLE
@@ -133,6 +134,12 @@ class EngineSpec:
         cpu_kv_cache_gib: Size of the KV cache. CPU only.
         sleeps: Give the GPU's memory back between rollouts (engines that share it with the
             actor). CUDA only.
+        max_batched_tokens: Tokens of one step at most. CUDA only.
+        async_scheduling: Schedule a step while the one before runs. CUDA only.
+        device_ids: The engine's GPUs, one for each tensor-parallel rank, as CUDA_VISIBLE_DEVICES
+            names them on the node; none: those that the process sees, from the first. CUDA only.
+        kv_cache_bytes: Size of each rank's KV cache; ``None``: what memory profiling leaves within
+            ``gpu_memory_utilization``. CUDA only.
         log_dir: Folder for each engine's output.
         precision: What the actor keeps as well.
     """
@@ -150,6 +157,10 @@ class EngineSpec:
     gpu_memory_utilization: float = 0.6
     cpu_kv_cache_gib: float = 1.0
     sleeps: bool = False
+    max_batched_tokens: int = RolloutConfig.max_batched_tokens
+    async_scheduling: bool = False
+    device_ids: tuple[str, ...] = ()
+    kv_cache_bytes: int | None = None
     precision: Precision = field(default_factory=Precision)
 
     @property
@@ -186,5 +197,13 @@ class EngineSpec:
                 "GLIBC_TUNABLES": KEEP_MEMORY,
                 # Workers that have been told to end sleep through more than this; then SIGTERM.
                 "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
+            }
+        else:
+            variables |= {
+                # An engine of several ranks asks Ray for no GPU, as Ray can give an actor only
+                # GPUs of one bundle. It names its GPUs, and must see them.
+                "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+                # A KV cache size remembered from another run would replace the measured one.
+                "VLLM_ENABLE_STARTUP_PLAN": "0",
             }
         return variables

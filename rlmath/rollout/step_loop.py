@@ -7,9 +7,7 @@ other threads asked for. This module imports vLLM when an engine is made, not be
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
 import queue
 import threading
 import time
@@ -19,14 +17,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rlmath.rollout.engine_precision import check_workers, engine_arguments, worker_precision
+from rlmath.rollout.engine_precision import check_workers, worker_precision
+from rlmath.rollout.engine_workers import (
+    check_gpus,
+    smallest,
+    unlink_worker_segments,
+    worker_gpu,
+    worker_kv_cache_bytes,
+)
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.types import Sample
 
 T = TypeVar("T")
-
-# Tokens of one step on CPU, at least.
-CPU_BATCHED_TOKENS = 4096
 
 # After the first finished sample, how long to gather more before answering. Answers cost the
 # engine's process time that it would spend on tokens.
@@ -43,22 +45,19 @@ class _Running:
     log_probs: list[float] = field(default_factory=list)
 
 
-def unlink_worker_segments(worker: Any) -> None:
-    """Take away the names of the shared memory through which a CPU engine's workers talk.
-
-    vLLM leaves the names behind when it ends. All workers have opened the segments by now, so the
-    names serve nobody, and the memory is freed with the last worker, however it ends.
-    """
-    with open("/proc/self/maps") as maps:
-        paths = {line.split()[-1] for line in maps if "/dev/shm/vllm_dist_" in line}
-    for path in paths:
-        # The other worker may be faster.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
 class StepLoop:
-    """Owns the engine. ``submit``, ``progress`` and ``call`` may be used from any thread."""
+    """Owns the engine. ``submit``, ``progress`` and ``call`` may be used from any thread.
+
+    With asynchronous scheduling vLLM hands the GPU a step before it has read the one before, so
+    that a step may still be running when its last request has finished or was aborted. The loop
+    waits for such steps before it says that the engine is idle: nothing computes with the weights
+    while they change, or while the engine sleeps.
+
+    Attributes:
+        weights_version: Of the weights in force.
+        kv_cache_bytes: Of each rank; ``None`` where vLLM does not measure it (CPU), or before
+            ``start``.
+    """
 
     def __init__(self, spec: EngineSpec, engine_index: int) -> None:
         self._spec = spec
@@ -80,6 +79,7 @@ class StepLoop:
         self._num_submitted = 0
         self._thread = threading.Thread(target=self._run, name="vllm-steps", daemon=True)
         self.weights_version = 0
+        self.kv_cache_bytes: int | None = None
 
     def start(self) -> None:
         """Make the engine; returns when it can sample.
@@ -159,6 +159,20 @@ class StepLoop:
         """Call a function with vLLM's ``LLMEngine``, in its thread."""
         return self.call(lambda: function(self._engine))
 
+    def drain(self) -> None:
+        """Wait for what the engine computes; afterwards it has no requests and runs nothing.
+
+        Raises:
+            RuntimeError: It has unfinished requests, or the thread has stopped.
+        """
+
+        def idle() -> None:
+            if self._running:
+                raise RuntimeError(f"{len(self._running)} requests are unfinished")
+            self._drain()
+
+        self.call(idle)
+
     def stop(self) -> None:
         """End the thread and the engine with its workers. Safe to call twice."""
         if self._thread.is_alive():
@@ -199,43 +213,20 @@ class StepLoop:
             block = False
 
     def _make_engine(self) -> None:
-        from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from rlmath.rollout.engine_arguments import vllm_arguments
+
         spec = self._spec
-        on_cpu = spec.device == "cpu"
-        arguments = EngineArgs(
-            model=spec.model_path,
-            dtype=spec.dtype,
-            tensor_parallel_size=spec.tensor_parallel,
-            distributed_executor_backend="uni" if spec.tensor_parallel == 1 else "mp",
-            max_model_len=spec.max_sequence_tokens,
-            max_num_seqs=spec.max_running_sequences,
-            # vLLM rewinds the random stream of a prompt that it read only in part, which a CPU
-            # generator cannot do: on CPU each prompt is read whole.
-            enable_chunked_prefill=not on_cpu,
-            max_num_batched_tokens=(
-                max(CPU_BATCHED_TOKENS, spec.max_sequence_tokens) if on_cpu else None
-            ),
-            enable_prefix_caching=spec.prefix_caching,
-            enforce_eager=on_cpu or spec.enforce_eager,
-            gpu_memory_utilization=spec.gpu_memory_utilization,
-            kv_cache_memory_bytes=int(spec.cpu_kv_cache_gib * 2**30) if on_cpu else None,
-            enable_sleep_mode=spec.sleeps,
-            # A step scheduled ahead would still be running when its requests are done and the
-            # weights change. (vLLM never schedules ahead on CPU.)
-            async_scheduling=False,
-            scheduler_cls="rlmath.rollout.cpu_scheduler.DecodeScheduler" if on_cpu else None,
-            weight_transfer_config={"backend": spec.transfer_backend},  # type: ignore[arg-type]
-            **engine_arguments(spec.precision),
-            ir_op_priority=_norms(on_cpu),
-            disable_log_stats=True,
-            seed=0,
+        self._engine = LLMEngine.from_engine_args(vllm_arguments(spec))
+        check_workers(self._engine.collective_rpc(worker_precision), spec.precision, spec.dtype)
+        if spec.device_ids:
+            assigned = self._engine.vllm_config.parallel_config.assigned_physical_gpu_ids
+            check_gpus(self._engine.collective_rpc(worker_gpu), assigned, spec.device_ids)
+        self.kv_cache_bytes = spec.kv_cache_bytes or smallest(
+            self._engine.collective_rpc(worker_kv_cache_bytes)
         )
-        self._engine = LLMEngine.from_engine_args(arguments)
-        found = self._engine.collective_rpc(worker_precision)
-        check_workers(found, spec.precision, spec.dtype)
-        if on_cpu and spec.tensor_parallel > 1:
+        if spec.device == "cpu" and spec.tensor_parallel > 1:
             self._engine.collective_rpc(unlink_worker_segments)
         self._tokenizer = self._engine.get_tokenizer()
         # What exists by now stays; the garbage collector need not walk through it again and again.
@@ -288,11 +279,19 @@ class StepLoop:
         """Begin a generation with an empty engine."""
         self._engine.engine_core.abort_requests(list(self._running))
         self._running.clear()
+        self._drain()
         with self._changed:
             self._generation = generation
             self._unfinished = 0
             self._finished = []
             self._changed.notify_all()
+
+    def _drain(self) -> None:
+        """Wait for steps in flight; the engine has no requests. What they give is of requests that
+        have ended."""
+        client = self._engine.engine_core
+        while client.engine_core.batch_queue:
+            client.get_output()
 
     def _step(self) -> None:
         """One step of all running sequences.
@@ -312,6 +311,8 @@ class StepLoop:
             if output.finish_reason is not None:
                 del self._running[output.request_id]
                 finished.append(self._sample(running, str(output.finish_reason)))
+        if finished and not self._running:
+            self._drain()
         with self._changed:
             if tokens:
                 self._tokens_generated += tokens
@@ -344,14 +345,6 @@ class StepLoop:
             seed=request.seed,
             engine=self._index,
         )
-
-
-def _norms(on_cpu: bool) -> Any:
-    if not on_cpu:
-        return {}
-    from rlmath.rollout.cpu_norms import PRIORITY
-
-    return PRIORITY
 
 
 def _plain(error: BaseException) -> BaseException:

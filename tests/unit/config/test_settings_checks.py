@@ -50,6 +50,12 @@ def refusal(base: list[str]) -> Callable[..., str]:
     return refuse
 
 
+def test_steps_of_an_engine_have_to_be_possible(refusal: Callable[..., str]) -> None:
+    assert "rollout.async_scheduling=true" in refusal("rollout.async_scheduling=true")
+    message = refusal("cluster=gpu8", "rollout.max_batched_tokens=255", machine=GPU_MACHINE)
+    assert "rollout.max_batched_tokens=255: 256 running sequences" in message
+
+
 def test_settings_that_can_work_pass(base: list[str]) -> None:
     check(load(base), "train", CPU_MACHINE)
 

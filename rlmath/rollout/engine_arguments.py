@@ -1,0 +1,90 @@
+"""An engine's set-up in vLLM's words: arguments, and folders of what it compiles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlmath.rollout.engine_precision import engine_arguments
+from rlmath.rollout.requests import EngineSpec
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+
+# Tokens of one step on CPU, at least.
+CPU_BATCHED_TOKENS = 4096
+# Scheduler of CPU engines, by the name that vLLM resolves.
+CPU_SCHEDULER = "rlmath.rollout.cpu_scheduler.DecodeScheduler"
+
+
+def vllm_arguments(spec: EngineSpec) -> EngineArgs:
+    """What vLLM's engine is made from. Imports vLLM."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(
+        model=spec.model_path,
+        dtype=spec.dtype,
+        tensor_parallel_size=spec.tensor_parallel,
+        # vLLM's own worker processes: Ray's would need bundles that Ray places.
+        distributed_executor_backend="uni" if spec.tensor_parallel == 1 else "mp",
+        max_model_len=spec.max_sequence_tokens,
+        max_num_seqs=spec.max_running_sequences,
+        enable_prefix_caching=spec.prefix_caching,
+        enable_sleep_mode=spec.sleeps,
+        weight_transfer_config={"backend": spec.transfer_backend},  # type: ignore[arg-type]
+        disable_log_stats=True,
+        seed=0,
+        **engine_arguments(spec.precision),
+        **(_cpu_arguments(spec) if spec.device == "cpu" else _cuda_arguments(spec)),
+    )
+
+
+def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
+    from rlmath.rollout.cpu_norms import PRIORITY
+
+    return {
+        # vLLM rewinds the random stream of a prompt that it read only in part, which a CPU
+        # generator cannot do: on CPU each prompt is read whole.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_sequence_tokens),
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": int(spec.cpu_kv_cache_gib * 2**30),
+        "async_scheduling": False,
+        "scheduler_cls": CPU_SCHEDULER,
+        "ir_op_priority": PRIORITY,
+    }
+
+
+def _cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
+    return {
+        "enable_chunked_prefill": True,
+        "max_num_batched_tokens": spec.max_batched_tokens,
+        "enforce_eager": spec.enforce_eager,
+        "gpu_memory_utilization": spec.gpu_memory_utilization,
+        "kv_cache_memory_bytes": spec.kv_cache_bytes,
+        "async_scheduling": spec.async_scheduling,
+        # Strings name GPUs of the node. vLLM takes numbers as positions in CUDA_VISIBLE_DEVICES,
+        # which Ray sets for engines of one rank and leaves alone for wider ones.
+        "device_ids": list(spec.device_ids) or None,
+    }
+
+
+def cache_folders(engine: int) -> dict[str, str]:
+    """Variables that give an engine folders of its own for what it compiles.
+
+    vLLM's table of compiled graphs (``vllm_compile_cache.py``) is rewritten in place, so an engine
+    that reads it while another one of the node writes it finds half a file. FlashInfer's builds
+    stay shared: they are made under a file lock, and take minutes each.
+
+    Args:
+        engine: Number of the engine in its pool.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(Path.home(), ".cache")
+    root = os.environ.get("VLLM_CACHE_ROOT") or os.path.join(home, "vllm")
+    folder = os.path.join(os.path.expanduser(root), f"rlmath_engine_{engine}")
+    return {
+        "VLLM_CACHE_ROOT": folder,
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"),
+        "TRITON_CACHE_DIR": os.path.join(folder, "triton"),
+    }

@@ -1,0 +1,62 @@
+"""What is asked of an engine's vLLM workers once they have started, and what is made of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+
+def unlink_worker_segments(worker: Any) -> None:
+    """Runs in a vLLM worker: take away the names of the shared memory through which a CPU engine's
+    workers talk.
+
+    vLLM leaves the names behind when it ends. All workers have opened the segments by now, so the
+    names serve nobody, and the memory is freed with the last worker, however it ends.
+    """
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if "/dev/shm/vllm_dist_" in line}
+    for path in paths:
+        # The other worker may be faster.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def worker_gpu(worker: Any) -> int:
+    """Runs in a vLLM worker: the number that its GPU has on the node."""
+    from vllm.platforms import current_platform
+
+    number: int = current_platform.visible_device_id_to_physical_device_id(worker.device.index)
+    return number
+
+
+def worker_kv_cache_bytes(worker: Any) -> int | None:
+    """Runs in a vLLM worker: what memory profiling left for the KV cache; ``None`` on CPU."""
+    found: int | None = getattr(worker, "available_kv_cache_memory_bytes", None)
+    return found
+
+
+def smallest(sizes: Sequence[int | None]) -> int | None:
+    """The size that all ranks can have, as vLLM takes it; ``None`` if one was not measured."""
+    known = [size for size in sizes if size is not None]
+    return int(min(known)) if known and len(known) == len(sizes) else None
+
+
+def check_gpus(found: Sequence[int], assigned: Sequence[int] | None, names: Sequence[str]) -> None:
+    """Compare the GPUs that an engine's workers use with those that were reserved for it.
+
+    Args:
+        found: Of each worker, its GPU's number on the node.
+        assigned: The numbers of the reserved GPUs, as vLLM understood ``names``.
+        names: As Ray named them.
+
+    Raises:
+        RuntimeError: A worker uses another GPU, where another engine or a Megatron rank sits.
+    """
+    if assigned is None or list(found) != list(assigned)[: len(found)]:
+        raise RuntimeError(
+            f"the engine was given the GPUs {', '.join(names)} of its node (numbers {assigned}), "
+            f"but its workers use {list(found)}; this version of vLLM places workers in another "
+            "way, so take the one that requirements/ names"
+        )

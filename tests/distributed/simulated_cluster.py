@@ -1,0 +1,143 @@
+"""Places ranks and engines on a Ray cluster of several virtual nodes, and prints who got which GPU.
+
+What is real: Ray's scheduler, its placement groups, and the GPU ids that it gives to processes.
+What stands in: the nodes are raylets of this machine that claim GPUs which are not there; a task
+takes the place of each rank and of each engine's process, with the options that these would have;
+and the order in which Ray numbers bundles is forced to alternate between nodes, as a busy cluster
+may do it, by asking for each bundle on a node of its own choice.
+
+Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+# The other setting of Ray's, under which an actor without a GPU of Ray's sees none.
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "1"
+os.environ["RAY_AUTH_MODE"] = "disabled"
+
+import ray
+from ray.cluster_utils import Cluster
+
+from rlmath.cluster import placement
+from rlmath.config.arithmetic import Layout
+from rlmath.config.schema import Device, Placement
+from rlmath.errors import UserError
+from rlmath.rollout.requests import EngineSpec
+
+NODES, GPUS_OF_A_NODE = 3, 4
+LABEL = "virtual-node"
+# ``ray.util`` has a function of the same name.
+placement_groups = importlib.import_module("ray.util.placement_group")
+given_placement_group = placement_groups.placement_group
+
+
+def main() -> None:
+    cluster = Cluster()
+    for node in range(NODES):
+        cluster.add_node(
+            # Ray keeps as many idle workers as a node has CPUs.
+            num_cpus=GPUS_OF_A_NODE,
+            num_gpus=GPUS_OF_A_NODE,
+            object_store_memory=80 * 2**20,
+            labels={LABEL: str(node)},
+            include_dashboard=False,
+        )
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    try:
+        names = {n["NodeID"]: int(n["Labels"][LABEL]) for n in ray.nodes()}
+        cases = json.loads(sys.argv[1])
+        print("RESULT " + json.dumps([place(case, names) for case in cases]))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def place(case: dict[str, Any], names: dict[str, int]) -> dict[str, Any]:
+    """Who got what in one case, or the message of the refusal."""
+    bundles_of_nodes: list[int] = case["bundles_of_nodes"]
+    force_alternation(bundles_of_nodes)
+    layout = Layout(
+        device=Device.cuda,
+        tensor_parallel=case["tp"],
+        pipeline_parallel=1,
+        data_parallel=case["ranks"] // case["tp"],
+        engines=case["engines"],
+        engine_tensor_parallel=case["engine_tp"],
+        accelerators=sum(bundles_of_nodes),
+        placement=Placement(case["placement"]),
+    )
+    try:
+        with placement.placed(layout) as places:
+            table = ray.util.placement_group_table()
+            states = [
+                one["bundles_to_node_id"] for one in table.values() if one["state"] == "CREATED"
+            ]
+            where = ray.remote(max_retries=0)(here)
+            ranks = [where.options(**options).remote() for options in places.actor_ranks]
+            ranks = ray.get(ranks)
+            engines = [where.options(**engine.options).remote() for engine in places.engines]
+            of_engines = [
+                {**found, "device_ids": engine.device_ids}
+                for found, engine in zip(ray.get(engines), places.engines, strict=True)
+            ]
+            visible = None
+            if case.get("asks_what_an_engine_sees"):
+                visible = what_an_engine_sees(places.engines[0])
+    except UserError as error:
+        return {"refused": str(error)}
+    bundles = [names[node] for _, node in sorted(states[-1].items())]
+    for found in [*ranks, *of_engines]:
+        found["node"] = names[found["node"]]
+    return {"bundles": bundles, "ranks": ranks, "engines": of_engines, "visible": visible}
+
+
+def here() -> dict[str, Any]:
+    """Node and GPUs of this process."""
+    context = ray.get_runtime_context()
+    return {"node": context.get_node_id(), "gpus": [str(gpu) for gpu in ray.get_gpu_ids()]}
+
+
+class Environment:
+    """Takes the place of an engine's actor."""
+
+    def visible(self) -> str | None:
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def what_an_engine_sees(place: placement.EnginePlace) -> dict[str, str | None]:
+    """CUDA_VISIBLE_DEVICES of an actor, with and without an engine's environment."""
+    spec = EngineSpec("m", "bfloat16", "cuda", 2, 8, 8, "ipc", "logs")
+    found = {}
+    for name, variables in (("with", spec.environment()), ("without", {})):
+        options = {**place.options, "runtime_env": {"env_vars": variables}}
+        actor = ray.remote(Environment).options(**options).remote()
+        found[name] = ray.get(actor.visible.remote())
+        ray.kill(actor)
+    return found
+
+
+def force_alternation(bundles_of_nodes: list[int]) -> None:
+    """Have Ray number the bundles across the nodes: 0 on the first, 1 on the second, and so on."""
+    left, order = list(bundles_of_nodes), []
+    while any(left):
+        for node, count in enumerate(left):
+            if count:
+                order.append(str(node))
+                left[node] -= 1
+
+    def alternating(bundles: list[dict[str, float]], **options: Any) -> Any:
+        assert len(bundles) == len(order), (bundles, order)
+        selectors = [{LABEL: node} for node in order]
+        return given_placement_group(bundles, bundle_label_selector=selectors, **options)
+
+    placement_groups.placement_group = alternating  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()

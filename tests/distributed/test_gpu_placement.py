@@ -1,0 +1,105 @@
+"""Which GPU each rank and each engine worker gets from Ray, on virtual nodes with GPUs that are not
+there; see ``simulated_cluster.py`` for what is real and what stands in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("simulated_cluster.py")
+SEES = {"asks_what_an_engine_sees": True}
+
+
+def case(
+    placement: str, gpus: list[int], ranks: int, tp: int, engines: int, engine_tp: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "placement": placement,
+        "bundles_of_nodes": gpus,
+        "ranks": ranks,
+        "tp": tp,
+        "engines": engines,
+        "engine_tp": engine_tp,
+        **more,
+    }
+
+
+CASES = {
+    "colocated, engines of 1": case("colocated", [4, 4], 8, 2, 8, 1),
+    "colocated, engines of 2": case("colocated", [4, 4, 4], 12, 4, 6, 2, **SEES),
+    "colocated, engines of 4": case("colocated", [4, 4, 4], 12, 1, 3, 4),
+    "separate, engines of 1": case("separate", [4, 4], 4, 4, 4, 1),
+    "separate, engines of 2": case("separate", [4, 4, 4], 8, 2, 2, 2),
+    "separate, engines of 4": case("separate", [4, 4], 4, 2, 1, 4),
+}
+REFUSED = case("colocated", [2, 2], 4, 4, 4, 1)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, Any]]:
+    """What each case gave; one start of Ray for all."""
+    cases = {**CASES, "refused": REFUSED}
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), json.dumps(list(cases.values()))],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    line = next(line for line in run.stdout.splitlines() if line.startswith("RESULT "))
+    return dict(zip(cases, json.loads(line.removeprefix("RESULT ")), strict=True))
+
+
+def gpus_of(found: dict[str, Any]) -> tuple[list[Any], list[list[Any]]]:
+    """(node, GPU) of each rank, and of each worker of each engine."""
+    ranks = [(rank["node"], *rank["gpus"]) for rank in found["ranks"]]
+    engines = [[(e["node"], gpu) for gpu in e["device_ids"]] for e in found["engines"]]
+    return ranks, engines
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_and_engine_workers_get_gpus_node_by_node(
+    found: dict[str, dict[str, Any]], name: str
+) -> None:
+    wanted = CASES[name]
+    ranks, engines = gpus_of(found[name])
+    # Ray did number the bundles across nodes.
+    assert found[name]["bundles"] != sorted(found[name]["bundles"])
+    assert len(ranks) == wanted["ranks"]
+    assert [len(workers) for workers in engines] == [wanted["engine_tp"]] * wanted["engines"]
+    # Node by node, in the order that Ray's addresses give; on each from the first GPU on.
+    nodes = list(dict.fromkeys(node for node, _ in ranks))
+    assert ranks == sorted(ranks, key=lambda rank: (nodes.index(rank[0]), rank[1]))
+    groups = [ranks[i : i + wanted["tp"]] for i in range(0, len(ranks), wanted["tp"])]
+    for group in groups + engines:
+        assert len({node for node, _ in group}) == 1, group
+        first = int(group[0][1])
+        assert [int(gpu) for _, gpu in group] == list(range(first, first + len(group)))
+    workers = list(itertools.chain(*engines))
+    if wanted["placement"] == "colocated":
+        # Engine k sits with ranks k x TP to (k + 1) x TP - 1.
+        assert workers == ranks
+    else:
+        # In these cases each node has room for one of the two only.
+        assert {node for node, _ in workers}.isdisjoint({node for node, _ in ranks})
+    for engine in found[name]["engines"]:
+        # Ray gives an engine of one rank its GPU; a wider one names its own.
+        assert engine["gpus"] == (engine["device_ids"] if wanted["engine_tp"] == 1 else [])
+
+
+def test_a_wide_engine_sees_its_gpus_whatever_the_node_sets(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    """The virtual nodes run with RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1, as a cluster may."""
+    visible = found["colocated, engines of 2"]["visible"]
+    assert visible["without"] == ""
+    assert visible["with"] is None
+
+
+def test_a_group_on_two_nodes_is_refused(found: dict[str, dict[str, Any]]) -> None:
+    assert "2 + 2 GPUs" in found["refused"]["refused"]

@@ -1,0 +1,59 @@
+"""Asynchronous scheduling changes no sample, and leaves nothing running when the engine is idle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("async_engine.py")
+# One token in thirteen ends a response, so that the last request ends before its limit, with a
+# step for it in flight.
+END_IDS = [256, *range(20)]
+
+
+@pytest.fixture(scope="module")
+def found(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """Of an engine without and of one with asynchronous scheduling; see ``async_engine.py``."""
+    folder = tmp_path_factory.mktemp("async")
+    model = shutil.copytree(model_folder, folder / "model")
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": END_IDS}))
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), str(model), str(folder)], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    line = next(line for line in run.stdout.splitlines() if line.startswith("RESULT "))
+    results: dict[str, dict[str, Any]] = json.loads(line.removeprefix("RESULT "))
+    return results
+
+
+def test_batches_are_scheduled_ahead(found: dict[str, dict[str, Any]]) -> None:
+    assert found["sync"]["most_in_flight"] == 0
+    assert found["async"]["scheduler"] == "AsyncScheduler"
+    assert found["async"]["most_in_flight"] == 1
+
+
+def test_tokens_and_log_probs_are_those_of_an_engine_without_it(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    samples = found["async"]["samples"]
+    assert len(samples) == 18
+    assert {finish_reason for _, _, finish_reason, _ in samples.values()} == {"stop"}
+    assert samples == found["sync"]["samples"]
+    # After requests were aborted in the middle.
+    assert found["async"]["samples_again"] == samples
+
+
+def test_nothing_runs_after_a_generation_or_an_abort(found: dict[str, dict[str, Any]]) -> None:
+    """A step in flight would compute with changing weights, or with memory that is given back."""
+    assert found["async"]["in_flight_after_generation"] == 0
+    assert found["async"]["in_flight_after_abort"] == 0
+    assert found["async"]["unfinished_after_abort"] == 0
+    assert found["async"]["prefix_cache_reset"]

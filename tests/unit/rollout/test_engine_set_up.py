@@ -1,0 +1,90 @@
+"""What an engine is told: from the settings to its specification, environment and folders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlmath.config.arithmetic import resolve_layout
+from rlmath.config.load import load
+from rlmath.config.schema import Device
+from rlmath.planning.memory import ENGINE_STEP_TOKENS
+from rlmath.rollout.engine_arguments import cache_folders
+from rlmath.rollout.engine_workers import check_gpus, smallest
+from rlmath.rollout.requests import EngineSpec
+from rlmath.session import engine_spec
+
+GPU_SPEC = EngineSpec(
+    model_path="model",
+    dtype="bfloat16",
+    device="cuda",
+    tensor_parallel=2,
+    max_sequence_tokens=400,
+    max_running_sequences=256,
+    transport="ipc",
+    log_dir="logs",
+)
+
+
+def spec_of(device: Device, *overrides: str) -> EngineSpec:
+    config = load(["model=tiny", "cluster=gpu8", "runner.run_dir=r", *overrides])
+    # The specification reads nothing of the model's folder but its name.
+    return engine_spec(config, resolve_layout(config, device), trains=False)
+
+
+@pytest.fixture(autouse=True)
+def dense_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlmath import session
+    from rlmath.precision import Precision
+
+    monkeypatch.setattr(session, "precision", lambda config: Precision())
+
+
+def test_an_engine_schedules_ahead_on_cuda_and_not_on_cpu_unless_told() -> None:
+    assert spec_of(Device.cuda).async_scheduling
+    assert not spec_of(Device.cpu, "cluster=local").async_scheduling
+    assert not spec_of(Device.cuda, "rollout.async_scheduling=false").async_scheduling
+
+
+def test_a_step_of_an_engine_is_as_long_as_the_plan_assumes() -> None:
+    assert spec_of(Device.cuda).max_batched_tokens == ENGINE_STEP_TOKENS == 16384
+    assert spec_of(Device.cuda, "rollout.max_batched_tokens=4096").max_batched_tokens == 4096
+
+
+def test_an_engine_on_a_gpu_sees_its_gpus_and_measures_its_own_cache() -> None:
+    environment = GPU_SPEC.environment()
+    assert environment["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"
+    assert environment["VLLM_ENABLE_STARTUP_PLAN"] == "0"
+    assert not any("BUNDLE" in name for name in environment)
+    assert "VLLM_ENABLE_STARTUP_PLAN" not in replace(GPU_SPEC, device="cpu").environment()
+
+
+def test_no_two_engines_write_to_one_folder_of_compiled_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    folders = [cache_folders(engine) for engine in range(8)]
+    assert set(folders[0]) == {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    used = [folder for of_engine in folders for folder in of_engine.values()]
+    assert len(set(used)) == len(used) == 24
+    assert all(Path(folder).is_relative_to(tmp_path) for folder in used)
+    # The same ones in the next run, which finds what this one compiled.
+    assert cache_folders(3) == folders[3]
+    monkeypatch.delenv("VLLM_CACHE_ROOT")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert Path(cache_folders(0)["VLLM_CACHE_ROOT"]).parent == tmp_path / "xdg" / "vllm"
+
+
+def test_workers_on_other_gpus_than_reserved_are_refused() -> None:
+    check_gpus([6, 4], [6, 4], ("6", "4"))
+    for found, assigned in (([0, 1], [6, 7]), ([7, 6], [6, 7]), ([0, 1], None)):
+        with pytest.raises(RuntimeError, match=r"GPUs 6, 7 .* use \[\d, \d\]"):
+            check_gpus(found, assigned, ("6", "7"))
+
+
+def test_a_cache_is_as_large_as_the_rank_with_the_least_memory_allows() -> None:
+    assert smallest([7, 5]) == 5
+    assert smallest([None, None]) is None
+    assert smallest([]) is None

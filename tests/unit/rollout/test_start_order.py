@@ -1,0 +1,111 @@
+"""Who starts when, where ranks and engines share GPUs; ranks and engines are recorded events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlmath import session
+from rlmath.cluster.placement import EnginePlace
+from rlmath.rollout import pool as pool_module
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import EngineError, EngineSpec
+
+SPEC = EngineSpec(
+    model_path="model",
+    dtype="bfloat16",
+    device="cuda",
+    tensor_parallel=1,
+    max_sequence_tokens=400,
+    max_running_sequences=256,
+    transport="ipc",
+    log_dir="logs",
+    sleeps=True,
+)
+
+
+class RecordedRanks:
+    """Stands in for the Megatron ranks."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def launch(self) -> None:
+        self.events.append("ranks begin")
+
+    def wait_until_ready(self) -> None:
+        self.events.append("ranks ready")
+
+    def release_cached_memory(self) -> None:
+        self.events.append("ranks give memory back")
+
+
+class RecordedEngine:
+    """Stands in for an engine's process; its profile finds a cache of 7 bytes."""
+
+    events: list[str]
+
+    def __init__(self, spec: EngineSpec, index: int, place: EnginePlace, timeout_s: float) -> None:
+        self.spec, self.index, self.starting = spec, index, f"start of {index}"
+        self.events.append(f"engine {index} begins, cache {spec.kv_cache_bytes}")
+
+    def started(self) -> int:
+        self.starting = None  # type: ignore[assignment]
+        return self.spec.kv_cache_bytes or 7
+
+    def check_start_time(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self.events.append(f"engine {self.index} is killed")
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(RecordedEngine, "events", found, raising=False)
+    monkeypatch.setattr(pool_module, "EngineProcess", RecordedEngine)
+    monkeypatch.setattr(pool_module.ray, "wait", lambda refs, **_: (refs, []))
+    return found
+
+
+def make_pool(tmp_path: Any, **changes: Any) -> RolloutPool:
+    spec = replace(SPEC, log_dir=str(tmp_path), **changes)
+    return RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=1)
+
+
+def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
+    events: list[str], tmp_path: Any
+) -> None:
+    session.start(RecordedRanks(events), make_pool(tmp_path))  # type: ignore[arg-type]
+    assert events == [
+        "ranks begin",
+        "ranks ready",
+        "ranks give memory back",
+        "engine 0 begins, cache None",
+        "engine 1 begins, cache None",
+    ]
+
+
+def test_engines_on_gpus_of_their_own_start_beside_the_ranks(
+    events: list[str], tmp_path: Any
+) -> None:
+    session.start(RecordedRanks(events), make_pool(tmp_path, sleeps=False))  # type: ignore
+    assert events[:2] == ["engine 0 begins, cache None", "engine 1 begins, cache None"]
+    assert events[2:] == ["ranks begin", "ranks ready"]
+
+
+def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(
+    events: list[str], tmp_path: Any
+) -> None:
+    pool = make_pool(tmp_path)
+    session.start(RecordedRanks(events), pool)  # type: ignore[arg-type]
+    events.clear()
+    pool.replace(1, EngineError("it died"))
+    assert events == [
+        "engine 1 is killed",
+        "ranks give memory back",
+        "engine 1 begins, cache 7",
+    ]
