@@ -6,11 +6,15 @@ import re
 from dataclasses import dataclass
 
 from rlmath.grading import units
+from rlmath.grading.declared import congruences, take_declarations
 from rlmath.grading.extract import last_box
 from rlmath.grading.lexer import Token, TooLong, lex
+from rlmath.grading.listing import listed
 from rlmath.grading.options import Options, read_options
 from rlmath.grading.parser import Parser
+from rlmath.grading.prose import unwrapped
 from rlmath.grading.settings import GradingSettings
+from rlmath.grading.spelling import plain_numbers
 from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError
 from rlmath.grading.unicode import to_latex, unescaped
 
@@ -40,6 +44,7 @@ _ALPHABET = frozenset(
     map("".join, zip(*("abcdefghijklmnopqrstuvwxyz"[i:] for i in range(3)), strict=False))
 )
 _ARTICLES = frozenset(("a", "an", "the"))
+_INDEX = "k index"  # of a residue class; no written name has a space
 _QUOTES = frozenset("\"'`")
 _TEXT_OPERATORS = frozenset(".,'\"-!?:;&()/`")
 _ENDING = frozenset(("\\", ".", ",", ";", ":", "!", "?"))
@@ -59,6 +64,7 @@ class Answer:
         prose: whether it is words, numbers and punctuation, with an English word among them.
         problem: why the text cannot be an accepted answer (unbalanced braces, …), else "".
         options: letters, each with the text after it, if several options are named.
+        parameters: the names that the answer declares, with their domains; not part of `node`.
     """
 
     text: str
@@ -70,6 +76,7 @@ class Answer:
     prose: bool = False
     problem: str = ""
     options: Options = ()
+    parameters: tuple[tuple[str, str], ...] = ()
 
     @property
     def plain_letter(self) -> bool:
@@ -93,7 +100,7 @@ def read(text: str, settings: GradingSettings) -> Answer:
     if "\\boxed" in stripped or "\\fbox" in stripped:
         box = last_box(stripped)
         stripped = stripped if box is None else box
-    latex = _POSSESSIVE.sub("s", to_latex(unescaped(stripped)).strip("* "))
+    latex = _POSSESSIVE.sub("s", plain_numbers(to_latex(unescaped(stripped)).strip("* ")))
     problem = _malformed(latex)
     prefix = _PREFIX.match(latex)
     if prefix is not None and prefix.end() < len(latex):
@@ -121,8 +128,12 @@ def read(text: str, settings: GradingSettings) -> Answer:
     letter, rest, options = read_options(latex)
     if not tokens:
         return Answer(stripped, key, ("text", ""), words, problem=problem or "nothing to compare")
-    node = _tree(list(tokens), words, settings)
-    return Answer(stripped, key, node, words, letter, rest, prose, problem, options)
+    node, parameters = _family(tokens, settings)
+    if node is None:
+        node = _tree(unwrapped(list(tokens)), words, settings)
+    return Answer(
+        stripped, key, node, words, letter, rest, prose, problem, options, tuple(parameters)
+    )
 
 
 def _announcement(tokens: list[Token]) -> int:
@@ -230,6 +241,33 @@ def _is_prose(tokens: list[Token]) -> bool:
         token.kind in ("word", "text") or (token.kind == "op" and token.value in _TEXT_OPERATORS)
         for token in tokens
     )
+
+
+def _family(
+    tokens: list[Token], settings: GradingSettings
+) -> tuple[Node | None, list[tuple[str, str]]]:
+    """The tree and the parameters of an answer that declares some; (None, []) if it does not."""
+    residues = congruences(tokens)
+    try:
+        if residues is not None:
+            items = []
+            for head, modulus in residues:
+                label, values = listed(Parser(head, settings.max_depth).parse())
+                step: Node = ("*", (("n", modulus), ("s", _INDEX)))
+                items += [_equated(label, ("+", (value, step))) for value in values]
+            node: Node = items[0] if len(items) == 1 else ("list", tuple(items), "or")
+            return node, [(_INDEX, "Z")]
+        head, declarations = take_declarations(tokens)
+        if declarations:
+            names = [(name, d.domain) for d in declarations for name in d.names]
+            return Parser(unwrapped(list(head)), settings.max_depth).parse(), names
+    except (ParseError, RecursionError):
+        pass
+    return None, []
+
+
+def _equated(label: Node | None, value: Node) -> Node:
+    return value if label is None else ("rel", ("=",), (label, value))
 
 
 def _tree(tokens: list[Token], words: str, settings: GradingSettings) -> Node:

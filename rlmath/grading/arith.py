@@ -184,6 +184,9 @@ _UNARY: dict[str, Any] = {
     "csc": lambda z: 1 / cmath.sin(z),
     "coth": lambda z: 1 / cmath.tanh(z), "arccot": lambda z: cmath.atan(1 / z), "abs": abs,
     "arcsec": lambda z: cmath.acos(1 / z), "arccsc": lambda z: cmath.asin(1 / z),
+    "acoth": lambda z: cmath.atanh(1 / z), "asech": lambda z: cmath.acosh(1 / z),
+    "acsch": lambda z: cmath.asinh(1 / z), "sech": lambda z: 1 / cmath.cosh(z),
+    "csch": lambda z: 1 / cmath.sinh(z),
     "conj": lambda z: z.conjugate(), "Re": lambda z: z.real, "Im": lambda z: z.imag,
     "arg": cmath.phase,
 }  # fmt: skip
@@ -196,8 +199,16 @@ class Approximate:
     size are rounding errors.
     """
 
-    def __init__(self, exact: Exact, point: int, integers: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        exact: Exact,
+        point: int,
+        integers: dict[str, int] | None = None,
+        *,
+        narrow: bool = False,
+    ) -> None:
         self.exact = exact
+        self.narrow = narrow  # variables within (-1, 1), where arcsin and artanh are real
         self.point = point
         self.integers = integers
         self.scale = 0.0
@@ -223,7 +234,8 @@ class Approximate:
         if kind == "s":
             if self.integers is not None:
                 return self.integers.get(node[1], 2)
-            return sample(node[1], self.point)
+            value = sample(node[1], self.point)
+            return value / 3 if self.narrow else value
         if kind == "k":
             if node[1] == "oo":
                 raise Undecidable

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlmath.grading import wording
+from rlmath.grading.cases import Cases
 from rlmath.grading.lexer import Token
 from rlmath.grading.numerals import number
-from rlmath.grading.quantities import Quantities
 from rlmath.grading.syntax import (
     ALIGNMENTS,
     APPLIED,
@@ -19,7 +19,7 @@ from rlmath.grading.syntax import (
     FUNCTION_ALIASES,
     FUNCTIONS,
     GREEK,
-    INVERTIBLE,
+    INVERSES,
     MATRICES,
     MAYBE_APPLIED,
     ONE,
@@ -33,7 +33,7 @@ from rlmath.grading.syntax import (
 )
 
 
-class Atoms(Quantities):
+class Atoms(Cases):
     """Reads one factor."""
 
     def factor(self) -> Node:
@@ -50,6 +50,8 @@ class Atoms(Quantities):
             elif kind == "op" and value == "!" and not self.at("op", "=", 1):
                 self.position += 1
                 node = ("f", "factorial2" if self.op("!") else "factorial", (node,))
+            elif kind == "op" and value == "_" and node[0] == "^" and node[1][0] in ("s", "k"):
+                node = self.late_subscript(node)
             elif kind == "op" and value == "'":
                 node = self.prime(node)
             elif kind == "op" and value == "%":
@@ -65,6 +67,14 @@ class Atoms(Quantities):
                 break
         self.depth -= 1
         return node
+
+    def late_subscript(self, node: Node) -> Node:
+        """`x^2_1` with the subscript where it belongs."""
+        if node[0] != "^" or node[1][0] not in ("s", "k") or not self.op("_"):
+            return node
+        if "_" in node[1][1] or node[1][1] == "oo":
+            raise ParseError("two subscripts")
+        return ("^", ("s", f"{node[1][1]}_{self.subscript()}"), node[2])
 
     def atom(self, script: bool = False) -> Node:
         token = self.peek()
@@ -131,7 +141,7 @@ class Atoms(Quantities):
             head = [symbol(letter) for letter in value[:-1]]
             last = self.subscripted(value[-1])
             if self.at("op", "^") and head:
-                last = self.power(last)
+                last = self.late_subscript(self.power(last))
             return ("*", (*head, last))
         return self.phrase(value)
 
@@ -246,6 +256,10 @@ class Atoms(Quantities):
     def set_braces(self) -> Node:
         if self.op("\\}"):
             return ("empty",)
+        if self.at("begin", "array"):
+            self.position += 1
+            self.skip_columns("array")
+            return self.cases("array")
         saved_bars, self.bars = self.bars, 0
         self.braces += 1
         inner = self.items()
@@ -367,10 +381,12 @@ class Atoms(Quantities):
         if name == "cbrt":
             return ("f", "root", (self.function_argument()[0], ("n", 3)))
         arguments = self.function_argument()
-        if exponent is not None and exponent == ("neg", ONE) and name in INVERTIBLE:
-            name, exponent = "arc" + name, None
+        if exponent is not None and exponent == ("neg", ONE) and name in INVERSES:
+            name, exponent = INVERSES[name], None
         node: Node
-        if name == "exp" and len(arguments) == 1:
+        if name == "cis" and len(arguments) == 1:
+            node = on_unit_circle(arguments[0])
+        elif name == "exp" and len(arguments) == 1:
             node = ("^", ("k", "e"), arguments[0])
         elif name == "lg":
             node = ("f", "log", (arguments[0], ("n", 10)))
@@ -454,23 +470,20 @@ class Atoms(Quantities):
         return self.script()
 
     def environment(self, name: str) -> Node:
+        if name == "cases":
+            return self.cases(name)
         if name in ALIGNMENTS:
-            if name != "cases":
-                rest = self.tokens[self.position :]
-                self.tokens[self.position :] = [
-                    t for t in rest if not (t.kind == "op" and t.value == "&")
-                ]
-                self.size = len(self.tokens)
+            rest = self.tokens[self.position :]
+            self.tokens[self.position :] = [
+                t for t in rest if not (t.kind == "op" and t.value == "&")
+            ]
+            self.size = len(self.tokens)
             inner = self.items()
             self.expect("end", name)
             return inner
         if name not in MATRICES:
             raise ParseError(f"unknown environment {name}")
-        if name == "array" and self.op("{"):
-            while not self.op("}"):
-                if self.position >= self.size:
-                    raise ParseError("open array")
-                self.position += 1
+        self.skip_columns(name)
         rows: list[tuple[Node, ...]] = []
         row: list[Node] = []
         while True:
@@ -502,3 +515,8 @@ def _points(node: Node, *, either_way: bool) -> Node:
         return node
     name = "".join(part[1] for part in node[1])
     return ("s", min(name, name[::-1]) if either_way and name.isupper() else name)
+
+
+def on_unit_circle(angle: Node) -> Node:
+    """cis of an angle, its cosine plus i times its sine."""
+    return ("+", (("f", "cos", (angle,)), ("*", (("k", "i"), ("f", "sin", (angle,))))))

@@ -26,19 +26,17 @@ from rlmath.grading.listing import (
 )
 from rlmath.grading.matrices import as_matrix, folded
 from rlmath.grading.numerals import number
-from rlmath.grading.relations import RelationComparer
+from rlmath.grading.piecewise import PiecewiseComparer
 from rlmath.grading.scalars import SCALARS, Verdict
 from rlmath.grading.syntax import Node, is_numeric
+from rlmath.grading.wording import absence
 
 _TEXT_SEPARATOR = re.compile(r"[,;&]|\band\b|\n")
 _NO_WORD = re.compile(r"\\(?:text|mathrm|textbf|mbox)|[{}()$.!?:\"']")
 _MAX_ITEMS = 128
-_NO_SOLUTION = frozenset(
-    ("no solution", "no solutions", "no real solutions", "no real solution", "empty set")
-)
 
 
-class Comparer(RelationComparer):
+class Comparer(PiecewiseComparer):
     """Compares answers under one set of settings."""
 
     def same(self, answer: Answer, gold: Answer, task: str = "math") -> Verdict:
@@ -59,6 +57,11 @@ class Comparer(RelationComparer):
         if answer.prose and answer.words == gold.words:
             self.last_layer = "text"
             return True
+        if answer.parameters or gold.parameters:
+            self.last_layer = "family"
+            return self.families(
+                answer.node, gold.node, dict(answer.parameters), dict(gold.parameters)
+            )
         self.last_layer = "numeric"
         return self.nodes(answer.node, gold.node)
 
@@ -102,10 +105,8 @@ class Comparer(RelationComparer):
             return True
         if answer.prose and gold.prose and _text_items(answer.text) == _text_items(gold.text):
             return True
-        empty = ("empty",)
-        if gold.node == empty or answer.node == empty:
-            return (answer.words if gold.node == empty else gold.words) in _NO_SOLUTION
-        return False
+        absent = absence(answer.text, answer.words, answer.node)
+        return bool(absent) and absent == absence(gold.text, gold.words, gold.node)
 
     def nodes(self, answer: Node, gold: Node) -> Verdict:
         """Whether the two trees are equal answers."""
@@ -130,6 +131,8 @@ class Comparer(RelationComparer):
             return self.sets(a, g)
         if "matrix" in kinds:
             return self.matrices(a, g)
+        if "pieces" in kinds:
+            return self.pieces_of(a, g)
         if kinds & {"ratio", "clock", "base"}:
             return self.special(a, g)
         if kinds & {"setb"}:

@@ -121,7 +121,8 @@ _TEXT = frozenset(
     ]
 )
 _ALIASES = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
+    "dfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "xfrac": "frac",
+    "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
     "leq": "le", "geq": "ge", "leqslant": "le", "geqslant": "ge", "neq": "ne", "lt": "<",
     "gt": ">", "times": "*", "cdot": "*", "ast": "*", "div": "/", "bullet": "*", "lbrace": "{}",
     "rbrace": "}", "lbrack": "[", "rbrack": "]", "vert": "|", "lvert": "|", "rvert": "|",
@@ -158,7 +159,9 @@ _LEX = re.compile(
     |(?P<op>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_COMMA_GROUPS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
+_COMMA_GROUPS = re.compile(
+    r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3})(?:\.\d*)?(?:[eE][-+]?\d+)?"
+)
 _NAME = re.compile(r"\s*\{([a-zA-Z]+\*?)\}")
 _OPENERS, _CLOSERS = frozenset("(["), frozenset(")]")
 _PUNCTUATION = frozenset(("", ".", ",", ";", ":", "!", "?"))

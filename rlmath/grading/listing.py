@@ -52,6 +52,9 @@ def combined(node: Node) -> Node:
     return ("unit", ("+", tuple(total)), parts[0][2])
 
 
+_MATRIX_POWERS = (("neg", ("n", 1)), ("s", "T"), ("k", "T"))
+
+
 def is_label(node: Node) -> bool:
     """Whether a node can be the name on the left of `x = v`: x, f(x), AB, m+n, (x, y), ∠ABC."""
     kind = node[0]
@@ -59,6 +62,8 @@ def is_label(node: Node) -> bool:
         return True
     if kind == "k":
         return node[1] in ("e", "i")
+    if kind == "^":
+        return node[1][0] == "s" and node[2] in _MATRIX_POWERS
     if kind == "+":
         return all(part[0] == "s" and "'" not in part[1] for part in node[1])
     if kind == "*":
@@ -82,6 +87,12 @@ def is_label(node: Node) -> bool:
             "Im",
             "arg",
             "tr",
+            "sin",
+            "cos",
+            "tan",
+            "cot",
+            "sec",
+            "csc",
         ) and all(is_label(part) for part in node[2])
     if kind == "/":
         return is_label(node[1]) and is_label(node[2])

@@ -6,7 +6,7 @@ the number of tokens. `syntax` lists the kinds of nodes.
 
 from __future__ import annotations
 
-from rlmath.grading.atoms import Atoms
+from rlmath.grading.atoms import Atoms, on_unit_circle
 from rlmath.grading.lexer import Token
 from rlmath.grading.syntax import (
     CURRENCIES,
@@ -242,7 +242,17 @@ class Parser(Atoms):
                 if following[0] != "unit":
                     raise ParseError("a number after a quantity")
                 return ("+", (product, following))
-            elif kind in ("num", "grouped") and self.tokens[self.position - 1].kind == "num":
+            elif kind == "cmd" and value == "angle" and is_numeric(product):
+                self.position += 1
+                product = times(product, on_unit_circle(self.signed_factor()))  # 3∠90°
+            elif kind in ("word", "text") and value == "times" and self.before_number(product):
+                self.position += 1
+                product = times(product, self.signed_factor())
+            elif (
+                kind in ("num", "grouped")
+                and self.tokens[self.position - 1].kind == "num"
+                and not (token.spaced and self.at("op", "^", -2))  # 2^3 3^2
+            ):
                 raise ParseError("two numbers side by side")  # 4 2 is neither 42 nor 8
             elif self.unit_ahead(token, product):
                 product = self.with_unit(product)
@@ -260,7 +270,16 @@ class Parser(Atoms):
         """Whether an `x` comes next that means times, as in `1.2 x 10^5`."""
         if token.kind != "word" or token.value not in ("x", "X") or not is_numeric(product):
             return False
-        return self.at("num", "10", 1) and self.at("op", "^", 2)
+        following = self.peek(1)
+        if following is None or following.kind != "num":
+            return False
+        last = product[1][-1] if product[0] == "*" else product
+        return self.at("op", "^", 2) or (token.spaced and last[0] == "^")
+
+    def before_number(self, product: Node) -> bool:
+        """Whether a number comes after the next token, and `product` is one too."""
+        following = self.peek(1)
+        return following is not None and following.kind == "num" and is_numeric(product)
 
     def signed_factor(self) -> Node:
         if self.op("-"):

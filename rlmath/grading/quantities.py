@@ -31,8 +31,7 @@ class Quantities(Numerals):
             return len(token.value) > 1 or (numeric and token.value in SMALL_UNITS)
         if token.kind == "word":
             if numeric and token.spaced and token.value in SMALL_UNITS:
-                plain = not self.inner and product[0] not in ("f", "/")
-                return plain and self.closes_with_unit()
+                return not self.inner and _is_literal(product) and self.closes_with_unit()
             if not numeric or len(token.value) < 2 or token.value in STOP_WORDS:
                 return False
             if token.value == "of" and token.spaced:
@@ -273,3 +272,12 @@ class Quantities(Numerals):
         node = self.script()
         self.depth -= 1
         return node
+
+
+def _is_literal(node: Node) -> bool:
+    """Whether a number is written in digits, 3.2 or 3.2 x 10^5: then one letter may be its unit."""
+    if node[0] == "*":
+        return all(_is_literal(part) for part in node[1])
+    if node[0] in ("neg", "^"):
+        return all(_is_literal(part) for part in node[1:])
+    return node[0] in ("n", "d", "rep", "grouped")

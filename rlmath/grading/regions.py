@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cmp_to_key
 
 from rlmath.grading.arith import Approximate, Exact, Undecidable, symbols
-from rlmath.grading.syntax import Node, is_numeric
+from rlmath.grading.syntax import Node, is_numeric, replaced
 
 _PLUS: Node = ("k", "oo")
 _MINUS: Node = ("neg", ("k", "oo"))
@@ -42,6 +43,20 @@ def region(node: Node, exact: Exact) -> Region | None:
     except (_NoOrder, RecursionError):
         return None
     return found
+
+
+def complement_of(nodes: list[Node], exact: Exact, *, back: bool = False) -> Region | None:
+    """The reals outside the union of these sets (`back`: the union); None if one is no set."""
+    reader = _Reader(exact)
+    try:
+        regions = [reader.read(node) for node in nodes]
+        known = [found for found in regions if found is not None]
+        if len(known) != len(nodes):
+            return None
+        union = reader.union(known)
+        return union if back else reader.complement(union)
+    except (_NoOrder, RecursionError):
+        return None
 
 
 def _infinite(node: Node) -> int:
@@ -151,6 +166,9 @@ class _Reader:
                 return None
             inner = self.read(sides[1])
             return None if inner is None else Region(inner.pieces, sides[0][1])
+        between = self.absolute(operators, sides)
+        if between is not None:
+            return between
         if len(operators) == 1:
             if sides[0][0] == "s":
                 return self.half_line(sides[0][1], operators[0], sides[1])
@@ -164,6 +182,62 @@ class _Reader:
                 return None
             return self.intersection(first, second)
         return None
+
+    def absolute(self, operators: tuple[str, ...], sides: tuple[Node, ...]) -> Region | None:
+        """`|x - a| < b`, `b >= |x - a|`, `b < |x - a| <= c`; None if it is none of these."""
+        places = [i for i, side in enumerate(sides) if side[:2] == ("f", "abs")]
+        if len(places) != 1 or not set(operators) <= {"<", "<=", ">", ">="}:
+            return None
+        place = places[0]
+        inner = sides[place][2][0]
+        line = self.line(inner)
+        if line is None:
+            return None
+        name, slope, offset = line
+        result: Region | None = None
+        for index, operator in enumerate(operators):
+            if place not in (index, index + 1):
+                return None
+            bound = sides[index + 1] if place == index else sides[index]
+            operator = operator if place == index else _FLIP[operator]
+            part = self.symmetric(name, slope, offset, operator, bound)
+            if part is None:
+                return None
+            result = part if result is None else self.intersection(result, part)
+        return result
+
+    def line(self, node: Node) -> tuple[str, Fraction, Node] | None:
+        """(name, slope, offset) of a linear expression in one variable."""
+        names = set(symbols(node))
+        if len(names) != 1:
+            return None
+        name = next(iter(names))
+        at = [replaced(node, ("s", name), ("n", j)) for j in range(3)]
+        try:
+            values = [Approximate(self.exact, 0)(value) for value in at]
+        except Undecidable:
+            return None
+        slope = Fraction((values[1] - values[0]).real).limit_denominator(10_000)
+        bent = abs(values[2] - 2 * values[1] + values[0])
+        off = abs(values[1] - values[0] - float(slope))
+        if not slope or max(bent, off) > 1e-9 * max(1.0, *map(abs, values)):
+            return None
+        return name, slope, at[0]
+
+    def symmetric(
+        self, name: str, slope: Fraction, offset: Node, operator: str, bound: Node
+    ) -> Region | None:
+        if self.value(bound) < 0 or (self.value(bound) == 0 and operator not in (">", "<=")):
+            return None
+        factor: Node = ("/", ("n", slope.denominator), ("n", abs(slope.numerator)))
+        sign: Node = ("neg", offset) if slope > 0 else offset
+        low: Node = ("*", (factor, ("+", (sign, ("neg", bound)))))
+        high: Node = ("*", (factor, ("+", (sign, bound))))
+        closed = operator in ("<=", ">=")
+        if operator in ("<", "<="):
+            return Region((Piece(low, closed, high, closed),), name)
+        outside = [Piece(_MINUS, False, low, closed), Piece(high, closed, _PLUS, False)]
+        return self.union([Region((piece,), name) for piece in outside])
 
     def half_line(self, name: str, operator: str, bound: Node) -> Region | None:
         if operator not in ("<", "<=", ">", ">=", "!="):

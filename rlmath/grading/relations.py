@@ -43,7 +43,12 @@ class RelationComparer(ScalarComparer):
             )
             if same_way is True:
                 return True
-            return self.inequalities(a, g)
+            turned = turned_around(a)
+            if turned is not None and turned[1] == g[1]:
+                backwards = every(self.nodes(x, y) for x, y in zip(turned[2], g[2], strict=True))
+                if backwards is True:
+                    return True
+            return self.inequalities(a, g) if len(a[1]) == 1 else same_way
         stated, plain = (a, g) if a[0] == "rel" else (g, a)
         if not set(stated[1]) <= {"=", "~"}:
             verdict = self.regions(a, g)
@@ -161,3 +166,14 @@ class RelationComparer(ScalarComparer):
         if not y or (x / y).real <= 0:
             return False
         return self.multiples(one, two)
+
+
+_FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
+
+
+def turned_around(node: Node) -> Node | None:
+    """`a < b <= c` read from the right, `c >= b > a`; None if it has another sign."""
+    if any(operator not in _FLIPPED for operator in node[1]):
+        return None
+    operators = tuple(_FLIPPED[operator] for operator in reversed(node[1]))
+    return ("rel", operators, tuple(reversed(node[2])))

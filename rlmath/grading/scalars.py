@@ -79,6 +79,17 @@ def is_stepped(node: Node) -> bool:
     return False
 
 
+def is_narrow(node: Node) -> bool:
+    """Whether a tree has a function that is real between -1 and 1 only."""
+    stack: list[Node] = [node]
+    while stack:
+        item = stack.pop()
+        if item and item[0] == "f" and item[1] in ("arcsin", "arccos", "atanh"):
+            return True
+        stack.extend(part for part in item if isinstance(part, tuple))
+    return False
+
+
 class ScalarComparer(ABC):
     """Compares numbers and expressions.
 
@@ -202,7 +213,9 @@ class ScalarComparer(ABC):
         return None
 
     def agree_at(self, a: Node, g: Node, point: int) -> Verdict:
-        first, second = Approximate(self.exact, point), Approximate(self.exact, point)
+        narrow = is_narrow(a) or is_narrow(g)
+        first = Approximate(self.exact, point, narrow=narrow)
+        second = Approximate(self.exact, point, narrow=narrow)
         try:
             x, y = first(a), second(g)
         except (Undecidable, RecursionError):

@@ -36,17 +36,36 @@ def _names(text: str) -> frozenset[str]:
 FUNCTIONS = _names(
     """sin cos tan cot sec csc arcsin arccos arctan arccot arccsc arcsec asin acos atan sinh
     cosh tanh coth asinh acosh atanh ln log lg exp sqrt cbrt abs min max gcd lcm det Re Im arg sgn
+    arsinh arcosh artanh arcoth arsech arcsch arcsinh arccosh arctanh arccoth argsinh argcosh
+    argtanh acoth asech acsch cis sech csch
     sign floor ceil ceiling factorial binomial deg dim ker mod Pr tr rank"""
 )
 FUNCTION_ALIASES = {
     "asin": "arcsin",
     "acos": "arccos",
     "atan": "arctan",
+    "arsinh": "asinh",
+    "arcosh": "acosh",
+    "artanh": "atanh",
+    "arcoth": "acoth",
+    "arsech": "asech",
+    "arcsch": "acsch",
+    "arcsinh": "asinh",
+    "arccosh": "acosh",
+    "arctanh": "atanh",
+    "arccoth": "acoth",
+    "argsinh": "asinh",
+    "argcosh": "acosh",
+    "argtanh": "atanh",
     "sign": "sgn",
     "binomial": "binom",
     "ceiling": "ceil",
 }
-INVERTIBLE = _names("sin cos tan cot sec csc")
+INVERSES = {
+    "sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec",
+    "csc": "arccsc", "sinh": "asinh", "cosh": "acosh", "tanh": "atanh", "coth": "acoth",
+    "sech": "asech", "csch": "acsch",
+}  # fmt: skip
 GREEK = _names(
     """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho
     sigma tau upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega

@@ -10,7 +10,7 @@ _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙₓ", "0123
 _VULGAR = {
     "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5",
     "⅗": "3/5", "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅐": "1/7", "⅛": "1/8", "⅜": "3/8",
-    "⅝": "5/8", "⅞": "7/8", "⅑": "1/9", "⅒": "1/10",
+    "⅝": "5/8", "⅞": "7/8", "⅑": "1/9", "⅒": "1/10", "↉": "0/3",
 }  # fmt: skip
 _SIGNS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "－": "-",
@@ -52,6 +52,7 @@ _INVISIBLE = dict.fromkeys(
 _MIXED_VULGAR = re.compile("(\\d)\\s?([" + "".join(_VULGAR) + "])")
 _RAISED = re.compile("[" + re.escape("".join(_SUPERSCRIPTS)) + "]+")
 _LOWERED = re.compile("[" + re.escape("".join(_SUBSCRIPTS)) + "]+")
+_STACKED = re.compile("([⁰¹²³⁴-⁹]+)[⁄/∕]([₀-₉]+)")
 _ROOT = re.compile(r"(√|∛|∜)\s*(\d+(?:\.\d+)?|[A-Za-z])")
 _OVERLINED = re.compile("((?:[0-9]\u0305)+)")
 _COMBINING_DOT = re.compile("([0-9])\u0307")
@@ -97,6 +98,16 @@ def to_latex(text: str) -> str:
     text = _OVERLINED.sub(lambda m: r"\overline{" + m[1].replace("\u0305", "") + "}", text)
     text = _COMBINING_DOT.sub(r"\\dot{\1}", text)
     text = _MIXED_VULGAR.sub(lambda m: m[1] + _fraction(_VULGAR[m[2]]), text)
+    text = _STACKED.sub(
+        lambda m: (
+            r"{\frac{"
+            + "".join(_SUPERSCRIPTS[c] for c in m[1])
+            + "}{"
+            + "".join(_SUBSCRIPTS[c] for c in m[2])
+            + "}}"
+        ),
+        text,
+    )
     text = _RAISED.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
     text = _LOWERED.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
     text = _ROOT.sub(lambda m: m[1] + "{" + m[2] + "}", text)

@@ -170,6 +170,10 @@ _TRAILS = _names(
     distance"""
 )  # fmt: skip
 _MAX_LEAD_WORDS = 20
+_FUNCTION_OF_ANSWER = re.compile(
+    r"(?<!value )of (?:the |this |our |that )?(?:final |correct |right |actual )?"
+    r"(?:answer|result|solution|value)s?(?! of)\b"
+)
 
 
 def lead_length(words: list[str]) -> int:
@@ -184,7 +188,9 @@ def lead_length(words: list[str]) -> int:
         name = len(word) <= 4 and word.isupper() and word != "I"
         if not (low in _LEADS or name):
             return 0
-    if lowered[0] in ("possible", "are"):
+    if lowered[0] in ("possible", "are", "is", "of"):
+        return 0
+    if _FUNCTION_OF_ANSWER.search(" ".join(lowered)):
         return 0
     if lowered[-1] in _VERBS or lowered[-1] in (
         "exactly",
@@ -205,3 +211,31 @@ def is_trail(words: list[str]) -> bool:
     return lowered[0] in ("is", "are") and len(lowered) > 1 and lowered[1] in (
         "the", "a", "an", "our", "correct", "required", "maximum", "minimum", "max", "min"
     )  # fmt: skip
+
+
+_THING = (
+    r"(?:solutions?|roots?|values?|numbers?|integers?|functions?|triangles?|points?|answers?|x|n)"
+)
+_HAS = (
+    r"(?:(?:there (?:is|are|exists?)|it has|has|we have|"
+    r"(?:this |given )?(?:equation|system|inequality|problem)s? (?:has|have)) )?"
+)
+_ABSENT = re.compile(
+    rf"(?:so |thus |therefore |hence )?{_HAS}no (?:such |real |possible |valid ){{0,2}}{_THING}"
+    r"(?: (?:of|for) x)?(?: exists?| in (?:reals|real numbers))?|none|nothing|empty set|"
+    r"(?:it |this )?(?:is )?(?:impossible to solve|unsolvable)|solution set is empty"
+)
+_NONE_ELSEWHERE = {
+    "无解": "none", "無解": "none", "解なし": "none", "解无": "none", "无实数解": "none",
+    "无实根": "none", "空集": "none",
+}  # fmt: skip
+
+
+def absence(text: str, words: str, node: tuple[object, ...]) -> str:
+    """`none` if the answer says that there is no solution, in words or as the empty set, or ""."""
+    if node == ("empty",):
+        return "none"
+    known = _NONE_ELSEWHERE.get(text.strip(" 。.$"))
+    if known:
+        return known
+    return "none" if _ABSENT.fullmatch(words.lower()) else ""

@@ -1,0 +1,203 @@
+"""Parameters that an answer declares: `…, k \\in \\mathbb{Z}`, `… for some constant c`, residues.
+
+A declaration at the end of an answer, or after the bar of a set, is taken off its tokens, so that
+the rest can be read as a formula. A congruence becomes the family of its residues.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rlmath.grading.lexer import Token
+
+_NAME = r"(?:[A-Za-z]|\\[a-z]{2,7})(?: _ (?:\d+|\w|\{ \w+ \}))?"
+_NAMES = rf"{_NAME}(?: (?:,|and) {_NAME}){{0,5}}"
+_DOMAIN = (
+    r"(?:\\mathbb )?(?:\{ )?(?P<domain>[ZRNQC])(?: \})?"
+    r"(?P<part> (?:\^|_) (?:\{ )?(?:[+*-]|\\geq?|\d|> 0|\\ge 0)(?: \d)?(?: \})?)?"
+)
+_KIND = (
+    r"(?:(?:positive|nonnegative|non - negative|nonzero|natural|real|complex|rational|arbitrary|"
+    r"fixed) )*"
+    r"(?P<kind>integers?|constants?|reals?|numbers?|parameters?|complex)"
+)
+_ANY = r"(?:(?:any|all|every|each|some|an|a|arbitrary|the) )*"
+_OPEN = r"(?:(?:,|;|\() ){0,2}(?:(?:where|with|for|and|such that|in which|here) )?"
+_FORMS = tuple(
+    re.compile(form)
+    for form in (
+        rf"{_OPEN}(?:\\forall )?{_ANY}(?P<names>{_NAMES}) (?:\\in|in) {_DOMAIN}(?: \))?",
+        rf"{_OPEN}{_ANY}{_KIND} (?P<names>{_NAMES})(?: \))?",
+        rf"{_OPEN}(?P<names>{_NAMES}) (?:is|are|being) {_ANY}{_KIND}(?: \))?",
+        rf"{_OPEN}(?P<names>{_NAMES}) {_ANY}{_KIND}(?: \))?",
+        rf"{_OPEN}\\forall (?P<names>{_NAMES})(?: \))?",
+        rf"{_OPEN}(?:all|every|each) (?P<names>{_NAMES})(?: \))?",
+    )
+)
+_STARTS = frozenset((",", ";", "(", "where", "with", "for", "forall", "any", "some"))
+_HINTS = frozenset(
+    (
+        *("in", "forall", "integer", "integers", "constant", "constants", "real", "reals"),
+        *("number", "numbers", "arbitrary", "all", "every", "each", "parameter", "parameters"),
+    )
+)
+_MAX_TAIL = 40
+_MAX_TAIL_CHARS = 200
+_MODULUS = re.compile(
+    r" (?:\( )?(?:\\[bp]?mod|mod|modulo) (?:\( )?(?:\{ )?"
+    r"(?P<modulus>\d{1,18})(?: \})?(?: \))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """Names of parameters with the set they run through: Z, N, R, … or `any` for a constant."""
+
+    names: tuple[str, ...]
+    domain: str
+
+
+def _render(token: Token) -> str:
+    if token.kind in ("cmd", "begin", "end"):
+        return "\\" + token.value
+    if token.kind == "text":
+        return " ".join(token.value.replace(",", " , ").split())
+    return token.value
+
+
+def _domain(match: re.Match[str]) -> str:
+    found = match.groupdict()
+    if found.get("domain"):
+        part = (found.get("part") or "").replace("{", "").replace("}", "")
+        part = "".join(part.split())
+        if not part or part in ("^2", "^3"):
+            return str(found["domain"]) + part
+        return (
+            "N"
+            if found["domain"] == "Z" and part in ("^+", "_+", "_>0")
+            else found["domain"] + part
+        )
+    kind, text = found.get("kind") or "", match.group(0)
+    if kind.startswith("integer"):
+        return "N" if "positive" in text else "N0" if "negative" in text else "Z"
+    if "natural" in text:
+        return "N"
+    for word, letter in (("real", "R"), ("complex", "C"), ("rational", "Q")):
+        if word in text:
+            return letter
+    return "any"
+
+
+def _declarations(text: str) -> tuple[Declaration, ...]:
+    """One declaration, or several joined by `and` or a comma; () if it is none."""
+    whole = _declaration(text)
+    if whole is not None:
+        return (whole,)
+    for joint in re.finditer(r" (?=(?:and|,|;) )", text[:_MAX_TAIL_CHARS]):
+        first = _declaration(text[: joint.start()])
+        rest = _declarations(text[joint.end() :]) if first is not None else ()
+        if first is not None and rest:
+            return (first, *rest)
+    return ()
+
+
+def _declaration(text: str) -> Declaration | None:
+    for form in _FORMS:
+        match = form.fullmatch(text)
+        if match is not None:
+            names = re.split(r" (?:,|and) ", match["names"])
+            plain = tuple(name.replace(" ", "").replace("{", "").replace("}", "") for name in names)
+            if any(n.lstrip("\\") in _HINTS for n in plain) or len(set(plain)) < len(plain):
+                continue
+            return Declaration(tuple(name.lstrip("\\") for name in plain), _domain(match))
+    return None
+
+
+def take_declarations(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...]]:
+    """The tokens without the declarations at their end, and those declarations.
+
+    A set `{ f(k) | k in Z }` of values becomes `f(k)` with its declaration.
+    """
+    words = {
+        w for t in tokens if t.kind in ("word", "text", "cmd") for w in t.value.lower().split()
+    }
+    if not words & _HINTS:
+        return tokens, ()
+    inside = _set_of_values(tokens)
+    if inside is not None:
+        return inside
+    found: list[Declaration] = []
+    while len(found) < 3:
+        tokens, declarations = _take_last(tokens)
+        if not declarations:
+            break
+        found.extend(declarations)
+    return tokens, tuple(found)
+
+
+def _take_last(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...]]:
+    first = max(1, len(tokens) - _MAX_TAIL)
+    depth = 0
+    for token in tokens[:first]:
+        depth += (token.value in ("(", "[", "{", "\\{")) - (token.value in (")", "]", "}", "\\}"))
+    for index in range(first, len(tokens) - 1):
+        token = tokens[index]
+        text_start = token.kind == "text" and token.value.lower().split()[0] in _STARTS | _HINTS
+        if depth == 0 and (token.value.lower() in _STARTS or text_start or token.spaced):
+            found = _declarations(" ".join(map(_render, tokens[index:])))
+            if found:
+                return tokens[:index], found
+        depth += (token.value in ("(", "[", "{", "\\{")) - (token.value in (")", "]", "}", "\\}"))
+    return tokens, ()
+
+
+def _set_of_values(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...]] | None:
+    if len(tokens) < 6 or tokens[0].value != "\\{" or tokens[-1].value != "\\}":
+        return None
+    inner = tokens[1:-1]
+    bars = [i for i, t in enumerate(inner) if t.kind == "op" and t.value in ("|", ":")]
+    if len(bars) != 1:
+        return None
+    head, condition = inner[: bars[0]], inner[bars[0] + 1 :]
+    text = " ".join(map(_render, condition))
+    declaration = _declaration(text)
+    if declaration is not None:
+        if len(head) < 2 or any(t.value == "in" for t in head):
+            return None  # { x | x in R }
+        return head, (declaration,)
+    if len(head) == 1 and len(condition) > 2:
+        named = condition[0].value == head[0].value and condition[1].value == "="
+        rest, found = take_declarations(condition) if named else (condition, ())
+        if named and found:
+            return rest, found
+    return None
+
+
+def congruences(tokens: list[Token]) -> list[tuple[list[Token], int]] | None:
+    """[(tokens of `x = r, s`, modulus)] of `x ≡ r, s (mod m)`, or None if it is no congruence."""
+    if not any(t.kind == "cmd" and t.value == "equiv" for t in tokens):
+        return None
+    parts: list[list[Token]] = [[]]
+    for token in tokens:
+        lone = token.kind in ("word", "text") and token.value.lower() == "or"
+        if lone and any(t.value in ("pmod", "bmod", "mod", "modulo") for t in parts[-1]):
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    found = []
+    for part in parts:
+        split = _modulus(part)
+        if split is None or sum(t.value == "equiv" for t in part) > 1:
+            return None
+        found.append(split)
+    return found
+
+
+def _modulus(tokens: list[Token]) -> tuple[list[Token], int] | None:
+    for index in range(max(1, len(tokens) - 8), len(tokens)):
+        match = _MODULUS.fullmatch(" " + " ".join(map(_render, tokens[index:])))
+        if match is not None and int(match["modulus"]) > 0:
+            head = [t._replace(kind="op", value="=") if t.value == "equiv" else t for t in tokens]
+            return head[:index], int(match["modulus"])
+    return None

@@ -1,0 +1,180 @@
+"""Answers with parameters: infinite families, general solutions, residue classes.
+
+`π/4 + kπ` over the integers is compared as a set: its offsets modulo its step, so that a renamed or
+shifted index, or a family split in two, is the same answer. Anything else is compared after its
+parameters have been given the other answer's names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+from rlmath.grading.arith import Approximate, Undecidable, symbols
+from rlmath.grading.listing import listed
+from rlmath.grading.relations import RelationComparer
+from rlmath.grading.scalars import SCALARS, Verdict, is_whole
+from rlmath.grading.syntax import Node, replaced
+
+_MAX_RESIDUES = 64
+_MAX_PARAMETERS = 3
+Parameters = dict[str, str]  # name -> domain
+Lattice = list[tuple[Node, Node]]  # (offset, step)
+
+
+class FamilyComparer(RelationComparer):
+    """Compares answers of which at least one declares its parameters."""
+
+    def families(self, a: Node, g: Node, of_a: Parameters, of_g: Parameters) -> Verdict:
+        """Whether two answers with these declared parameters are equal."""
+        if not of_a and not of_g:
+            return self.nodes(a, g)
+        mine, theirs = _inferred(a, of_a, g, of_g), _inferred(g, of_g, a, of_a)
+        if mine is None or theirs is None or len(mine) != len(theirs):
+            return False
+        if not _alike(list(mine.values()), list(theirs.values())):
+            return False
+        if _restricts(a, mine) or _restricts(g, theirs):
+            both = bool(of_a) and bool(of_g)
+            if not both and not set(mine.values()) <= {"R", "any"}:
+                return False  # x > 0 over the integers is not x > 0
+        if len(mine) == 1 and {*mine.values(), *theirs.values()} <= {"Z", "any"}:
+            verdict = self.lattices(a, g, next(iter(mine)), next(iter(theirs)))
+            if verdict is not None:
+                return verdict
+        unknown = False
+        for order in itertools.permutations(theirs):
+            if any(not _alike([mine[x]], [theirs[y]]) for x, y in zip(mine, order, strict=True)):
+                continue
+            renamed = _renamed(a, dict(zip(mine, order, strict=True)))
+            verdict = self.nodes(renamed, g)
+            if verdict is True:
+                return True
+            unknown = unknown or verdict is None
+        return None if unknown else False
+
+    def lattices(self, a: Node, g: Node, mine: str, theirs: str) -> Verdict:
+        """Unions of a + bℤ as sets of numbers; None if one of them is no such union."""
+        label_a, items_a = listed(a)
+        label_g, items_g = listed(g)
+        one, two = self.lattice(items_a, mine), self.lattice(items_g, theirs)
+        if one is None or two is None:
+            return None
+        if label_a is not None and label_g is not None and self.nodes(label_a, label_g) is not True:
+            return False
+        return self.same_classes(one, two)
+
+    def lattice(self, items: list[Node], name: str) -> Lattice | None:
+        found: Lattice = []
+        for item in items:
+            if item[0] not in SCALARS | {"unit"} or name not in set(symbols(item)):
+                return None
+            at = [replaced(item, ("s", name), ("n", j)) for j in range(4)]
+            try:
+                values = [Approximate(self.exact, 0)(node) for node in at]
+            except Undecidable:
+                return None
+            step = values[1] - values[0]
+            size = max(map(abs, values))
+            for j in (2, 3):
+                if abs(values[j] - values[0] - j * step) > 1e-9 * size:
+                    return None
+            if abs(step) < 1e-9 or abs(step.imag) > 1e-12 or abs(values[0].imag) > 1e-12:
+                return None
+            found.append((at[0], ("+", (at[1], ("neg", at[0])))))
+        return found
+
+    def same_classes(self, one: Lattice, two: Lattice) -> Verdict:
+        unit = self.real(two[0][1])
+        ratios: list[Fraction] = []
+        for _, step in (*one, *two):
+            ratio = Fraction(abs(self.real(step) / unit)).limit_denominator(400)
+            if ratio == 0 or abs(abs(self.real(step) / unit) - float(ratio)) > 1e-9 * float(ratio):
+                return False
+            ratios.append(ratio)
+        bottom = math.lcm(*(r.denominator for r in ratios))
+        whole = Fraction(math.lcm(*(int(r * bottom) for r in ratios)), bottom)
+        period: Node = ("*", (("/", ("n", whole.numerator), ("n", whole.denominator)), two[0][1]))
+        mine = self.residues(one, ratios[: len(one)], whole)
+        theirs = self.residues(two, ratios[len(one) :], whole)
+        if mine is None or theirs is None:
+            return False
+        for these, those in ((mine, theirs), (theirs, mine)):
+            for residue in these:
+                if not any(self.congruent(residue, other, period) for other in those):
+                    return False
+        return True
+
+    def residues(
+        self, family: Lattice, ratios: list[Fraction], whole: Fraction
+    ) -> list[Node] | None:
+        found: list[Node] = []
+        for (offset, step), ratio in zip(family, ratios, strict=True):
+            count = int(whole / ratio)
+            if len(found) + count > _MAX_RESIDUES:
+                return None
+            found += [("+", (offset, ("*", (("n", j), step)))) for j in range(count)]
+        return found
+
+    def congruent(self, a: Node, g: Node, period: Node) -> bool:
+        turns = (self.real(a) - self.real(g)) / self.real(period)
+        nearest = round(turns)
+        if abs(turns - nearest) > 1e-7:
+            return False
+        shift: Node = ("n", abs(nearest)) if nearest >= 0 else ("neg", ("n", -nearest))
+        return self.nodes(a, ("+", (g, ("*", (shift, period))))) is True
+
+    def real(self, node: Node) -> float:
+        return Approximate(self.exact, 0)(node).real
+
+
+def _inferred(
+    own: Node, declared: Parameters, other: Node, theirs: Parameters
+) -> Parameters | None:
+    """Parameters of one answer: declared, or else its symbols that the other does not have."""
+    present = set(symbols(own))
+    used = {name: domain for name, domain in declared.items() if name in present}
+    if declared:
+        return used if len(used) <= _MAX_PARAMETERS else None
+    wanted = {name: domain for name, domain in theirs.items() if name in set(symbols(other))}
+    if len(wanted) > _MAX_PARAMETERS:
+        return None
+    if set(wanted) <= present:
+        return wanted
+    free = sorted(present - (set(symbols(other)) - set(wanted)))
+    if len(free) != len(wanted):
+        return None
+    domains = set(wanted.values())
+    if domains & {"Z", "N", "N0"} and not all(is_whole(name) or name == "t" for name in free):
+        return None
+    return dict.fromkeys(free, next(iter(domains))) if len(domains) == 1 else None
+
+
+def _alike(mine: list[str], theirs: list[str]) -> bool:
+    if sorted(mine) == sorted(theirs):
+        return True
+    loose = {"any", "R", "C"}
+    return all(
+        x == y or ("any" in (x, y) and {x, y} <= loose)
+        for x, y in zip(sorted(mine), sorted(theirs), strict=True)
+    )
+
+
+def _restricts(node: Node, parameters: Parameters) -> bool:
+    """Whether a node is about values of a declared name rather than written with it."""
+    if node[0] == "rel":
+        return not set(node[1]) <= {"=", "~", "equiv"} and any(
+            name in set(symbols(node)) for name in parameters
+        )
+    return node[0] in ("list", "setop") and any(
+        _restricts(part, parameters) for part in (node[1] if node[0] == "list" else node[2:])
+    )
+
+
+def _renamed(node: Node, names: dict[str, str]) -> Node:
+    for old in names:
+        node = replaced(node, ("s", old), ("s", f"\0{old}"))
+    for old, new in names.items():
+        node = replaced(node, ("s", f"\0{old}"), ("s", new))
+    return node

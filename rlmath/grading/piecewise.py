@@ -1,0 +1,64 @@
+"""Functions defined by cases: pairs of an expression and a condition, in any order."""
+
+from __future__ import annotations
+
+from rlmath.grading.families import FamilyComparer
+from rlmath.grading.listing import every
+from rlmath.grading.regions import complement_of
+from rlmath.grading.scalars import Verdict
+from rlmath.grading.syntax import Node
+
+_ELSE = frozenset(("otherwise", "else", "elsewhere", "in other cases", "in all other cases"))
+
+
+class PiecewiseComparer(FamilyComparer):
+    """Compares `("pieces", ((expression, condition), ...))`."""
+
+    def pieces_of(self, a: Node, g: Node) -> Verdict:
+        """Whether two definitions by cases agree, row by row. `otherwise` is what is left."""
+        if a[0] != "pieces" or g[0] != "pieces" or len(a[1]) != len(g[1]):
+            return False
+        left = list(g[1])
+        unmatched: list[tuple[Node, Node]] = []
+        for expression, condition in a[1]:
+            for index, (other, under) in enumerate(left):
+                if self.condition(condition, under) and self.nodes(expression, other) is not False:
+                    verdict = self.nodes(expression, other)
+                    if verdict is None:
+                        return None
+                    del left[index]
+                    break
+            else:
+                unmatched.append((expression, condition))
+        if not unmatched:
+            return True
+        if len(unmatched) > 1:
+            return False
+        (expression, condition), (other, under) = unmatched[0], left[0]
+        if _is_else(condition) == _is_else(under):
+            return False
+        rows, stated = (a, under) if _is_else(condition) else (g, condition)
+        others = [c for _, c in rows[1] if not _is_else(c)]
+        rest = complement_of(others, self.exact)
+        stated_region = complement_of([stated], self.exact)
+        whole = complement_of([*others, stated], self.exact)
+        if rest is None or stated_region is None or whole is None or whole.pieces:
+            return False
+        again = complement_of(others, self.exact, back=True)
+        if again is None or len(again.pieces) != len(stated_region.pieces):
+            return False
+        same = every(
+            self.pieces(x, y) for x, y in zip(again.pieces, stated_region.pieces, strict=True)
+        )
+        return every((same, self.nodes(expression, other)))
+
+    def condition(self, a: Node, g: Node) -> bool:
+        if _is_else(a) or _is_else(g):
+            return _is_else(a) and _is_else(g)
+        if "text" in (a[0], g[0]):
+            return a == g
+        return self.nodes(a, g) is True
+
+
+def _is_else(condition: Node) -> bool:
+    return condition[0] == "text" and condition[1] in _ELSE
