@@ -1,4 +1,10 @@
-"""One round of sampling: a queue of requests, dealt to the engines, each answered exactly once."""
+"""One round of sampling: a queue of requests, dealt to the engines, each answered exactly once.
+
+Samples are dealt one by one, each to the engine with the fewest, and never more than a fair share
+to one engine. Responses to one problem have similar lengths: a group on one engine would keep that
+engine busy long after the others, and a round ends with its last sample. Each sample has its own
+seed, so the engine that makes it does not change it.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +44,8 @@ class Generation:
         number: As given.
         held: Of each engine, the requests that it has, by key.
         tokens: Of each engine, response tokens since its start.
+        idle_s: Of each engine, seconds of this round without work.
+        duration_s: From the first request to the last sample; 0 until then.
     """
 
     def __init__(self, pool: RolloutPool, number: int, stall_timeout_s: float) -> None:
@@ -54,6 +62,10 @@ class Generation:
         # The answer that each busy engine owes, and how long it is waited for.
         self._answers: dict[Any, int] = {}
         self._waited_s = [0.0] * engines
+        self.idle_s = [0.0] * engines
+        self.duration_s = 0.0
+        self._began_s = time.monotonic()
+        self._idle_since_s: list[float | None] = [self._began_s] * engines
 
     def add(self, requests: Sequence[Request]) -> None:
         """Put requests at the end of the queue.
@@ -92,6 +104,7 @@ class Generation:
                 left = sorted(self._unfinished)
                 raise EngineError(f"{len(left)} requests got no sample: {left}")
         finally:
+            self._end_of_round()
             if any(self.held):
                 self._abort()
 
@@ -99,29 +112,57 @@ class Generation:
     def _idle(self) -> bool:
         return not self._answers and not self._queue
 
+    def idle_share(self) -> float:
+        """Share of the engines' time in this round in which they had no work, from 0 to 1."""
+        if not self.duration_s:
+            return 0.0
+        return sum(self.idle_s) / (self.duration_s * len(self.idle_s))
+
     def _deal(self) -> None:
         """Deal requests to the engines that are not waited for, and wait for all busy ones."""
         processes = self._pool.processes
         owing = set(self._answers.values())
-        free = [i for i, one in enumerate(processes) if one.starting is None and i not in owing]
+        alive = [i for i, one in enumerate(processes) if one.starting is None]
+        free = [i for i in alive if i not in owing]
         dealt: dict[int, list[Request]] = {index: [] for index in free}
-        capacity = self._pool.spec.max_running_sequences
-        queue = self._queue
-        while queue and free:
+        limit = self._share_of_one(len(alive))
+        while self._queue and free:
             index = min(free, key=lambda i: len(self.held[i]))
             held = self.held[index]
-            if len(held) >= capacity:
+            if len(held) >= limit:
                 break
-            problem_id = queue[0].problem_id
-            while queue and queue[0].problem_id == problem_id and len(held) < capacity:
-                request = queue.popleft()
-                held[request.key] = request
-                dealt[index].append(request)
+            request = self._queue.popleft()
+            held[request.key] = request
+            dealt[index].append(request)
         for index in free:
             if self.held[index]:
+                self._note_work(index)
                 engine = processes[index].handle
                 arguments = (self.number, dealt[index], self._answer_every_s)
                 self._answers[engine.exchange.remote(*arguments)] = index
+
+    def _share_of_one(self, engines: int) -> int:
+        """Requests that one engine may hold now: an equal share of all that are left, rounded up.
+
+        Engines that still owe an answer take theirs when they give it, in seconds; meanwhile they
+        have work, or they would have answered.
+        """
+        left = len(self._queue) + sum(len(held) for held in self.held)
+        return min(self._pool.spec.max_running_sequences, -(-left // max(1, engines)))
+
+    def _note_work(self, index: int) -> None:
+        since, self._idle_since_s[index] = self._idle_since_s[index], None
+        if since is not None:
+            self.idle_s[index] += time.monotonic() - since
+
+    def _note_idle(self, index: int) -> None:
+        if not self.held[index] and self._idle_since_s[index] is None:
+            self._idle_since_s[index] = time.monotonic()
+
+    def _end_of_round(self) -> None:
+        self.duration_s = time.monotonic() - self._began_s
+        for index in range(len(self.held)):
+            self._note_work(index)
 
     def _next_answers(self) -> list[Sample]:
         """Wait for an engine; what failed or hangs is started again."""
@@ -167,6 +208,7 @@ class Generation:
             )
         for sample in progress.samples:
             del held[(sample.problem_id, sample.index)]
+        self._note_idle(index)
         # What it finished counts, also when it hangs with the rest: that is seen next time.
         if not progress.samples:
             self._check_stall(index, progress.quiet_s, progress.unfinished)
@@ -184,6 +226,7 @@ class Generation:
         self._pool.replace(index, error, unfinished=len(held))
         self._queue.extendleft(reversed(held.values()))
         held.clear()
+        self._note_idle(index)
 
     def _check_stall(self, index: int, quiet_s: float, unfinished: int) -> None:
         held: Mapping[Key, Request] = self.held[index]

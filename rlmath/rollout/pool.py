@@ -137,9 +137,8 @@ class RolloutPool:
     ) -> Iterator[Sample]:
         """Sample all requests; yields each sample once, as soon as it is there.
 
-        An engine is given requests whenever it has room, the least busy one first, and a problem's
-        samples together as long as they fit, so that one engine reads the prompt for all of them.
-        A caller that stops early ends the unfinished requests.
+        An engine is given requests whenever it has room, one by one, the least busy engine first
+        (``generation.py``). A caller that stops early ends the unfinished requests.
 
         Args:
             requests: To begin with.
@@ -203,9 +202,16 @@ class RolloutPool:
             self._all("wake", part)
 
     def metrics(self) -> dict[str, float]:
-        """``rollout/engine_restarts`` since the last call."""
+        """``rollout/engine_restarts`` since the last call, and ``rollout/idle_share`` of the last
+        ``generate``: of the engines' time the share in which they had no work, and of the idlest
+        engine's."""
         count, self._restarts_told = self.restarts - self._restarts_told, self.restarts
-        return {"rollout/engine_restarts": float(count)}
+        metrics = {"rollout/engine_restarts": float(count)}
+        if self.generation is not None and self.generation.duration_s:
+            metrics["rollout/idle_share"] = self.generation.idle_share()
+            idlest_s = max(self.generation.idle_s)
+            metrics["rollout/idle_share_max"] = idlest_s / self.generation.duration_s
+        return metrics
 
     def stats(self) -> list[dict[str, int]]:
         """Of each engine: requests that it has, tokens generated, version of its weights."""
