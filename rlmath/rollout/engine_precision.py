@@ -9,6 +9,8 @@ from rlmath.precision import LOGPROBS_MODE, Precision
 
 # Tells vLLM's processes, before they build the model, what ``precision.router_dtype`` is.
 ROUTER_VARIABLE = "RLMATH_ROUTER_DTYPE"
+# Switches vLLM's batch-invariant kernels on. It reads it when its workers start.
+BATCH_INVARIANT_VARIABLE = "VLLM_BATCH_INVARIANT"
 # vLLM's class of routers, whose module a dense model need not import.
 ROUTER = "GateLinear"
 
@@ -46,11 +48,17 @@ def register_router() -> None:
 
 
 def worker_precision(worker: Any) -> dict[str, str]:
-    """Runs in a vLLM worker: the types that its model computes with."""
+    """Runs in a vLLM worker: the types that its model computes with, and whether its kernels are
+    the batch-invariant ones."""
+    from vllm.model_executor.determinism import batch_invariant
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
     model, config = worker.model_runner.get_model(), worker.model_runner.model_config
-    found = {"logprobs_mode": str(config.logprobs_mode), "dtype": _name(config.dtype)}
+    found = {
+        "logprobs_mode": str(config.logprobs_mode),
+        "dtype": _name(config.dtype),
+        "batch_invariant": _on(batch_invariant._batch_invariant_MODE),
+    }
     for module in model.modules():
         if isinstance(module, LogitsProcessor):
             found["lm_head_dtype"] = _name(module.head_dtype or config.dtype)
@@ -75,6 +83,7 @@ def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: st
         "dtype": dtype,
         "lm_head_dtype": _meant(precision.lm_head_dtype, dtype),
         "router_dtype": _meant(precision.router_dtype, dtype),
+        "batch_invariant": _on(precision.batch_invariant),
     }
     for rank, found in enumerate(workers):
         for key, value in found.items():
@@ -82,12 +91,16 @@ def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: st
                 setting = "model.dtype" if key == "dtype" else f"precision.{key}"
                 raise RuntimeError(
                     f"{setting}: the actor computes with {wanted[key]}, but vLLM's rank {rank} "
-                    f"took {value}; their log-probs would differ"
+                    f"with {value}; their log-probs would differ"
                 )
 
 
 def _meant(setting: str, dtype: str) -> str:
     return dtype if setting == "model" else setting
+
+
+def _on(mode: bool) -> str:
+    return "on" if mode else "off"
 
 
 def _name(dtype: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 from rlmath.config.schema import RolloutConfig
 from rlmath.errors import PartError, UserError
 from rlmath.precision import Precision
-from rlmath.rollout.engine_precision import ROUTER_VARIABLE
+from rlmath.rollout.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER_VARIABLE
 from rlmath.rollout.seeds import request_seed
 from rlmath.types import Problem, Sample
 
@@ -187,6 +187,7 @@ class EngineSpec:
             "VLLM_NO_USAGE_STATS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             ROUTER_VARIABLE: self.precision.router_dtype,
+            BATCH_INVARIANT_VARIABLE: str(int(self.precision.batch_invariant)),
         }
         if self.device == "cpu":
             variables |= {

@@ -9,7 +9,12 @@ from rlmath.precision import Precision
 from rlmath.rollout.engine_precision import check_workers, engine_arguments
 from rlmath.session import precision
 
-KEPT = {"logprobs_mode": "processed_logprobs", "dtype": "bfloat16", "lm_head_dtype": "bfloat16"}
+KEPT = {
+    "logprobs_mode": "processed_logprobs",
+    "dtype": "bfloat16",
+    "lm_head_dtype": "bfloat16",
+    "batch_invariant": "off",
+}
 
 
 def test_vllm_is_told_of_a_head_in_float32_and_of_log_probs_after_temperature() -> None:
@@ -27,6 +32,8 @@ def test_a_worker_that_does_otherwise_is_refused_by_name() -> None:
         ({}, Precision(lm_head_dtype="float32"), r"precision\.lm_head_dtype.*float32.*bfloat16"),
         ({"router_dtype": "bfloat16"}, Precision("model", "float32"), r"precision\.router_dtype"),
         ({"logprobs_mode": "raw_logprobs"}, Precision(), r"precision\.logprobs_mode.*raw"),
+        ({}, Precision(batch_invariant=True), r"precision\.batch_invariant.*with on.*rank 0.*off"),
+        ({"batch_invariant": "on"}, Precision(), r"precision\.batch_invariant.*with off.*with on"),
         ({"dtype": "float16"}, Precision(), r"model\.dtype.*bfloat16.*rank 1.*float16"),
     ):
         with pytest.raises(RuntimeError, match=message):

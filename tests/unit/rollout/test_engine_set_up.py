@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rlmath import session
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.planning.memory import ENGINE_STEP_TOKENS
+from rlmath.precision import Precision
 from rlmath.rollout.engine_arguments import cache_folders
 from rlmath.rollout.engine_workers import check_gpus, smallest
 from rlmath.rollout.requests import EngineSpec
@@ -36,9 +38,6 @@ def spec_of(device: Device, *overrides: str) -> EngineSpec:
 
 @pytest.fixture(autouse=True)
 def dense_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlmath import session
-    from rlmath.precision import Precision
-
     monkeypatch.setattr(session, "precision", lambda config: Precision())
 
 
@@ -59,6 +58,13 @@ def test_an_engine_on_a_gpu_sees_its_gpus_and_measures_its_own_cache() -> None:
     assert environment["VLLM_ENABLE_STARTUP_PLAN"] == "0"
     assert not any("BUNDLE" in name for name in environment)
     assert "VLLM_ENABLE_STARTUP_PLAN" not in replace(GPU_SPEC, device="cpu").environment()
+
+
+def test_an_engine_runs_batch_invariant_kernels_as_the_setting_says() -> None:
+    for on in (False, True):
+        spec = replace(GPU_SPEC, precision=Precision(batch_invariant=on))
+        # Said outright: what the shell has does not count.
+        assert spec.environment()["VLLM_BATCH_INVARIANT"] == str(int(on))
 
 
 def test_no_two_engines_write_to_one_folder_of_compiled_code(

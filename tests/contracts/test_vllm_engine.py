@@ -1,0 +1,291 @@
+"""What engines rely on in vLLM: how it chooses GPUs, sizes its cache, and schedules ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine import arg_utils
+from vllm.platforms import interface
+from vllm.platforms.interface import Platform
+
+from rlmath.quickstart.model import make_tiny_model
+from rlmath.rollout.engine_arguments import vllm_arguments
+from rlmath.rollout.requests import EngineSpec
+from tests.contracts.contract import Row, check, parametrized
+
+GPUS = "a wide engine's workers sit on GPUs of other processes (rlmath/rollout/engine_arguments.py)"
+CACHE = "an engine that starts again gets a KV cache of another size (rlmath/rollout/pool.py)"
+AHEAD = "a step is in flight while weights change (rlmath/rollout/step_loop.py)"
+FOLDERS = "engines of a node write to one folder (rlmath/rollout/engine_arguments.py)"
+INVARIANT = "precision.batch_invariant is not what it says (rlmath/rollout/engine_precision.py)"
+START = "engines start in the wrong order, or need not wait for the ranks (rlmath/session.py)"
+LOOP = "samples cannot be read from the engine's core (rlmath/rollout/step_loop.py)"
+
+WORKER = "vllm.v1.worker.gpu_worker:Worker"
+CORE = "vllm.v1.engine.core:EngineCore"
+
+ROWS = [
+    # GPUs of an engine.
+    Row(
+        "vllm.platforms.cuda:CudaPlatformBase.device_control_env_var",
+        equals="CUDA_VISIBLE_DEVICES",
+        breaks=GPUS,
+    ),
+    Row(
+        "vllm.platforms.cuda:NvmlCudaPlatform.device_control_id_to_physical_device_id",
+        takes=("device_id",),
+        says=("return int(device_id)", "nvmlDeviceGetHandleByUUID"),
+        breaks=GPUS,
+    ),
+    Row(
+        f"{WORKER}.init_device",
+        says=(
+            "set_assigned_physical_gpu_ids(assigned_physical_gpu_ids)",
+            "current_platform.logical_device_id_to_visible_device_id(self.local_rank)",
+        ),
+        breaks=GPUS,
+    ),
+    Row(WORKER, has=("device", "model_runner"), breaks=GPUS),
+    Row(
+        "vllm.v1.executor.multiproc_executor:WorkerProc.worker_main",
+        says=("set_assigned_physical_gpu_ids(assigned_physical_gpu_ids)",),
+        breaks=GPUS,
+    ),
+    Row(
+        "vllm.v1.executor.abstract:Executor.get_class",
+        says=('== "mp"', "MultiprocExecutor", '== "uni"', "UniProcExecutor"),
+        breaks=GPUS,
+    ),
+    # Memory.
+    Row(
+        f"{WORKER}.determine_available_memory",
+        says=(
+            "if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:",
+            "self.available_kv_cache_memory_bytes = (",
+            "self.requested_memory\n            - profile_result.non_kv_cache_memory",
+        ),
+        breaks=CACHE,
+    ),
+    Row(
+        "vllm.v1.worker.utils:request_memory",
+        says=("if init_snapshot.free_memory < requested_memory:",),
+        breaks=START,
+    ),
+    Row(
+        "vllm.utils.mem_utils:memory_profiling",
+        says=("result.before_create.free_memory - result.after_profile.free_memory",),
+        breaks=START,
+    ),
+    Row(
+        "vllm.v1.worker.startup_plan:maybe_apply_startup_plan",
+        says=("envs.VLLM_ENABLE_STARTUP_PLAN", "kv_cache_memory_bytes is not None"),
+        breaks=CACHE,
+    ),
+    # Steps.
+    Row(
+        CORE,
+        has=("batch_queue", "step_with_batch_queue", "scheduler", "abort_requests"),
+        breaks=AHEAD,
+    ),
+    Row(
+        f"{CORE}.step_with_batch_queue",
+        says=("batch_queue.pop()", "batch_queue.appendleft("),
+        breaks=AHEAD,
+    ),
+    Row(
+        "vllm.v1.engine.core_client:InprocClient",
+        has=("engine_core", "get_output", "add_request", "abort_requests", "shutdown"),
+        breaks=AHEAD,
+    ),
+    Row(
+        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        says=("if request is None or request.is_finished():",),
+        breaks="what a step in flight gives for an aborted request is taken for a sample's",
+    ),
+    Row(
+        "vllm.platforms.cpu:CpuPlatform.check_and_update_config",
+        says=("scheduler_config.async_scheduling = False",),
+        breaks="rollout.async_scheduling could be offered on CPU (rlmath/config/check_layout.py)",
+    ),
+    Row(
+        "vllm.v1.engine:EngineCoreOutput",
+        fields=("request_id", "new_token_ids", "new_logprobs", "finish_reason"),
+        breaks=LOOP,
+    ),
+    Row(
+        "vllm.v1.engine.llm_engine:LLMEngine",
+        has=(
+            "vllm_config",
+            "engine_core",
+            "input_processor",
+            "collective_rpc",
+            "get_tokenizer",
+            "get_supported_tasks",
+            "reset_prefix_cache",
+            "set_weight_version",
+            "sleep",
+            "wake_up",
+        ),
+        breaks=LOOP,
+    ),
+    Row(
+        "vllm.sampling_params:SamplingParams",
+        takes=(
+            "max_tokens",
+            "temperature",
+            "top_p",
+            "seed",
+            "ignore_eos",
+            "logprobs",
+            "detokenize",
+            "output_kind",
+        ),
+        breaks=LOOP,
+    ),
+    # CUDA engines take the second model runner, CPU engines the first.
+    *(
+        Row(
+            f"{runner}:GPUModelRunner",
+            has=("get_model", "model_config"),
+            breaks="an engine's precision cannot be checked (rlmath/rollout/engine_precision.py)",
+        )
+        for runner in ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner")
+    ),
+    # Compiled code.
+    Row(
+        "vllm.compilation.backends:CompilerManager.save_to_file",
+        says=('open(self.cache_file_path, "w")',),
+        breaks="the file is replaced at once now: engines may share a folder"
+        " (rlmath/rollout/engine_arguments.py)",
+    ),
+    Row(
+        "vllm.compilation.backends:VllmBackend.__call__",
+        says=("envs.VLLM_CACHE_ROOT",),
+        breaks=FOLDERS,
+    ),
+    Row(
+        "vllm.compilation.compiler_interface:InductorAdaptor.initialize_cache",
+        says=('os.environ.get("TRITON_CACHE_DIR")',),
+        breaks=FOLDERS,
+    ),
+    # Batch invariance.
+    Row(
+        "vllm.model_executor.determinism.batch_invariant",
+        has=("_batch_invariant_MODE", "init_batch_invariance", "enable_batch_invariant_mode"),
+        breaks=INVARIANT,
+    ),
+    Row(
+        "vllm.model_executor.determinism.batch_invariant:enable_batch_invariant_mode",
+        says=("_batch_invariant_MODE = True",),
+        breaks=INVARIANT,
+    ),
+    Row(
+        "vllm.v1.worker.gpu_worker:init_worker_distributed_environment",
+        says=("init_batch_invariance()",),
+        breaks=INVARIANT,
+    ),
+    Row(
+        "vllm.envs:environment_variables",
+        has=("VLLM_BATCH_INVARIANT", "VLLM_CACHE_ROOT", "VLLM_ENABLE_STARTUP_PLAN"),
+        breaks=f"{INVARIANT}; {FOLDERS}; {CACHE}",
+    ),
+]
+
+
+@parametrized(ROWS)
+def test_vllm_is_as_engines_need_it(row: Row) -> None:
+    if row.target == "vllm.envs:environment_variables":
+        import vllm.envs
+
+        missing = [name for name in row.has if name not in vllm.envs.environment_variables]
+        assert not missing, f"vLLM reads no {missing}: {row.breaks}"
+        return
+    check(row)
+
+
+def spec(device: Any, width: int, model: str = "model", **fields: Any) -> EngineSpec:
+    return EngineSpec(
+        model_path=model,
+        dtype="float32" if device == "cpu" else "bfloat16",
+        device=device,
+        tensor_parallel=width,
+        max_sequence_tokens=256,
+        max_running_sequences=32,
+        transport="shared_memory" if device == "cpu" else "ipc",
+        log_dir="logs",
+        cpu_kv_cache_gib=0.125,
+        **fields,
+    )
+
+
+class CudaNames(Platform):
+    """vLLM's names of devices, as its CUDA platforms take them from their common base."""
+
+    device_name = "cuda"
+    device_control_env_var = "CUDA_VISIBLE_DEVICES"
+
+
+@pytest.fixture
+def cuda_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    monkeypatch.setattr(arg_utils, "current_platform", CudaNames)
+    monkeypatch.setattr(interface, "_assigned_physical_gpu_ids", None)
+    yield monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("visible", "of_torch"),
+    [(None, [6, 4]), ("4,5,6,7", [2, 0]), ("6,4", [0, 1])],
+    ids=["Ray sets nothing", "the node has half of its GPUs", "the engine's own"],
+)
+def test_an_engine_finds_its_gpus_by_their_numbers_on_the_node(
+    cuda_names: pytest.MonkeyPatch, visible: str | None, of_torch: list[int]
+) -> None:
+    """``device_ids`` as strings name GPUs of the node, whatever CUDA_VISIBLE_DEVICES hides, and the
+    worker of rank r takes the r-th of them; ``worker_gpu`` finds its number again."""
+    cuda_names.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        cuda_names.setenv("CUDA_VISIBLE_DEVICES", visible)
+    arguments = vllm_arguments(spec("cuda", 2, device_ids=("6", "4")))
+    assert arguments.distributed_executor_backend == "mp"
+    assigned = arguments._resolve_device_ids()
+    assert assigned == [6, 4]
+    interface.set_assigned_physical_gpu_ids(assigned)
+    ordinals = [CudaNames.logical_device_id_to_visible_device_id(rank) for rank in range(2)]
+    assert ordinals == of_torch
+    found = [CudaNames.visible_device_id_to_physical_device_id(ordinal) for ordinal in ordinals]
+    assert found == [6, 4]
+
+
+def test_numbers_would_be_places_among_the_visible_gpus(cuda_names: pytest.MonkeyPatch) -> None:
+    """Why ``device_ids`` are strings."""
+    cuda_names.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    arguments = vllm_arguments(spec("cuda", 2, device_ids=("2", "3")))
+    assert arguments._resolve_device_ids() == [2, 3]
+    arguments.device_ids = [2, 3]
+    assert arguments._resolve_device_ids() == [6, 7]
+
+
+def test_arguments_of_a_cuda_engine() -> None:
+    given = vllm_arguments(
+        spec("cuda", 1, max_batched_tokens=8192, async_scheduling=True, kv_cache_bytes=5)
+    )
+    assert given.distributed_executor_backend == "uni"
+    assert (given.max_num_batched_tokens, given.async_scheduling) == (8192, True)
+    assert (given.kv_cache_memory_bytes, given.device_ids) == (5, None)
+    assert given.enable_chunked_prefill and given.scheduler_cls is None
+
+
+def test_a_cpu_engine_is_configured_as_it_was_asked(tmp_path: Path) -> None:
+    """Prompts whole, nothing scheduled ahead, workers of vLLM's own."""
+    model = make_tiny_model(tmp_path / "model")
+    config = vllm_arguments(spec("cpu", 2, str(model))).create_engine_config()
+    assert config.parallel_config.distributed_executor_backend == "mp"
+    assert config.parallel_config.assigned_physical_gpu_ids is None
+    assert config.scheduler_config.max_num_batched_tokens == 4096
+    assert not config.scheduler_config.enable_chunked_prefill
+    assert config.scheduler_config.async_scheduling is False
+    assert config.max_concurrent_batches == 1
+    assert config.cache_config.kv_cache_memory_bytes == 2**27
