@@ -29,8 +29,10 @@ class Mismatch:
         abs_sum: Sum of ``|d|``, in nats.
         abs_max: Largest ``|d|``, in nats.
         k3_sum: Sum of ``w - 1 - d``, the k3 estimate of KL(engine || trainer) in nats.
-        w_sum: Sum of ``w``.
-        w_square_sum: Sum of ``w^2``.
+        scale: Largest ``d``; 0 without tokens. Weights are summed relative to it, as ``w^2``
+            vanishes below ``d = -372`` and overflows above 354.
+        w_sum: Sum of ``exp(d - scale)``.
+        w_square_sum: Sum of ``exp(2 (d - scale))``, at least 1 when there are tokens.
         histogram: Tokens per bin of ``d``, int64.
     """
 
@@ -39,19 +41,25 @@ class Mismatch:
     abs_sum: float
     abs_max: float
     k3_sum: float
+    scale: float
     w_sum: float
     w_square_sum: float
     histogram: Tensor
 
     def __add__(self, other: Mismatch) -> Mismatch:
+        if not self.tokens or not other.tokens:
+            return self if self.tokens else other
+        scale = _larger(self.scale, other.scale)
+        mine, theirs = math.exp(self.scale - scale), math.exp(other.scale - scale)
         return Mismatch(
             tokens=self.tokens + other.tokens,
             exp_abs_sum=self.exp_abs_sum + other.exp_abs_sum,
             abs_sum=self.abs_sum + other.abs_sum,
             abs_max=_larger(self.abs_max, other.abs_max),
             k3_sum=self.k3_sum + other.k3_sum,
-            w_sum=self.w_sum + other.w_sum,
-            w_square_sum=self.w_square_sum + other.w_square_sum,
+            scale=scale,
+            w_sum=self.w_sum * mine + other.w_sum * theirs,
+            w_square_sum=self.w_square_sum * mine**2 + other.w_square_sum * theirs**2,
             histogram=self.histogram + other.histogram,
         )
 
@@ -80,7 +88,7 @@ class Mismatch:
             "mean_abs_diff": self.abs_sum / n,
             "max_abs_diff": self.abs_max,
             "k3": self.k3_sum / n,
-            "mean_w": 1.0 if empty else self.w_sum / n,
+            "mean_w": 1.0 if empty else _exp(self.scale) * (self.w_sum / n),
             "p99_w": self.w_quantile(0.99),
             "effective_sample_size": 1.0 if empty else self.w_sum**2 / self.w_square_sum / n,
         }
@@ -109,13 +117,15 @@ def measure(
     if mask is not None:
         d = d[mask]
     d = d.cpu()
-    w = d.exp()
+    scale = float(d.max()) if d.numel() else 0.0
+    w = (d - scale).exp()
     return Mismatch(
         tokens=d.numel(),
         exp_abs_sum=float(d.abs().exp().sum()),
         abs_sum=float(d.abs().sum()),
         abs_max=float(d.abs().max()) if d.numel() else 0.0,
         k3_sum=float((torch.expm1(d) - d).sum()),
+        scale=scale,
         w_sum=float(w.sum()),
         w_square_sum=float(w.square().sum()),
         histogram=torch.bincount(torch.bucketize(d, _EDGES), minlength=_EDGES.numel() + 1),
@@ -146,6 +156,11 @@ def measure_by_lag(
         lag: measure(trainer_log_probs, engine_log_probs, keep & (of_tokens == lag))
         for lag in sorted(set(lags.tolist()))
     }
+
+
+def _exp(x: float) -> float:
+    """``e^x``, infinite where that is too large for a number."""
+    return math.exp(x) if not x > 709.0 else math.inf
 
 
 def _larger(a: float, b: float) -> float:

@@ -60,6 +60,18 @@ def test_measurements_of_parts_add_up(cut, seed):
     assert parts == pytest.approx(whole, rel=1e-12)
 
 
+@pytest.mark.parametrize("shift", [-800.0, -400.0, -373.0, 0.0, 360.0, 800.0])
+def test_the_effective_sample_size_does_not_depend_on_the_size_of_the_weights(shift):
+    """All squares vanish, or overflow: the share is that of the relative weights."""
+    d = torch.tensor([0.0, math.log(2), math.log(0.5), 0.0], dtype=torch.float64) + shift
+    zero = torch.zeros_like(d)
+    for got in (measure(d, zero), measure(d[:1], zero[:1]) + measure(d[1:], zero[1:])):
+        assert got.metrics()["effective_sample_size"] == pytest.approx(4.5**2 / 6.25 / 4)
+    for far in (-1000.0, 1000.0):
+        both = (measure(d, zero) + measure(d + far, zero)).metrics()
+        assert both["effective_sample_size"] == pytest.approx(4.5**2 / 6.25 / 8)
+
+
 def test_by_lag_splits_sequences():
     d = torch.tensor([0.1, 0.1, 0.3])
     got = measure_by_lag(d, torch.zeros(3), torch.tensor([2, 1]), torch.tensor([0, 3]))
