@@ -19,6 +19,9 @@ def advantage_settings(config: Config, rewards: RewardMix) -> AdvantageSettings:
     return AdvantageSettings(
         name=algorithm.advantage,
         leave_one_out=algorithm.leave_one_out,
+        leave_one_out_std=algorithm.leave_one_out_std,
+        epsilon=algorithm.advantage_epsilon,
+        whiten_tokens=algorithm.whiten_tokens,
         pass_at_k=algorithm.pass_at_k,
         reward_weights={item.label: item.weight for item in rewards.items if item.weight},
     )
@@ -28,6 +31,12 @@ def least_groups(config: Config, layout: Layout) -> int:
     """Groups that a step takes at least: each minibatch has a sequence for each data rank."""
     sequences = config.algorithm.minibatches_per_step * layout.data_parallel
     return -(-sequences // config.algorithm.group_size)
+
+
+def aggregation_constant(config: Config) -> int:
+    """Tokens that ``seq_sum_constant`` divides by."""
+    given = config.algorithm.aggregation_constant_tokens
+    return config.rollout.max_response_tokens if given is None else given
 
 
 def correction_settings(algorithm: AlgorithmConfig) -> CorrectionSettings:
@@ -82,7 +91,7 @@ def update_settings(config: Config, kl_coef: float, entropy_coef: float) -> Upda
             off_policy_mask_kl=algorithm.correction.off_policy_mask_kl,
         ),
         aggregation=algorithm.aggregation,
-        constant_length=config.rollout.max_response_tokens,
+        constant_length=aggregation_constant(config),
         minibatches=algorithm.minibatches_per_step,
         early_stop_ratio=algorithm.early_stop_ratio,
         early_stop_rest=algorithm.early_stop_rest,

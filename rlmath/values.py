@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.settings import ValueUpdateSettings
+from rlmath.algorithm_settings import aggregation_constant
 from rlmath.algorithms.advantages import gae
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.algorithms.kl import kl_estimate
@@ -59,7 +60,7 @@ def train_values(session: Session, batch: TrainingBatch, step: int) -> dict[str,
     settings = ValueUpdateSettings(
         clip=config.value.clip,
         aggregation=config.algorithm.aggregation,
-        constant_length=config.rollout.max_response_tokens,
+        constant_length=aggregation_constant(config),
         minibatches=config.algorithm.minibatches_per_step,
     )
     minibatches = session.actor.update_values(batch, settings, config.runner.seed + step)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 GroupRule = Literal["all", "variance", "accuracy", "mean_range"]
-TruncatedRule = Literal["keep", "mask", "penalise"]
+TruncatedRule = Literal["keep", "mask", "penalise", "scale"]
 
 
 @dataclass(frozen=True)
@@ -90,26 +90,34 @@ def duplicates(responses: Sequence[tuple[int, ...]]) -> list[bool]:
 
 
 def handle_truncated(
-    rewards: Tensor, truncated: Tensor, rule: TruncatedRule, penalty: float = 0.0
+    rewards: Tensor,
+    truncated: Tensor,
+    rule: TruncatedRule,
+    penalty: float = 0.0,
+    factor: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """What becomes of responses that were cut off at the limit.
 
     - ``keep``: nothing changes; with no final answer they are wrong.
     - ``mask``: they take part in the group's statistics, but not in the loss (DAPO's overlong
       filtering, arXiv:2503.14476, §3.4): a good line of thought is not punished for its length.
-    - ``penalise``: their reward falls by ``penalty`` (ProRLv2's "stop properly").
+    - ``penalise``: their reward falls by ``penalty``.
+    - ``scale``: their reward is multiplied by ``factor``, as OpenRLHF's
+      ``stop_properly_penalty_coef`` does, which is 0 in its ProRLv2 script. A negative reward would
+      rise, so it is for those of at least 0.
 
     Args:
         rewards: ``[N]`` float.
         truncated: ``[N]`` bool.
         rule: One of the above.
-        penalty: At least 0, in units of the reward; ``penalise`` alone reads it.
+        penalty: Above 0, in units of the reward; ``penalise`` alone reads it.
+        factor: 0 to below 1; ``scale`` alone reads it.
 
     Returns:
         ``[N]`` rewards, and ``[N]`` bool, false for sequences that are masked out of the loss.
 
     Raises:
-        ValueError: Unknown rule or a penalty that does nothing.
+        ValueError: Unknown rule, or a penalty or factor that does nothing.
     """
     everything = torch.ones_like(truncated)
     if rule == "keep":
@@ -120,4 +128,8 @@ def handle_truncated(
         if penalty <= 0.0:
             raise ValueError(f"truncated = 'penalise' with penalty = {penalty}: above 0 is needed")
         return rewards - penalty * truncated.to(rewards.dtype), everything
-    raise ValueError(f"truncated = {rule!r} is not known; known are: keep, mask, penalise")
+    if rule == "scale":
+        if not 0.0 <= factor < 1.0:
+            raise ValueError(f"truncated = 'scale' with factor = {factor}: 0 to below 1 is needed")
+        return torch.where(truncated, rewards * factor, rewards), everything
+    raise ValueError(f"truncated = {rule!r} is not known; known are: keep, mask, penalise, scale")

@@ -30,7 +30,8 @@ def training_batch(
         groups: At least one, each with at least one sample.
         advantage: The estimator, see ``rlmath/algorithms/advantages/``.
         truncated: With ``mask``, responses that were cut off at the limit are masked as well. Their
-            rewards still count in their group's statistics. (``penalise`` is for ``penalised``.)
+            rewards still count in their group's statistics. (``penalise`` and ``scale`` are for
+            ``penalised``.)
         mask_duplicates: So are later copies of the same response in a group.
 
     Returns:
@@ -74,16 +75,16 @@ def training_batch(
     )
 
 
-def penalised(group: Group, rule: TruncatedRule, penalty: float) -> Group:
-    """The group with ``penalty`` taken off the rewards of truncated responses, if that is the rule.
+def penalised(group: Group, rule: TruncatedRule, penalty: float, factor: float) -> Group:
+    """The group with the rewards of truncated responses as ``penalise`` or ``scale`` has them.
 
     Before the group is kept or dropped: with a penalty, rewards that were equal may differ.
     """
     samples = group.samples
-    if rule != "penalise":
+    if rule not in ("penalise", "scale"):
         return group
     rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float64)
-    changed, _ = handle_truncated(rewards, _truncated(samples), rule, penalty)
+    changed, _ = handle_truncated(rewards, _truncated(samples), rule, penalty, factor)
     return Group(
         group.problem,
         tuple(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.algorithms.settings import WITH_DUAL_CLIP
+from rlmath.config.names import aggregations_of_losses
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
 from rlmath.config.schema_algorithm import (
     CorrectionKind,
@@ -33,7 +34,8 @@ class _ReadBy:
 
 
 _READ_BY = (
-    _ReadBy(("leave_one_out",), "advantage", ("grpo",)),
+    _ReadBy(("leave_one_out", "leave_one_out_std"), "advantage", ("grpo",)),
+    _ReadBy(("aggregation_constant_tokens",), "aggregation", ("seq_sum_constant",)),
     _ReadBy(("pass_at_k",), "advantage", ("pass_at_k",)),
     _ReadBy(("clip_low", "clip_high"), "loss", _CLIPPED),
     _ReadBy(("dual_clip",), "loss", WITH_DUAL_CLIP),
@@ -42,6 +44,7 @@ _READ_BY = (
     _ReadBy(("filter.low", "filter.high"), "filter.keep", (GroupRule.mean_range,)),
     _ReadBy(("filter.oversample",), "filter.keep", tuple(GroupRule)[1:]),
     _ReadBy(("truncated_penalty",), "truncated", (TruncatedRule.penalise,)),
+    _ReadBy(("truncated_factor",), "truncated", (TruncatedRule.scale,)),
     _ReadBy(
         tuple(
             f"curriculum.{name}"
@@ -80,6 +83,8 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _value_model(config)
     yield from _unread(algorithm)
     yield from _group_size(algorithm)
+    yield from _whitening(algorithm)
+    yield from _aggregation(algorithm)
     clips = algorithm.loss in _CLIPPED
     if clips and algorithm.dual_clip is not None and algorithm.dual_clip <= 1 + algorithm.clip_high:
         yield (
@@ -156,6 +161,39 @@ def _group_size(algorithm: AlgorithmConfig) -> Iterator[str]:
         )
 
 
+def _whitening(algorithm: AlgorithmConfig) -> Iterator[str]:
+    name, epsilon = algorithm.advantage, algorithm.advantage_epsilon
+    if algorithm.whiten_tokens and name in ("reinforce_pp", "reinforce_pp_baseline"):
+        yield f"algorithm.whiten_tokens=true: advantage={name} is whitened over tokens already"
+    if algorithm.whiten_tokens and name == "gae":
+        yield "algorithm.whiten_tokens=true: advantage=gae has value.whiten_advantages for that"
+    default = by_key()["algorithm.advantage_epsilon"].default
+    divides = algorithm.whiten_tokens or name not in ("dr_grpo", "rloo")
+    if epsilon != default and (name == "gae" or not divides):
+        yield (
+            f"algorithm.advantage_epsilon={epsilon:g}: advantage={name} does not read it; leave it "
+            f"at {default:g}"
+        )
+
+
+def _aggregation(algorithm: AlgorithmConfig) -> Iterator[str]:
+    """A loss of sequences has to be summed as its paper does, unless that is asked for."""
+    loss, kind = algorithm.loss, algorithm.aggregation
+    defined = aggregations_of_losses().get(loss, ())
+    fits = not defined or kind in defined
+    if not fits and not algorithm.allow_other_aggregation:
+        yield (
+            f"algorithm.aggregation={kind}: loss={loss} is defined with {' or '.join(defined)}, "
+            f"and is another objective with this one; take algorithm.aggregation={defined[0]}, or "
+            "algorithm.allow_other_aggregation=true to do it all the same"
+        )
+    if fits and algorithm.allow_other_aggregation:
+        yield (
+            f"algorithm.allow_other_aggregation=true: does nothing, as loss={loss} is defined with "
+            f"aggregation={kind}; leave it at false"
+        )
+
+
 def _correction(algorithm: AlgorithmConfig) -> Iterator[str]:
     correction = algorithm.correction
     kind = correction.kind.name
@@ -224,10 +262,14 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
             f"filter.max_rounds={rules.max_rounds} times prompts_per_step, which is the most; take "
             f"oversample of at most {rules.max_rounds}, or more rounds"
         )
-    if algorithm.truncated is TruncatedRule.penalise and algorithm.advantage == "gdpo":
+    if (
+        algorithm.truncated in (TruncatedRule.penalise, TruncatedRule.scale)
+        and algorithm.advantage == "gdpo"
+    ):
         yield (
-            "algorithm.truncated=penalise: changes the sum of the rewards, but advantage=gdpo "
-            "normalises each on its own; add the reward stop_properly to reward.items instead"
+            f"algorithm.truncated={algorithm.truncated.name}: changes the sum of the rewards, but "
+            "advantage=gdpo normalises each on its own; add the reward stop_properly to "
+            "reward.items instead"
         )
     if rules.keep in (GroupRule.variance, GroupRule.accuracy) and algorithm.group_size == 1:
         yield (

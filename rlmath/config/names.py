@@ -24,6 +24,20 @@ def registered_names() -> dict[str, list[str]]:
 
 
 @cache
+def aggregations_of_losses() -> dict[str, tuple[str, ...]]:
+    """Loss to the aggregations that it is defined for; a loss that takes any is not among them."""
+    spec = find_spec("rlmath.algorithms")
+    assert spec is not None and spec.origin is not None
+    found = {}
+    for file in sorted((Path(spec.origin).parent / "losses").glob("*.py")):
+        for call in _calls(ast.parse(file.read_text(encoding="utf-8"))):
+            for keyword in call.keywords:
+                if _called(call) == "policy_loss" and keyword.arg == "aggregations":
+                    found[_text(call)] = ast.literal_eval(keyword.value)
+    return found
+
+
+@cache
 def reward_names() -> list[str]:
     """Names of the rewards that come with rlmath, sorted: the keys of the registry's table."""
     spec = find_spec("rlmath")

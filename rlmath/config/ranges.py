@@ -83,6 +83,8 @@ RANGES: dict[str, Range] = {
     "algorithm.group_size": AT_LEAST_ONE,
     "algorithm.minibatches_per_step": AT_LEAST_ONE,
     "algorithm.pass_at_k": AT_LEAST_ONE,
+    "algorithm.advantage_epsilon": NOT_NEGATIVE,
+    "algorithm.aggregation_constant_tokens": AT_LEAST_ONE,
     # At 1 there is no lower bound.
     "algorithm.clip_low": Range(least=0, most=1),
     "algorithm.clip_high": NOT_NEGATIVE,
@@ -102,6 +104,7 @@ RANGES: dict[str, Range] = {
     "algorithm.entropy_top_share": Range(above=0, most=1),
     "algorithm.early_stop_ratio": Range(above=1),
     "algorithm.truncated_penalty": POSITIVE,
+    "algorithm.truncated_factor": Range(least=0, below=1),
     "algorithm.filter.low": ANY,
     "algorithm.filter.high": ANY,
     "algorithm.filter.max_unscored_share": Range(least=0, most=1),

@@ -156,12 +156,23 @@ class AlgorithmConfig:
     advantage: str = "grpo"
     # The baseline of grpo is the mean of the group's other samples.
     leave_one_out: bool = False
+    # The deviation of grpo is that of the group's other samples; where these are all equal, the
+    # difference to the baseline is not divided.
+    leave_one_out_std: bool = False
+    # Added to the deviation that advantages are divided by.
+    advantage_epsilon: float = 1e-6
+    # After the estimator, whiten advantages over all tokens of the step's loss.
+    whiten_tokens: bool = False
     # The k of pass_at_k: samples of which one has to be right.
     pass_at_k: int = 4
     # Policy loss; see rlmath/algorithms/losses/.
     loss: str = "ppo_clip"
     # How token losses become one number; see rlmath/algorithms/aggregation.py.
     aggregation: str = "token_mean"
+    # What seq_sum_constant divides by; null: rollout.max_response_tokens.
+    aggregation_constant_tokens: int | None = None
+    # Allow an aggregation that the loss is not defined for; the result is not the paper's method.
+    allow_other_aggregation: bool = False
     # The importance ratio is clipped from below to 1 - clip_low.
     clip_low: float = 0.2
     # The importance ratio is clipped from above to 1 + clip_high.
@@ -207,10 +218,13 @@ class AlgorithmConfig:
     # Log-probs before the update: recomputed by the actor, or the engine's own.
     old_log_probs: OldLogProbs = OldLogProbs.recompute
     # Responses cut off at the limit: keep them as they are, mask them out of the loss (their
-    # rewards still count in their groups), or take truncated_penalty off their rewards.
+    # rewards still count in their groups), take truncated_penalty off their rewards (penalise), or
+    # multiply these by truncated_factor (scale), which suits rewards that are not negative.
     truncated: TruncatedRule = TruncatedRule.keep
     # What truncated=penalise takes off.
     truncated_penalty: float = 1.0
+    # What truncated=scale multiplies by; 0: a truncated response has reward 0.
+    truncated_factor: float = 0.0
     filter: FilterConfig = field(default_factory=FilterConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)

@@ -45,6 +45,7 @@ class TruncatedRule(Enum):
     keep = "keep"
     mask = "mask"
     penalise = "penalise"
+    scale = "scale"
 
 
 @dataclass

@@ -116,7 +116,12 @@ class Sampler:
 
         def offer(groups: Sequence[Group]) -> None:
             for group in groups:
-                group = penalised(group, algorithm.truncated.value, algorithm.truncated_penalty)
+                group = penalised(
+                    group,
+                    algorithm.truncated.value,
+                    algorithm.truncated_penalty,
+                    algorithm.truncated_factor,
+                )
                 place = order[group.problem.id]
                 finished[place] = group
                 self._groups.offer(

@@ -126,6 +126,15 @@ def test_a_penalty_counts_before_the_filter(collector: Collector) -> None:
             assert graded.reward == (None if plain is None else plain - 0.5 * cut)
 
 
+def test_a_truncated_response_may_be_worth_nothing(collector: Collector) -> None:
+    rules = ("filter.keep=variance", "filter.max_rounds=9", "truncated=scale")
+    sampled = sample(sampler_of(*rules), 1, collector)
+    cut = [
+        g for group in sampled.finished for g in group.samples if g.sample.finish_reason == "length"
+    ]
+    assert cut and all(graded.reward in (0.0, None) for graded in cut)
+
+
 def test_lengths_come_in_stages(collector: Collector) -> None:
     stages = "[{first_step: 1, max_response_tokens: 8}, {first_step: 3, max_response_tokens: 16}]"
     sampler = sampler_of(f"curriculum.length_stages={stages}")

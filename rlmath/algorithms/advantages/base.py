@@ -78,6 +78,19 @@ class Groups:
         """``[N]`` Bessel's standard deviation of each sample's group; 0 in a group of one."""
         return (self.sum(self.centered().square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
+    def std_of_others(self) -> Tensor:
+        """``[N]`` Bessel's standard deviation of the other samples of each sample's group.
+
+        0 where they are all equal, and in groups of fewer than three.
+        """
+        own = self.centered().square()
+        total = self.sum(own)
+        # The others' mean is off by own / (n - 1) from the group's.
+        left = total - own * self.sizes / (self.sizes - 1).clamp(min=1)
+        # What remains of equal others is rounding.
+        left = torch.where(left > 1e-12 * total, left, 0.0)
+        return (left / (self.sizes - 2).clamp(min=1)).sqrt()
+
     def _equal(self) -> Tensor:
         """``[N]`` whether all scored rewards of the group are the same."""
         high = torch.full((self._count,), -torch.inf, dtype=torch.float64)

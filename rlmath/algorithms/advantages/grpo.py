@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
@@ -15,6 +16,7 @@ def grpo(
     token_counts: Tensor | None = None,
     epsilon: float = 1e-6,
     leave_one_out: bool = False,
+    leave_one_out_std: bool = False,
 ) -> Tensor:
     """``(r - mean) / (std + epsilon)`` within each group.
 
@@ -27,14 +29,21 @@ def grpo(
         token_counts: Not read.
         epsilon: Added to the standard deviation.
         leave_one_out: The baseline is the mean of the group's other samples, so that it does not
-            depend on the sample's own reward; this multiplies advantages by ``n / (n - 1)``. The
-            standard deviation stays that of the whole group.
+            depend on the sample's own reward; this multiplies advantages by ``n / (n - 1)``.
+        leave_one_out_std: The standard deviation is that of the group's other samples as well, as
+            in NeMo RL (``nemo_rl/algorithms/utils.py``). Where these are all equal, as for the one
+            right answer of a group, the difference is left undivided, since dividing by
+            ``epsilon`` would make a million of it.
 
     Returns:
         ``[N]``, of the rewards' dtype; 0 where unscored.
     """
     groups = Groups(rewards, group_ids)
-    advantages = groups.centered() / (groups.std() + epsilon)
+    if leave_one_out_std:
+        std = groups.std_of_others()
+        advantages = groups.centered() / torch.where(std > 0, std + epsilon, 1.0)
+    else:
+        advantages = groups.centered() / (groups.std() + epsilon)
     if leave_one_out:
         advantages = advantages * groups.sizes / (groups.sizes - 1).clamp(min=1)
     return advantages.to(rewards.dtype)

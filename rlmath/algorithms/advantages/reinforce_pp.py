@@ -10,7 +10,11 @@ from rlmath.algorithms.advantages.whiten import whiten
 
 @ADVANTAGES.register("reinforce_pp")
 def reinforce_pp(
-    rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None
+    rewards: Tensor,
+    group_ids: Tensor,
+    *,
+    token_counts: Tensor | None = None,
+    epsilon: float = 1e-6,
 ) -> Tensor:
     """``(r - mean) / std`` over all response tokens of the batch.
 
@@ -22,6 +26,7 @@ def reinforce_pp(
         rewards: ``[N]``, not-a-number where unscored.
         group_ids: ``[N]`` int64; they make no difference.
         token_counts: ``[N]`` response tokens in the loss.
+        epsilon: Added to the standard deviation.
 
     Returns:
         ``[N]``, of the rewards' dtype; 0 where unscored.
@@ -31,4 +36,4 @@ def reinforce_pp(
     """
     groups = Groups(rewards, group_ids)
     counts = needs_token_counts("reinforce_pp", token_counts)
-    return whiten(groups.rewards, counts * groups.scored).to(rewards.dtype)
+    return whiten(groups.rewards, counts * groups.scored, epsilon).to(rewards.dtype)

@@ -10,7 +10,11 @@ from rlmath.algorithms.advantages.whiten import whiten
 
 @ADVANTAGES.register("reinforce_pp_baseline")
 def reinforce_pp_baseline(
-    rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None
+    rewards: Tensor,
+    group_ids: Tensor,
+    *,
+    token_counts: Tensor | None = None,
+    epsilon: float = 1e-6,
 ) -> Tensor:
     """``a = r - mean of the group``, then ``(a - mean) / std`` over all tokens of the batch.
 
@@ -21,6 +25,7 @@ def reinforce_pp_baseline(
         rewards: ``[N]``, not-a-number where unscored.
         group_ids: ``[N]`` int64.
         token_counts: ``[N]`` response tokens in the loss.
+        epsilon: Added to the standard deviation.
 
     Returns:
         ``[N]``, of the rewards' dtype; 0 where unscored.
@@ -30,4 +35,4 @@ def reinforce_pp_baseline(
     """
     groups = Groups(rewards, group_ids)
     counts = needs_token_counts("reinforce_pp_baseline", token_counts)
-    return whiten(groups.centered(), counts * groups.scored).to(rewards.dtype)
+    return whiten(groups.centered(), counts * groups.scored, epsilon).to(rewards.dtype)

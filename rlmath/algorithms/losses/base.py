@@ -125,8 +125,23 @@ PolicyLoss = Callable[[LossInputs, ObjectiveSettings], LossOutput]
 LOSSES: Registry[PolicyLoss] = Registry("algorithm.loss")
 
 
-def policy_loss(name: str) -> Callable[[TokenLoss], PolicyLoss]:
-    """Decorator: makes a policy loss out of a function of tokens and files it under ``name``."""
+# Aggregations that each loss is defined for, by its name; a loss that is not here has a loss of its
+# own for each token, and takes all of them.
+AGGREGATIONS_OF_LOSSES: dict[str, tuple[str, ...]] = {}
+
+
+def policy_loss(
+    name: str, *, aggregations: tuple[str, ...] = ()
+) -> Callable[[TokenLoss], PolicyLoss]:
+    """Decorator: makes a policy loss out of a function of tokens and files it under ``name``.
+
+    Args:
+        aggregations: Those that make the sum over tokens the objective of the loss's paper, the
+            paper's own first; empty: any. The settings' check reads them from the source
+            (``rlmath.config.names``), so they have to be written out.
+    """
+    if aggregations:
+        AGGREGATIONS_OF_LOSSES[name] = aggregations
 
     def wrap(token_loss: TokenLoss) -> PolicyLoss:
         def loss(inputs: LossInputs, settings: ObjectiveSettings) -> LossOutput:

@@ -12,7 +12,7 @@ from rlmath.algorithms.losses.dual_clip import dual_clipped
 from rlmath.algorithms.settings import ObjectiveSettings
 
 
-@policy_loss("gmpo")
+@policy_loss("gmpo", aggregations=("seq_mean_token_mean",))
 def gmpo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """``-A exp(mean over the sequence of clipped log r)`` for each token of a sequence.
 

@@ -9,7 +9,7 @@ from rlmath.algorithms.losses.gspo import clipped
 from rlmath.algorithms.settings import ObjectiveSettings
 
 
-@policy_loss("gspo_token")
+@policy_loss("gspo_token", aggregations=("seq_mean_token_mean",))
 def gspo_token(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """GSPO's loss with the ratio ``s_t = sg(s) pi_t / sg(pi_t)``, ``sg`` stopping the gradient.
 

@@ -9,7 +9,7 @@ from rlmath.algorithms.losses.base import LossInputs, policy_loss
 from rlmath.algorithms.settings import ObjectiveSettings
 
 
-@policy_loss("sapo")
+@policy_loss("sapo", aggregations=("seq_mean_token_mean",))
 def sapo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """``-(4 / tau) sigmoid(tau (r - 1)) A``, with a ``tau`` for each sign of ``A``.
 

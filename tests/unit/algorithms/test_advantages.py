@@ -59,6 +59,21 @@ def test_reinforce_pp_baseline_by_hand():
     assert got == pytest.approx([1 / scale, -1 / scale, 0, 0], abs=1e-5)
 
 
+def test_the_deviation_of_the_others():
+    """Bessel's over the other samples; where these are equal the difference stays as it is."""
+    rewards = [1.0, 0.0, 0.5, 0.25, 2.0]
+    got = run("grpo", rewards, [0] * 5, leave_one_out=True, leave_one_out_std=True)
+    for i, reward in enumerate(rewards):
+        others = torch.tensor(rewards[:i] + rewards[i + 1 :], dtype=torch.float64)
+        want = (reward - others.mean()) / (others.std() + 1e-6)
+        assert got[i] == pytest.approx(float(want), rel=1e-9)
+    # 0.1 is no binary fraction, so what is left of equal rewards is rounding.
+    for wrong in (0.0, 0.1):
+        got = run("grpo", [1.1, *[wrong] * 7], [0] * 8, leave_one_out=True, leave_one_out_std=True)
+        assert got[0] == pytest.approx(1.1 - wrong)
+    assert run("grpo", [1.0, 0.0], [0, 0], leave_one_out_std=True) == [0.5, -0.5]
+
+
 def test_batch_std_by_hand():
     # Std of (0, 2, 4, 6) with Bessel: sqrt(20 / 3).
     got = run("batch_std", [0.0, 2.0, 4.0, 6.0], [0, 0, 1, 1])

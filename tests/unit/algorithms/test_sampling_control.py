@@ -64,7 +64,15 @@ def test_truncated_responses():
     assert less.tolist() == [5.0, -7.0] and taking_part.tolist() == [True, True]
     with pytest.raises(ValueError, match="penalty = 0"):
         handle_truncated(rewards, cut, "penalise")
-    with pytest.raises(ValueError, match=r"'drop'.*keep, mask, penalise"):
+    scaled, taking_part = handle_truncated(torch.tensor([1.0, 0.8]), cut, "scale")
+    assert scaled.tolist() == [1.0, 0.0] and taking_part.tolist() == [True, True]
+    scaled, _ = handle_truncated(torch.tensor([1.0, 0.8]), cut, "scale", factor=0.25)
+    assert scaled.tolist() == pytest.approx([1.0, 0.2])
+    # Unscored stays unscored.
+    assert handle_truncated(torch.tensor([1.0, float("nan")]), cut, "scale")[0].isnan()[1]
+    with pytest.raises(ValueError, match="factor = 1"):
+        handle_truncated(rewards, cut, "scale", factor=1.0)
+    with pytest.raises(ValueError, match=r"'drop'.*keep, mask, penalise, scale"):
         handle_truncated(rewards, cut, "drop")
 
 

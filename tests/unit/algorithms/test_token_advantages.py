@@ -49,6 +49,38 @@ def test_options_reach_their_estimator():
     assert not torch.equal(advantages("pass_at_k", pass_at_k=1), advantages("pass_at_k"))
 
 
+def test_epsilon_reaches_the_estimators_that_divide():
+    for name in ("grpo", "batch_std", "gdpo", "pass_at_k", "reinforce_pp", "reinforce_pp_baseline"):
+        options = {"pass_at_k": 2} if name == "pass_at_k" else {}
+        small, large = (advantages(name, epsilon=e, **options) for e in (1e-6, 10.0))
+        nonzero = small != 0
+        assert nonzero.any() and (large[nonzero].abs() < 0.7 * small[nonzero].abs()).all(), name
+    for name in ("dr_grpo", "rloo"):
+        assert torch.equal(advantages(name, epsilon=1e-6), advantages(name, epsilon=10.0))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "batch_std", "pass_at_k"])
+def test_whitening_over_the_tokens_of_the_loss(name):
+    """After the estimator: long sequences count more, and masked tokens neither count nor move."""
+    mask = MASK.clone()
+    mask[4] = False
+    options = {"pass_at_k": 2} if name == "pass_at_k" else {}
+    plain = advantages(name, mask=mask, **options)[mask]
+    got = advantages(name, mask=mask, whiten_tokens=True, epsilon=1e-6, **options)
+    want = (plain - plain.mean()) / (plain.std() + 1e-6)
+    assert torch.allclose(got[mask], want, atol=1e-5)
+    assert float(got[4]) == 0.0
+    assert float(got[mask].mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(got[mask].std()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_whitening_takes_a_kl_penalty_in():
+    penalty = torch.linspace(-1, 0, 9)
+    got = advantages("grpo", penalty, whiten_tokens=True)
+    plain = advantages("grpo", penalty)
+    assert torch.allclose(got, (plain - plain.mean()) / (plain.std() + 1e-6), atol=1e-5)
+
+
 def test_a_kl_penalty_by_hand():
     """Costs 1, 2 and 3 nats on the last three-token sequence, weight 0.1."""
     kl = torch.tensor([0.0, 0, 0, 1, 2, 3, 0, 0, 0], dtype=torch.float64)

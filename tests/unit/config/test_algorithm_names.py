@@ -1,6 +1,6 @@
 """The names read from the source are those that the registries hold."""
 
-from rlmath.config.names import registered_names, reward_names
+from rlmath.config.names import aggregations_of_losses, registered_names, reward_names
 
 
 def test_names_agree_with_the_registries() -> None:
@@ -16,6 +16,19 @@ def test_names_agree_with_the_registries() -> None:
     assert names["algorithm.kl_estimator"] == KL_ESTIMATORS.names()
     assert "grpo" in names["algorithm.advantage"]
     assert "ppo_clip" in names["algorithm.loss"]
+
+
+def test_aggregations_of_losses_agree_with_what_the_losses_declare() -> None:
+    from rlmath.algorithms.aggregation import AGGREGATIONS
+    from rlmath.algorithms.losses import LOSSES
+    from rlmath.algorithms.losses.base import AGGREGATIONS_OF_LOSSES
+
+    assert aggregations_of_losses() == AGGREGATIONS_OF_LOSSES
+    # Losses whose papers take a mean over sequences.
+    assert set(AGGREGATIONS_OF_LOSSES) == {"gspo", "gspo_token", "gmpo", "sapo"}
+    for loss, kinds in AGGREGATIONS_OF_LOSSES.items():
+        assert loss in LOSSES.names() and set(kinds) <= set(AGGREGATIONS.names())
+        assert kinds[0] == "seq_mean_token_mean"
 
 
 def test_reward_names_agree_with_the_registry() -> None:

@@ -27,7 +27,8 @@ PRESETS = {
 FIGURES: dict[str, dict[str, Any]] = {
     "rlinf_grpo": {
         "algorithm.advantage": "grpo",
-        "algorithm.aggregation": "token_mean",
+        "algorithm.aggregation": "seq_mean_token_mean",
+        "algorithm.whiten_tokens": True,
         "algorithm.clip_low": 0.2,
         "algorithm.clip_high": 0.2,
         "algorithm.early_stop_ratio": 5.0,
@@ -41,6 +42,9 @@ FIGURES: dict[str, dict[str, Any]] = {
         "algorithm.clip_high": 0.28,
         "algorithm.aggregation": "token_mean",
         "algorithm.filter.keep": "accuracy",
+        "algorithm.filter.oversample": 3.0,
+        "algorithm.dual_clip": 10.0,
+        "algorithm.early_stop_ratio": None,
         "actor.optimizer.lr": 1e-6,
         "actor.optimizer.warmup_steps": 320,
         "reward.correct": 1.0,
@@ -49,6 +53,7 @@ FIGURES: dict[str, dict[str, Any]] = {
     "dr_grpo": {
         "algorithm.advantage": "dr_grpo",
         "algorithm.aggregation": "seq_sum_constant",
+        "algorithm.early_stop_ratio": None,
         "actor.optimizer.lr": 1e-6,
     },
     "reinforce_pp_baseline": {
@@ -60,15 +65,31 @@ FIGURES: dict[str, dict[str, Any]] = {
         "algorithm.correction.kind": "token_mask",
         "algorithm.correction.low": 0.5,
         "algorithm.correction.high": 5.0,
+        "algorithm.early_stop_ratio": None,
+        "algorithm.truncated": "scale",
+        "algorithm.truncated_factor": 0.0,
+        "actor.optimizer.schedule": "cosine",
+        "actor.optimizer.min_lr": 1e-7,
+        # 3 % of 1000 steps of 8 updates.
+        "actor.optimizer.warmup_steps": 240,
     },
     "gspo": {
         "algorithm.loss": "gspo",
         "algorithm.clip_low": 3e-4,
         "algorithm.clip_high": 4e-4,
         "algorithm.aggregation": "seq_mean_token_mean",
+        "algorithm.early_stop_ratio": None,
     },
-    "cispo": {"algorithm.loss": "cispo", "algorithm.clip_low": 1.0, "algorithm.kl_coef": 0.0},
+    "cispo": {
+        "algorithm.loss": "cispo",
+        "algorithm.clip_low": 1.0,
+        "algorithm.kl_coef": 0.0,
+        "algorithm.early_stop_ratio": None,
+    },
     "open_r1": {
+        "algorithm.aggregation": "token_mean",
+        "algorithm.advantage_epsilon": 1e-4,
+        "algorithm.early_stop_ratio": None,
         "algorithm.kl_coef": 0.04,
         "actor.optimizer.lr": 1e-6,
         "actor.optimizer.min_lr": 1e-7,
@@ -110,8 +131,9 @@ def test_it_passes_the_checks_and_prints_its_batch(
     assert f"= {batch.sequences_per_rank:,} sequences a rank" in text
     assert "micro-batch" in text
     if config.algorithm.filter.keep.name != "all":
+        first = int(prompts * config.algorithm.filter.oversample)
         most = prompts * config.algorithm.filter.max_rounds
-        assert f"{prompts:,} prompts at first, at most" in text and f"= {most:,} a step" in text
+        assert f"{first:,} prompts at first, at most" in text and f"= {most:,} a step" in text
     if name in PRESETS:
         assert (prompts, samples, minibatches) == PRESETS[name]
 
@@ -128,6 +150,11 @@ def test_the_length_penalty_follows_the_limit(name: str) -> None:
     (penalty,) = (i for i in config.reward.items if i.name == "soft_overlong_punishment")
     reward: Any = get_reward(penalty.name, **penalty.params)
     assert (reward.max_completion_len, reward.soft_punish_cache) == (20480, 4096)
+
+
+def test_open_r1_has_its_three_rewards_of_one_weight() -> None:
+    items = [(item.name, item.weight) for item in preset("open_r1").reward.items]
+    assert items == [("accuracy", 1.0), ("format", 1.0), ("tag_count", 1.0)]
 
 
 def test_an_experiment_and_the_command_line_win_over_a_preset() -> None:

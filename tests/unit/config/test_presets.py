@@ -53,6 +53,9 @@ def test_the_published_recipe_of_the_1_5b() -> None:
     assert_shared_recipe(config)
     assert "DeepSeek-R1-Distill-Qwen-1.5B" in config.model.path
     assert config.algorithm.group_size == 16
+    # Micro-batches of one sequence make the source's token-mean this.
+    assert config.algorithm.aggregation == "seq_mean_token_mean"
+    assert config.algorithm.old_log_probs is OldLogProbs.recompute
     assert config.actor.optimizer.clip_grad_norm == 0.8
     assert config.actor.tensor_parallel == 2
     assert config.rollout.tensor_parallel == 1
@@ -67,6 +70,8 @@ def test_the_published_recipe_of_the_7b() -> None:
     assert_shared_recipe(config)
     assert "DeepSeek-R1-Distill-Qwen-7B" in config.model.path
     assert config.algorithm.group_size == 32
+    assert config.algorithm.aggregation == "token_mean"
+    assert config.algorithm.old_log_probs is OldLogProbs.engine
     assert config.actor.optimizer.clip_grad_norm == 1.0
     assert config.actor.tensor_parallel == 4
     assert config.rollout.tensor_parallel == 2
@@ -83,10 +88,10 @@ def assert_shared_recipe(config: Config) -> None:
     assert (config.data.max_prompt_tokens, config.rollout.max_response_tokens) == (1024, 27648)
     assert (algorithm.prompts_per_step, algorithm.minibatches_per_step) == (512, 4)
     assert (algorithm.advantage, algorithm.loss) == ("grpo", "ppo_clip")
-    assert algorithm.aggregation == "token_mean"
+    # Beyond the group's z-score, over all response tokens of the step.
+    assert algorithm.whiten_tokens
     assert (algorithm.clip_low, algorithm.clip_high) == (0.2, 0.2)
     assert (algorithm.kl_coef, algorithm.early_stop_ratio) == (0.0, 5.0)
-    assert algorithm.old_log_probs is OldLogProbs.recompute
     assert (optimizer.lr, optimizer.schedule) == (2e-5, Schedule.constant)
     assert (optimizer.warmup_steps, optimizer.weight_decay) == (0, 0.05)
     assert (optimizer.adam_beta1, optimizer.adam_beta2, optimizer.adam_eps) == (0.9, 0.95, 1e-5)
