@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from rlmath.errors import ConfigError
+from rlmath.errors import ConfigError, UserError
 
 Value = float | None
 Values = list[Value]
@@ -26,8 +26,11 @@ class RewardSettingError(ConfigError, ValueError):
     """A reward's setting, or the data that it was given, cannot work."""
 
 
-class RewardError(RuntimeError):
-    """A reward broke its contract while it ran: it raised, or returned something else."""
+class RewardError(UserError, RuntimeError):
+    """A reward broke its contract while it ran: it raised, or returned something else.
+
+    The console command prints the message without a traceback; the cause is chained to it.
+    """
 
 
 class Reward:

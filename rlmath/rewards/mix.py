@@ -30,6 +30,7 @@ from rlmath.rewards.base import (
     check_values,
     texts_of,
 )
+from rlmath.rewards.failure import reward_error
 from rlmath.rewards.loading import FunctionReward, is_path
 from rlmath.rewards.registry import get_reward, reward_class
 from rlmath.rewards.stats import RewardStats
@@ -378,9 +379,7 @@ class RewardMix:
             if self.on_error == "raise":
                 if isinstance(error, RewardError):
                     raise
-                raise RewardError(
-                    f"reward {item.label}: {type(error).__name__}: {error}"
-                ) from error
+                raise reward_error(item.label, error, len(texts), columns) from error
             log.warning("reward %s gave None to %d completions: %s", item.label, len(texts), error)
             self._stats.add_error(item.label)
             values = [None] * len(texts)

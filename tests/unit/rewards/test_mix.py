@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlmath.errors import UserError
 from rlmath.grading import MathGrader
 from rlmath.rewards import MixItem, RewardError, RewardMix, RewardSettingError
 from rlmath.rewards.base import Reward
@@ -236,6 +237,37 @@ def test_a_reward_that_raises(functions):
         assert figures["rewards/raises/errors"] == 1.0
         assert figures["rewards/raises/none_share"] == 1.0
         assert "rewards/raises/mean" not in figures
+
+
+def test_a_reward_that_raises_is_one_message_with_place_samples_and_columns(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import json\n\n"
+        "def helper(text):\n    return json.loads(text)\n\n"
+        "def parse(completions, **kwargs):\n    return [helper(c)['x'] for c in completions]\n\n"
+        "async def later(completions, **kwargs):\n    return [kwargs['nowhere']]\n"
+    )
+    columns = {"problem_id": ["a", "a", "b"], "level": [1, 1, 2]}
+    with RewardMix.from_config([f"{file}:parse"]) as mix:
+        with pytest.raises(RewardError) as caught:
+            mix.score(["{}", "{", "[]"], **columns)
+        text = str(caught.value)
+    # The failing line is in a library; the author's line that called it is named.
+    assert f"{file}:7 in parse" in text or f"{file}:7 in <listcomp>" in text
+    assert "reward parse: KeyError: 'x'" in text
+    assert "3 completions of problem a, b" in text
+    assert "completions, level, problem_id" in text
+    assert isinstance(caught.value, UserError)
+    expected = {
+        "parse": r"JSONDecodeError(.|\n)*mine\.py:4 in helper",
+        "later": r"mine\.py:10 in later(.|\n)*scored 1 completion",
+    }
+    for name, match in expected.items():
+        with (
+            RewardMix.from_config([f"{file}:{name}"]) as mix,
+            pytest.raises(RewardError, match=match),
+        ):
+            mix.score(["{"])
 
 
 def test_what_a_reward_logs_itself(functions):

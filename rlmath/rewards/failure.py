@@ -1,0 +1,66 @@
+"""What a reward that raised tells its author: where, on which samples, and which columns exist."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlmath.rewards.base import RewardError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = tuple(_PATHS[name] for name in ("stdlib", "purelib", "platlib"))
+
+
+def reward_error(
+    label: str, error: Exception, count: int, columns: Mapping[str, Any]
+) -> RewardError:
+    """One message for an exception in a reward's code.
+
+    Args:
+        label: The reward's name in the metrics.
+        error: What it raised.
+        count: Completions of the call.
+        columns: That it was given, by name.
+    """
+    text = f"reward {label}: {type(error).__name__}: {error}"
+    place = _place(error)
+    if place is not None:
+        name = f" in {place.name}" if place.name != "<module>" else ""
+        text += f"\n  at {place.filename}:{place.lineno}{name}: {place.line}"
+    scored = "1 completion" if count == 1 else f"{count} completions"
+    ids = list(dict.fromkeys(columns.get("problem_id") or ()))
+    if ids:
+        more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
+        scored += f" of problem {', '.join(map(str, ids[:3]))}{more}"
+    text += f"\n  while it scored {scored}; its columns are completions, " + ", ".join(
+        sorted(columns)
+    )
+    return RewardError(
+        text + "\n  Fix the reward and start the run again: it resumes after the last finished "
+        "step. reward.on_error=none counts such samples as unscored instead."
+    )
+
+
+def _place(error: Exception) -> traceback.FrameSummary | None:
+    """The line of the reward's own file that raised, or called what raised.
+
+    Frames of rlmath come first, of event loops and libraries perhaps in between and last; a reward
+    of rlmath itself has its own last line.
+    """
+    frames = list(traceback.extract_tb(error.__traceback__))
+    own = [frame for frame in frames if not _is_ours(frame) and not _is_library(frame)]
+    if own:
+        return own[-1]
+    return frames[-1] if frames else None
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return _PACKAGE in Path(frame.filename).resolve().parents
+
+
+def _is_library(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_LIBRARIES) or frame.filename.startswith("<")
