@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
 from typing import Any
@@ -12,6 +13,8 @@ from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.orphans import end_with_parent
 from rlmath.types import TrainingBatch
+
+log = logging.getLogger(__name__)
 
 # Its folder in a checkpoint.
 VALUE_MODEL = "value_model"
@@ -98,17 +101,37 @@ class ActorWorker:
         self.actor.renew_reference(share, clear_optimizer)
 
     def connect_engines(self, plan: Any) -> None:
-        """Meet the engines. Collective."""
+        """Meet the engines; a connection that there was is shut down first. Collective."""
         from rlmath.weights.gather import BucketGatherer
         from rlmath.weights.transports import connect
 
+        self._disconnect_engines()
         self.gatherer = BucketGatherer(
             [self.actor.module], self.actor.shape, self.actor.parallel, plan.bucket_size_mib
         )
-        self.connection = connect(plan, self.gatherer)
+        self.connection = connect(plan, self.gatherer, self.platform)
+
+    def _disconnect_engines(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is None:
+            return
+        try:
+            connection.shutdown()
+        except Exception:
+            # Its engines may be gone. The new connection does not need the old one.
+            log.warning("rank %d: the old connection to the engines", self.rank, exc_info=True)
 
     def send_weights(self, version: int, verify: bool = False) -> None:
-        """Send the present weights to the engines. Collective."""
+        """Send the present weights to the engines. Collective.
+
+        Raises:
+            RuntimeError: There is no connection.
+        """
+        if self.connection is None:
+            raise RuntimeError(
+                f"rank {self.rank} is not connected to the engines: connect_engines was not called,"
+                " or failed; call it again before weights are sent"
+            )
         self.connection.send_weights(version, verify)
         self.platform.release_cached_memory()
 

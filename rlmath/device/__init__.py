@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from rlmath import te_install
+from rlmath.device.streams import CudaSideStream, SideStream
 from rlmath.errors import UserError
 
 
@@ -74,6 +75,10 @@ class Platform:
         """Wait for queued work, so that a clock read next measures it."""
         if self.name == "cuda":
             torch.cuda.synchronize()
+
+    def side_stream(self) -> SideStream:
+        """A queue of work beside the caller's; see ``rlmath.device.streams``."""
+        return CudaSideStream() if self.name == "cuda" else SideStream()
 
     def release_cached_memory(self) -> None:
         """Give what the allocator keeps for later back, for other processes on the same GPU.

@@ -119,6 +119,8 @@ class RolloutEngine:
 
             self._relay = Relay(init_info["relay"], init_info["sizes_bytes"])
             init_info = self._relay.init_info
+        # vLLM's transports overwrite an earlier connection and would leak its communicator.
+        self._loop.rpc("shutdown_weight_transfer_engine")
         self._loop.rpc("init_weight_transfer_engine", init_info=init_info)
         if self._relay is not None:
             self._relay.all_have_opened()

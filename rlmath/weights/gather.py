@@ -151,14 +151,15 @@ class BucketGatherer:
         if destination is not None and destination not in self.ranks:
             # That rank belongs to another copy of the model (data parallel), which serves it.
             return
-        pending: _Pending | None = None
-        for bucket in self.buckets:
-            begun = self._begin(bucket, destination)
-            if pending is not None:
-                yield pending.finish()
-            pending = begun
-        if pending is not None:
-            yield pending.finish()
+        following = iter(self.buckets)
+        pending = self._begin(next(following), destination)
+        while pending is not None:
+            # Messages are freed before the next ones are begun, and a bucket when the caller drops
+            # it: ``rlmath.weights.sync_memory`` counts on both.
+            finished = [pending.finish()]
+            bucket = next(following, None)
+            pending = None if bucket is None else self._begin(bucket, destination)
+            yield finished.pop()
 
     @torch.no_grad()
     def write_local(self, bucket: Bucket, buffer: Tensor) -> None:
@@ -323,10 +324,13 @@ class _Pending:
 
     @torch.no_grad()
     def finish(self) -> list[tuple[str, Tensor]]:
+        """The whole tensors, when what others sent is there; lets go of the messages."""
         for work, _ in self.messages:
             work.wait()
         for run, part in self.received:
             run.of(self.whole[run.name]).copy_(part)
+        self.messages.clear()
+        self.received.clear()
         return list(self.whole.items())
 
 

@@ -16,11 +16,19 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from rlmath.device import CPU, Platform
+from rlmath.device.streams import SideStream
 from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.sync_memory import shared_buffer_bytes
 from rlmath.weights.transports.client import EngineClient
 
 TransportName = Literal["shared_memory", "object_store", "ipc", "nccl", "nccl_m2n"]
 MIB = 2**20
+# Messages of ``nccl`` in flight. vLLM gives each a stream of its own, and an engine's worker loads
+# a module when its last tensor is there: with two, the tensors of a module that spans more than two
+# messages (a layer's experts) would be read on one stream while the other receives into the memory
+# that they just gave back. The ranks gather the next bucket meanwhile in any case.
+NCCL_MESSAGES = 1
 
 
 def choose_transport(
@@ -79,9 +87,10 @@ class TransportPlan:
 class TrainerConnection:
     """One trainer rank's end. Made by ``connect``."""
 
-    def __init__(self, trainer: Any, client: EngineClient) -> None:
+    def __init__(self, trainer: Any, client: EngineClient, side_stream: SideStream) -> None:
         self._trainer = trainer
         self._client = client
+        self._side_stream = side_stream
 
     def send_weights(self, version: int, verify: bool = False) -> None:
         """Send the present weights to all engines as this version. Collective over all ranks.
@@ -96,6 +105,8 @@ class TrainerConnection:
             Exception: What an engine answered, on rank 0.
         """
         self._client.version, self._client.verify = version, verify
+        # The optimizer's last step comes before the first gathering.
+        self._side_stream.start()
         self._trainer.send_weights()
 
     def shutdown(self) -> None:
@@ -103,18 +114,22 @@ class TrainerConnection:
         self._trainer.shutdown()
 
 
-def connect(plan: TransportPlan, gatherer: BucketGatherer) -> TrainerConnection:
+def connect(
+    plan: TransportPlan, gatherer: BucketGatherer, platform: Platform = CPU
+) -> TrainerConnection:
     """Meet the engines. Collective over all trainer ranks; the engines must be ready and idle.
 
     Args:
         plan: The same on all ranks.
         gatherer: This rank's.
+        platform: This process's.
 
     Raises:
         UserError: There is not enough shared memory.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
     client = EngineClient(plan.engines, plan.ranks_per_engine)
+    side_stream = platform.side_stream()
     if plan.transport == "shared_memory":
         from rlmath.weights.transports.shared_memory import (
             SharedMemoryTrainer,
@@ -123,28 +138,35 @@ def connect(plan: TransportPlan, gatherer: BucketGatherer) -> TrainerConnection:
 
         info = SharedMemoryTrainerInitInfo(rank=rank, run_id=plan.run_id)
         return TrainerConnection(
-            SharedMemoryTrainer.trainer_init(info, client=client, source=gatherer), client
+            SharedMemoryTrainer.trainer_init(info, client=client, source=gatherer),
+            client,
+            side_stream,
         )
     if plan.transport == "object_store":
         from rlmath.weights.transports.object_store import ObjectStoreTrainer
 
         return TrainerConnection(
-            ObjectStoreTrainer(rank, plan.run_id, client=client, source=gatherer), client
+            ObjectStoreTrainer(rank, plan.run_id, client=client, source=gatherer),
+            client,
+            side_stream,
         )
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
-    from rlmath.weights.transports.vllm_source import gathered_source
+    from rlmath.weights.transports.vllm_source import GatheredSource
 
-    buffer_bytes = plan.bucket_size_mib * MIB
+    bucket_bytes = plan.bucket_size_mib * MIB
     vllm_info: Any
     if plan.transport == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
+        largest = max(tensor.num_bytes for tensor in gatherer.tensors)
         vllm_info = IPCTrainerInitInfo(
-            rank=rank, packed=True, packed_buffer_size_bytes=buffer_bytes
+            rank=rank,
+            packed=True,
+            packed_buffer_size_bytes=shared_buffer_bytes(bucket_bytes, largest),
         )
         # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket.
-        source = gathered_source(gatherer, destination=None)
+        source = GatheredSource(gatherer, None, side_stream)
     elif plan.transport == "nccl_m2n":
         from rlmath.weights.transports import m2n_source
 
@@ -163,11 +185,13 @@ def connect(plan: TransportPlan, gatherer: BucketGatherer) -> TrainerConnection:
             # Rank 0 of the trainer, and every worker of every engine.
             world_size=1 + len(plan.engines) * plan.ranks_per_engine,
             packed=True,
-            packed_buffer_size_bytes=buffer_bytes,
+            # A message ends with the tensor that exceeds this, so no tensor is too large for it.
+            packed_buffer_size_bytes=bucket_bytes,
+            packed_num_buffers=NCCL_MESSAGES,
         )
-        source = gathered_source(gatherer, destination=0)
+        source = GatheredSource(gatherer, 0, side_stream)
     trainer = WeightTransferTrainerFactory.trainer_init(vllm_info, client=client, source=source)
-    return TrainerConnection(trainer, client)
+    return TrainerConnection(trainer, client, side_stream)
 
 
 def _own_address() -> str:

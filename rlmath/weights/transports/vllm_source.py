@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource
 
+from rlmath.device.streams import SideStream
 from rlmath.weights.gather import BucketGatherer
 
 
@@ -16,11 +17,16 @@ class GatheredSource(WeightSource):
     Args:
         gatherer: This rank's.
         destination: Global rank that gets the tensors; ``None``: every rank.
+        side_stream: Where buckets are gathered. vLLM reads them on streams of its own, and may use
+            another for the next bucket.
     """
 
-    def __init__(self, gatherer: BucketGatherer, destination: int | None) -> None:
+    def __init__(
+        self, gatherer: BucketGatherer, destination: int | None, side_stream: SideStream
+    ) -> None:
         self._gatherer = gatherer
         self._destination = destination
+        self._side_stream = side_stream
 
     def metadata(self) -> list[ParamMeta]:
         """Name, type and shape of each tensor, in the order of iteration; no communication."""
@@ -29,11 +35,19 @@ class GatheredSource(WeightSource):
         ]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """A fresh pass. Collective; ranks that get no tensors take part and see none."""
-        for bucket in self._gatherer.gather(self._destination):
-            yield from bucket
+        """A fresh pass. Collective; ranks that get no tensors take part and see none.
 
-
-def gathered_source(gatherer: BucketGatherer, destination: int | None) -> WeightSource:
-    """See ``GatheredSource``."""
-    return GatheredSource(gatherer, destination)
+        Of a tensor that was given nothing is kept, so that its memory goes when vLLM drops it.
+        """
+        buckets = self._gatherer.gather(self._destination)
+        while True:
+            with self._side_stream.queue():
+                bucket = next(buckets, None)
+            if bucket is None:
+                break
+            bucket.reverse()
+            while bucket:
+                self._side_stream.hand_over()
+                yield bucket.pop()
+        # A rank that only sends reads nothing, and still must not change its weights earlier.
+        self._side_stream.hand_over()

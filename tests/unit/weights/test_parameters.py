@@ -15,33 +15,9 @@ from rlmath.weights.families import family_of
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.layout import ParallelRank
 from rlmath.weights.megatron import hf_tensors, load_from_hf
-from rlmath.weights.pieces import local_tensor, walk
 from rlmath.weights.shape import ModelShape, WeightsError
+from tests.unit.weights.model_ranks import modules_like
 from tests.unit.weights.shapes import ALL, QWEN2, QWEN3, random_weights
-
-
-def modules_like(shape: ModelShape, implementation: int, parallel: ParallelRank) -> nn.Module:
-    """A module tree with Megatron's parameter names: 0 local, 1 Transformer Engine."""
-    root = nn.Module()
-    layers = [nn.Module() for _ in range(shape.layers)]
-    for number, layer in enumerate(layers):
-        layer.layer_number = number + 1  # type: ignore[assignment]
-    root.decoder = nn.Module()
-    root.decoder.layers = nn.ModuleList(layers)
-    experts_here = shape.experts // parallel.ep_size
-    for entry, layer_number, expert in walk(shape):
-        if entry.when.name == "tied" or (expert is not None and expert >= experts_here):
-            continue
-        name = entry.megatron[min(implementation, len(entry.megatron) - 1)]
-        size = local_tensor(entry, shape, 0, 1, shape.vocab, layer_number, expert).shape
-        path = name.format(layer=layer_number, expert=expert).split(".")
-        module = root
-        for part in path[:-1]:
-            if part not in module._modules:
-                module.add_module(part, nn.Module())
-            module = module.get_submodule(part)
-        module.register_parameter(path[-1], nn.Parameter(torch.full(size, -77.0)))
-    return root
 
 
 @pytest.fixture(params=ALL.values(), ids=ALL)

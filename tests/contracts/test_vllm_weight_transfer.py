@@ -1,0 +1,388 @@
+"""vLLM's own producers and consumers of weights, driven by the project's ``connect``.
+
+Streams, the allocator and the wire are played (``fake_cuda.py``, ``vllm_worker.py``); what cuts,
+packs, sends, takes apart and loads is vLLM's and the project's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from torch import Tensor
+from vllm.distributed.weight_transfer import packed_tensor
+
+from rlmath.actor.worker import ActorWorker
+from rlmath.device import Platform
+from rlmath.device.streams import SideStream
+from rlmath.planning.models import KNOWN
+from rlmath.rollout.engine import RolloutEngine
+from rlmath.weights.buckets import TensorMeta, cut_into_buckets
+from rlmath.weights.layout import ParallelRank
+from rlmath.weights.shape import model_shape
+from rlmath.weights.sync_memory import sync_buffer_bytes
+from rlmath.weights.transports import connect
+from rlmath.weights.transports.vllm_source import GatheredSource
+from tests.contracts.contract import Row, check, parametrized
+from tests.contracts.fake_cuda import FakeCuda, LiveBytes, Races
+from tests.contracts.vllm_worker import join, plan_for
+from tests.unit.weights.model_ranks import gatherer_of, modules_like
+from tests.unit.weights.shapes import QWEN2, QWEN3_MOE
+
+CUDA = Platform("cuda", "nccl", "local")
+MIB = 2**20
+DENSE, MOE = (replace(shape, layers=8, vocab=64, dense_layers=()) for shape in (QWEN2, QWEN3_MOE))
+BACKENDS = ("ipc", "nccl")
+PRESETS = {
+    file.stem: Path(yaml.safe_load(file.read_text())["model"]["path"]).name
+    for file in sorted(Path("conf/model").glob("*.yaml"))
+    if file.stem != "tiny"
+}
+
+
+@pytest.fixture
+def cuda() -> Iterator[FakeCuda]:
+    yield FakeCuda()
+    packed_tensor._get_streams.cache_clear()
+
+
+class Tensors:
+    """Given tensors where a gatherer stands."""
+
+    def __init__(self, tensors: dict[str, Tensor], bucket_size_mib: float) -> None:
+        self.values = tensors
+        self.tensors = [TensorMeta(n, tuple(t.shape), t.dtype) for n, t in tensors.items()]
+        self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
+
+    def gather(self, destination: int | None) -> Iterator[list[tuple[str, Tensor]]]:
+        for bucket in self.buckets:
+            yield [(t.meta.name, self.values[t.meta.name]) for t in bucket.tensors]
+
+
+def awkward_tensors(seed: int) -> dict[str, Tensor]:
+    """Around a bucket of 1 MiB."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def of(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator).bfloat16()
+
+    return {
+        "three buckets": of(3 * MIB // 2),
+        "a bit": of(5),
+        "empty": of(0, 7),
+        "a bucket": of(512, 1024),
+        "an element more": of(MIB // 2 + 1),
+        "not contiguous": of(300, 200).t(),
+        "every second row": of(64, 32)[::2],
+        "scalar": of(1)[0],
+        "empty again": of(0),
+        # After it nothing may follow whose type is wider: see the test below.
+        "a byte more": torch.randint(0, 255, (MIB + 1,), generator=generator, dtype=torch.uint8),
+    }
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tensors_of_any_size_arrive_twice(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, backend: str
+) -> None:
+    """``ipc`` refused a tensor larger than the bucket, as every 7B embedding is."""
+    worker = join(monkeypatch, backend, cuda, "cpu")
+    source = Tensors(awkward_tensors(0), 1)
+    connection = connect(plan_for(worker, backend, 1), source, CUDA)  # type: ignore[arg-type]
+    for version in (1, 2):
+        source.values = awkward_tensors(version)
+        connection.send_weights(version)
+        assert len(worker.updates) == version
+        assert list(worker.updates[-1]) == list(source.values)
+        for name, tensor in source.values.items():
+            assert torch.equal(worker.updates[-1][name], tensor), name
+
+
+def test_what_vllm_does_not_take() -> None:
+    """A tensor whose place is no multiple of its element's size cannot be unpacked. The weights are
+    of one type, so every place is; a second type (float32 routers, say) would need padding."""
+    packed = torch.zeros(5, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="storage_offset"):
+        packed_tensor.unpack_tensor(
+            packed, ["a", "b"], [[1], [2]], [torch.uint8, torch.bfloat16], [1, 4]
+        )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("shape", [DENSE, MOE], ids=["dense", "moe"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_stream_reads_or_writes_too_early(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, backend: str, shape: Any, ranks: int
+) -> None:
+    """Gathering, packing and sending, in two updates with an optimizer's step before each."""
+    assert not races(monkeypatch, cuda, backend, shape, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_missing_wait_is_found(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, ranks: int
+) -> None:
+    """The test above can fail: with everything on whatever stream vLLM has, as it was."""
+    monkeypatch.setattr(Platform, "side_stream", lambda _: SideStream())
+    monkeypatch.setattr("rlmath.weights.transports.NCCL_MESSAGES", 2)
+    assert races(monkeypatch, cuda, "nccl", DENSE, ranks)
+
+
+def races(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, backend: str, shape: Any, ranks: int
+) -> list[str]:
+    worker = join(monkeypatch, backend, cuda, "cpu")
+    # Buckets of a few kilobytes: dozens of them, and messages that end elsewhere.
+    gatherer, model = gatherer_of(monkeypatch, shape, ranks, 0.01)
+    for method in ("broadcast", "isend", "irecv"):
+        monkeypatch.setattr(dist, method, cuda.collective)
+    monkeypatch.setattr("rlmath.weights.transports.MIB", 8192)
+    connection = connect(plan_for(worker, backend, 1), gatherer, CUDA)
+    with Races(cuda), torch.no_grad():
+        for version in (1, 2):
+            for parameter in model.parameters():
+                parameter.add_(1)
+            connection.send_weights(version)
+    assert len(gatherer.buckets) > 5
+    assert [list(update) for update in worker.updates] == 2 * [[t.name for t in gatherer.tensors]]
+    return cuda.races
+
+
+def test_a_rank_that_only_sends_changes_its_weights_after_they_are_sent(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+) -> None:
+    """vLLM gives such a rank no tensors, and waits for its current stream only."""
+    cuda.install(monkeypatch, "cpu")
+    gatherer, model = gatherer_of(monkeypatch, DENSE, 2, 0.01)
+    for method in ("broadcast", "isend", "irecv"):
+        monkeypatch.setattr(dist, method, cuda.collective)
+    side_stream = CUDA.side_stream()
+    with Races(cuda), torch.no_grad():
+        for _ in range(2):
+            side_stream.start()
+            assert not list(GatheredSource(gatherer, 1, side_stream))
+            for parameter in model.parameters():
+                parameter.add_(1)
+    assert not cuda.races
+
+
+def rank_of(patch: pytest.MonkeyPatch) -> ActorWorker:
+    """A Megatron rank's Ray actor as far as it deals with engines."""
+    parallel = ParallelRank()
+    rank = ActorWorker.__new__(ActorWorker)
+    rank.rank, rank.platform, rank.connection = 0, CUDA, None
+    module = modules_like(DENSE, 0, parallel, dtype=torch.bfloat16)
+    rank.actor = SimpleNamespace(module=module, shape=DENSE, parallel=parallel)  # type: ignore[assignment]
+    return rank
+
+
+def test_reconnecting_shuts_the_connection_before_down(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After an engine's restart: a communicator that is only dropped stays on every GPU."""
+    worker = join(monkeypatch, "nccl", cuda, "cpu")
+    rank, plan = rank_of(monkeypatch), plan_for(worker, "nccl", 1)
+    for count in (1, 2, 3):
+        rank.connect_engines(plan)
+        destroyed = [channel.destroyed for channel in worker.channels]
+        assert destroyed == [1] * (count - 1) + [0]
+        rank.send_weights(count)
+    assert len(worker.updates) == 3
+
+    def broken() -> None:
+        raise RuntimeError("an unhandled CUDA error")
+
+    # An old connection that is broken is no reason to go without a new one.
+    monkeypatch.setattr(worker.channels[-1], "destroy", broken)
+    rank.connect_engines(plan)
+    rank.send_weights(4)
+    assert len(worker.updates) == 4
+    assert "an unhandled CUDA error" in caplog.text
+
+
+def test_a_reconnect_that_fails_leaves_no_half_open_connection(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+) -> None:
+    worker = join(monkeypatch, "nccl", cuda, "cpu")
+    rank, plan = rank_of(monkeypatch), plan_for(worker, "nccl", 1)
+    with pytest.raises(RuntimeError, match="rank 0 is not connected to the engines"):
+        rank.send_weights(1)
+    rank.connect_engines(plan)
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError("the engine is not ready")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.engine, "init_transfer_engine", refuse)
+        with pytest.raises(RuntimeError, match="the engine is not ready"):
+            rank.connect_engines(plan)
+    assert worker.channels[0].destroyed == 1
+    with pytest.raises(RuntimeError, match="connect_engines was not called, or failed"):
+        rank.send_weights(1)
+    rank.connect_engines(plan)
+    rank.send_weights(1)
+    assert len(worker.updates) == 1
+
+
+def test_an_engine_drops_its_old_connection_before_it_takes_a_new_one() -> None:
+    calls: list[str] = []
+    engine = RolloutEngine.__new__(RolloutEngine)
+    engine._relay = None
+    engine._loop = SimpleNamespace(rpc=lambda method, **_: calls.append(method))  # type: ignore[assignment]
+    engine.init_weight_transfer_engine({})
+    assert calls == ["shutdown_weight_transfer_engine", "init_weight_transfer_engine"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_goes_through_and_keeps_to_the_plans_buffers(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, preset: str, backend: str
+) -> None:
+    """Its real shapes, on meta tensors, from one of two ranks; names, shapes, types and bytes."""
+    whole = model_shape(KNOWN[PRESETS[preset]])
+    # One layer is like the next.
+    shape = replace(whole, layers=4 if whole.experts else 12)
+    worker = join(monkeypatch, backend, cuda, "meta")
+    gatherer, _ = gatherer_of(monkeypatch, shape, 2, 512, "meta")
+    for method in ("broadcast", "isend", "irecv"):
+        monkeypatch.setattr(dist, method, cuda.collective)
+    connection = connect(plan_for(worker, backend, 512), gatherer, CUDA)
+    largest = max(t.num_bytes for t in gatherer.tensors)
+    with LiveBytes("meta") as memory:
+        connection.send_weights(1)
+    bound = sync_buffer_bytes(backend, 512 * MIB, largest).trainer_bytes
+    assert 0.5 * bound < memory.peak <= bound
+
+
+TRANSFER = "vllm.distributed.weight_transfer"
+ROWS = [
+    Row(
+        f"{TRANSFER}.packed_tensor:packed_ipc_producer",
+        takes=("iterator", "gpu_uuid", "post_iter_func", "buffer_size_bytes"),
+        says=(
+            "ipc_buffer = torch.empty(buffer_size_bytes",
+            "if flat.numel() > buffer_size_bytes:",
+            "torch.cuda.current_stream().synchronize()",
+        ),
+        breaks="ipc's buffer is one, of at least the largest tensor (weights/sync_memory.py)",
+    ),
+    Row(
+        f"{TRANSFER}.packed_tensor:packed_ipc_consumer",
+        says=("t.clone()",),
+        breaks="a worker would read the next bucket, or the plan counts copies that are none",
+    ),
+    Row(
+        f"{TRANSFER}.packed_tensor:pack_tensors",
+        says=("if total_bytes > buffer_size_bytes:\n            break", "torch.cat(tensor_list"),
+        breaks="messages of nccl are up to a bucket and a tensor long (weights/sync_memory.py)",
+    ),
+    Row(
+        f"{TRANSFER}.packed_tensor:packed_nccl_broadcast_producer",
+        takes=("iterator", "group", "src", "post_iter_func", "buffer_size_bytes", "num_buffers"),
+        says=("with torch.cuda.stream(streams[buffer_idx]):",),
+        breaks="buckets are read on other streams than the caller's (device/streams.py)",
+    ),
+    Row(
+        f"{TRANSFER}.packed_tensor:packed_nccl_broadcast_consumer",
+        says=("packed_tensors[buffer_idx] = torch.empty(",),
+        breaks="a worker holds two messages at once (weights/sync_memory.py)",
+    ),
+    Row(
+        f"{TRANSFER}.ipc_engine:IPCTrainerInitInfo",
+        all_fields=("rank", "packed", "packed_buffer_size_bytes"),
+        breaks="ipc is opened with other settings than meant (weights/transports/__init__.py)",
+    ),
+    Row(
+        f"{TRANSFER}.nccl_engine:NCCLTrainerInitInfo",
+        all_fields=(
+            "rank",
+            "master_address",
+            "master_port",
+            "world_size",
+            "packed",
+            "packed_buffer_size_bytes",
+            "packed_num_buffers",
+        ),
+        breaks="nccl is opened with other settings than meant (weights/transports/__init__.py)",
+    ),
+    Row(
+        f"{TRANSFER}.nccl_engine:NCCLTrainerWeightTransferEngine.trainer_init",
+        says=(
+            "packed_buffer_size_bytes=init_info.packed_buffer_size_bytes",
+            "packed_num_buffers=init_info.packed_num_buffers",
+            "rank_offset=1",
+        ),
+        breaks="trainer and workers cut different messages and hang (weights/transports/client.py)",
+    ),
+    Row(
+        f"{TRANSFER}.nccl_engine:NCCLTrainerWeightTransferEngine.shutdown",
+        says=("self.model_update_group.destroy()",),
+        breaks="a reconnect leaks NCCL communicators (actor/worker.py)",
+    ),
+    Row(
+        f"{TRANSFER}.nccl_engine:NCCLWeightTransferEngine.shutdown",
+        says=("self.model_update_group.destroy()",),
+        breaks="a reconnect leaks NCCL communicators in engines (rollout/engine.py)",
+    ),
+    Row(
+        "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.destroy",
+        says=("ncclCommAbort",),
+        breaks="shutting a connection down would wait for engines that died (actor/worker.py)",
+    ),
+    Row(
+        f"{TRANSFER}.m2n_trainer:M2NTrainerInitInfo",
+        fields=(
+            "rank",
+            "master_address",
+            "master_port",
+            "world_size",
+            "num_trainer_ranks",
+            "dst_mesh_dims",
+        ),
+        breaks="nccl_m2n cannot be opened (weights/transports/m2n_source.py)",
+    ),
+    Row(
+        f"{TRANSFER}.base:WeightSource",
+        has=("metadata", "__iter__"),
+        breaks="the gathered weights are no source (weights/transports/vllm_source.py)",
+    ),
+    Row(
+        f"{TRANSFER}.base:ParamMeta",
+        all_fields=("name", "dtype", "shape"),
+        breaks="tensors are announced wrong (weights/transports/vllm_source.py)",
+    ),
+    Row(
+        f"{TRANSFER}.base:VLLMWeightSyncClient",
+        has=(
+            "init_weight_transfer_engine",
+            "start_weight_update",
+            "update_weights",
+            "finish_weight_update",
+        ),
+        breaks="the engines are called otherwise (weights/transports/client.py)",
+    ),
+    Row(
+        "vllm.v1.worker.gpu_worker:Worker",
+        has=(
+            "init_weight_transfer_engine",
+            "shutdown_weight_transfer_engine",
+            "start_weight_update",
+            "update_weights",
+            "finish_weight_update",
+            "weight_transfer_engine",
+        ),
+        breaks="an engine cannot take weights (rollout/engine.py)",
+    ),
+]
+
+
+@parametrized(ROWS)
+def test_contract(row: Row) -> None:
+    check(row)

@@ -1,0 +1,155 @@
+"""A vLLM worker's end of a weight transfer in this process, and what joins it to the trainer's."""
+
+from __future__ import annotations
+
+import queue
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing import reductions
+from vllm.distributed.weight_transfer import (
+    WeightTransferEngineFactory,
+    nccl_engine,
+    packed_tensor,
+)
+
+# They load much, which must not happen while CUDA is played.
+from vllm.model_executor.model_loader import mtp_validation, reload  # noqa: F401
+
+from rlmath.weights import transports
+from rlmath.weights.transports import TransportPlan
+from tests.contracts.fake_cuda import FakeCuda
+
+TIMEOUT_S = 60
+
+
+class Worker:
+    """What a worker is given, in each update.
+
+    Attributes:
+        updates: Tensors by name, one dictionary for each finished update.
+        keeps: Whether to note them.
+        channels: See ``join``.
+        engine: vLLM's.
+    """
+
+    def __init__(self, backend: str, device: str) -> None:
+        self.updates: list[dict[str, Tensor]] = []
+        self._loaded: dict[str, Tensor] = {}
+        self.keeps = True
+        self.channels: list[Channel] = []
+        model = nn.Module()
+        model.load_weights = self._load  # type: ignore[assignment]
+        config = SimpleNamespace(backend=backend)
+        vllm_config = SimpleNamespace(parallel_config=None, model_config=None)
+        self.engine: Any = WeightTransferEngineFactory.create_engine(
+            config, vllm_config, torch.device(device, 0), model
+        )
+
+    def _load(self, weights: Any) -> None:
+        # vLLM copies what it loads; a view of the buffer would change with the next bucket.
+        if self.keeps:
+            self._loaded |= {name: tensor.clone() for name, tensor in weights}
+
+    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+        self.engine.init_transfer_engine(self.engine.parse_init_info(info))
+
+    def start_weight_update(self) -> None:
+        self._loaded = {}
+        self.engine.start_weight_update()
+
+    def update_weights(self, info: dict[str, Any]) -> None:
+        self.engine.update_weights(info)
+
+    def finish_weight_update(self, version: int) -> None:
+        self.engine.finish_weight_update()
+        self.updates.append(self._loaded)
+
+
+class Handle:
+    """A worker as a Ray actor's handle: it works in a thread of its own, and one call at a time."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._thread = ThreadPoolExecutor(1)
+
+    def __getattr__(self, method: str) -> Any:
+        function = getattr(self._worker, method)
+        return SimpleNamespace(
+            remote=lambda *arguments: self._thread.submit(function, *arguments).result(TIMEOUT_S)
+        )
+
+
+class Channel:
+    """In the place of NCCL between trainer and worker.
+
+    Attributes:
+        destroyed: How often.
+    """
+
+    def __init__(self) -> None:
+        self.destroyed = 0
+        self._sent: queue.Queue[Tensor] = queue.Queue()
+        self.end = SimpleNamespace(broadcast=self._receive, destroy=lambda: None)
+
+    def broadcast(self, tensor: Tensor, src: int) -> None:
+        self._sent.put(tensor.clone())
+
+    def _receive(self, tensor: Tensor, src: int) -> None:
+        sent = self._sent.get(timeout=TIMEOUT_S)
+        assert sent.shape == tensor.shape, "both ends cut the same messages"
+        tensor.copy_(sent)
+
+    def destroy(self) -> None:
+        self.destroyed += 1
+
+
+def join(patch: pytest.MonkeyPatch, backend: str, cuda: FakeCuda, device: str) -> Worker:
+    """A worker for the trainer's ``connect``, with CUDA, NCCL and Ray played.
+
+    Its ``channels`` are the communicators that the trainer has opened, in order.
+    """
+    cuda.install(patch, device)
+    packed_tensor._get_streams.cache_clear()
+    buffers: list[Tensor] = []
+
+    def export(buffer: Tensor) -> tuple[None, tuple[Any, ...]]:
+        buffers.append(buffer)
+        return None, (*range(6), 0, len(buffers) - 1)
+
+    def rebuild(*arguments: Any) -> Tensor:
+        return buffers[arguments[7]]
+
+    patch.setattr(packed_tensor, "reduce_tensor", export)
+    patch.setattr(reductions, "rebuild_cuda_tensor", rebuild)
+    channels: list[Channel] = []
+
+    def open_trainer(_: Any) -> Channel:
+        channels.append(Channel())
+        return channels[-1]
+
+    class Late:
+        """The worker joins before the trainer has opened its end."""
+
+        def broadcast(self, tensor: Tensor, src: int) -> None:
+            channels[-1].end.broadcast(tensor, src)
+
+        def destroy(self) -> None:
+            channels[-1].end.destroy()
+
+    patch.setattr(nccl_engine, "open_trainer_endpoint", open_trainer)
+    patch.setattr(nccl_engine, "worker_init_process_group", lambda *_: Late())
+    patch.setattr(transports, "_own_address", lambda: "127.0.0.1")
+    patch.setattr(ray, "get", lambda answers: answers)
+    worker = Worker(backend, device)
+    worker.channels = channels
+    return worker
+
+
+def plan_for(worker: Worker, backend: str, bucket_size_mib: int) -> TransportPlan:
+    return TransportPlan(backend, (Handle(worker),), 1, bucket_size_mib, "run")  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""Gatherers of one rank among several, without the others: what they offer is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.layout import ParallelRank
+from rlmath.weights.pieces import local_tensor, walk
+from rlmath.weights.shape import ModelShape
+
+
+def modules_like(
+    shape: ModelShape,
+    implementation: int,
+    parallel: ParallelRank,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """A module tree with Megatron's parameter names: 0 local, 1 Transformer Engine."""
+    root = nn.Module()
+    layers = [nn.Module() for _ in range(shape.layers)]
+    for number, layer in enumerate(layers):
+        layer.layer_number = number + 1  # type: ignore[assignment]
+    root.decoder = nn.Module()
+    root.decoder.layers = nn.ModuleList(layers)
+    experts_here = shape.experts // parallel.ep_size
+    for entry, layer_number, expert in walk(shape):
+        if entry.when.name == "tied" or (expert is not None and expert >= experts_here):
+            continue
+        name = entry.megatron[min(implementation, len(entry.megatron) - 1)]
+        tp_rank, tp_size = parallel.tp_rank, parallel.tp_size
+        if entry.per_expert:
+            tp_rank, tp_size = parallel.expert_tp_rank, parallel.expert_tp_size
+        place = local_tensor(entry, shape, tp_rank, tp_size, shape.vocab, layer_number, expert)
+        path = name.format(layer=layer_number, expert=expert).split(".")
+        module = root
+        for part in path[:-1]:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        values = torch.full(place.shape, -77.0, device=device, dtype=dtype)
+        module.register_parameter(path[-1], nn.Parameter(values))
+    return root
+
+
+def gatherer_of(
+    patch: pytest.MonkeyPatch,
+    shape: ModelShape,
+    ranks: int,
+    bucket_size_mib: float,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+) -> tuple[BucketGatherer, nn.Module]:
+    """Rank 0 of so many tensor-parallel ranks (an expert is whole on one), and its model."""
+    group: Any = object() if ranks > 1 else None
+
+    def parallel(rank: int) -> ParallelRank:
+        expert_ranks = ranks if shape.experts else 1
+        return ParallelRank(
+            tp_rank=rank,
+            tp_size=ranks,
+            ep_rank=rank if shape.experts else 0,
+            ep_size=expert_ranks,
+            group=group,
+        )
+
+    if group is None:
+        model = modules_like(shape, 0, parallel(0), device, dtype)
+        return BucketGatherer([model], shape, parallel(0), bucket_size_mib), model
+    here = [0]
+    offered: list[list[Any]] = []
+    patch.setattr(dist, "get_process_group_ranks", lambda _: list(range(ranks)))
+    patch.setattr(dist, "get_rank", lambda *_: here[0])
+
+    def note(out: list[Any], mine: Any, group: Any = None) -> None:
+        offered[-1].append(mine)
+        out[:] = [mine if rank == here[0] else type(mine)() for rank in range(ranks)]
+
+    patch.setattr(dist, "all_gather_object", note)
+    for rank in range(1, ranks):
+        here[0] = rank
+        offered.append([])
+        model = modules_like(shape, 0, parallel(rank), device, dtype)
+        # A part of the model alone is refused, after it has been offered.
+        with pytest.raises(Exception, match="Megatron"):
+            BucketGatherer([model], shape, parallel(rank), bucket_size_mib)
+    here[0], calls = 0, iter(range(2))
+
+    def others(out: list[Any], mine: Any, group: Any = None) -> None:
+        number = next(calls)
+        out[:] = [mine, *(of_rank[number] for of_rank in offered)]
+
+    patch.setattr(dist, "all_gather_object", others)
+    model = modules_like(shape, 0, parallel(0), device, dtype)
+    return BucketGatherer([model], shape, parallel(0), bucket_size_mib), model
