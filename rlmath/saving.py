@@ -85,6 +85,8 @@ class Saver:
         # Where the ranks write, or wrote last.
         self._folder: Path | None = None
         self._saved_step = 0
+        # Of which the ranks' part is written, or being written, and no checkpoint made yet.
+        self._written_step: int | None = None
         # Written by the ranks in the background, and then committed by a thread.
         self._writing: _Point | None = None
         self._committing: Future[Path] | None = None
@@ -110,6 +112,26 @@ class Saver:
         self._actor.changed = False
         self._look(wait=False)
 
+    def write(self, step: int) -> None:
+        """Let the ranks write what they hold at the end of a step whose metrics are still to come.
+
+        :meth:`save` makes a checkpoint of it once the step is done. If it never is, there is none.
+
+        Raises:
+            DiskFull: There was no room; earlier checkpoints are untouched.
+        """
+        self._look(wait=True)
+        self._folder = self._store.begin(step)
+        self._written_step = step
+        try:
+            if self._in_background:
+                self._actor.begin_checkpoint(self._folder)
+            else:
+                self._actor.save_checkpoint(self._folder)
+        except BaseException:
+            self._abandon_written()
+            raise
+
     def save(self) -> None:
         """Make a checkpoint of the last step that is done.
 
@@ -118,18 +140,17 @@ class Saver:
         """
         point = self._last
         assert point is not None, "no step is done"
-        self._look(wait=True)
-        folder = self._folder = self._store.begin(point.step)
+        if self._written_step != point.step:
+            self.write(point.step)
         try:
             if self._in_background:
-                self._actor.begin_checkpoint(folder)
                 self._writing = point
             else:
-                self._actor.save_checkpoint(folder)
                 self._commit(point)
         except BaseException:
-            self._store.abandon(point.step)
+            self._abandon_written()
             raise
+        self._written_step = None
         self._saved_step = point.step
         for metric in self._store.best:
             if metric not in point.metrics:
@@ -165,7 +186,8 @@ class Saver:
         return Part(marks, waits_for)
 
     def close(self) -> None:
-        """End its thread once what it does now is done."""
+        """End its thread once what it does now is done; drop what did not become a checkpoint."""
+        self._abandon_written()
         self._thread.shutdown(wait=True)
 
     @contextlib.contextmanager
@@ -215,6 +237,11 @@ class Saver:
         if self._committing is not None and (wait or self._committing.done()):
             committing, self._committing = self._committing, None
             committing.result()
+
+    def _abandon_written(self) -> None:
+        step, self._written_step = self._written_step, None
+        if step is not None:
+            self._store.abandon(step)
 
     def _commit(self, point: _Point) -> Path:
         return self._store.commit(point.step, point.driver_state, point.metrics)

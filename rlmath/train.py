@@ -7,6 +7,8 @@ One step, top to bottom, is :func:`train_step`. The names of its phases are thos
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from rlmath.actor.settings import NOTHING_LEARNT
@@ -95,18 +97,25 @@ def train(config: Config) -> int:
         if held_out and config.eval.every and done == 0:
             monitor.log_step(0, evaluate(session, held_out, monitor, step=0))
         for step in range(done + 1, steps + 1):
-            metrics, batch = train_step(session, sampler, coefficients, monitor, step)
+            due = step == steps or (
+                config.runner.save_every and step % config.runner.save_every == 0
+            )
+            # The ranks collect what they save on the GPUs that sleeping engines have left to them.
+            early = due and session.sampling.pool.spec.sleeps
+            write = functools.partial(saver.write, step) if early else None
+            metrics, batch = train_step(session, sampler, coefficients, monitor, step, write)
             if held_out and config.eval.every and (step % config.eval.every == 0 or step == steps):
                 metrics |= evaluate(session, held_out, monitor, step)
             # Written down before it is saved: a checkpoint has all of its steps' metrics.
             monitor.log_step(step, metrics)
             saver.step_done(step, metrics)
             act(detectors.see(step, metrics), monitor.note, monitor.warn)
-            due = config.runner.save_every and step % config.runner.save_every == 0
-            if due or step == steps:
+            if due:
                 with monitor.phase("save"):
                     saver.save()
         saver.finish()
+        # Nothing is sampled any more, and a GPU has no room for both.
+        session.sampling.pool.sleep()
         session.actor.save_hf(run_dir / "hf")
         checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
         summarize(config, session, checked)
@@ -120,8 +129,12 @@ def train_step(
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
+    write: Callable[[], None] | None = None,
 ) -> tuple[dict[str, float], TrainingBatch | None]:
     """One rollout and the optimizer steps from it.
+
+    Args:
+        write: Writes the ranks' part of this step's checkpoint, before the engines wake.
 
     Returns:
         The step's metrics but the timings, which the monitor has, and its batch; ``None`` when too
@@ -147,10 +160,8 @@ def train_step(
     if sampled.shortage:
         monitor.warn(f"step {step}: {sampled.shortage}")
     if not sampled.groups:
-        with monitor.phase("refit"):
-            refit(
-                actor, pool, version=step, verify_every=config.weights.verify_every
-            )  # Engines that slept have no weights.
+        # Engines that slept have no weights.
+        sync_weights(session, monitor, step, write)
         return metrics, None
     with monitor.phase("advantage"):
         advantage = advantage_settings(config, sampling.rewards)
@@ -182,11 +193,23 @@ def train_step(
         share = reference_share(algorithm, step)
         if share:
             actor.renew_reference(share, algorithm.reference.reset_optimizer)
-    with monitor.phase("refit"):
-        refit(actor, pool, version=step, verify_every=config.weights.verify_every)
+    sync_weights(session, monitor, step, write)
     monitor.count_tokens(batch.tokens.numel())
     for index, reason in result.early_stopped.items():
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
     for index, text in result.clamped.items():
         monitor.warn(f"step {step}: minibatch {index}: {text}")
     return metrics, batch
+
+
+def sync_weights(
+    session: Session, monitor: Monitor, step: int, write: Callable[[], None] | None
+) -> None:
+    """Write what a checkpoint needs of the ranks, if one is due, and send the weights to the
+    engines, which wake for them."""
+    if write is not None:
+        with monitor.phase("save"):
+            write()
+    with monitor.phase("refit"):
+        every = session.config.weights.verify_every
+        refit(session.actor, session.sampling.pool, version=step, verify_every=every)

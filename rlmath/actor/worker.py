@@ -159,6 +159,7 @@ class ActorWorker:
         save_actor(self.actor, folder)
         if self.value_model is not None:
             save_actor(self.value_model, folder, VALUE_MODEL)
+        self.platform.release_cached_memory()
 
     def begin_checkpoint(self, folder: str) -> None:
         """Copy what ``save_checkpoint`` writes, and write it in the background. Collective."""
@@ -168,6 +169,7 @@ class ActorWorker:
         if self.value_model is not None:
             models[VALUE_MODEL] = self.value_model
         self._pending = begin_saves(models, folder)
+        self.platform.release_cached_memory()
 
     def checkpoint_written(self) -> bool:
         """Whether what ``begin_checkpoint`` began is written."""

@@ -36,7 +36,8 @@ def checkpoint_bytes_of_rank(
     weight_bytes: int = 2,
     background: bool = False,
 ) -> CheckpointBytes:
-    """Upper bound for a save with the distributed optimizer; loading takes no more.
+    """Upper bound for a save with the distributed optimizer. Loading takes no more where there are
+    copies, and 12 bytes a parameter of host memory where there are none.
 
     Ranks that hold the same weights share them out by whole parameters, so each keeps its share
     and at most one parameter more. A load takes the parameters of which the rank's share of the
@@ -49,11 +50,12 @@ def checkpoint_bytes_of_rank(
         weight_bytes: Of one weight.
         background: The weights are copied as well (``runner.background_checkpoints``).
     """
+    if copies == 1:
+        # Written from the tensors themselves.
+        copied = STATE_BYTES_PER_PARAMETER + weight_bytes if background else 0
+        return CheckpointBytes(0, copied * parameters)
     share = min(parameters, -(-parameters // copies) + 2 * largest_parameter)
     per_parameter = STATE_BYTES_PER_PARAMETER + (weight_bytes if background else 0)
-    gpu_bytes = 0
-    if copies > 1:
-        # Every rank's piece, and its own.
-        gathered = min(GATHER_BUFFER_BYTES, 4 * parameters)
-        gpu_bytes = gathered + -(-gathered // copies)
-    return CheckpointBytes(gpu_bytes, per_parameter * share)
+    # Every rank's piece, and its own.
+    gathered = min(GATHER_BUFFER_BYTES, 4 * parameters)
+    return CheckpointBytes(gathered + -(-gathered // copies), per_parameter * share)

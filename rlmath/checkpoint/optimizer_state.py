@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from rlmath.checkpoint.optimizer_shards import keep_to_bounded_memory
+
 
 def sharding() -> dict[str, Any]:
     """How Megatron is to describe the tensors' places, afresh: it adds its process groups to it."""
@@ -51,6 +53,9 @@ def sharded_optimizer_state(optimizer: Any, model_state: dict[str, Any], loading
         loading: For a load (values are about to be replaced) rather than a save.
     """
     initialize_states(optimizer)
+    for part in _parts(optimizer):
+        if hasattr(part, "gbuf_ranges"):
+            keep_to_bounded_memory(part)
     state = optimizer.sharded_state_dict(model_state, is_loading=loading, metadata=sharding())
     for part, own in zip(_parts(optimizer), _states(optimizer, state), strict=True):
         if _is_torch_adam(part.optimizer) and "param_state" not in own:

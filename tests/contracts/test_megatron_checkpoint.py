@@ -11,6 +11,7 @@ from megatron.core import parallel_state, tensor_parallel
 from rlmath.actor import parallel
 from rlmath.actor.parallel import Layout
 from rlmath.device import Platform
+from tests.contracts.contract import Row, check, parametrized
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
@@ -27,3 +28,106 @@ def test_no_gloo_group_is_made_beside_megatrons_own(
     platform = Platform("cuda", backend, "local")  # type: ignore[arg-type]
     parallel.initialize(Layout(2, 1, 4), platform, 1, "127.0.0.1", 1, seed=0)
     assert given["create_gloo_process_groups"] is False
+
+
+OPTIMIZER = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
+BUFFERS = "megatron.core.distributed.param_and_grad_buffer"
+FORMAT = "megatron.core.dist_checkpointing"
+SHARDS = "rlmath/checkpoint/optimizer_shards.py"
+ROWS = [
+    Row(
+        OPTIMIZER,
+        has=("buffers", "gbuf_ranges", "data_parallel_group", "init_state_fn", "optimizer"),
+        breaks=f"the optimizer's tensors cannot be gathered ({SHARDS})",
+    ),
+    Row(
+        f"{OPTIMIZER}.sharded_param_state_fully_reshardable",
+        passes=("model_sharded_state_dict", "is_loading", "metadata"),
+        says=("key=f'{prefix}.{state_key}.{sharded_metadata.key}'", "prefix = 'optimizer.state'"),
+        breaks=f"our replacement is called otherwise, or saves under other keys ({SHARDS})",
+    ),
+    Row(
+        f"{OPTIMIZER}.sharded_state_dict",
+        says=(
+            "self.sharded_param_state_fully_reshardable(",
+            "sharding_type == 'fully_reshardable'",
+        ),
+        breaks=f"Megatron gathers them again: GPU and host run out of memory ({SHARDS})",
+    ),
+    Row(
+        f"{OPTIMIZER}.load_parameter_state_from_fully_reshardable",
+        says=("param_idx += 1  # increment", "if model_param not in all_buckets_param_range_map:"),
+        breaks=f"a load wants parameters of which a rank holds nothing ({SHARDS})",
+    ),
+    Row(
+        f"{OPTIMIZER}._get_main_param_and_optimizer_states",
+        says=('tensors = {"param": main_param, **optim_state}',),
+        breaks=f"main parameters and moments are found otherwise ({SHARDS})",
+    ),
+    Row(
+        f"{OPTIMIZER}._build_model_gbuf_param_range_map",
+        says=('"gbuf_local": param_local_range', '"param": sub_param_range'),
+        breaks=f"parts of parameters are taken for others ({SHARDS})",
+    ),
+    Row(
+        f"{BUFFERS}:_ParamAndGradBuffer",
+        has=("buckets", "param_index_map"),
+        says=("self.param_index_map[param] = (param_start_index, param_end_index, bucket_id)",),
+        breaks=f"parameters are looked for at other places of a bucket ({SHARDS})",
+    ),
+    Row(
+        f"{BUFFERS}:_ParamAndGradBucket",
+        has=("offset", "grad_data"),
+        breaks=f"parameters are looked for at other places of a bucket ({SHARDS})",
+    ),
+    Row(
+        "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
+        says=("if not ddp_config.overlap_grad_reduce:\n            ddp_config.bucket_size = None",),
+        breaks=f"a DDP bucket is no longer the whole stage: {SHARDS} says it is",
+    ),
+    Row(
+        "megatron.core.optimizer:get_megatron_optimizer",
+        takes=("use_gloo_process_groups",),
+        breaks="the optimizer wants gloo groups, which are not made (actor/parallel.py)",
+    ),
+    Row(
+        f"{FORMAT}.mapping:ShardedTensor",
+        fields=("key", "data", "dtype", "replica_id"),
+        breaks=f"the place of a tensor in the whole is described otherwise ({SHARDS})",
+    ),
+    Row(
+        f"{FORMAT}.mapping:ShardedTensorFactory",
+        fields=("key", "data", "replica_id"),
+        breaks=f"the place of a tensor in the whole is described otherwise ({SHARDS})",
+    ),
+    Row(
+        f"{FORMAT}.exchange_utils:determine_main_replica_uniform_distribution",
+        takes=("sharded_state_dict", "parallelization_group"),
+        breaks="data-parallel ranks cannot share out the writing (checkpoint/actor_state.py)",
+    ),
+    Row(
+        f"{FORMAT}.strategies.torch:_replace_state_dict_keys_with_sharded_keys",
+        takes=("sharded_state_dict", "keep_only_main_replica"),
+        breaks="tensors cannot be written (checkpoint/writer.py)",
+    ),
+    Row(
+        f"{FORMAT}.strategies.torch:MCoreSavePlanner",
+        takes=("dedup_replicated_tensors", "flatten_state_dict"),
+        breaks="tensors cannot be written (checkpoint/writer.py)",
+    ),
+    Row(
+        f"{FORMAT}.core:CheckpointingConfig",
+        takes=("sharded_backend", "sharded_backend_version"),
+        breaks="a checkpoint cannot be recognized by Megatron (checkpoint/writer.py)",
+    ),
+    Row(
+        f"{FORMAT}.serialization:load",
+        takes=("sharded_state_dict", "checkpoint_dir", "strict"),
+        breaks="a checkpoint cannot be read (checkpoint/actor_state.py)",
+    ),
+]
+
+
+@parametrized(ROWS)
+def test_contract(row: Row) -> None:
+    check(row)

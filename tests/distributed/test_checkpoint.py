@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import ReferenceSettings, TokenValues
-from rlmath.checkpoint import CheckpointStore
+from rlmath.checkpoint import CheckpointStore, memory
 from rlmath.checkpoint.actor_state import begin_save, load_actor, save_actor
 from rlmath.checkpoint.manifest import read_manifest
+from rlmath.checkpoint.optimizer_state import sharded_optimizer_state, sharding
 from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.types import TrainingBatch
@@ -85,6 +87,8 @@ def run_save(
     after: int,
     in_background: bool = False,
 ) -> After:
+    # Far below the size of the tiny model, so that it is gathered in many steps.
+    memory.GATHER_BUFFER_BYTES = 2**14
     batch = with_log_probs(make_batch())
     actor = build(layout, platform, model, **changes)
     for step in range(before):
@@ -219,6 +223,52 @@ def test_going_on_in_another_layout_is_equal_up_to_rounding(
         atol=2e-5,
         rtol=0,
     )
+
+
+def run_shares(layout: Layout, platform: Platform, model: str, loading: bool) -> dict[str, Any]:
+    """What describing the optimizer's tensors takes on a rank."""
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+
+    memory.GATHER_BUFFER_BYTES = 2**14
+    actor = build(layout, platform, model, model=BF16, optimizer={"distributed": True})
+    gathered: list[int] = []
+
+    def all_gather(out: torch.Tensor, mine: torch.Tensor, group: Any = None) -> None:
+        gathered.append(out.nbytes)
+        return original(out, mine, group=group)
+
+    original = dist.all_gather_into_tensor
+    weights = actor.module.sharded_state_dict(metadata=sharding())  # type: ignore[operator]
+    dist.all_gather_into_tensor = all_gather
+    try:
+        state = sharded_optimizer_state(actor.optimizer, weights, loading)
+    finally:
+        dist.all_gather_into_tensor = original
+    sizes = [one.numel() for one in actor.module.parameters()]
+    return {
+        "host_bytes": sum(one.data.nbytes for one in nested_values(state["param_state"])),
+        "gathered_bytes": max(gathered, default=0),
+        "parameters": sum(sizes),
+        "bound": memory.checkpoint_bytes_of_rank(sum(sizes), layout.data_parallel, max(sizes)),
+    }
+
+
+@pytest.mark.parametrize("loading", [False, True], ids=["saving", "loading"])
+def test_ranks_share_out_the_optimizers_tensors_in_bounded_memory(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    loading: bool,
+) -> None:
+    """Megatron's own way has every rank hold all of them, and gathers them in one piece."""
+    found = ranks.run(Layout(1, 1, 4), run_shares, tiny_model, loading)
+    total = memory.STATE_BYTES_PER_PARAMETER * found[0]["parameters"]
+    for one in found:
+        assert 0 < one["host_bytes"] <= one["bound"].host_bytes < total
+        assert one["gathered_bytes"] <= 2**14
+        assert (one["gathered_bytes"] > 0) is not loading
+    together = sum(one["host_bytes"] for one in found)
+    # Each is saved once; a parameter whose parts lie on several ranks is loaded by each.
+    assert together >= total if loading else together == total
 
 
 def run_first_save(

@@ -86,3 +86,32 @@ def test_a_checkpoint_without_the_metric_of_the_best_is_named(
     saver.step_done(2, {"rollout/reward": 0.5})
     saver.save()
     assert not capsys.readouterr().err
+
+
+def test_what_ranks_wrote_early_becomes_a_checkpoint_when_the_step_is_done(tmp_path: Path) -> None:
+    ranks = SlowRanks(blocks=1, every_s=0.0)
+    saver = saver_of(ranks, tmp_path)
+    saver.write(2)
+    assert [one.name for one in tmp_path.iterdir()] == ["step_000002.partial"]
+    saver.step_done(2, {"eval/accuracy": 0.5})
+    saver.save()
+    found = CheckpointStore(tmp_path, keep=1).resume("auto")
+    assert found is not None and found.step == 2
+    assert found.metrics == {"eval/accuracy": 0.5}
+    assert (found.path / "tensors").stat().st_size == 2**20, "written once"
+    # One that was not written early is written by the save.
+    saver.step_done(3, {})
+    saver.save()
+    assert (tmp_path / "step_000003" / "tensors").is_file()
+
+
+def test_what_ranks_wrote_of_a_step_that_is_never_done_is_no_checkpoint(tmp_path: Path) -> None:
+    ranks = SlowRanks(blocks=1, every_s=0.0)
+    saver = saver_of(ranks, tmp_path)
+    saver.save()
+    ranks.changed = True
+    with pytest.raises(RewardError), saver.saving_when_cut_short():
+        saver.write(2)
+        raise RewardError("evaluation fails")
+    saver.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["step_000001"]
