@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlmath.actor.exchange import exchanged
 from rlmath.actor.farthest import Farthest, say_clamped
+from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model import build_model, read_hf_config
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
 from rlmath.actor.packing import Pack, pack_share
@@ -106,14 +108,8 @@ class MegatronActor:
         if self.reference is None:
             raise ValueError("there is no reference model: ActorSettings.reference is none")
         parameters = list(self.module.parameters())
-        own = [p.detach().clone() for p in parameters]
-        try:
-            for parameter, value in zip(parameters, self.reference, strict=True):
-                parameter.data.copy_(value)
+        with exchanged(parameters, self.reference):
             yield
-        finally:
-            for parameter, value in zip(parameters, own, strict=True):
-                parameter.data.copy_(value)
 
     @torch.no_grad()
     def renew_reference(self, share: float, clear_optimizer: bool = False) -> None:
@@ -173,7 +169,6 @@ class MegatronActor:
         self, batch: TrainingBatch, settings: UpdateSettings
     ) -> tuple[dict[str, float], Decision, TokenValues | None, Farthest]:
         """One optimizer step, unless the minibatch has to be discarded."""
-        device = self.platform.torch_device
         weights = token_weights(
             settings.aggregation,
             batch.loss_mask,
@@ -182,39 +177,24 @@ class MegatronActor:
             constant_length=settings.constant_length,
         )
         names = MetricNames.of(settings.objective, batch.ref_log_probs is not None)
-        on_policy = batch.old_log_probs is None
-
-        def objective(
-            one: Pack, log_probs: Tensor, entropy: Tensor
-        ) -> tuple[Tensor, tuple[LossOutput, TokenValues]]:
-            rows = one.response_rows
-
-            def of(values: Tensor | None) -> Tensor | None:
-                return None if values is None else values[rows].to(device)
-
-            old = log_probs.detach() if on_policy else of(batch.old_log_probs)
-            inputs = LossInputs(
-                log_probs=log_probs,
-                old_log_probs=old,  # type: ignore[arg-type]
-                engine_log_probs=of(batch.engine_log_probs),  # type: ignore[arg-type]
-                advantages=of(batch.advantages),  # type: ignore[arg-type]
-                mask=of(batch.loss_mask),  # type: ignore[arg-type]
-                weights=of(weights),  # type: ignore[arg-type]
-                policy_factors=of(batch.policy_factors),
-                sequence_ids=one.sequence_ids,
-                ref_log_probs=of(batch.ref_log_probs),
-                entropy=entropy if settings.objective.entropy_coef else entropy.detach(),
-            )
-            output = policy_objective(inputs, settings.objective)
-            kept = TokenValues(rows, log_probs.detach().cpu(), entropy.detach().cpu())
-            # The graph hangs on output.loss; what is kept must not hold it.
-            return output.loss, (_detached(output), kept)
-
+        packs = self._packs(batch)
+        fields = LossFields(
+            packs,
+            self.platform.torch_device,
+            {
+                "old_log_probs": batch.old_log_probs,
+                "engine_log_probs": batch.engine_log_probs,
+                "advantages": batch.advantages,
+                "mask": batch.loss_mask,
+                "weights": weights,
+                "policy_factors": batch.policy_factors,
+                "ref_log_probs": batch.ref_log_probs,
+            },
+        )
         self.model.train()
         self._clear_gradients()
-        outcomes = run_schedule(
-            self.model, self._packs(batch), self._of_log_probs(objective), backward=True
-        )
+        objective = policy_loss(fields, settings.objective)
+        outcomes = run_schedule(self.model, packs, self._of_log_probs(objective), backward=True)
         sums, maxima, farthest = self._totals(outcomes, names)
         self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
@@ -235,7 +215,10 @@ class MegatronActor:
 
     def _of_log_probs(self, function: OnLogProbs[T]) -> OnOutput[T]:
         return of_log_probs(
-            function, temperature=self.settings.temperature, vocab_size=self.shape.vocab
+            function,
+            temperature=self.settings.temperature,
+            vocab_size=self.shape.vocab,
+            batch_invariant=self.settings.model.precision.batch_invariant,
         )
 
     def _clear_gradients(self) -> None:
@@ -250,11 +233,13 @@ class MegatronActor:
         sums = torch.zeros(len(names.sums), dtype=torch.float64)
         maxima = torch.full((len(names.maxima),), -torch.inf, dtype=torch.float64)
         farthest = Farthest()
-        if self.reports:
+        if self.reports and outcomes:
+            outputs = [output for output, _ in outcomes]
             for output, values in outcomes:
                 farthest = max(farthest, Farthest.of(output, values.response_rows), key=abs)
-                sums += torch.stack([output.metric_sums[n] for n in names.sums]).cpu()
-                own = torch.stack([output.metric_maxima[n] for n in names.maxima]).cpu()
+            for own in _stacked([output.metric_sums for output in outputs], names.sums):
+                sums += own
+            for own in _stacked([output.metric_maxima for output in outputs], names.maxima):
                 # A maximum that is not a number has to be seen, and torch.maximum keeps it.
                 maxima = torch.maximum(maxima, own)
         own_farthest = torch.tensor(dataclasses.astuple(farthest), dtype=torch.float64)
@@ -302,8 +287,42 @@ class MetricNames:
         return cls(tuple(sorted(output.metric_sums)), tuple(sorted(output.metric_maxima)))
 
 
+def policy_loss(
+    fields: LossFields, settings: ObjectiveSettings
+) -> OnLogProbs[tuple[LossOutput, TokenValues]]:
+    """The policy's objective of a micro-batch, for ``of_log_probs``. Stays on the device.
+
+    Args:
+        fields: Named as in ``LossInputs``; without ``old_log_probs`` the policy stands for its old
+            self.
+    """
+
+    def objective(
+        one: Pack, log_probs: Tensor, entropy: Tensor
+    ) -> tuple[Tensor, tuple[LossOutput, TokenValues]]:
+        given = {"old_log_probs": log_probs.detach(), "ref_log_probs": None} | fields.of(one)
+        inputs = LossInputs(
+            log_probs=log_probs,
+            sequence_ids=one.sequence_ids,
+            num_sequences=one.num_sequences,
+            entropy=entropy if settings.entropy_coef else entropy.detach(),
+            **given,  # type: ignore[arg-type]
+        )
+        output = policy_objective(inputs, settings)
+        kept = TokenValues(one.response_rows, log_probs.detach(), entropy.detach())
+        # The graph hangs on output.loss; what is kept must not hold it.
+        return output.loss, (_detached(output), kept)
+
+    return objective
+
+
 def _keep_values(one: Pack, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, TokenValues]:
-    return log_probs.sum(), TokenValues(one.response_rows, log_probs.cpu(), entropy.cpu())
+    return log_probs.sum(), TokenValues(one.response_rows, log_probs, entropy)
+
+
+def _stacked(values: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> Tensor:
+    """``[micro-batches, names]`` on the CPU, in one copy."""
+    return torch.stack([torch.stack([one[name] for name in names]) for one in values]).cpu()
 
 
 def _detached(output: LossOutput) -> LossOutput:
@@ -311,8 +330,9 @@ def _detached(output: LossOutput) -> LossOutput:
 
 
 def _concatenate(values: Sequence[TokenValues]) -> TokenValues:
+    """Of all micro-batches, on the CPU."""
     return TokenValues(
         torch.cat([v.response_rows for v in values]),
-        torch.cat([v.log_probs for v in values]),
-        torch.cat([v.entropy for v in values]),
+        torch.cat([v.log_probs for v in values]).cpu(),
+        torch.cat([v.entropy for v in values]).cpu(),
     )

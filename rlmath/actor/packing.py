@@ -40,6 +40,7 @@ class Pack:
         response_rows: ``[r]`` int64 on the CPU, where they stand among the batch's ``R``.
         context: ``None`` without context parallelism. With it ``rows`` and ``targets`` are this
             rank's alone, the others are of all ranks.
+        num_sequences: Of the batch in this pack; ``None``: as many as ``sequence_ids`` names.
     """
 
     tokens: Tensor
@@ -50,6 +51,7 @@ class Pack:
     sequence_ids: Tensor
     response_rows: Tensor
     context: ContextShare | None = None
+    num_sequences: int | None = None
 
 
 def pack_share(
@@ -133,6 +135,7 @@ def pack(
         sequence_ids=_cat(sequence_ids).to(device),
         response_rows=_cat(response_rows),
         context=context.to(device) if context else None,
+        num_sequences=len(indices),
     )
 
 

@@ -1,4 +1,12 @@
-"""Runs micro-batches through Megatron's pipeline schedule and collects what the last stage made."""
+"""Runs micro-batches through Megatron's pipeline schedule and collects what the last stage made.
+
+Between the first micro-batch and the last the host only queues work: what a callback keeps stays on
+the device until the schedule is done, and what it needs was copied there before. The host does wait
+for the GPU where it cannot do without: under pipeline parallelism for the size of a neighbour's
+micro-batch, in MoE layers for how many tokens each expert gets (Megatron needs both to allocate);
+and after the schedule for a minibatch's sums and for the norm of its gradient, which decide whether
+the optimizer steps.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +74,20 @@ def run_schedule(
     return kept
 
 
-def of_log_probs(function: OnLogProbs[T], *, temperature: float, vocab_size: int) -> OnOutput[T]:
+def of_log_probs(
+    function: OnLogProbs[T],
+    *,
+    temperature: float,
+    vocab_size: int,
+    batch_invariant: bool = False,
+) -> OnOutput[T]:
     """From a function of log-probs to one of logits, for ``run_schedule``.
 
     Args:
         function: Takes the log-probs and entropies of the pack's response tokens.
         temperature: Of sampling.
         vocab_size: Of the model, without padding.
+        batch_invariant: See :func:`rlmath.actor.logprobs.vocab_parallel_log_probs`.
     """
     from megatron.core import parallel_state
 
@@ -89,6 +104,7 @@ def of_log_probs(function: OnLogProbs[T], *, temperature: float, vocab_size: int
             vocab_size=vocab_size,
             rank=tp_rank,
             group=group,
+            batch_invariant=batch_invariant,
         )
         return function(one, together(log_probs, one.context), together(entropy, one.context))
 

@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlmath.actor.context import together
+from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model import build_model, read_hf_config
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
 from rlmath.actor.packing import Pack, pack_share
 from rlmath.actor.parallel import Layout
-from rlmath.actor.schedule import run_schedule
+from rlmath.actor.schedule import OnOutput, run_schedule
 from rlmath.actor.settings import ActorSettings, ValueUpdateSettings
 from rlmath.algorithms.aggregation import token_weights
 from rlmath.algorithms.value import value_losses
@@ -124,13 +125,14 @@ class ValueModel:
 
         def keep(one: Pack, output: Tensor) -> tuple[Tensor, ShareOfValues]:
             values = _at_rows(one, output)
-            return values.sum(), ShareOfValues(one.response_rows, values.cpu())
+            return values.sum(), ShareOfValues(one.response_rows, values)
 
         kept = run_schedule(self.model, self._packs(batch), keep, backward=False)
         if not self.reports:
             return None
         return ShareOfValues(
-            torch.cat([one.response_rows for one in kept]), torch.cat([one.values for one in kept])
+            torch.cat([one.response_rows for one in kept]),
+            torch.cat([one.values for one in kept]).cpu(),
         )
 
     def update(
@@ -153,7 +155,6 @@ class ValueModel:
         self, batch: TrainingBatch, settings: ValueUpdateSettings
     ) -> dict[str, float]:
         assert batch.values is not None and batch.returns is not None
-        device = self.platform.torch_device
         weights = token_weights(
             settings.aggregation,
             batch.loss_mask,
@@ -162,23 +163,20 @@ class ValueModel:
             constant_length=settings.constant_length,
         )
 
-        def objective(one: Pack, output: Tensor) -> tuple[Tensor, Tensor]:
-            assert batch.values is not None and batch.returns is not None
-            rows = one.response_rows
-            values = _at_rows(one, output)
-            old, returns, mask, weight = (
-                x[rows].to(device) for x in (batch.values, batch.returns, batch.loss_mask, weights)
-            )
-            losses = value_losses(values, old, returns, mask, settings.clip)
-            loss = (weight * losses).sum()
-            moved = (values.detach() - old).abs()[mask]
-            clipped = (moved > settings.clip).sum() if settings.clip else torch.zeros([])
-            sums = [loss.detach(), mask.sum(), moved.sum(), clipped]
-            return loss, torch.stack([x.double().cpu() for x in sums])
-
+        packs = self._packs(batch)
+        fields = LossFields(
+            packs,
+            self.platform.torch_device,
+            {
+                "old": batch.values,
+                "returns": batch.returns,
+                "mask": batch.loss_mask,
+                "weights": weights,
+            },
+        )
         self.model.train()
         self._clear_gradients()
-        kept = run_schedule(self.model, self._packs(batch), objective, backward=True)
+        kept = run_schedule(self.model, packs, value_loss(fields, settings), backward=True)
         loss, tokens, moved, clipped = self._totals(kept)
         self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
@@ -205,7 +203,7 @@ class ValueModel:
         """Sums over micro-batches and ranks, from one all-gather: the same order everywhere."""
         own = torch.zeros(4, dtype=torch.float64)
         if self.reports and kept:
-            own = torch.stack(list(kept)).sum(0)
+            own = torch.stack(list(kept)).cpu().sum(0)
         mine = own.to(self.platform.torch_device)
         flat = mine.new_empty(dist.get_world_size() * mine.numel())
         dist.all_gather_into_tensor(flat, mine)
@@ -215,6 +213,31 @@ class ValueModel:
     def _packs(self, batch: TrainingBatch) -> list[Pack]:
         budget = self.settings.max_tokens_per_microbatch
         return pack_share(batch, self.layout, self.dp_rank, self.cp_rank, budget, self.platform)
+
+
+def value_loss(fields: LossFields, settings: ValueUpdateSettings) -> OnOutput[Tensor]:
+    """The value model's loss of a micro-batch, for ``run_schedule``. Stays on the device.
+
+    Args:
+        fields: ``old`` values, ``returns``, ``mask`` and ``weights``.
+
+    Returns:
+        A function that keeps ``[4]`` float64: loss, tokens, sum of moves, clipped tokens.
+    """
+
+    def objective(one: Pack, output: Tensor) -> tuple[Tensor, Tensor]:
+        given = fields.of(one)
+        old, mask = given["old"], given["mask"]
+        values = _at_rows(one, output)
+        losses = value_losses(values, old, given["returns"], mask, settings.clip)
+        loss = (given["weights"] * losses).sum()
+        # Masked by a product: picking tokens out would have the host count them.
+        moved = torch.where(mask, (values.detach() - old).abs(), 0.0)
+        clipped = (moved > settings.clip).sum() if settings.clip else torch.zeros_like(loss)
+        sums = [loss.detach(), mask.sum(), moved.sum(), clipped]
+        return loss, torch.stack([x.detach().double() for x in sums])
+
+    return objective
 
 
 def _at_rows(one: Pack, output: Tensor) -> Tensor:

@@ -124,8 +124,9 @@ def _farthest(log_ratio: Tensor) -> Tensor:
     """Place and log-ratio of the token of the largest ``|log-ratio|``; see ``LossOutput``."""
     if not log_ratio.numel():
         return log_ratio.new_zeros(2)
-    index = log_ratio.abs().nan_to_num(nan=0.0).argmax()
-    return torch.stack([index.double(), log_ratio[index]])
+    # As a vector: with a scalar index the host would fetch its value from the GPU.
+    index = log_ratio.abs().nan_to_num(nan=0.0).argmax()[None]
+    return torch.cat([index.double(), log_ratio[index]])
 
 
 def _masked_max(values: Tensor, mask: Tensor) -> Tensor:

@@ -49,6 +49,8 @@ class LossInputs:
             part of the loss. ``None``: not measured.
         policy_factors: What multiplies ``weights`` in the policy term alone; 0 leaves a token out
             of it. ``None``: 1 each.
+        num_sequences: How many sequences the cut has; ``None``: counted, for which the host waits
+            for a GPU.
     """
 
     log_probs: Tensor
@@ -61,6 +63,7 @@ class LossInputs:
     ref_log_probs: Tensor | None = None
     entropy: Tensor | None = None
     policy_factors: Tensor | None = None
+    num_sequences: int | None = None
 
     def masked(self, values: Tensor) -> Tensor:
         """``values`` where a token takes part, 0 elsewhere, with gradient 0 there."""
@@ -81,7 +84,9 @@ class LossInputs:
 
     def sequence_mean(self, values: Tensor) -> Tensor:
         """``[r]`` mean of ``values`` over the unmasked tokens of each token's sequence."""
-        n = int(self.sequence_ids.max()) + 1 if self.sequence_ids.numel() else 0
+        n = self.num_sequences
+        if n is None:
+            n = int(self.sequence_ids.max()) + 1 if self.sequence_ids.numel() else 0
         zeros = torch.zeros(n, dtype=values.dtype, device=values.device)
         totals = zeros.index_add(0, self.sequence_ids, self.masked(values))
         counts = zeros.index_add(0, self.sequence_ids, self.mask.to(values.dtype))
