@@ -8,9 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rlmath.actor.experts import decoder_spec, mixture_settings
+from rlmath.actor.experts import mixture_settings
+from rlmath.actor.fusions import fusion_settings
+from rlmath.actor.layers import keep_one_rotary_table, layer_spec
 from rlmath.actor.parallel import Layout
 from rlmath.device import Platform
+from rlmath.device.batch_invariant import enable_batch_invariance
 from rlmath.errors import UserError
 from rlmath.precision import Precision
 from rlmath.weights.shape import model_shape
@@ -125,17 +128,37 @@ def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: Mo
         moe_token_dispatcher_type="alltoall",
         # The loss arrives divided by its global denominator; gradients are summed, never averaged.
         calculate_per_token_loss=True,
-        masked_softmax_fusion=False,
-        bias_dropout_fusion=False,
-        bias_activation_fusion=on_te or platform.name == "cpu",
-        apply_rope_fusion=on_te,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
+        **fusion_settings(on_te),
+        **_invariance(settings.precision, on_te),
         **recompute,
         **mixture_settings(
             model_shape(hf.to_dict()), layout, settings.precision.router_dtype, on_te
         ),
     )
+
+
+def _invariance(precision: Precision, on_te: bool) -> dict[str, Any]:
+    """Fields of batch-invariant and deterministic kernels; none unless they are asked for.
+
+    Raises:
+        UserError: The layers are not Transformer Engine's.
+    """
+    if not precision.batch_invariant:
+        return {}
+    if not on_te:
+        raise UserError(
+            "precision.batch_invariant=true: Megatron has batch-invariant kernels for Transformer "
+            "Engine's layers alone, and the layers here are its own; set it to false"
+        )
+    from megatron.core.transformer.enums import AttnBackend
+
+    return {
+        "batch_invariant_mode": True,
+        # The one backend that Megatron allows with it.
+        "attention_backend": AttnBackend.flash,
+        # What is not batch-invariant, the backward pass, is at least the same in every run.
+        "deterministic_mode": True,
+    }
 
 
 def _leave_as_is(tensor: torch.Tensor) -> torch.Tensor:
@@ -168,24 +191,19 @@ def build_model(
     Args:
         hf: A ``transformers`` config, see :func:`read_hf_config`.
         max_sequence_length: Longest sequence that will come, in tokens.
+
+    Raises:
+        UserError: Batch invariance is asked for where there is none.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt import gpt_layer_specs as specs
 
     config = transformer_config(hf, layout, platform, settings)
-    on_te = platform.layer_spec == "transformer_engine"
-    if config.num_moe_experts is not None:
-        spec = decoder_spec(specs, config, on_te)
-    elif on_te:
-        spec = specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-    else:
-        spec = _local_spec(specs, config)
-    if not on_te:
-        _take_packs(spec, config, platform)
+    if config.batch_invariant_mode:
+        enable_batch_invariance()
     model = GPTModel(
         config=config,
-        transformer_layer_spec=spec,
+        transformer_layer_spec=layer_spec(config, platform),
         vocab_size=padded_vocab_size(hf.vocab_size, layout.tensor_parallel),
         max_sequence_length=max_sequence_length,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -198,35 +216,10 @@ def build_model(
     # Megatron's own rope scaling knows Llama 3.1's constants only; transformers' formulas know
     # every published variant, and are what the engine and the reference use.
     model.rotary_pos_emb.inv_freq = rope_inverse_frequencies(hf).to(platform.torch_device)
+    keep_one_rotary_table(model.rotary_pos_emb)
     if settings.precision.lm_head_dtype == "float32" and model.post_process:
         _multiply_in_float32(model.output_layer)
     return model.to(platform.torch_device)
-
-
-def _local_spec(specs: Any, config: Any) -> Any:
-    """Megatron's own layers, for this rank's stage of a dense model."""
-    from megatron.core.transformer.transformer_block import (
-        TransformerBlockSubmodules,
-        get_num_layers_to_build,
-    )
-
-    spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config))
-
-
-def _take_packs(spec: Any, config: Any, platform: Platform) -> None:
-    """Give Megatron's own layers norms and attention that take our packs."""
-    from rlmath.actor.attention import CpuRMSNorm, PackedAttention, ParallelRMSNorm
-
-    norm = CpuRMSNorm if platform.name == "cpu" else ParallelRMSNorm
-    spec.layer_norm = norm
-    for one in spec.layer_specs:
-        layer = one.submodules
-        layer.input_layernorm = layer.pre_mlp_layernorm = norm
-        attention = layer.self_attention.submodules
-        attention.core_attention = PackedAttention
-        if config.qk_layernorm:
-            attention.q_layernorm = attention.k_layernorm = norm
 
 
 def _multiply_in_float32(output_layer: Any) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from rlmath.actor.fusions import accumulate_into_main_grads
+
 
 @dataclass(frozen=True)
 class OptimizerSettings:
@@ -40,6 +42,7 @@ def wrap_data_parallel(model: Any, distributed_optimizer: bool) -> Any:
         ),
         module=model,
     )
+    accumulate_into_main_grads(model)
 
     def finalize(chunks: list[Any], num_tokens: Any = None, **kwargs: Any) -> None:
         # Megatron would divide by a token count here; the loss has been divided already.

@@ -1,0 +1,167 @@
+"""Classes with the names, constructor arguments and parameters of Transformer Engine's layers.
+
+Megatron's extension subclasses them, so that what it builds can be seen without CUDA. They compute
+nothing. That Transformer Engine's own have these arguments, attributes and parameters is asserted
+against the real package in ``tests/cuda_wheels/``.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+VERSION = "2.11.0"
+NAME = "transformer_engine"
+
+
+class _Products(nn.Module):
+    """What products have in common; weights are split as ``parallel_mode`` says."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        params_dtype: torch.dtype,
+        device: Any = "cpu",
+        tp_size: int = 1,
+        tp_group: Any = None,
+        sequence_parallel: bool = False,
+        parallel_mode: str | None = None,
+        fuse_wgrad_accumulation: bool = False,
+        init_method: Any = None,
+        return_bias: bool = False,
+        get_rng_state_tracker: Any = None,
+        rng_tracker_name: str | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+        self.sequence_parallel = sequence_parallel
+        self.parallel_mode = parallel_mode
+        out = out_features // tp_size if parallel_mode == "column" else out_features
+        into = in_features // tp_size if parallel_mode == "row" else in_features
+        self._parts = {"dtype": params_dtype, "device": device}
+        self._make(out, into)
+        if bias:
+            self.bias = self._parameter(out)
+
+    def _parameter(self, *shape: int) -> nn.Parameter:
+        made = nn.Parameter(torch.empty(*shape, **self._parts))  # type: ignore[arg-type]
+        if self.parallel_mode in ("column", "row"):
+            made.tensor_model_parallel = True  # type: ignore[attr-defined]
+        return made
+
+    def _make(self, out: int, into: int) -> None:
+        self.weight = self._parameter(out, into)
+
+
+class Linear(_Products): ...
+
+
+class LayerNormLinear(_Products):
+    def __init__(self, *args: Any, normalization: str, eps: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert normalization == "RMSNorm"
+        norm = nn.Parameter(torch.empty(self.weight.size(1), **self._parts))  # type: ignore[arg-type]
+        norm.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+        self.layer_norm_weight, self.eps = norm, eps
+
+
+class GroupedLinear(_Products):
+    def __init__(self, num_gemms: int, *args: Any, **kwargs: Any) -> None:
+        self._num_gemms = num_gemms
+        super().__init__(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Set before nn.Module's own attributes are there.
+        object.__setattr__(self, name, value) if name == "_num_gemms" else super().__setattr__(
+            name, value
+        )
+
+    def _make(self, out: int, into: int) -> None:
+        for index in range(self._num_gemms):
+            self.register_parameter(f"weight{index}", self._parameter(out, into))
+
+
+class RMSNorm(nn.Module):
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float,
+        sequence_parallel: bool,
+        params_dtype: torch.dtype,
+        zero_centered_gamma: bool = False,
+        device: Any = "cpu",
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden_size, dtype=params_dtype, device=device))
+        self.weight.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+        self.eps = eps
+
+
+class DotProductAttention(nn.Module):
+    def __init__(
+        self,
+        num_attention_heads: int,
+        kv_channels: int,
+        num_gqa_groups: int,
+        attn_mask_type: str,
+        cp_group: Any = None,
+        cp_comm_type: str = "p2p",
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        self.cp_group, self.cp_comm_type = cp_group, cp_comm_type
+
+
+LAYERS = {
+    one.__name__: one
+    for one in (Linear, LayerNormLinear, GroupedLinear, RMSNorm, DotProductAttention)
+}
+
+
+class _Module(types.ModuleType):
+    """Any name that is asked for: a layer of above, else a class or function that does nothing."""
+
+    __path__: list[str] = []  # noqa: RUF012
+    __version__ = VERSION
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in LAYERS:
+            return LAYERS[name]
+        if name[0].isupper():
+            return type(name, (torch.optim.AdamW,) if name.startswith("Fused") else (), {})
+        return _Module(f"{self.__name__}.{name}")
+
+    def __call__(self, *_: Any, **__: Any) -> tuple[None, None]:
+        """A function; a pair is what Megatron's callers unpack where they use the result."""
+        return None, None
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.partition(".")[0] not in (NAME, f"{NAME}_torch"):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """There is nothing to run; a submodule is an attribute of its parent."""
+
+
+def install() -> None:
+    """Let this process import the stand-in. Before Megatron is imported."""
+    assert not any(name.startswith("megatron") for name in sys.modules)
+    sys.meta_path.insert(0, _Finder())

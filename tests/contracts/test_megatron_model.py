@@ -1,0 +1,179 @@
+"""What the actor relies on in the installed Megatron-core, and what breaks when it changes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+from rlmath.actor.fusions import fusion_settings
+from rlmath.actor.layers import keep_one_rotary_table
+from tests.contracts.contract import Row, check, parametrized
+
+CORE = "megatron.core"
+CONFIG = f"{CORE}.transformer.transformer_config:TransformerConfig"
+KERNELS = f"{CORE}.transformer.custom_layers.batch_invariant_kernels"
+
+ROWS = [
+    Row(
+        CONFIG,
+        fields=(
+            *fusion_settings(True),
+            "batch_invariant_mode",
+            "deterministic_mode",
+            "attention_backend",
+            "calculate_per_token_loss",
+            "variable_seq_lengths",
+        ),
+        breaks="the model cannot be built as rlmath/actor/model.py describes it",
+    ),
+    Row(
+        f"{CONFIG}.__post_init__",
+        says=(
+            "fused_apply_rotary_pos_emb_thd is None",
+            "self.attention_backend == AttnBackend.flash",
+        ),
+        breaks="rope fusion or batch invariance is accepted where it cannot work",
+    ),
+    Row(
+        f"{CORE}.tensor_parallel.layers:ColumnParallelLinear.__init__",
+        says=(
+            "if config.gradient_accumulation_fusion and not _grad_accum_fusion_available",
+            "raise RuntimeError",
+        ),
+        breaks="the output layer may take gradient_accumulation_fusion without APEX; then the flag "
+        "could be set for all layers (rlmath/actor/fusions.py)",
+    ),
+    Row(
+        f"{CORE}.tensor_parallel.layers:ColumnParallelLinear",
+        has=("_forward_impl", "gradient_accumulation_fusion"),
+        breaks="precision.lm_head_dtype=float32 has nothing to wrap (rlmath/actor/model.py)",
+    ),
+    Row(
+        f"{CORE}.tensor_parallel.layers:linear_with_grad_accumulation_and_async_allreduce",
+        says=('os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"',),
+        breaks="tensor-parallel overlap may want another number of hardware queues "
+        "(rlmath/device/environment.py)",
+    ),
+    Row(
+        f"{CORE}.distributed.distributed_data_parallel:"
+        "DistributedDataParallel._make_backward_post_hook",
+        says=("not param.grad_added_to_main_grad", "param.main_grad.add_(param.grad.data)"),
+        breaks="gradients that Transformer Engine has added to main_grad are added again",
+    ),
+    Row(
+        f"{CORE}.distributed.distributed_data_parallel:DistributedDataParallel.zero_grad_buffer",
+        says=("grad_added_to_main_grad = False",),
+        breaks="after the first optimizer step no gradient of a Transformer Engine layer counts",
+    ),
+    Row(
+        f"{CORE}.pipeline_parallel.schedules:forward_step",
+        says=("model.set_is_first_microbatch()",),
+        breaks="Transformer Engine adds a step's first gradient to what is left of the last",
+    ),
+    Row(
+        f"{CORE}.models.common.language_module.language_module:"
+        "LanguageModule._set_attention_backend",
+        says=('check_and_set_env_variable("NVTE_FUSED_ATTN", 0, AttnBackend.flash)',),
+        breaks="under batch invariance Transformer Engine may take an attention that is not",
+    ),
+    Row(
+        f"{CORE}.models.gpt.gpt_layer_specs:get_gpt_layer_with_transformer_engine_spec",
+        takes=("qk_layernorm",),
+        says=("linear_qkv=backend.column_parallel_layer_norm_linear()",),
+        breaks="Transformer Engine's layers are built otherwise (rlmath/actor/layers.py)",
+    ),
+    Row(
+        f"{CORE}.models.gpt.gpt_layer_specs:get_gpt_decoder_block_spec",
+        takes=("config", "use_transformer_engine", "normalization"),
+        breaks="MoE layers cannot be built (rlmath/actor/experts.py)",
+    ),
+]
+
+
+@parametrized(ROWS)
+def test_megatron(row: Row) -> None:
+    check(row)
+
+
+def source(module: str) -> str:
+    """Of a module that imports only with CUDA or Transformer Engine."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).read_text()
+
+
+def function(module: str, name: str) -> str:
+    """The source of a function or method of such a module."""
+    text = source(module)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return ast.get_source_segment(text, node) or ""
+    pytest.fail(f"{module} has no {name}")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    ["TELinear", "TELayerNormColumnParallelLinear", "TEGroupedLinear"],
+)
+def test_the_extension_reads_the_fusion_flag_once(layer: str) -> None:
+    """It hands the flag to Transformer Engine's constructor, whose attribute the forward pass
+    reads: ``accumulate_into_main_grads`` sets that later, when Megatron's buffers are there."""
+    text = function(f"{CORE}.extensions.transformer_engine", layer)
+    assert text.count("gradient_accumulation_fusion") == 1
+    assert "fuse_wgrad_accumulation=self.config.gradient_accumulation_fusion" in text
+
+
+def test_batch_invariant_products_overwrite_where_they_should_add() -> None:
+    """Why weight gradients are not fused under batch invariance. When Megatron reads ``accumulate``
+    this fails, and ``accumulate_into_main_grads`` need make no exception."""
+    text = function(KERNELS, "_te_general_gemm_patched") + function(
+        KERNELS, "_extract_te_gemm_args"
+    )
+    assert "out.copy_(result)" in text and "accumulate" not in text
+
+
+def test_what_batch_invariance_replaces() -> None:
+    """Products and means of torch, products and the norm module of Transformer Engine; neither
+    grouped products (experts) nor the norm inside LayerNormLinear, which other names call."""
+    text = source(KERNELS)
+    for name in ("aten::mm", "aten::addmm", "aten::mean.dim"):
+        assert f'.impl("{name}"' in text
+    patch = function(KERNELS, "_te_patch_for_batch_invariant")
+    assert "rms_cls.forward = _te_rmsnorm_forward_patched" in patch
+    assert "te_linear_mod.general_gemm = _te_general_gemm_patched" in patch
+    assert "grouped" not in patch and "apply_normalization" not in patch
+    # Experts and context ranks are refused (rlmath/config/check_precision.py) for as long as the
+    # attention of one rank alone is told about batch invariance.
+    attention = function(f"{CORE}.extensions.transformer_engine", "TEDotProductAttention")
+    assert "num_splits is None and self.config.batch_invariant_mode" in attention
+    assert 'os.getenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")) != 0' in attention
+
+
+def test_router_products_take_a_type_and_no_workspace() -> None:
+    """Transformer Engine before 2.8 had a workspace in the place of the type."""
+    text = function(f"{CORE}.transformer.moe.moe_utils", "RouterGatingLinearFunction")
+    assert 'te_general_gemm(weight, inp, router_dtype, layout="TN", bias=bias)' in text
+
+
+def test_fused_adam_is_transformer_engines() -> None:
+    text = source(f"{CORE}.optimizer")
+    assert "from transformer_engine.pytorch.optimizers import FusedAdam as Adam" in text
+
+
+def test_one_table_of_rotary_angles_is_kept() -> None:
+    """Every micro-batch has another longest sequence; Megatron keeps 32 tables."""
+    assert "lru_cache" in inspect.getsource(RotaryEmbedding.forward.__wrapped__)
+    made = [RotaryEmbedding(8, 1.0, use_cpu_initialization=True) for _ in range(2)]
+    keep_one_rotary_table(made[1])
+    before = RotaryEmbedding.forward.cache_info().currsize
+    tables = [made[1](length, packed_seq=True, cp_group=None) for length in (4, 8, 8, 4)]
+    assert tables[1] is tables[2] and tables[0] is not tables[3]
+    assert RotaryEmbedding.forward.cache_info().currsize == before
+    for length, table in zip((4, 8), tables[:2], strict=True):
+        assert torch.equal(table, made[0](length, packed_seq=True))
