@@ -166,9 +166,12 @@ def test_fused_adam_is_transformer_engines() -> None:
     assert "from transformer_engine.pytorch.optimizers import FusedAdam as Adam" in text
 
 
-def test_one_table_of_rotary_angles_is_kept() -> None:
+def test_one_table_of_rotary_angles_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every micro-batch has another longest sequence; Megatron keeps 32 tables."""
     assert "lru_cache" in inspect.getsource(RotaryEmbedding.forward.__wrapped__)
+    monkeypatch.setattr(  # Its own takes the angles to the GPU.
+        RotaryEmbedding, "get_emb", lambda self, n, _: torch.arange(n)[:, None] * self.inv_freq
+    )
     made = [RotaryEmbedding(8, 1.0, use_cpu_initialization=True) for _ in range(2)]
     keep_one_rotary_table(made[1])
     before = RotaryEmbedding.forward.cache_info().currsize
