@@ -13,14 +13,13 @@ class ProductDType(Enum):
 
 @dataclass
 class PrecisionConfig:
-    # Type of the product that gives the logits, in the actor and in the engines: model.dtype, or
-    # float32, which takes the mismatch of long bfloat16 runs down for twice the memory of logits.
+    # Data type of the output projection (logits) in the actor and the engines. float32 reduces the
+    # mismatch in long bfloat16 runs and doubles the memory of logits.
     lm_head_dtype: ProductDType = ProductDType.model
-    # Type of the product by which a mixture's router chooses experts, in both: model.dtype, or
-    # float32; says nothing for a model without experts.
+    # Data type of the MoE router in the actor and the engines; ignored for dense models.
     router_dtype: ProductDType = ProductDType.float32
-    # Batch-invariant kernels in the actor and in the engines, and a deterministic update: a token's
-    # log-prob depends on its own sequence only, and a run repeats bit by bit on the same layout.
-    # CUDA only, for dense models, and slow; where one side cannot do it, it is an error. On a CPU
-    # runs repeat anyway.
+    # Use batch-invariant kernels in the actor and the engines and a deterministic update: log-probs
+    # do not depend on the batch, and a run is bit-reproducible on the same layout. CUDA and dense
+    # models only, and slow; an error where one side does not support it. CPU runs are reproducible
+    # anyway.
     batch_invariant: bool = False

@@ -17,52 +17,52 @@ class CollapseAction(Enum):
 
 @dataclass
 class CollapseConfig:
-    # What a detector does when it fires. log: a line in decisions.jsonl; warn: one in the terminal
-    # as well; stop: end the run; rollback: go back to the last checkpoint before the collapse and
-    # on with a lower learning rate.
+    # Action of a collapse detector. log: a line in decisions.jsonl; warn: also on the terminal;
+    # stop: end the run; rollback: return to the last checkpoint before the collapse and continue
+    # with a lower learning rate.
     action: CollapseAction = CollapseAction.warn
-    # Detectors that stop the run, whatever action says; such as [mismatch_k3].
+    # Detectors that stop the run regardless of action, such as [mismatch_k3].
     stop_on: list[str] = field(default_factory=list)
-    # Detectors that roll the run back, whatever action says; such as [length_drift].
+    # Detectors that roll the run back regardless of action, such as [length_drift].
     rollback_on: list[str] = field(default_factory=list)
-    # Steps in a row that have to pass a threshold before its detector fires.
+    # Consecutive steps beyond the threshold before a detector fires.
     patience_steps: int = 3
-    # Steps, from the run's first, whose median is what drifts are measured from.
+    # Number of first steps whose median is the baseline of drift detectors.
     baseline_steps: int = 10
-    # What a rollback multiplies the learning rate with.
+    # Factor of the learning rate at each rollback.
     rollback_lr_factor: float = 0.5
-    # Rollbacks in the life of a run; at the next one it stops.
+    # Maximum number of rollbacks of a run; then it stops.
     max_rollbacks: int = 2
-    # The rest are the detectors' thresholds; null turns one off. Share of responses that repeat
-    # themselves.
+    # The remaining settings are the detectors' thresholds; null turns a detector off. Maximum
+    # fraction of repetitive responses.
     repetition: float | None = 0.3
-    # Share of responses that are cut off.
+    # Maximum fraction of truncated responses.
     truncated: float | None = 0.7
-    # Share of groups all of whose responses are cut off.
+    # Maximum fraction of groups in which all responses are truncated.
     truncated_groups: float | None = 0.5
-    # Least entropy, in nats.
+    # Minimum entropy, in nats.
     entropy_low: float | None = 0.01
-    # Entropy, as a multiple of its baseline.
+    # Maximum entropy, as a multiple of its baseline.
     entropy_high: float | None = 4.0
-    # Mean length of responses, as a multiple of its baseline or a fraction 1/threshold of it.
+    # Maximum factor between the mean response length and its baseline, in either direction.
     length_drift: float | None = 4.0
-    # Share of groups with equal rewards.
+    # Maximum fraction of groups with equal rewards.
     equal_rewards: float | None = 0.95
-    # Mismatch of engine and actor: k3, in nats.
+    # Maximum trainer-engine mismatch (k3), in nats.
     mismatch_k3: float | None = 0.1
-    # Mismatch of engine and actor: least effective sample size, as a share.
+    # Minimum effective sample size of the trainer-engine mismatch, as a fraction.
     mismatch_ess: float | None = 0.3
-    # Norm of the gradient, as a multiple of its recent median.
+    # Maximum gradient norm, as a multiple of its recent median.
     grad_norm: float | None = 20.0
-    # Fall of the mean reward from its best, in standard errors.
+    # Maximum drop of the mean reward from its best, in standard errors.
     reward_fall: float | None = 6.0
 
 
 @dataclass
 class WatchdogConfig:
-    # Seconds in which nothing gets on (no token, no grade, no answer of a rank, no new phase)
-    # after which the run says what it waits for and starts again; null: wait for ever. Longer
-    # than the longest update.
+    # If there is no progress for this many seconds (no token, grade, answer of a rank or new
+    # phase), report what the run is waiting on and restart it; null: wait forever. Must exceed the
+    # longest update.
     stall_s: float | None = 3600.0
 
 
