@@ -5,10 +5,14 @@ set -euo pipefail
 if [ "${1:-}" = --help ]; then
   cat <<'EOF'
 usage: launchers/test.sh [pytest arguments]
+       launchers/test.sh TIER [pytest arguments]
        launchers/test.sh cuda-wheels [pytest arguments]
 
 Sets up .venv, checks format and lint (ruff) and types (mypy), and runs pytest. Without arguments it
-runs everything; for one file: launchers/test.sh tests/unit/test_cli.py -q
+runs every tier but long; for one file: launchers/test.sh tests/unit/test_cli.py -q
+
+TIER: fast (no engine, no ranks, no run; two minutes on 2 cores), engine, distributed, e2e, faults,
+or long (what takes minutes more and proves the same on more cases). tests/conftest.py has them.
 
 cuda-wheels: tests/cuda_wheels with the CUDA builds of requirements/cuda.lock, on a machine without
 a GPU. Fetches 10 GB and compiles Transformer Engine the first time, into .venv-cuda-wheels or the
@@ -50,4 +54,21 @@ bash launchers/setup.sh
 }
 .venv/bin/ruff check .
 .venv/bin/mypy
-exec .venv/bin/python -m pytest "$@"
+
+# A file's tests stay in one process, with the fixtures that they share.
+in_parallel=(-n auto --maxprocesses 8 --dist loadfile)
+tier=${1:-}
+case $tier in
+  fast) shift; exec .venv/bin/python -m pytest -m "fast and not long" "${in_parallel[@]}" "$@" ;;
+  engine | distributed | e2e | faults)
+    shift; exec .venv/bin/python -m pytest -m "$tier and not long" "$@" ;;
+  long) shift; exec .venv/bin/python -m pytest -m long "$@" ;;
+esac
+for argument in "$@"; do
+  # A file or a folder; options alone are for the whole suite.
+  [ "${argument#-}" != "$argument" ] || exec .venv/bin/python -m pytest "$@"
+done
+status=0
+.venv/bin/python -m pytest -m "fast and not long" "${in_parallel[@]}" "$@" || status=$?
+.venv/bin/python -m pytest -m "not fast and not long" "$@" || status=$?
+exit "$status"

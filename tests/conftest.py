@@ -1,0 +1,36 @@
+"""Tiers: every test has the marker of its folder, so that a part of the suite can be chosen.
+
+``launchers/test.sh fast`` runs what needs no engine, no ranks and no run. ``long`` is given by hand
+to tests that take minutes and prove more of the same; the plain command leaves them out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+TIER_OF_FOLDER = {
+    "unit": "fast",
+    "contracts": "fast",
+    "dryrun": "distributed",
+    "distributed": "distributed",
+    "engine": "engine",
+    "e2e": "e2e",
+    "faults": "faults",
+    "cuda_wheels": "cuda_wheels",
+}
+
+
+def tier_of(path: Path) -> str:
+    """The marker of a test file; a folder without one is an error, so that none is forgotten."""
+    folder = path.relative_to(ROOT).parts[0]
+    if folder not in TIER_OF_FOLDER:
+        raise pytest.UsageError(f"tests/{folder} has no tier: name one in tests/conftest.py")
+    return TIER_OF_FOLDER[folder]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(tier_of(item.path))
