@@ -1,4 +1,4 @@
-"""The console command: ``rlmath train|sft|evaluate|doctor|plan ...``.
+"""The console command: ``rlmath train|sft|evaluate|doctor|selfcheck|plan ...``.
 
 Settings are composed and checked here, before torch, vLLM or Megatron is imported, so that a
 mistake costs a second.
@@ -30,6 +30,7 @@ _COMMANDS = {
     "evaluate": "sample and grade held-out problems",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANISATION/NAME",
+    "selfcheck": "measure this node: selfcheck gpu, ten minutes and one file to send",
     "plan": "before a run: plan layout MODEL --gpus 8 (what fits), plan weights MODEL --tp 2",
 }
 _PACKAGES = ("torch", "vllm", "megatron", "ray", "transformers", "tensorboard")
@@ -90,6 +91,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _publish(rest)
     if command == "doctor":
         return _doctor(rest)
+    if command == "selfcheck":
+        return _selfcheck(rest)
     options = _parse(command, rest)
     return _run(command, options)
 
@@ -128,6 +131,14 @@ def _publish(arguments: list[str]) -> int:
     parser = _Parser(prog="rlmath publish", description=_COMMANDS["publish"])
     publish.add_arguments(parser)
     return publish.run(parser.parse_args(arguments))
+
+
+def _selfcheck(arguments: list[str]) -> int:
+    parser = _Parser(prog="rlmath selfcheck", description=_COMMANDS["selfcheck"])
+    from rlmath.commands.selfcheck import cli as selfcheck_cli
+
+    selfcheck_cli.add_arguments(parser)
+    return selfcheck_cli.run(parser.parse_args(arguments))
 
 
 def _parse(command: str, arguments: list[str]) -> argparse.Namespace:

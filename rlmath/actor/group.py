@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -223,6 +223,11 @@ class ActorGroup:
     def release_cached_memory(self) -> None:
         """Have each rank give memory back that it keeps for later, for engines on its GPU."""
         self._all("release_cached_memory")
+
+    def call(self, function: Callable[[ActorWorker], Any]) -> list[Any]:
+        """``function(worker)`` in the process of each rank, for what no method tells; results in
+        order of rank."""
+        return self._all("__ray_call__", function)
 
     def peak_memory_gib(self) -> list[float]:
         """Highest memory of each rank so far."""

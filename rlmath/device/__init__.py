@@ -88,6 +88,11 @@ class Platform:
         if self.name == "cuda":
             torch.cuda.empty_cache()
 
+    def reset_peak_memory(self) -> None:
+        """Count ``peak_memory_gib`` from now on (CUDA; a CPU process's peak stays)."""
+        if self.name == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
     def peak_memory_gib(self) -> float:
         """Highest memory of this process so far: allocated on CUDA, resident on CPU, in GiB."""
         if self.name == "cuda":

@@ -8,7 +8,7 @@ weight transfer protocol, to take new weights. Nothing of vLLM or torch is impor
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlmath.cluster.logs import send_output_to
@@ -187,6 +187,14 @@ class RolloutEngine:
         from rlmath.weights.transports.held import engine_fingerprints, worker_fingerprints
 
         return engine_fingerprints(self._loop.rpc(worker_fingerprints))
+
+    def call_engine(self, function: Callable[[Any], Any]) -> Any:
+        """``function(engine)`` with vLLM's ``LLMEngine``, between two steps."""
+        return self._loop.engine_call(function)
+
+    def call_workers(self, function: Callable[[Any], Any]) -> list[Any]:
+        """``function(worker)`` in each of vLLM's workers, for what no method tells."""
+        return self._loop.rpc(function)
 
     def shutdown(self) -> None:
         """End the engine and its workers. The actor can do nothing afterwards."""

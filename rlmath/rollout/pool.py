@@ -225,6 +225,14 @@ class RolloutPool:
         """Of each engine; see ``RolloutEngine.weights_fingerprints``."""
         return self._all("weights_fingerprints")
 
+    def call_engines(self, function: Callable[[Any], Any]) -> list[Any]:
+        """``function(engine)`` with the ``LLMEngine`` of each engine."""
+        return self._all("call_engine", function)
+
+    def call_workers(self, function: Callable[[Any], Any]) -> list[list[Any]]:
+        """``function(worker)`` in each vLLM worker, by engine, for what no method tells."""
+        return self._all("call_workers", function)
+
     def shutdown(self) -> None:
         """End the engines and their workers; what does not end in seconds is killed.
 

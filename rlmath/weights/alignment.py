@@ -222,17 +222,13 @@ def compare(
     others: dict[str, Tensor] | None = None,
 ) -> AlignmentReport | None:
     """As ``compare_with_transformers``, with an actor that is there already."""
-    megatron = _gathered_log_probs(actor, batch)
+    found = gathered_log_probs(actor, batch)
     dtype, report = actor.settings.model.dtype, None
     if dist.get_rank() == 0:
         limit = log_prob_limit(dtype is torch.float32, mixture=actor.shape.experts > 0)
-        sides = {"megatron": megatron, "transformers": hf_log_probs(folder, batch, 1.0)}
-        sides |= others or {}
-        places, tokens = _responses(batch)
+        sides = {"transformers": hf_log_probs(folder, batch, 1.0)} | (others or {})
         comparisons = [
-            Comparison(("megatron", name), (megatron, sides[name]), places, tokens)
-            for name in sides
-            if name != "megatron"
+            comparison(("megatron", name), found, values, batch) for name, values in sides.items()
         ]
         report = AlignmentReport(comparisons, limit, None)
     # All ranks take part in the search.
@@ -249,8 +245,15 @@ def compare(
     return replace(report, difference=place or alike)
 
 
-def _gathered_log_probs(actor: MegatronActor, batch: TrainingBatch) -> Tensor:
-    """``[R]`` on every rank, from those that report."""
+def comparison(
+    names: tuple[str, str], first: Tensor, second: Tensor, batch: TrainingBatch
+) -> Comparison:
+    """Two sides' log-probs ``[R]`` of the batch's response tokens."""
+    return Comparison(names, (first, second), *_responses(batch))
+
+
+def gathered_log_probs(actor: MegatronActor, batch: TrainingBatch) -> Tensor:
+    """``[R]`` log-probs of the batch on every rank, from those that report. Collective."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, actor.log_probs(batch))
     result = torch.full((int(batch.response_lengths.sum()),), torch.nan)

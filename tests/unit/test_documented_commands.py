@@ -7,6 +7,7 @@ is named. A command that no rule knows fails, and so does a rule that no command
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import io
@@ -21,6 +22,8 @@ import pytest
 import yaml
 
 from rlmath.cli import _COMMANDS, main
+from rlmath.commands.selfcheck import cli as selfcheck
+from rlmath.commands.selfcheck.catalog import select
 from rlmath.config.checks import check
 from rlmath.config.facts import Machine
 from rlmath.config.load import load, options, save
@@ -165,6 +168,14 @@ def help_of(script: str) -> str:
     return done.stdout
 
 
+def parses_selfcheck(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """Its options are known. The checks take minutes; another test runs them."""
+    parser = argparse.ArgumentParser()
+    selfcheck.add_arguments(parser)
+    select(parser.parse_args(command.words[2:]).only)
+    named_in("tests/e2e/test_selfcheck.py", "selfcheck")(command, patch)
+
+
 def names_tests(command: Command, patch: pytest.MonkeyPatch) -> None:
     """It would run these tests from within themselves."""
     assert (ROOT / "launchers" / "test.sh").is_file()
@@ -196,6 +207,8 @@ def elsewhere(why: str) -> How:
 RULES: list[tuple[str, How]] = [
     (r"rlmath plan ", run),
     (r"rlmath doctor", run_doctor),
+    (r"rlmath selfcheck gpu --list", run),
+    (r"rlmath selfcheck gpu", parses_selfcheck),
     (r"rlmath publish .* --card-only", publish_card),
     (r"rlmath publish ", named_in("tests/unit/test_publish.py", "publish")),
     (r"rlmath evaluate model=tiny ", check_settings_on_cpu),

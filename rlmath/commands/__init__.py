@@ -1,0 +1,1 @@
+"""Commands of the console that are more than one file."""

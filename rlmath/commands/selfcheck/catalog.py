@@ -1,0 +1,118 @@
+"""The checks, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlmath.errors import UserError
+
+_CHECKS = "rlmath.commands.selfcheck.checks"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: As ``--only`` takes it.
+        title: What it looks at, in a line.
+        advice: What to do when it fails and nothing more exact is known.
+        limit_s: Seconds after which it is ended.
+        target: ``MODULE:FUNCTION`` that is called with a ``Node`` and a ``Record``.
+    """
+
+    name: str
+    title: str
+    advice: str
+    limit_s: float
+    target: str
+
+
+def _check(name: str, title: str, advice: str, limit_s: float = 300.0) -> Check:
+    return Check(name, title, advice, limit_s, f"{_CHECKS}.{name}:run")
+
+
+CHECKS = (
+    _check(
+        "environment",
+        "driver, GPUs, topology, versions",
+        "Run `rlmath doctor`; set up again with `bash launchers/setup.sh cuda`.",
+        120.0,
+    ),
+    _check(
+        "actor",
+        "Megatron against transformers: TP 1 and 2, packed sequences, CP 2",
+        "Run toolkits/validate_logprobs.py on the same model: it names the first layer that "
+        "differs. Do not train before it agrees.",
+    ),
+    _check(
+        "update",
+        "memory and time of an update against the plan, MFU",
+        "See the check's log for the operator that runs out of memory or is slow; Transformer "
+        "Engine has to be installed (check environment).",
+    ),
+    _check(
+        "engines",
+        "engines at TP 1 and 2 beside a rank, their GPUs, KV cache, two starts",
+        "See the engine's log; lower rollout.gpu_memory_utilization if memory does not suffice.",
+        480.0,
+    ),
+    _check(
+        "sleep",
+        "memory of sleeping engines over twenty cycles",
+        "Use cluster.placement=separate until sleeping engines give their memory back.",
+    ),
+    _check(
+        "weight_sync",
+        "weights of versions 1, 2 and 3 in the engines, by each transport",
+        "Do not train: engines would sample from other weights than the actor's. Try another "
+        "weights.transport (cluster.placement=separate gives nccl, colocated gives ipc).",
+        420.0,
+    ),
+    _check(
+        "alignment",
+        "rollout log-probs against the actor's on sampled tokens",
+        "Do not train: run toolkits/validate_logprobs.py on the same model, and try "
+        "precision.lm_head_dtype=float32.",
+    ),
+    _check(
+        "checkpoint",
+        "a checkpoint saved and loaded beside engines, bit by bit",
+        "Keep runs short until it passes: a run could not be resumed. See the check's log for the "
+        "rank that failed; leave more memory with a lower rollout.gpu_memory_utilization.",
+    ),
+    _check(
+        "throughput",
+        "decode throughput against vLLM alone, with and without async scheduling",
+        "See the engine's log for the attention backend, CUDA graphs and the scheduler that vLLM "
+        "took.",
+        480.0,
+    ),
+    _check(
+        "training",
+        "two steps of the whole loop",
+        "See logs/ in the check's folder: the failing rank or engine has the reason in its log.",
+        420.0,
+    ),
+)
+
+
+def select(names: str | None) -> Sequence[Check]:
+    """The checks of ``--only``, in the usual order; all of them for ``None``.
+
+    Args:
+        names: Names with commas between them.
+
+    Raises:
+        UserError: There is no check of a name.
+    """
+    if names is None:
+        return CHECKS
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    known = {check.name for check in CHECKS}
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
+        given = f"no check {', '.join(unknown)}" if unknown else "no check is named"
+        raise UserError(f"--only {names}: {given}; there are {', '.join(c.name for c in CHECKS)}")
+    return [check for check in CHECKS if check.name in wanted]

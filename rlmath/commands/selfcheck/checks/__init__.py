@@ -1,0 +1,1 @@
+"""One file per check; each has ``run(node, record)``."""

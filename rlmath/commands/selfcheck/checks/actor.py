@@ -1,0 +1,156 @@
+"""Megatron's log-probs against those of transformers, at each kind of parallelism."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlmath.actor.actor import MegatronActor
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.parallel import Layout, destroy, initialize
+from rlmath.actor.settings import ActorSettings
+from rlmath.commands.selfcheck.material import random_batch
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Record
+from rlmath.commands.selfcheck.worker import RECORD_FILE
+from rlmath.device import Platform
+from rlmath.precision import log_prob_limit
+from rlmath.types import TrainingBatch
+from rlmath.weights.alignment import Comparison, comparison, gathered_log_probs
+from rlmath.weights.hf_log_probs import hf_log_probs
+from rlmath.weights.processes import on_ranks
+from rlmath.weights.shape import read_model_shape
+
+# Uneven, so that a pack has boundaries inside; two packs and more for every rank.
+LENGTHS = [192, 16, 77, 130, 40, 99, 61, 150]
+TOKENS_PER_PACK = 320
+UNFUSED = "unfused (Transformer Engine)"
+
+
+def run(node: Node, record: Record) -> None:
+    """Compare on random sequences, several of which are packed into each micro-batch."""
+    batch = random_batch(node.model, LENGTHS)
+    record.figure("tokens compared", int(batch.response_lengths.sum()))
+    with record.phase("transformers"):
+        expected = hf_log_probs(node.model, batch, 1.0)
+    layouts = _layouts(node, record)
+    # Two processes take all layouts in turn: most of a rank's start is imports.
+    arguments = (node, batch, expected, layouts)
+    with record.phase("ranks, all layouts"):
+        worst_mean, worst = on_ranks(next(iter(layouts.values())), compare_on_rank, arguments)
+    record.figure("worst mean exp|Δ|", worst_mean, key=True)
+    record.figure("worst |Δ|", worst, "nats", key=True)
+
+
+def _layouts(node: Node, record: Record) -> dict[str, Layout]:
+    if node.gpus == 1:
+        for name in ("TP 2", "CP 2"):
+            record.not_applicable(name, "it needs 2 GPUs, there is 1")
+        return {"TP 1": Layout(1, 1, 1)}
+    layouts = {"TP 1 (DP 2)": Layout(1, 1, 2), "TP 2": Layout(2, 1, 1)}
+    if read_model_shape(node.model).experts:
+        record.not_applicable("CP 2", "an MoE model takes whole sequences")
+        return layouts
+    return layouts | {"CP 2": Layout(1, 1, 1, context_parallel=2)}
+
+
+def compare_on_rank(
+    platform: Platform,
+    node: Node,
+    batch: TrainingBatch,
+    expected: Tensor,
+    layouts: dict[str, Layout],
+) -> tuple[float, float]:
+    """On each rank: take the log-probs in each layout; rank 0 reports.
+
+    Returns:
+        Over the layouts, the largest mean exp|Δ| and the largest |Δ|.
+    """
+    record = Record(Path(node.folder) / RECORD_FILE)
+    rank, worst_mean, worst = dist.get_rank(), 0.0, 0.0
+    for number, (name, layout) in enumerate(layouts.items()):
+        if number:
+            _change_layout(layout, platform, rank)
+        if rank == 0:
+            record.phase_begins(name)
+        actor = MegatronActor(_settings(node), layout, platform)
+        found, backend = gathered_log_probs(actor, batch), attention_backend(platform)
+        if rank == 0:
+            compared = comparison(("megatron", "transformers"), found, expected, batch)
+            report(record, name, compared, backend, _limit(node))
+            values = compared.metrics()
+            worst_mean = max(worst_mean, values["mean_exp_abs_diff"])
+            worst = max(worst, values["max_abs_diff"])
+        del actor
+        gc.collect()
+        platform.release_cached_memory()
+    return worst_mean, worst
+
+
+def report(record: Record, name: str, compared: Comparison, backend: str, limit: float) -> None:
+    """The figures of one layout, held to the limit."""
+    values = compared.metrics()
+    record.figure(f"{name} mean |Δ|", values["mean_abs_diff"], "nats")
+    record.figure(f"{name} max |Δ|", values["max_abs_diff"], "nats")
+    record.figure(f"{name} mean exp|Δ|", values["mean_exp_abs_diff"], limit=f"<= {limit:g}")
+    record.figure(f"{name} attention", backend)
+    record.require(
+        values["mean_exp_abs_diff"] <= limit,
+        f"{name}: mean exp|Δ| of log-probs is {values['mean_exp_abs_diff']:.6f}, above "
+        f"{limit:g}; worst at {compared.worst()}",
+    )
+    record.require(
+        backend != UNFUSED,
+        f"{name}: Transformer Engine took its unfused attention, which stores all scores",
+        "Set NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 and run this check again: its log says why cuDNN was "
+        "not taken.",
+    )
+
+
+def attention_backend(platform: Platform) -> str:
+    """What computed attention in this process: cuDNN, flash attention or an unfused computation as
+    Transformer Engine chose it, or torch's operator where that is not used."""
+    if platform.layer_spec != "transformer_engine":
+        return "torch scaled_dot_product_attention"
+    for name, module in list(sys.modules.items()):
+        chosen: dict[str, Any] | None = getattr(module, "_attention_backends", None)
+        if name.startswith("transformer_engine") and chosen:
+            if chosen.get("use_fused_attention"):
+                return f"cuDNN ({chosen.get('fused_attention_backend')})"
+            return "flash attention" if chosen.get("use_flash_attention") else UNFUSED
+    return "Transformer Engine's, which does not say which"
+
+
+def _settings(node: Node) -> ActorSettings:
+    return ActorSettings(
+        model_path=node.model,
+        model=ModelSettings(getattr(torch, node.dtype)),
+        optimizer=None,
+        temperature=1.0,
+        max_tokens_per_microbatch=TOKENS_PER_PACK,
+        max_sequence_length=max(LENGTHS),
+    )
+
+
+def _limit(node: Node) -> float:
+    shape = read_model_shape(node.model)
+    return log_prob_limit(node.dtype == "float32", mixture=shape.experts > 0)
+
+
+def _change_layout(layout: Layout, platform: Platform, rank: int) -> None:
+    """Leave the groups and meet again in another layout of as many ranks."""
+    place = [0]
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            place = [int(probe.getsockname()[1])]
+    dist.broadcast_object_list(place, src=0)
+    destroy()
+    initialize(layout, platform, rank=rank, address="127.0.0.1", port=place[0], seed=0)

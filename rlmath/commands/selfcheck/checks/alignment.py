@@ -1,0 +1,39 @@
+"""Rollout log-probs against the actor's, on tokens that the engine sampled."""
+
+from __future__ import annotations
+
+from rlmath.commands.selfcheck import parts
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Record
+from rlmath.log_probs import alignment_limit
+from rlmath.rollout.refit import refit
+
+SAMPLES = 32
+
+
+def run(node: Node, record: Record) -> None:
+    """Compare under the model's own weights, and under those of an update."""
+    config = parts.settings(node, "run", gpus=min(node.gpus, 1))
+    limit = alignment_limit(config)
+    with parts.started(config, record) as (session, pool):
+        first = pool.weights_version
+        for version in (first, first + 1):
+            with record.phase(f"version {version}"):
+                wanted = parts.requests(node, SAMPLES, step=version)
+                batch = parts.as_batch(wanted, parts.sample(pool, wanted))
+                pool.sleep()
+                found = parts.mismatch(session.actor, batch)
+                parts.update(session.actor, batch)
+                refit(session.actor, pool, version + 1)
+            name = f"version {version}"
+            mean = found["mean_exp_abs_diff"]
+            record.figure(f"{name} tokens", int(batch.response_lengths.sum()))
+            record.figure(f"{name} mean exp|Δ|", mean, limit=f"<= {limit:g}", key=True)
+            record.figure(f"{name} mean |Δ|", found["mean_abs_diff"], "nats")
+            record.figure(f"{name} max |Δ|", found["max_abs_diff"], "nats")
+            record.figure(f"{name} k3 estimate of the KL", found["k3"], "nats")
+            record.require(
+                mean <= limit,
+                f"weights version {version}: mean exp|Δ| of rollout and actor log-probs is "
+                f"{mean:.6f}, above {limit:g}; the largest |Δ| is {found['max_abs_diff']:.4f} nats",
+            )

@@ -1,0 +1,123 @@
+"""A checkpoint saved and loaded while engines are awake, and asleep: every bit has to come back."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlmath.actor.group import ActorGroup
+from rlmath.commands.selfcheck import parts
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Record
+from rlmath.log_probs import alignment_limit
+from rlmath.rollout.refit import refit
+from rlmath.types import TrainingBatch
+from rlmath.weights.fingerprint import fingerprint
+
+SAMPLES = 16
+GIB = 2**30
+
+
+def run(node: Node, record: Record) -> None:
+    """Save, train on, load, and compare weights and optimizer state; then sample again."""
+    config = parts.settings(node, "run", gpus=min(node.gpus, 2))
+    wanted = parts.requests(node, SAMPLES)
+    with parts.started(config, record) as (session, pool):
+        actor = session.actor
+        batch = parts.as_batch(wanted, parts.sample(pool, wanted))
+        pool.sleep()
+        parts.update(actor, batch)
+        refit(actor, pool, pool.weights_version + 1)
+        folder = Path(node.folder) / "checkpoint"
+        _save_and_load(record, "engines awake", actor, batch, folder)
+        if node.on_cuda:
+            pool.sleep()
+            _save_and_load(record, "engines asleep", actor, batch, folder)
+        else:
+            record.not_applicable("engines asleep", "engines on a CPU never sleep")
+        with record.phase("weight sync after the load"):
+            refit(actor, pool, pool.weights_version + 1, verify_every=1)
+            found = parts.mismatch(actor, parts.as_batch(wanted, parts.sample(pool, wanted)))
+        limit, mean = alignment_limit(config), found["mean_exp_abs_diff"]
+        record.figure("mean exp|Δ| after the load", mean, limit=f"<= {limit:g}")
+        record.require(
+            mean <= limit,
+            f"after the load rollout and actor log-probs differ: mean exp|Δ| is {mean:.6f}, above "
+            f"{limit:g}",
+        )
+
+
+def _save_and_load(
+    record: Record, name: str, actor: ActorGroup, batch: TrainingBatch, folder: Path
+) -> None:
+    """One checkpoint, with an update between save and load."""
+    shutil.rmtree(folder, ignore_errors=True)
+    saved = actor.call(state_fingerprints)
+    actor.call(_reset_peak)
+    started_s = time.monotonic()
+    with record.phase(f"save, {name}"):
+        actor.save_checkpoint(folder)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    record.figure(f"{name} size", size / GIB, "GiB")
+    record.figure(f"{name} save", time.monotonic() - started_s, "s", key=True)
+    record.figure(f"{name} peak memory of a rank in the save", max(actor.peak_memory_gib()), "GiB")
+    parts.update(actor, batch, seed=1)
+    moved = _differences(saved, actor.call(state_fingerprints))
+    record.require(bool(moved), f"{name}: the update after the save changed nothing")
+    actor.call(_reset_peak)
+    started_s = time.monotonic()
+    with record.phase(f"load, {name}"):
+        actor.load_checkpoint(folder)
+    record.figure(f"{name} load", time.monotonic() - started_s, "s", key=True)
+    record.figure(f"{name} peak memory of a rank in the load", max(actor.peak_memory_gib()), "GiB")
+    loaded = actor.call(state_fingerprints)
+    wrong = _differences(saved, loaded)
+    total = sum(map(len, saved))
+    record.figure(f"{name} tensors that came back", f"{total - len(wrong)} of {total}", limit="all")
+    record.require(
+        not wrong,
+        f"{name}: {len(wrong)} of {total} tensors differ after the load: {', '.join(wrong[:5])}",
+    )
+    shutil.rmtree(folder)
+
+
+def state_fingerprints(worker: Any) -> dict[str, int]:
+    """Of every parameter and every tensor of the optimizer's state, on one rank."""
+    actor = worker.actor
+    found = {
+        f"weight {name}": fingerprint(parameter.detach())
+        for name, parameter in actor.module.named_parameters()
+    }
+    return found | {name: fingerprint(tensor) for name, tensor in _optimizer_tensors(actor)}
+
+
+def _optimizer_tensors(actor: Any) -> Iterator[tuple[str, Tensor]]:
+    """Main parameters and Adam's state, by their place in the optimizer."""
+    optimizer = actor.optimizer
+    for part, one in enumerate(getattr(optimizer, "chained_optimizers", [optimizer])):
+        inner = one.optimizer
+        parameters = [p for group in inner.param_groups for p in group["params"]]
+        for number, parameter in enumerate(parameters):
+            place = f"optimizer {part}.{number}"
+            yield f"{place} main parameter", parameter.detach()
+            for key, value in inner.state[parameter].items():
+                if isinstance(value, Tensor):
+                    yield f"{place} {key}", value
+
+
+def _differences(first: list[dict[str, int]], second: list[dict[str, int]]) -> list[str]:
+    return [
+        f"rank {rank} {name}"
+        for rank, (one, other) in enumerate(zip(first, second, strict=True))
+        for name in one.keys() | other.keys()
+        if one.get(name) != other.get(name)
+    ]
+
+
+def _reset_peak(worker: Any) -> None:
+    worker.platform.reset_peak_memory()

@@ -1,0 +1,99 @@
+"""The node: driver, GPUs, their links, and the versions that everything else stands on."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.metadata import version
+
+from rlmath import te_install
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Record
+from rlmath.doctor import GIB, packages, shared_memory
+
+# NVIDIA's table of CUDA 13's minor version compatibility: the oldest driver that runs it.
+LEAST_DRIVER = 580
+
+
+def run(node: Node, record: Record) -> None:
+    """Report the machine; what a run could not start with is a problem."""
+    from rlmath.config.facts import Machine
+
+    record.figure("Python", sys.version.split()[0])
+    record.figure("CPU cores", len(os.sched_getaffinity(0)))
+    record.figure("host memory", Machine.here().memory_bytes / GIB, "GiB")
+    for finding in [*packages(), *shared_memory()]:
+        record.figure(finding.subject, finding.text)
+        record.require(finding.level != "bad", f"{finding.subject}: {finding.text}")
+    _versions(record)
+    if not node.on_cuda:
+        why = "no GPU, or torch is a build without CUDA"
+        for part in ("driver", "topology", "NCCL and cuDNN", "Transformer Engine"):
+            record.not_applicable(part, why)
+        return
+    _gpus(node, record)
+    _libraries(record)
+
+
+def _versions(record: Record) -> None:
+    for module in ("torch", "vllm", "megatron.core", "ray", "transformers"):
+        with record.phase(f"import {module}"):
+            found = importlib.import_module(module)
+        record.figure(module, found.__version__, key=module in ("torch", "vllm"))
+
+
+def _gpus(node: Node, record: Record) -> None:
+    from rlmath.device.nvidia import gpu_states, topology
+
+    states = gpu_states()
+    record.require(
+        bool(states),
+        "nvidia-smi names no GPU that may be used",
+        "Install the driver, or give the container GPUs (docker run --gpus all); see "
+        "CUDA_VISIBLE_DEVICES.",
+    )
+    for state in states:
+        record.figure(f"GPU {state.index}", f"{state.name}, {state.uuid}")
+        record.figure(f"GPU {state.index} memory", state.total_mib / 1024, "GiB")
+        record.figure(f"GPU {state.index} in use", state.used_mib / 1024, "GiB")
+        record.require(
+            state.used_mib < 0.1 * state.total_mib,
+            f"{state.used_mib} of {state.total_mib} MiB of GPU {state.index} are in use already",
+            "Other processes compute on it: see nvidia-smi, and wait for them or end them.",
+        )
+    for driver in {state.driver for state in states}:
+        record.figure("driver", driver, limit=f">= {LEAST_DRIVER}", key=True)
+        record.require(
+            int(driver.split(".")[0]) >= LEAST_DRIVER,
+            f"driver {driver} is older than {LEAST_DRIVER}, which the CUDA 13 build needs",
+            f"Install an NVIDIA driver of branch {LEAST_DRIVER} or later on the host.",
+        )
+    record.require(
+        node.card is not None,
+        f"{node.gpu_name} is not a GPU that plans know, so the plan of its updates is not checked",
+        "Add it to rlmath/planning/gpus.py with its data sheet's figures.",
+    )
+    record.text("nvidia-smi topo -m", topology())
+
+
+def _libraries(record: Record) -> None:
+    import torch
+
+    record.figure("CUDA of torch", torch.version.cuda or "none")
+    record.figure("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
+    record.figure("cuDNN", torch.backends.cudnn.version() or 0)
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        record.figure(f"compute capability of CUDA device {index}", f"{major}.{minor}")
+    with record.phase("import transformer_engine.pytorch"):
+        problem = te_install.missing_part() or te_install.import_error()
+    record.require(
+        problem is None,
+        f"Transformer Engine: {problem}",
+        "Run `bash launchers/setup.sh cuda`; without Transformer Engine updates are several times "
+        "slower and take more memory.",
+    )
+    if problem is None:
+        record.figure("Transformer Engine", version("transformer-engine"), key=True)
+        record.figure("flash attention", "yes" if te_install.has_flash_attention() else "no")

@@ -1,0 +1,63 @@
+"""Two steps of the whole loop, as the quickstart takes them, with its tiny model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rlmath.cli import main
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Record
+from rlmath.config.facts import Machine
+from rlmath.monitor import read_metrics
+from rlmath.quickstart import make_problems, make_tiny_model
+from rlmath.quickstart.run import for_machine
+
+STEPS = 2
+FIGURES = {
+    "alignment/mean_exp_abs_diff": ("mean exp|Δ|", ""),
+    "train/grad_norm": ("gradient norm", ""),
+    "reward/mean": ("mean reward", ""),
+    "timing/step": ("step", "s"),
+    "timing/generate": ("generate", "s"),
+    "timing/update": ("update", "s"),
+    "timing/refit": ("weight sync", "s"),
+}
+
+
+def run(node: Node, record: Record) -> None:
+    """Train; the loop's own checks stop it when a number cannot be."""
+    folder = Path(node.folder)
+    run_dir = folder / "run"
+    make_tiny_model(folder / "model")
+    make_problems(folder / "data", num_train=256, num_eval=16, num_sft=0)
+    settings = [
+        "experiment=quickstart",
+        *for_machine(Machine.here(), []),
+        f"model.path={folder / 'model'}",
+        f"data.train_paths=[{folder / 'data' / 'train.jsonl'}]",
+        f"data.eval_paths=[{folder / 'data' / 'eval.jsonl'}]",
+        f"runner.run_dir={run_dir}",
+        f"runner.steps={STEPS}",
+        "runner.progress=false",
+        "algorithm.prompts_per_step=8",
+        "algorithm.group_size=4",
+    ]
+    if not node.on_cuda:
+        settings += ["actor.tensor_parallel=1", f"cluster.device={node.device}"]
+    with record.phase("rlmath train"):
+        code = main(["train", *settings])
+    record.figure("exit code", code, limit="0")
+    record.require(code == 0, f"rlmath train ended with exit code {code}")
+    if code:
+        return
+    lines = [line for line in read_metrics(run_dir) if line["step"] > 0]
+    record.figure("steps", len(lines), limit=str(STEPS))
+    record.require(len(lines) == STEPS, f"{len(lines)} of {STEPS} steps are in metrics.jsonl")
+    for line in lines:
+        for tag, (name, unit) in FIGURES.items():
+            if tag in line:
+                key = tag in ("alignment/mean_exp_abs_diff", "timing/step")
+                record.figure(f"step {line['step']:g} {name}", line[tag], unit, key=key)
+    for name in ("checkpoints", "hf"):
+        record.require(bool(os.listdir(run_dir / name)), f"the run left no {name}/")

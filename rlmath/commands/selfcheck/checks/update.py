@@ -1,0 +1,174 @@
+"""Memory and time of an update against the plan, and model FLOPs utilization (MFU)."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rlmath.actor.actor import MegatronActor
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.optimizer import OptimizerSettings
+from rlmath.actor.settings import ActorSettings, UpdateSettings
+from rlmath.commands.selfcheck.material import random_batch
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Record
+from rlmath.commands.selfcheck.worker import RECORD_FILE
+from rlmath.device import Platform
+from rlmath.errors import UserError
+from rlmath.planning.gpus import Efficiency
+from rlmath.planning.memory import ACTOR_PROCESS_GIB, GIB, ActorShape, actor_phases, usable_bytes
+from rlmath.planning.time import forward_flops
+from rlmath.weights.processes import ONE_RANK, on_ranks
+from rlmath.weights.shape import ModelShape, read_model_shape
+
+# Tokens of a sequence, each a micro-batch of its own.
+LENGTHS = {"cuda": (4096, 16384), "cpu": (256, 1024)}
+MICROBATCHES = 4
+# The plan promises what it says of memory to this share.
+PLAN_TOLERANCE = 0.1
+# Below this share of the plan's assumption something is not fused, or falls back.
+LEAST_OF_ASSUMED_MFU = 0.5
+
+
+def run(node: Node, record: Record) -> None:
+    """Two updates of each length on one rank; the second one is timed."""
+    if not node.on_cuda:
+        reason = "memory and speed of a CPU are not planned for"
+        record.not_applicable("memory against the plan, MFU", reason)
+    with record.phase("rank"):
+        on_ranks(ONE_RANK, update_on_rank, (node,))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One update.
+
+    Attributes:
+        tokens: Of a sequence.
+        seconds: Of the update.
+        peak_gib: Highest memory of the rank in it.
+        grad_norm: Of its gradient.
+    """
+
+    tokens: int
+    seconds: float
+    peak_gib: float
+    grad_norm: float
+
+
+def update_on_rank(platform: Platform, node: Node) -> None:
+    """Runs in the rank's process."""
+    record = Record(Path(node.folder) / RECORD_FILE)
+    shape = read_model_shape(node.model)
+    for tokens in LENGTHS[node.device]:
+        tokens = min(tokens, shape.max_positions)
+        planned = least_recompute(shape, node, tokens) if node.on_cuda else None
+        recompute = planned.recompute_layers if planned else 0
+        with record.phase(f"update at {tokens} tokens"):
+            measured = measure_update(platform, node, tokens, recompute)
+        gc.collect()
+        platform.release_cached_memory()
+        report(record, node, shape, measured, planned)
+
+
+def least_recompute(shape: ModelShape, node: Node, tokens: int) -> ActorShape:
+    """The layout of one rank with as few recomputed layers as the plan lets fit.
+
+    Raises:
+        UserError: None fits.
+    """
+    for layers in range(shape.layers + 1):
+        actor = ActorShape(1, 1, 1, layers, tokens)
+        if planned_gib(shape, actor) + ACTOR_PROCESS_GIB <= usable_bytes(node.gpu_gib) / GIB:
+            return actor
+    raise UserError(
+        f"an update of {tokens} tokens does not fit one GPU of {node.gpu_gib:.0f} GiB, with every "
+        f"layer recomputed: {planned_gib(shape, actor):.1f} GiB are planned; give a smaller --model"
+    )
+
+
+def planned_gib(shape: ModelShape, actor: ActorShape) -> float:
+    """Peak of the rank's tensors in an update."""
+    peak = max(phase.num_bytes for phase in actor_phases(shape, actor, MICROBATCHES))
+    return peak / GIB - ACTOR_PROCESS_GIB
+
+
+def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) -> Measured:
+    """An update of ``MICROBATCHES`` sequences, after one that warms everything up."""
+    settings = ActorSettings(
+        model_path=node.model,
+        model=ModelSettings(
+            getattr(torch, node.dtype),
+            recompute="full" if recompute else "none",
+            recompute_num_layers=recompute or None,
+        ),
+        optimizer=OptimizerSettings(lr=1e-6, distributed=True),
+        temperature=1.0,
+        max_tokens_per_microbatch=tokens,
+        max_sequence_length=tokens,
+    )
+    actor = MegatronActor(settings, ONE_RANK, platform)
+    batch = random_batch(node.model, [tokens] * MICROBATCHES)
+    actor.update(batch, UpdateSettings(), seed=0)
+    platform.synchronize()
+    platform.reset_peak_memory()
+    started_s = time.perf_counter()
+    result = actor.update(batch, UpdateSettings(), seed=1)
+    platform.synchronize()
+    seconds = time.perf_counter() - started_s
+    return Measured(tokens, seconds, platform.peak_memory_gib(), result.minibatches[0]["grad_norm"])
+
+
+def report(
+    record: Record,
+    node: Node,
+    shape: ModelShape,
+    measured: Measured,
+    planned: ActorShape | None,
+) -> None:
+    """The figures of one length; with a plan, held to it."""
+    name, seconds = f"{measured.tokens} tokens", measured.seconds
+    tokens = MICROBATCHES * measured.tokens
+    # Backward is two forward passes; what is recomputed does not count (Chowdhery et al. 2022,
+    # appendix B).
+    flops_per_s = 3 * forward_flops(shape, measured.tokens) * tokens / seconds
+    record.figure(f"{name} update", seconds, "s")
+    record.figure(f"{name} tokens per second", tokens / seconds, "1/s")
+    record.figure(f"{name} model FLOPs", flops_per_s / 1e12, "TFLOP/s", key=True)
+    record.figure(f"{name} gradient norm", measured.grad_norm)
+    record.figure(f"{name} peak memory", measured.peak_gib, "GiB")
+    record.require(
+        0 < measured.grad_norm < float("inf"),
+        f"{name}: the gradient's norm is {measured.grad_norm}",
+    )
+    if planned is None:
+        return
+    promised = planned_gib(shape, planned)
+    most = (1 + PLAN_TOLERANCE) * promised
+    ratio = measured.peak_gib / promised
+    record.figure(f"{name} recomputed layers", f"{planned.recompute_layers} of {shape.layers}")
+    record.figure(f"{name} planned memory", promised, "GiB")
+    record.figure(f"{name} memory / plan", ratio, limit=f"<= {1 + PLAN_TOLERANCE:g}", key=True)
+    record.require(
+        measured.peak_gib <= most,
+        f"{name}: the update's peak is {measured.peak_gib:.1f} GiB, the plan says {promised:.1f}",
+        "Report this with the file. Until then plan with less: rlmath plan layout --gpu-gib "
+        f"{node.gpu_gib / ratio:.0f}.",
+    )
+    if node.card is None:
+        return
+    mfu, assumed = flops_per_s / (node.card.peak_tflops * 1e12), Efficiency().mfu
+    least = LEAST_OF_ASSUMED_MFU * assumed
+    record.figure(f"{name} MFU", mfu, limit=f">= {least:g}", key=True)
+    record.figure(f"{name} planned MFU", assumed)
+    record.require(
+        mfu >= least,
+        f"{name}: MFU is {mfu:.3f}; the plan assumes {assumed:g}, and less than {least:g} means "
+        "that something falls back to slow kernels",
+        "Look at the attention backend in the check `actor` and at Transformer Engine in the check "
+        "`environment`.",
+    )

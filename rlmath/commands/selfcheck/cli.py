@@ -1,0 +1,41 @@
+"""``rlmath selfcheck gpu``: its options. Imports nothing heavy, so that ``--list`` is quick."""
+
+from __future__ import annotations
+
+import argparse
+
+from rlmath.commands.selfcheck.catalog import CHECKS, select
+
+RESULTS_PAGE = "docs/gpu_results.md"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add = parser.add_argument
+    add("what", choices=["gpu"], help="gpu: this node's GPUs; without any, its CPU")
+    add("--only", metavar="NAME[,NAME]", help="only these checks; see --list")
+    add("--list", action="store_true", help="name the checks and stop")
+    add("--model", metavar="PATH", help="Hugging Face folder (default: a random model)")
+    add("--out", metavar="DIR", default="runs/selfcheck", help="default: runs/selfcheck")
+    add("--append", action="store_true", help=f"append the results to {RESULTS_PAGE}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List the checks, or run them.
+
+    Returns:
+        0 when none failed, else 1.
+
+    Raises:
+        UserError: There is no such check or model, or nowhere to append to.
+    """
+    checks = select(arguments.only)
+    if arguments.list:
+        width = max(len(check.name) for check in CHECKS)
+        print("\n".join(f"{check.name:<{width}}  {check.title}" for check in checks))
+        return 0
+    from rlmath.commands.selfcheck import suite
+
+    return suite.run(
+        checks, arguments.out, arguments.model, RESULTS_PAGE if arguments.append else None
+    )

@@ -1,0 +1,64 @@
+"""What a check knows of the machine and of the material that all checks share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlmath.planning.gpus import GPUS, Gpu
+
+
+@dataclass(frozen=True)
+class Node:
+    """The machine, the model and a folder.
+
+    Attributes:
+        device: What ranks and engines compute on.
+        gpus: GPUs that may be used; 0 on CPU.
+        gpu_name: As the driver calls them; "" on CPU.
+        gpu_gib: Memory of one.
+        model: Hugging Face folder of the model that is checked with.
+        folder: For the files of this check alone.
+    """
+
+    device: Literal["cpu", "cuda"]
+    gpus: int
+    gpu_name: str
+    gpu_gib: float
+    model: str
+    folder: str
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device == "cuda"
+
+    @property
+    def dtype(self) -> str:
+        """``model.dtype`` of the checks: what runs use there."""
+        return "bfloat16" if self.on_cuda else "float32"
+
+    @property
+    def card(self) -> Gpu | None:
+        """The figures that plans are made with, with this card's own memory; ``None``: unknown."""
+        words = self.gpu_name.lower().replace("-", " ").split()
+        for name, gpu in GPUS.items():
+            if name.split("-")[0] in words:
+                return dataclasses.replace(gpu, memory_gib=self.gpu_gib)
+        return None
+
+    def save(self, path: Path) -> None:
+        """Write it for the process of a check."""
+        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Node:
+        """What ``save`` wrote."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def ranks_allow(node: Node, ranks: int) -> bool:
+    """Whether so many processes can have a GPU each; on CPU they always can."""
+    return not node.on_cuda or node.gpus >= ranks

@@ -1,0 +1,157 @@
+"""Ranks and engines for the checks: a run's own parts, started from a run's own settings."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from rlmath.actor.group import ActorGroup
+from rlmath.actor.settings import UpdateSettings
+from rlmath.algorithms.mismatch import measure
+from rlmath.commands.selfcheck.material import random_tokens
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Record
+from rlmath.config import checks
+from rlmath.config.load import load
+from rlmath.config.schema import Config
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import Request
+from rlmath.rollout.seeds import request_seed
+from rlmath.session import Session, open_session
+from rlmath.types import Sample, TrainingBatch
+from rlmath.weights.probe import batch_of
+
+PROMPT_TOKENS = 48
+RESPONSE_TOKENS = 80
+# More GPUs show nothing that these do not: two engines of two ranks.
+MOST_GPUS = 4
+# So large that an update changes nearly every weight, also in bfloat16.
+LEARNING_RATE = 1e-3
+
+
+def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) -> Config:
+    """Checked settings of a run on this node, small in all but the model.
+
+    Args:
+        folder: Name of the run's folder in that of the check.
+        gpus: That the run has; says nothing on CPU.
+        overrides: Further settings.
+    """
+    problems = Path(node.folder) / "problems.jsonl"
+    problems.write_text('{"prompt": "1 + 1?", "solutions": ["2"]}\n', encoding="utf-8")
+    config = load(
+        [
+            f"data.train_paths=[{problems}]",
+            f"model.path={node.model}",
+            f"model.dtype={node.dtype}",
+            f"runner.run_dir={node.folder}/{folder}",
+            f"cluster.device={node.device}",
+            f"cluster.gpus_per_node={max(1, gpus)}",
+            f"data.max_prompt_tokens={PROMPT_TOKENS}",
+            f"rollout.max_response_tokens={RESPONSE_TOKENS}",
+            "rollout.max_running_sequences=32",
+            "rollout.cpu_kv_cache_gib=0.125",
+            "rollout.gpu_memory_utilization=0.3",
+            # Graphs take a minute to capture and matter to throughput alone.
+            "rollout.enforce_eager=true",
+            "algorithm.prompts_per_step=8",
+            "algorithm.group_size=4",
+            "algorithm.minibatches_per_step=1",
+            f"actor.optimizer.lr={LEARNING_RATE:g}",
+            "actor.optimizer.adam_eps=1e-8",
+            "actor.max_tokens_per_microbatch=4096",
+            "reward.num_workers=1",
+            "runner.keep_checkpoints=1",
+            *overrides,
+        ]
+    )
+    checks.check(config, "train")
+    return config
+
+
+@contextlib.contextmanager
+def started(
+    config: Config, record: Record, name: str = "ranks and engines", *, trains: bool = True
+) -> Iterator[tuple[Session, RolloutPool]]:
+    """Ranks (if it trains) and engines of these settings, connected.
+
+    Args:
+        name: In the names of the record's phases.
+    """
+    optimizer = config.actor.optimizer if trains else None
+    with contextlib.ExitStack() as stack:
+        with record.phase(f"start of {name}"):
+            session = stack.enter_context(open_session(config, optimizer=optimizer))
+        yield session, session.sampling.pool
+        with record.phase(f"end of {name}"):
+            stack.close()
+
+
+def requests(
+    node: Node,
+    count: int,
+    *,
+    prompts: int = 8,
+    max_tokens: int = RESPONSE_TOKENS,
+    step: int = 0,
+    ignore_eos: bool = True,
+) -> list[Request]:
+    """Requests on random prompts of uneven length, sampled at temperature 1.
+
+    Args:
+        count: Of them, shared out over the prompts.
+        prompts: Different ones.
+        step: Gives other prompts and random streams.
+    """
+    lengths = [PROMPT_TOKENS - 3 * number for number in range(prompts)]
+    tokens = random_tokens(node.model, lengths, seed=step)
+    return [
+        Request(
+            problem_id=f"{step}-{number % prompts}",
+            index=number // prompts,
+            prompt_token_ids=tuple(tokens[number % prompts]),
+            max_tokens=max_tokens,
+            temperature=1.0,
+            top_p=1.0,
+            seed=request_seed(0, step, f"{step}-{number % prompts}", number // prompts),
+            ignore_eos=ignore_eos,
+        )
+        for number in range(count)
+    ]
+
+
+def sample(pool: RolloutPool, wanted: Sequence[Request]) -> list[Sample]:
+    """The samples, in the order of the requests."""
+    found = {(one.problem_id, one.index): one for one in pool.generate(wanted)}
+    return [found[request.key] for request in wanted]
+
+
+def as_batch(wanted: Sequence[Request], samples: Sequence[Sample]) -> TrainingBatch:
+    """A batch of samples with the engines' log-probs, and advantages of both signs."""
+    pairs = zip(wanted, samples, strict=True)
+    batch = batch_of([(list(r.prompt_token_ids), list(s.token_ids)) for r, s in pairs])
+    log_probs = torch.tensor([value for one in samples for value in one.log_probs])
+    signs = torch.ones(len(batch))
+    signs[1::2] = -1.0
+    return dataclasses.replace(
+        batch,
+        engine_log_probs=log_probs,
+        weights_versions=torch.tensor([one.weights_version for one in samples]),
+        advantages=torch.repeat_interleave(signs, batch.response_lengths),
+    )
+
+
+def mismatch(actor: ActorGroup, batch: TrainingBatch) -> dict[str, float]:
+    """How far the engines' log-probs are from the actor's; see ``Mismatch.metrics``."""
+    log_probs, _ = actor.log_probs(batch)
+    return measure(log_probs, batch.engine_log_probs).metrics()
+
+
+def update(actor: ActorGroup, batch: TrainingBatch, seed: int = 0) -> dict[str, float]:
+    """One optimizer step; its metrics."""
+    result, _ = actor.update(batch, UpdateSettings(), seed)
+    return result.minibatches[0]

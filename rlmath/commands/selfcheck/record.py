@@ -1,0 +1,143 @@
+"""What a check reports while it runs.
+
+Every call appends one line to a file, so that a check that hangs or crashes leaves what it had
+measured until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Value = float | int | str | bool
+
+
+class Record:
+    """The lines of one check, written in its process.
+
+    Args:
+        path: File that is appended to; its folder has to exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def figure(
+        self, name: str, value: Value, unit: str = "", *, limit: str = "", key: bool = False
+    ) -> None:
+        """Report a number or a word.
+
+        Args:
+            name: What was measured.
+            unit: Of the value, such as ``GiB``; none for a ratio or a word.
+            limit: What is allowed, such as ``<= 1.02``, if there is a limit.
+            key: Show it in the line of the terminal as well.
+        """
+        self._write("figure", name=name, value=value, unit=unit, limit=limit, key=key)
+
+    def fail(self, problem: str, advice: str = "") -> None:
+        """Report that something is wrong; the check goes on, and counts as failed.
+
+        Args:
+            problem: What is wrong, with its numbers.
+            advice: What to do; none: the check's general advice.
+        """
+        self._write("problem", problem=problem, advice=advice)
+
+    def require(self, holds: bool, problem: str, advice: str = "") -> None:
+        """``fail`` unless it holds."""
+        if not holds:
+            self.fail(problem, advice)
+
+    def not_applicable(self, part: str, reason: str) -> None:
+        """Report a part of the check that cannot run on this machine; ``part`` "": all of it."""
+        self._write("not_applicable", part=part, reason=reason)
+
+    def text(self, title: str, content: str) -> None:
+        """Keep a longer text for the file, such as a table of another program."""
+        self._write("text", title=title, content=content)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Name what is being done, for the message when the check ends in it."""
+        started_s = time.monotonic()
+        self.phase_begins(name)
+        yield
+        self._write("phase_end", name=name, seconds=round(time.monotonic() - started_s, 2))
+
+    def phase_begins(self, name: str) -> None:
+        """As ``phase``, without an end."""
+        self._write("phase", name=name)
+
+    def end(self) -> None:
+        """Report that the check has come to its end."""
+        self._write("end")
+
+    def _write(self, event: str, **content: Any) -> None:
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, **content}) + "\n")
+
+
+@dataclass
+class Outcome:
+    """What the lines of a check amount to.
+
+    Attributes:
+        figures: ``name``, ``value``, ``unit``, ``limit``, ``key`` of each.
+        problems: ``problem`` and ``advice`` of each.
+        not_applicable: ``part`` and ``reason`` of each.
+        texts: ``title`` and ``content`` of each.
+        phases_s: Seconds of each phase that ended.
+        open_phases: Those that did not end, the innermost last.
+        ended: The check came to its end.
+    """
+
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[dict[str, str]] = field(default_factory=list)
+    not_applicable: list[dict[str, str]] = field(default_factory=list)
+    texts: list[dict[str, str]] = field(default_factory=list)
+    phases_s: dict[str, float] = field(default_factory=dict)
+    open_phases: list[str] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def status(self) -> str:
+        """``passed``, ``failed`` or ``not applicable``."""
+        if self.problems or not self.ended:
+            return "failed"
+        if any(not one["part"] for one in self.not_applicable):
+            return "not applicable"
+        return "passed"
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Read what a check wrote; a last line that was cut off is left out."""
+    outcome = Outcome()
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for line in lines:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue
+        event = content.pop("event")
+        if event == "figure":
+            outcome.figures.append(content)
+        elif event == "problem":
+            outcome.problems.append(content)
+        elif event == "not_applicable":
+            outcome.not_applicable.append(content)
+        elif event == "text":
+            outcome.texts.append(content)
+        elif event == "phase":
+            outcome.open_phases.append(content["name"])
+        elif event == "phase_end":
+            outcome.phases_s[content["name"]] = content["seconds"]
+            outcome.open_phases.remove(content["name"])
+        elif event == "end":
+            outcome.ended = True
+    return outcome

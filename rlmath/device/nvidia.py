@@ -1,0 +1,87 @@
+"""What the NVIDIA driver says of this machine's GPUs, by ``nvidia-smi``; nothing starts CUDA here.
+
+Without a driver every function gives nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One GPU.
+
+    Attributes:
+        index: The driver's number of it.
+        uuid: ``GPU-...``.
+        name: Such as ``NVIDIA H100 80GB HBM3``.
+        driver: Version of the driver.
+        total_mib: Its memory.
+        used_mib: Of that, in use by anyone.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    driver: str
+    total_mib: int
+    used_mib: int
+
+
+def gpu_states() -> list[GpuState]:
+    """Every GPU that this process may use (``CUDA_VISIBLE_DEVICES``)."""
+    rows = _query("--query-gpu=index,uuid,name,driver_version,memory.total,memory.used")
+    states = [
+        GpuState(int(index), uuid, name, driver, int(total), int(used))
+        for index, uuid, name, driver, total, used in rows
+    ]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return states
+    names = [name.strip() for name in visible.split(",")]
+    return [state for state in states if str(state.index) in names or state.uuid in names]
+
+
+def process_counts() -> dict[str, int]:
+    """Processes that compute on each GPU, by its uuid. Containers hide other ones' ids, so they are
+    counted and not named."""
+    counts: dict[str, int] = {}
+    for uuid, _ in _query("--query-compute-apps=gpu_uuid,pid"):
+        counts[uuid] = counts.get(uuid, 0) + 1
+    return counts
+
+
+def topology() -> str:
+    """The driver's table of the links between GPUs and network cards."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", _run("topo", "-m"))
+
+
+def current_gpu_uuid() -> str:
+    """Of the GPU that this process computes on, which starts CUDA; "" on a CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ""
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+
+
+def _query(what: str) -> list[list[str]]:
+    text = _run(what, "--format=csv,noheader,nounits")
+    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
+
+
+def _run(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

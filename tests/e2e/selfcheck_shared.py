@@ -1,0 +1,114 @@
+"""Checks of the selfcheck on one set of ranks and engines, which take most of their time to start.
+
+Runs as a check itself, in a process of its own; each check that it calls has its own folder in that
+one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlmath.actor.group import ActorGroup
+from rlmath.commands.selfcheck import parts
+from rlmath.commands.selfcheck.checks import (
+    alignment,
+    checkpoint,
+    engines,
+    throughput,
+    weight_sync,
+)
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Record
+from rlmath.commands.selfcheck.worker import RECORD_FILE
+from rlmath.rollout.pool import RolloutPool
+from rlmath.session import Session
+
+Run = Callable[[Node, Record], None]
+CHECKS: dict[str, Run] = {
+    "alignment": alignment.run,
+    "weight_sync": weight_sync.run,
+    "checkpoint": checkpoint.run,
+    "engines": engines.run,
+    "throughput": throughput.run,
+}
+
+
+def run(node: Node, record: Record) -> None:
+    """All of ``CHECKS``, and those with a fault planted, on the same ranks and engines."""
+    config = parts.settings(node, "run", 0, ["weights.bucket_size_mib=1"])
+    with parts.started(config, record) as pair:
+        parts.started = _shared(pair)  # type: ignore[assignment]
+        for name, check in CHECKS.items():
+            _run(node, name, check)
+        with _stale_at_the_second_sync(*pair):
+            _run(node, "stale", weight_sync.run)
+        with _a_bit_lost_in_the_checkpoint():
+            _run(node, "lost_bit", checkpoint.run)
+
+
+def _run(node: Node, name: str, check: Run) -> None:
+    folder = Path(node.folder) / name
+    folder.mkdir()
+    record = Record(folder / RECORD_FILE)
+    check(dataclasses.replace(node, folder=str(folder)), record)
+    record.end()
+
+
+def _shared(pair: tuple[Session, RolloutPool]) -> Any:
+    @contextlib.contextmanager
+    def started(*arguments: Any, **options: Any) -> Iterator[tuple[Session, RolloutPool]]:
+        yield pair
+
+    return started
+
+
+@contextlib.contextmanager
+def _stale_at_the_second_sync(session: Session, pool: RolloutPool) -> Iterator[None]:
+    """The engines say that they have the second of the next versions, and keep the first."""
+    send, stale = ActorGroup.send_weights, pool.weights_version + 2
+
+    def send_or_not(self: ActorGroup, version: int, verify: bool = False) -> None:
+        if version != stale:
+            send(self, version, verify)
+            return
+
+        def pretend(engine: Any) -> None:
+            engine._loop.weights_version = version
+
+        ray.get([engine.__ray_call__.remote(pretend) for engine in pool.engines])
+
+    ActorGroup.send_weights = send_or_not  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ActorGroup.send_weights = send  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _a_bit_lost_in_the_checkpoint() -> Iterator[None]:
+    """One bit of one moment of Adam differs after a load."""
+    load = ActorGroup.load_checkpoint
+
+    def flip(worker: Any) -> None:
+        import torch
+
+        optimizer = worker.actor.optimizer
+        part = getattr(optimizer, "chained_optimizers", [optimizer])[0]
+        state = next(iter(part.optimizer.state.values()))
+        state["exp_avg"].view(torch.int32).view(-1)[0] ^= 1
+
+    def load_and_flip(self: ActorGroup, folder: Any) -> None:
+        load(self, folder)
+        self.call(flip)
+
+    ActorGroup.load_checkpoint = load_and_flip  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ActorGroup.load_checkpoint = load  # type: ignore[method-assign]

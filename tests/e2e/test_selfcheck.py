@@ -1,0 +1,108 @@
+"""``rlmath selfcheck gpu`` on CPU: every check runs once, and finds faults that were planted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.commands.selfcheck import report
+from rlmath.commands.selfcheck.catalog import CHECKS, Check
+from rlmath.commands.selfcheck.record import Outcome, read_outcome
+from rlmath.commands.selfcheck.suite import run_checks
+from rlmath.commands.selfcheck.worker import RECORD_FILE
+from tests.e2e import selfcheck_shared
+from tests.e2e.runs import ROOT, marked_processes, rlmath
+
+# What is not run on shared ranks and engines.
+ALONE = ("environment", "actor", "update", "sleep", "training")
+
+
+def values(outcome: Outcome) -> dict[str, Any]:
+    return {one["name"]: one["value"] for one in outcome.figures}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """What the checks found on one set of ranks and engines, by name."""
+    out = tmp_path_factory.mktemp("shared")
+    target = f"{selfcheck_shared.__name__}:run"
+    check = Check("shared", "checks on shared parts", "", 600.0, target)
+    os.environ["PYTHONPATH"] = str(ROOT)
+    (result,) = run_checks([check], out, None)
+    assert result.outcome.status == "passed", report.as_line(result, 0) + result.log_tail
+    names = [*selfcheck_shared.CHECKS, "stale", "lost_bit"]
+    return {name: read_outcome(out / "shared" / name / RECORD_FILE) for name in names}
+
+
+def test_every_check_is_run_here() -> None:
+    assert {*ALONE, *selfcheck_shared.CHECKS} == {check.name for check in CHECKS}
+
+
+def test_the_command(tmp_path: Path) -> None:
+    done = rlmath(
+        *("selfcheck", "gpu", "--only", ",".join(ALONE), "--out", str(tmp_path)),
+        mark="selfcheck",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
+    assert all(" passed " in lines[name] for name in ALONE if name != "sleep")
+    # What means nothing on a CPU has not passed.
+    assert "not applicable" in lines["sleep"]
+    assert "4 passed, 0 failed, 1 not applicable" in done.stdout
+    assert str(tmp_path / "selfcheck.md") in done.stdout
+    assert marked_processes("selfcheck") == []
+
+    content = report.read_results((tmp_path / "selfcheck.md").read_text(encoding="utf-8"))
+    checks = {one["name"]: one for one in content["checks"]}
+    figures = {
+        name: {one["name"]: one["value"] for one in check["figures"]}
+        for name, check in checks.items()
+    }
+    for layout in ("TP 1 (DP 2)", "TP 2", "CP 2"):
+        assert 0 < figures["actor"][f"{layout} max |Δ|"] < 1e-4
+        assert 1 < figures["actor"][f"{layout} mean exp|Δ|"] <= 1.0001
+    assert figures["update"]["1024 tokens model FLOPs"] > 0
+    assert figures["training"]["steps"] == 2
+    assert 1 <= figures["training"]["step 2 mean exp|Δ|"] <= 1.0001
+    parts = [one["part"] for one in checks["update"]["not_applicable"]]
+    assert parts == ["memory against the plan, MFU"]
+
+
+def test_engines_and_ranks(shared: dict[str, Outcome]) -> None:
+    statuses = {name: shared[name].status for name in selfcheck_shared.CHECKS}
+    assert set(statuses.values()) == {"passed"}, shared
+    engines = values(shared["engines"])
+    assert engines["TP 1 KV cache"] > 0
+    assert engines["samples equal in two starts"] == "32 of 32"
+    assert [one["part"] for one in shared["engines"].not_applicable] == [
+        "GPUs of ranks and engines"
+    ]
+    sync = values(shared["weight_sync"])
+    assert sync["largest tensor"] > sync["bucket"]
+    assert sum(name.endswith("mean exp|Δ|") for name in sync) == 3
+    assert values(shared["alignment"])["version 0 mean exp|Δ|"] <= 1.0001
+    checkpoint = values(shared["checkpoint"])["engines awake tensors that came back"]
+    count, _, total = checkpoint.partition(" of ")
+    assert int(count) == int(total) > 50
+    assert values(shared["throughput"])["engine / vLLM alone"] > 0
+
+
+def test_a_stale_engine_after_the_first_sync_is_found(shared: dict[str, Outcome]) -> None:
+    outcome = shared["stale"]
+    assert outcome.status == "failed"
+    (problem,) = [one["problem"] for one in outcome.problems]
+    assert "differs" in problem
+    checked = [name for name in values(outcome) if name.endswith("mean exp|Δ|")]
+    # The first sync passed, and the second was caught before anything was sampled with it.
+    assert len(checked) == 1
+
+
+def test_a_checkpoint_that_loses_a_bit_is_found(shared: dict[str, Outcome]) -> None:
+    outcome = shared["lost_bit"]
+    assert outcome.status == "failed"
+    (problem,) = [one["problem"] for one in outcome.problems]
+    assert "1 of" in problem
+    assert "exp_avg" in problem

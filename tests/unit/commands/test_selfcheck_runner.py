@@ -1,0 +1,176 @@
+"""Checks that hang, crash or leave processes fail alone, with what they had measured."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlmath.commands.selfcheck import report, suite
+from rlmath.commands.selfcheck.catalog import CHECKS, Check, select
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Record, read_outcome
+from rlmath.commands.selfcheck.runner import Result, adopting_orphans, run_check
+from rlmath.errors import UserError
+
+NAMES = ("hangs", "raises", "segfaults", "exits", "is_wrong", "not_here", "in_part", "good")
+
+
+def check(name: str, limit_s: float = 60.0) -> Check:
+    target = f"tests.unit.commands.selfcheck_targets:{name}"
+    return Check(name, f"what {name} does", f"Mend {name}.", limit_s, target)
+
+
+def node(folder: Path) -> Node:
+    return Node("cpu", 0, "", 0.0, "model", str(folder))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("selfcheck")
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Iterator[dict[str, Result]]:
+    with adopting_orphans():
+        yield {
+            name: run_check(check(name, 4.0 if name == "hangs" else 60.0), node(folder / name))
+            for name in NAMES
+        }
+
+
+def problem(result: Result) -> str:
+    return result.outcome.problems[0]["problem"]
+
+
+def test_each_has_its_own_status_whatever_became_of_the_others(
+    results: dict[str, Result],
+) -> None:
+    statuses = {name: result.outcome.status for name, result in results.items()}
+    failed = dict.fromkeys(("hangs", "raises", "segfaults", "exits", "is_wrong"), "failed")
+    others = {"not_here": "not applicable", "in_part": "passed", "good": "passed"}
+    assert statuses == failed | others
+
+
+def test_a_check_that_hangs_is_ended_with_all_that_it_started(
+    results: dict[str, Result], folder: Path
+) -> None:
+    result = results["hangs"]
+    assert "4 s in the phase 'the long one'" in problem(result)
+    # What it had measured until then stays, and its log says where it hung.
+    assert result.outcome.figures[0]["name"] == "before"
+    assert "in hangs" in result.log_tail
+    child = int((folder / "hangs" / "child").read_text())
+    assert not psutil.pid_exists(child)
+
+
+def test_a_crash_is_named(results: dict[str, Result]) -> None:
+    assert "SIGSEGV in the phase 'the kernel'" in problem(results["segfaults"])
+    assert "in segfaults" in results["segfaults"].log_tail
+    assert problem(results["raises"]).startswith("ValueError: an unlucky")
+    assert "Traceback" in results["raises"].log_tail
+    assert "exit code 7" in problem(results["exits"])
+
+
+def test_an_orphan_of_a_check_that_passed_is_ended(tmp_path: Path) -> None:
+    with adopting_orphans():
+        result = run_check(check("leaves_an_orphan"), node(tmp_path))
+    assert result.outcome.status == "passed"
+    assert not psutil.pid_exists(int((tmp_path / "child").read_text()))
+
+
+def test_lines_say_what_to_do(results: dict[str, Result]) -> None:
+    wrong = report.as_line(results["is_wrong"], 9)
+    assert "failed" in wrong
+    assert "! 3 is more than 2\n" in wrong
+    # Its own advice, and the check's where it has none.
+    assert "To do: Take 2." in wrong
+    assert "To do: Mend is_wrong." in wrong
+    assert "rate 1,235 tokens/s" in report.as_line(results["good"], 9)
+    assert "not applicable: all of it (there is no GPU)" in report.as_line(results["not_here"], 9)
+    assert "TP 2, CP 2 (it needs" in report.as_line(results["in_part"], 9)
+    assert "\x1b" not in report.as_line(results["raises"], 9)
+
+
+def test_the_file_has_everything_as_text_and_as_json(results: dict[str, Result]) -> None:
+    text = report.as_markdown({"date": "today", "commit": "abc"}, list(results.values()))
+    assert "- commit: abc" in text
+    assert "| good | passed |" in text
+    assert "**To do:** Mend segfaults." in text
+    content = report.read_results(text)
+    checks = {one["name"]: one for one in content["checks"]}
+    assert [*checks] == list(NAMES)
+    assert content["about"]["commit"] == "abc"
+    rate = checks["good"]["figures"][1]
+    assert (rate["value"], rate["unit"], rate["limit"]) == (1234.5678, "tokens/s", ">= 1")
+    assert checks["segfaults"]["problems"][0]["problem"] == problem(results["segfaults"])
+    page = report.as_gpu_results({"date": "today", "commit": "abc"}, list(results.values()))
+    assert "today" in page
+    assert "rate 1,235 tokens/s" in page
+    assert "**4 is more than 2**" in page
+    summary = report.summary(list(results.values()))
+    assert [word for word in summary.split() if word.isdigit()] == ["2", "5", "1"]
+
+
+def test_a_check_that_never_ended_has_not_passed(tmp_path: Path) -> None:
+    record = Record(tmp_path / "record.jsonl")
+    record.figure("all is well", 1)
+    with open(tmp_path / "record.jsonl", "a") as file:
+        file.write('{"event": "en')
+    assert read_outcome(tmp_path / "record.jsonl").status == "failed"
+    assert read_outcome(tmp_path / "nothing").status == "failed"
+
+
+def test_gpu_memory_that_stays_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    # Each call finds 300 MiB more in use.
+    smi.write_text(
+        "#!/bin/sh\n"
+        f"echo x >> {tmp_path}/calls\n"
+        f"n=$(wc -l < {tmp_path}/calls)\n"
+        'echo "0, GPU-a, NVIDIA H100 80GB HBM3, 580.1, 81559, $((n * 300))"\n'
+    )
+    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("rlmath.commands.selfcheck.runner.MEMORY_WAIT_S", 0.0)
+    result = run_check(check("good"), node(tmp_path / "good"))
+    assert result.outcome.status == "failed"
+    assert "300 MiB of GPU-a" in problem(result)
+
+
+def test_only_names_checks() -> None:
+    assert select(None) == CHECKS
+    assert [one.name for one in select("update, actor")] == ["actor", "update"]
+    for names in ("actor,none_such", ""):
+        with pytest.raises(UserError, match="weight_sync"):
+            select(names)
+
+
+def test_append_needs_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    with pytest.raises(UserError, match=r"docs/gpu_results\.md"):
+        suite.run([check("good")], str(tmp_path / "out"), None, "docs/gpu_results.md")
+
+
+def test_append_adds_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "gpu_results.md"
+    page.write_text("# What has run\n")
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    monkeypatch.setattr(suite, "this_node", lambda out, model: node(out))
+    checks = [check("good"), check("is_wrong")]
+    assert suite.run(checks, str(tmp_path / "out"), None, "docs/gpu_results.md") == 1
+    text = page.read_text()
+    assert text.startswith("# What has run\n\n## `rlmath selfcheck gpu`")
+    assert "torch" in text
+    assert "| good | passed |" in text
+    assert "| is_wrong | failed |" in text
+    assert suite.run(checks[:1], str(tmp_path / "out"), None, None) == 0
+    assert page.read_text() == text
