@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rlmath.commands.selfcheck.record import Outcome, read_outcome
 from rlmath.commands.selfcheck.suite import run_checks
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from tests.e2e import selfcheck_shared
-from tests.e2e.runs import ROOT, marked_processes, rlmath
+from tests.e2e.runs import marked_processes, rlmath
 
 # What is not run on shared ranks and engines.
 ALONE = ("environment", "actor", "update", "sleep", "training")
@@ -30,7 +29,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     out = tmp_path_factory.mktemp("shared")
     target = f"{selfcheck_shared.__name__}:run"
     check = Check("shared", "checks on shared parts", "", 600.0, target)
-    os.environ["PYTHONPATH"] = str(ROOT)
     (result,) = run_checks([check], out, None)
     assert result.outcome.status == "passed", report.as_line(result, 0) + result.log_tail
     names = [*selfcheck_shared.CHECKS, "stale", "lost_bit"]
