@@ -60,6 +60,8 @@ def finished(spec: Any) -> dict[str, Any]:
         "batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "chunked_prefill": config.scheduler_config.enable_chunked_prefill,
         "async_scheduling": config.scheduler_config.async_scheduling,
+        "batches_in_flight": config.max_concurrent_batches,
+        "second_model_runner": config.use_v2_model_runner,
         "scheduler": config.scheduler_config.get_scheduler_cls().__qualname__,
         "cuda_graphs": config.compilation_config.cudagraph_mode.name,
         "dtype": str(config.model_config.dtype),
