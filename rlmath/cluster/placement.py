@@ -111,13 +111,24 @@ def bundles_by_node(group: Any, count: int) -> list[list[Bundle]]:
 
     Ray tells a bundle's node, but its GPU only to what runs in it, so a small task in each bundle
     reports it. The bundle keeps that GPU.
+
+    Raises:
+        UserError: Tasks do not start on some node.
     """
     import ray
     from ray.util.placement_group import placement_group_table
 
     node_of = placement_group_table(group)["bundles_to_node_id"]
     probe = ray.remote(num_cpus=0, num_gpus=1)(_gpus_of_this_process)
-    gpus = ray.get([probe.options(**_strategy(group, index)).remote() for index in range(count)])
+    refs = [probe.options(**_strategy(group, index)).remote() for index in range(count)]
+    try:
+        gpus = ray.get(refs, timeout=PLACEMENT_TIMEOUT_S)
+    except ray.exceptions.GetTimeoutError as error:
+        silent = len(ray.wait(refs, num_returns=count, timeout=0)[1])
+        raise UserError(
+            f"{silent} of {count} reserved GPUs did not answer within {PLACEMENT_TIMEOUT_S:g} s: "
+            "Ray cannot start processes on their nodes; see `ray status` and the nodes' Ray logs"
+        ) from error
     bundles = [Bundle(index, node_of[index], str(gpus[index][0])) for index in range(count)]
     return in_order(bundles, [node["NodeID"] for node in sorted_nodes()])
 

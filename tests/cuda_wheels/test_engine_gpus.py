@@ -63,6 +63,8 @@ def test_steps_are_large_and_scheduled_ahead(found: dict[str, dict[str, Any]], n
     # The step loop waits for one step at most when an engine is idle.
     assert found[name]["batches_in_flight"] == 2
     assert found[name]["kv_cache_bytes"] is None
+    # tests/contracts/test_vllm_engine.py has what is asked of its model runner.
+    assert found[name]["second_model_runner"] is True
 
 
 def test_an_engine_that_starts_again_gets_the_cache_that_was_measured(

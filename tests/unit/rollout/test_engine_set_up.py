@@ -18,17 +18,6 @@ from rlmath.rollout.engine_workers import check_gpus, smallest
 from rlmath.rollout.requests import EngineSpec
 from rlmath.session import engine_spec
 
-GPU_SPEC = EngineSpec(
-    model_path="model",
-    dtype="bfloat16",
-    device="cuda",
-    tensor_parallel=2,
-    max_sequence_tokens=400,
-    max_running_sequences=256,
-    transport="ipc",
-    log_dir="logs",
-)
-
 
 def spec_of(device: Device, *overrides: str) -> EngineSpec:
     config = load(["model=tiny", "cluster=gpu8", "runner.run_dir=r", *overrides])
@@ -52,17 +41,17 @@ def test_a_step_of_an_engine_is_as_long_as_the_plan_assumes() -> None:
     assert spec_of(Device.cuda, "rollout.max_batched_tokens=4096").max_batched_tokens == 4096
 
 
-def test_an_engine_on_a_gpu_sees_its_gpus_and_measures_its_own_cache() -> None:
-    environment = GPU_SPEC.environment()
+def test_an_engine_on_a_gpu_sees_its_gpus_and_measures_its_own_cache(gpu_spec: EngineSpec) -> None:
+    environment = gpu_spec.environment()
     assert environment["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"
     assert environment["VLLM_ENABLE_STARTUP_PLAN"] == "0"
     assert not any("BUNDLE" in name for name in environment)
-    assert "VLLM_ENABLE_STARTUP_PLAN" not in replace(GPU_SPEC, device="cpu").environment()
+    assert "VLLM_ENABLE_STARTUP_PLAN" not in replace(gpu_spec, device="cpu").environment()
 
 
-def test_an_engine_runs_batch_invariant_kernels_as_the_setting_says() -> None:
+def test_an_engine_runs_batch_invariant_kernels_as_the_setting_says(gpu_spec: EngineSpec) -> None:
     for on in (False, True):
-        spec = replace(GPU_SPEC, precision=Precision(batch_invariant=on))
+        spec = replace(gpu_spec, precision=Precision(batch_invariant=on))
         # Said outright: what the shell has does not count.
         assert spec.environment()["VLLM_BATCH_INVARIANT"] == str(int(on))
 

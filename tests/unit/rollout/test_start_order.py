@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +14,6 @@ from rlmath.cluster.placement import EnginePlace
 from rlmath.rollout import pool as pool_module
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineError, EngineSpec
-
-SPEC = EngineSpec(
-    model_path="model",
-    dtype="bfloat16",
-    device="cuda",
-    tensor_parallel=1,
-    max_sequence_tokens=400,
-    max_running_sequences=256,
-    transport="ipc",
-    log_dir="logs",
-    sleeps=True,
-)
 
 
 class RecordedRanks:
@@ -63,7 +53,7 @@ class RecordedEngine:
 
 
 @pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[str]:
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     monkeypatch.setattr(RecordedEngine, "events", found, raising=False)
     monkeypatch.setattr(pool_module, "EngineProcess", RecordedEngine)
@@ -71,15 +61,19 @@ def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[str]:
     return found
 
 
-def make_pool(tmp_path: Any, **changes: Any) -> RolloutPool:
-    spec = replace(SPEC, log_dir=str(tmp_path), **changes)
-    return RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=1)
+@pytest.fixture
+def make_pool(gpu_spec: EngineSpec, tmp_path: Path) -> Callable[..., RolloutPool]:
+    def make(**changes: Any) -> RolloutPool:
+        spec = replace(gpu_spec, log_dir=str(tmp_path), **changes)
+        return RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=1)
+
+    return make
 
 
 def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
-    events: list[str], tmp_path: Any
+    events: list[str], make_pool: Callable[..., RolloutPool]
 ) -> None:
-    session.start(RecordedRanks(events), make_pool(tmp_path))  # type: ignore[arg-type]
+    session.start(RecordedRanks(events), make_pool())  # type: ignore[arg-type]
     assert events == [
         "ranks begin",
         "ranks ready",
@@ -90,17 +84,17 @@ def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
 
 
 def test_engines_on_gpus_of_their_own_start_beside_the_ranks(
-    events: list[str], tmp_path: Any
+    events: list[str], make_pool: Callable[..., RolloutPool]
 ) -> None:
-    session.start(RecordedRanks(events), make_pool(tmp_path, sleeps=False))  # type: ignore
+    session.start(RecordedRanks(events), make_pool(sleeps=False))  # type: ignore
     assert events[:2] == ["engine 0 begins, cache None", "engine 1 begins, cache None"]
     assert events[2:] == ["ranks begin", "ranks ready"]
 
 
 def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(
-    events: list[str], tmp_path: Any
+    events: list[str], make_pool: Callable[..., RolloutPool]
 ) -> None:
-    pool = make_pool(tmp_path)
+    pool = make_pool()
     session.start(RecordedRanks(events), pool)  # type: ignore[arg-type]
     events.clear()
     pool.replace(1, EngineError("it died"))

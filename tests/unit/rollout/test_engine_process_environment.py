@@ -1,0 +1,70 @@
+"""The engine's actor: its environment, and what it waits for before weights or memory change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlmath.rollout import engine as engine_module
+from rlmath.rollout.engine import RolloutEngine
+from rlmath.rollout.requests import EngineSpec
+
+
+class RecordedLoop:
+    """Stands in for the thread that steps vLLM."""
+
+    def __init__(self, unfinished: int = 0) -> None:
+        self.events: list[str] = []
+        self.unfinished = unfinished
+
+    def counts(self) -> tuple[int, int]:
+        return self.unfinished, 0
+
+    def drain(self) -> None:
+        self.events.append("drain")
+
+    def rpc(self, method: str, **_: Any) -> None:
+        self.events.append(method)
+
+    def engine_call(self, function: Callable[[Any], Any]) -> None:
+        function(self)
+
+    def sleep(self, level: int) -> None:
+        self.events.append(f"sleep {level}")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The process's environment, for the length of a test."""
+    variables = {"VLLM_CACHE_ROOT": "/caches"}
+    monkeypatch.setattr(os, "environ", variables)
+    monkeypatch.setattr(engine_module, "end_with_parent", lambda _: None)
+    return variables
+
+
+def test_an_engine_compiles_into_its_own_folder(
+    environment: dict[str, str], gpu_spec: EngineSpec
+) -> None:
+    RolloutEngine(gpu_spec, 3, gpu_spec.environment())
+    assert environment["VLLM_CACHE_ROOT"] == "/caches/rlmath_engine_3"
+    assert environment["TRITON_CACHE_DIR"].startswith("/caches/rlmath_engine_3/")
+    assert environment["VLLM_BATCH_INVARIANT"] == "0"
+
+
+def test_weights_and_memory_change_when_nothing_is_in_flight(
+    environment: dict[str, str], gpu_spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = RecordedLoop()
+    monkeypatch.setattr(engine_module, "StepLoop", lambda *_: loop)
+    engine = RolloutEngine(gpu_spec, 0, {})
+    engine.start_weight_update()
+    engine.sleep()
+    assert loop.events == ["drain", "start_weight_update", "drain", "sleep 2"]
+    loop.unfinished = 2
+    for change in (engine.start_weight_update, engine.sleep):
+        with pytest.raises(RuntimeError, match="2 unfinished requests"):
+            change()
+    assert len(loop.events) == 4
