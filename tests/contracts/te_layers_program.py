@@ -159,9 +159,11 @@ def with_installed() -> tuple[Any, torch.dtype]:
     from tests.cuda_wheels import forged
 
     forged.forge_gpus()
-    import transformer_engine.pytorch  # noqa: F401
+    import transformer_engine.pytorch.ops.basic.rmsnorm as rmsnorm
 
     forged.forge_meta_device()
+    # It asks for "cuda" and the index of a device.
+    rmsnorm.canonicalize_device = lambda _: forged.META
     import rlmath.actor.model as model
     from rlmath.device import Platform
 

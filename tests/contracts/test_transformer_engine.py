@@ -32,4 +32,4 @@ def built() -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", MODULES)
 def test_layers_are_transformer_engines(built: dict[str, Any], case: str) -> None:
-    check(case, built[case])
+    check(case, built[case], marks=True)

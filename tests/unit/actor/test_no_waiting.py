@@ -18,11 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlmath.actor.actor import policy_loss
 from rlmath.actor.logprobs import vocab_parallel_log_probs
 from rlmath.actor.loss_fields import LossFields
-from rlmath.actor.packing import Pack
+from rlmath.actor.packing import Pack, _packed_seq_params
 from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.actor.value_model import value_loss
 from rlmath.algorithms.losses import LOSSES
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.device import Platform
 
 META = torch.device("meta")
 TOKENS, VOCAB = 12, 32
@@ -131,3 +132,17 @@ def test_the_value_models_loss(clip: float | None, pack: Pack) -> None:
         total, kept = value_loss(fields, ValueUpdateSettings(clip=clip))(pack, output)
         total.backward()
     assert kept.device == META and not seen.moves
+
+
+def test_attention_is_told_lengths_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformer Engine fetches from the GPU, in every layer, the longest length when it is not
+    given, and whether two tensors of ends differ when both are."""
+    monkeypatch.setattr(Platform, "torch_device", META)
+    for contexts in (1, 2):
+        params = _packed_seq_params(
+            [8, 4], Platform("cuda", "nccl", "transformer_engine"), contexts, 0
+        )
+        assert type(params).__name__ == "PackedSeqParams" and params.qkv_format == "thd"
+        assert (params.max_seqlen_q, params.max_seqlen_kv) == (8, 8)
+        assert params.cu_seqlens_q.device == META
+        assert params.cu_seqlens_q_padded is None and params.cu_seqlens_kv_padded is None

@@ -1,0 +1,79 @@
+"""Batch-invariant kernels are enabled with what they need, or not at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor.model import ModelSettings, transformer_config
+from rlmath.actor.parallel import Layout
+from rlmath.device import CPU
+from rlmath.device.batch_invariant import enable_batch_invariance
+from rlmath.errors import UserError
+from rlmath.precision import Precision
+
+KERNELS = "megatron.core.transformer.custom_layers.batch_invariant_kernels"
+UTILS = "transformer_engine.pytorch.attention.dot_product_attention.utils"
+
+
+class Flash:
+    is_installed = v3_is_installed = False
+    version_required, max_version = "2.1.1", "2.8.3"
+
+
+@pytest.fixture
+def enabled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Calls of Megatron's switch; its kernels are Triton's, which needs a GPU."""
+    calls: list[bool] = []
+    kernels, utils = ModuleType(KERNELS), ModuleType(UTILS)
+    kernels.enable_batch_invariant_mode = lambda: calls.append(True)  # type: ignore[attr-defined]
+    utils.FlashAttentionUtils = Flash  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, KERNELS, kernels)
+    parts = UTILS.split(".")
+    for end in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+    monkeypatch.setitem(sys.modules, UTILS, utils)
+    matmul, deterministic = torch.backends.cuda.matmul, torch.utils.deterministic
+    before = (
+        matmul.allow_bf16_reduced_precision_reduction,
+        deterministic.fill_uninitialized_memory,
+    )
+    yield calls
+    torch.use_deterministic_algorithms(False)
+    matmul.allow_bf16_reduced_precision_reduction = before[0]
+    deterministic.fill_uninitialized_memory = before[1]
+
+
+def test_without_flash_attention_nothing_is_enabled(enabled: list[bool]) -> None:
+    with pytest.raises(UserError, match=r"precision\.batch_invariant.*2\.1\.1 to 2\.8\.3"):
+        enable_batch_invariance()
+    assert not enabled and not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("version", ["is_installed", "v3_is_installed"])
+def test_kernels_and_a_deterministic_backward_pass(
+    enabled: list[bool], monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(Flash, version, True)
+    enable_batch_invariance()
+    assert enabled == [True] and torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
+def test_megatrons_own_layers_are_refused() -> None:
+    from transformers import Qwen2Config
+
+    hf: Any = Qwen2Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        architectures=["Qwen2ForCausalLM"],
+    )
+    settings = ModelSettings(torch.bfloat16, precision=Precision(batch_invariant=True))
+    with pytest.raises(UserError, match=r"precision\.batch_invariant"):
+        transformer_config(hf, Layout(1, 1, 1), CPU, settings)
