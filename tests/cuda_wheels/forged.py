@@ -66,6 +66,9 @@ def forge_meta_device() -> None:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = dict(kwargs or {})
+            if func is torch.device:
+                named = func(*args, **kwargs)
+                return META if named.type == "cuda" else named
             if func is torch.Tensor.cuda:
                 return args[0].to(META)
             if func is torch.Tensor.type and len(args) == 1:
