@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlmath import te_install
+from rlmath import nvidia_driver, te_install
 from rlmath.config import check_files, checks, load
 from rlmath.config.facts import PEEKED_ROWS, Machine, existing_parent
 from rlmath.config.hub_names import is_hub
@@ -149,15 +149,18 @@ def accelerators() -> Iterator[Finding]:
     import torch
 
     if not torch.cuda.is_available():
-        yield Finding("bad", "CUDA", f"torch {torch.__version__} cannot start it; see nvidia-smi")
+        why = nvidia_driver.why_no_device(torch.version.cuda)
+        yield Finding("bad", "CUDA", f"torch {torch.__version__} sees no device: {why}")
         return
     names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
     free, total = torch.cuda.mem_get_info()
     yield Finding(
         "ok",
         "device",
-        f"{torch.cuda.device_count()} x {', '.join(sorted(names))}, CUDA {torch.version.cuda}, "
-        f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}",
+        f"{torch.cuda.device_count()} x {', '.join(sorted(names))}, "
+        f"driver {nvidia_driver.driver_version() or 'unknown (no nvidia-smi)'}, "
+        f"CUDA {torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, "
+        f"cuDNN {_cudnn(torch.backends.cudnn.version())}",
     )
     if free < 0.9 * total:
         yield Finding(
@@ -171,19 +174,36 @@ def accelerators() -> Iterator[Finding]:
 def transformer_engine() -> Finding:
     """Transformer Engine imports. In a separate process, which a broken one can end."""
     program = (
-        "from rlmath import te_install as t; print(t.missing_part() or t.import_error() or '')"
+        "from rlmath import te_install as t; print(t.missing_part() or t.import_error() or '');"
+        "from transformer_engine.pytorch.utils import get_cudnn_version as v; print(*v());"
+        "import torch; print(torch.backends.cudnn.version() or 0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
-    problem = done.stdout.strip()
-    if done.returncode != 0:
+    problem, *rest = [line.strip() for line in done.stdout.splitlines()] or [""]
+    if done.returncode != 0 and not problem:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         problem = f"importing it ends Python with code {done.returncode}: {last}"
     if problem:
         return Finding("bad", "Transformer Engine", te_install.refusal(problem))
     version = importlib.metadata.version("transformer-engine")
-    return Finding("ok", "Transformer Engine", version)
+    own, torchs = ".".join(rest[0].split()), _cudnn(int(rest[1]))
+    if own != torchs:
+        return Finding(
+            "bad",
+            "Transformer Engine",
+            f"{version} loads cuDNN {own}, and torch has {torchs}: it takes a system's cuDNN "
+            "(CUDNN_HOME, CUDA_HOME, /usr/local/cuda) before the installed package's; unset these "
+            "or remove that cuDNN",
+        )
+    return Finding("ok", "Transformer Engine", f"{version}, attention by cuDNN {own}")
+
+
+def _cudnn(number: int | None) -> str:
+    """Of torch's number, 92000, the version 9.20.0."""
+    number = number or 0
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def memory() -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from rlmath import te_install
+from rlmath import nvidia_driver, te_install
 from rlmath.device.streams import CudaSideStream, SideStream
 from rlmath.errors import UserError
 
@@ -134,7 +134,8 @@ def choose_platform(device: str, layers: str = "auto") -> Platform:
     if not cuda_visible():
         raise UserError(
             f"cluster.device=cuda, but torch {torch.__version__} sees no CUDA device on this "
-            "machine; set cluster.device=cpu, or install the CUDA build and check nvidia-smi."
+            f"machine: {nvidia_driver.why_no_device(torch.version.cuda)}. Or set "
+            "cluster.device=cpu."
         )
     if layers == "local":
         return Platform("cuda", "nccl", "local")

@@ -119,8 +119,15 @@ def test_doctor_imports_it_and_survives(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     finding = doctor.transformer_engine()
     assert finding.level == "bad" and "code 3" in finding.text
-    (tmp_path / "transformer_engine" / "pytorch" / "__init__.py").write_text("")
-    assert doctor.transformer_engine() == doctor.Finding("ok", "Transformer Engine", "2.11.0")
+    package = tmp_path / "transformer_engine" / "pytorch"
+    (package / "__init__.py").write_text("")
+    # torch's on a CPU.
+    (package / "utils.py").write_text("def get_cudnn_version(): return (0, 0, 0)")
+    finding = doctor.transformer_engine()
+    assert finding.level == "ok" and "2.11.0" in finding.text
+    (package / "utils.py").write_text("def get_cudnn_version(): return (9, 1, 0)")
+    finding = doctor.transformer_engine()
+    assert finding.level == "bad" and "9.1.0" in finding.text and "CUDNN_HOME" in finding.text
 
 
 def test_local_layers_never_meet_a_broken_one(install: Install, one_gpu: None) -> None:

@@ -1,0 +1,58 @@
+"""The NVIDIA driver of this machine, as ``nvidia-smi`` knows it. Imports no torch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+# Of the CUDA 13 that requirements/cuda.lock holds; older drivers load it and find no device.
+LEAST_DRIVER = 580
+TIMEOUT_S = 30
+
+
+def driver_version() -> str | None:
+    """Such as ``580.65.06``; ``None`` without ``nvidia-smi``, or when it finds no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.split()
+    return lines[0] if done.returncode == 0 and lines and lines[0][0].isdigit() else None
+
+
+def is_too_old(version: str) -> bool:
+    """Whether CUDA 13 cannot run on this driver."""
+    return int(version.partition(".")[0]) < LEAST_DRIVER
+
+
+def why_no_device(cuda: str | None) -> str:
+    """Why torch sees no CUDA device, as far as the driver tells, and how to fix it.
+
+    Args:
+        cuda: ``torch.version.cuda``; ``None``: a build without CUDA.
+    """
+    if cuda is None:
+        return (
+            "torch is a build without CUDA; install the CUDA build with "
+            "`bash launchers/setup.sh cuda`"
+        )
+    version = driver_version()
+    if version is None:
+        return (
+            "nvidia-smi is not there or finds no driver; install an NVIDIA driver of version "
+            f"{LEAST_DRIVER} or newer, and in a container pass the GPUs on (docker run --gpus all)"
+        )
+    if is_too_old(version):
+        return (
+            f"the NVIDIA driver is {version}, and CUDA {cuda} needs {LEAST_DRIVER} or newer: "
+            "update the driver"
+        )
+    return (
+        f"the NVIDIA driver {version} is new enough for CUDA {cuda}; look at CUDA_VISIBLE_DEVICES "
+        "and at what nvidia-smi says of the GPUs"
+    )
