@@ -248,7 +248,7 @@ def test_every_preset_goes_through_and_keeps_to_the_plans_buffers(
     """Its real shapes, on meta tensors, from one of two ranks; names, shapes, types and bytes."""
     whole = model_shape(KNOWN[PRESETS[preset]])
     # One layer is like the next.
-    shape = replace(whole, layers=4 if whole.experts else 12)
+    shape = replace(whole, layers=2 if whole.experts else 8)
     worker = join(monkeypatch, backend, cuda, "meta")
     gatherer, _ = gatherer_of(monkeypatch, shape, 2, 512, "meta")
     for method in ("broadcast", "isend", "irecv"):
@@ -256,7 +256,12 @@ def test_every_preset_goes_through_and_keeps_to_the_plans_buffers(
     connection = connect(plan_for(worker, backend, 512), gatherer, CUDA)
     largest = max(t.num_bytes for t in gatherer.tensors)
     with LiveBytes("meta") as memory:
-        connection.send_weights(1)
+        for version in (1, 2):
+            connection.send_weights(version)
+    sent = {t.name: (t.shape, t.dtype, t.num_bytes) for t in gatherer.tensors}
+    for update in worker.updates:
+        assert sent == {n: (tuple(t.shape), t.dtype, t.nbytes) for n, t in update.items()}
+    assert len(worker.updates) == 2
     bound = sync_buffer_bytes(backend, 512 * MIB, largest).trainer_bytes
     assert 0.5 * bound < memory.peak <= bound
 

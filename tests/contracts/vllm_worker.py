@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -116,14 +117,17 @@ def join(patch: pytest.MonkeyPatch, backend: str, cuda: FakeCuda, device: str) -
     """
     cuda.install(patch, device)
     packed_tensor._get_streams.cache_clear()
-    buffers: list[Tensor] = []
+    # A trainer's buffer goes when it and the worker have let go of it.
+    buffers: list[weakref.ref[Tensor]] = []
 
     def export(buffer: Tensor) -> tuple[None, tuple[Any, ...]]:
-        buffers.append(buffer)
+        buffers.append(weakref.ref(buffer))
         return None, (*range(6), 0, len(buffers) - 1)
 
     def rebuild(*arguments: Any) -> Tensor:
-        return buffers[arguments[7]]
+        buffer = buffers[arguments[7]]()
+        assert buffer is not None, "the trainer has dropped what it sent"
+        return buffer
 
     patch.setattr(packed_tensor, "reduce_tensor", export)
     patch.setattr(reductions, "rebuild_cuda_tensor", rebuild)
