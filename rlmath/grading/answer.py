@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -64,6 +65,7 @@ class Answer:
         prose: whether it is words, numbers and punctuation, with an English word among them.
         problem: why the text cannot be an accepted answer (unbalanced braces, …), else "".
         options: letters, each with the text after it, if several options are named.
+        boxes: how many boxes an accepted answer is joined from.
         parameters: the names that the answer declares, with their domains; not part of `node`.
     """
 
@@ -77,6 +79,7 @@ class Answer:
     problem: str = ""
     options: Options = ()
     parameters: tuple[tuple[str, str], ...] = ()
+    boxes: int = 1
 
     @property
     def plain_letter(self) -> bool:
@@ -232,6 +235,10 @@ def _is_word(token: Token) -> bool:
     )
 
 
+def _is_t(token: Token) -> bool:
+    return token.kind == "word" and token.value in ("t", "T") and not token.spaced
+
+
 def _is_prose(tokens: list[Token]) -> bool:
     """Words and punctuation only, with at least one English word."""
     return any(
@@ -273,6 +280,8 @@ def _equated(label: Node | None, value: Node) -> Node:
 def _tree(tokens: list[Token], words: str, settings: GradingSettings) -> Node:
     if _is_lone_name(tokens):
         return ("text", tokens[0].value)
+    if any(t.value == "'" and _is_t(u) for t, u in itertools.pairwise(tokens)):
+        return ("text", words)  # won't
     if _is_prose(tokens):
         return ("s", "domain_R") if words in _ALL_REALS else ("text", words)
     try:

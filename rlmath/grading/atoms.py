@@ -134,8 +134,11 @@ class Atoms(Cases):
                 ]
                 self.size += 1
                 return self.atom()
-        if value.lower() in wording.NEGATIONS:
-            raise ParseError("a negation is no product of letters")
+        following = self.peek()
+        alone = self.tokens[self.position - 1].spaced or self.position == 1
+        alone = alone and (following is None or following.spaced)
+        if value.lower() in wording.STOPS and (len(value) > 2 or alone):
+            raise ParseError("such a word is no product of letters")
         if len(value) <= 3 or value.isupper():
             # a run of one-letter names; the last one takes the subscript or the arguments
             head = [symbol(letter) for letter in value[:-1]]

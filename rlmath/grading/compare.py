@@ -88,15 +88,20 @@ class Comparer(PiecewiseComparer):
         if answer.options and gold.options:
             if [letter for letter, _ in answer.options] != [letter for letter, _ in gold.options]:
                 return False
-            return every(
-                not x or not y or self.same(read(x, self.settings), read(y, self.settings))
-                for (_, x), (_, y) in zip(answer.options, gold.options, strict=True)
-            )
+            pairs = zip(answer.options, gold.options, strict=True)
+            return every(self.option_texts(x, y) for (_, x), (_, y) in pairs)
         if answer.options:
             return False if gold.letter or task == "multiple_choice" else None
         if task == "multiple_choice" and answer.text == "".join(x for x, _ in gold.options):
             return True  # AC
         return False if answer.letter or task == "multiple_choice" else None
+
+    def option_texts(self, answer: str, gold: str) -> Verdict:
+        """What stands after one of several letters: the same, or nothing on one side."""
+        if answer and gold:
+            return self.same(read(answer, self.settings), read(gold, self.settings))
+        added = read(answer, self.settings)
+        return not answer or added.prose or added.node[0] != "text"
 
     def text(self, answer: Answer, gold: Answer) -> bool:
         if not answer.words or not gold.words:
@@ -148,6 +153,8 @@ class Comparer(PiecewiseComparer):
             factor = units.same(a[2], g[2])
             if factor is None:
                 return self.angles(a, g)
+            if wording.alters(a[2], g[2]) or wording.alters(g[2], a[2]):
+                return False  # 31 halved apples
             return self.nodes(a[1] if factor == 1 else _scaled(a[1], factor), g[1])
         united, plain = (a, g) if a[0] == "unit" else (g, a)
         quantity = _quantity(plain)
@@ -186,6 +193,8 @@ class Comparer(PiecewiseComparer):
             return self.nodes(a, plain) if g[0] == "pct" and plain is not a else False
         verdict = self.scalars(_scaled(percent, Fraction(1, 100)), plain)
         if verdict is True or not self.settings.percent_either_way:
+            return verdict
+        if not is_numeric(percent):
             return verdict
         whole = self.scalars(percent, plain)
         return whole if whole is not False else verdict
@@ -403,7 +412,7 @@ def _droppable(united: Node, *, gold: bool) -> bool:
     if phrase in ("-st", "-nd", "-rd", "-th"):
         return True  # 3rd
     value = united[1][1] if united[1][0] == "neg" else united[1]
-    counted = value[0] == "n" and value[1] != 1
+    counted = value[0] not in ("/", "d") and value != ("n", 1)
     return wording.leaves_value(phrase, counted=counted)
 
 

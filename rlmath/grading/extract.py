@@ -1,7 +1,8 @@
 """Find the final answer in a response.
 
-Every step is one pass over the text: `str.rfind`, or a regular expression without nested or
-overlapping repetition. A megabyte of hostile text costs milliseconds.
+Every step looks from the end: `str.rfind`, or a regular expression without nested repetition on the
+last 16,000 characters. The cost of a response does not grow with the words in front of its answer,
+and a box that has not closed after 64,000 characters counts as open.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from rlmath.grading import sentences
 from rlmath.grading.settings import Fallback
 
 Source = Literal["box", "tag", "marker", "number", "whole", "none"]
@@ -30,12 +32,19 @@ class Extraction:
 
 NOTHING = Extraction(None, "none")
 
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
+_BOX_COMMANDS = ("\\boxed", "\\fbox")
+_MAX_BOX_CHARS = 64_000
+_TAIL_CHARS = 16_000  # where an answer without a box is looked for
+_MAX_MARKERS = 64
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _UNBRACED_END = re.compile(r"[\s$]|\\[)\]]")
 _MARKER = re.compile(
-    r"answer[\s*_]{0,8}(?:is(?=\b|n't)|[:：=])|答案[\s*_]{0,4}(?:是|为|[:：])|####", re.IGNORECASE
+    r"answer[\s*_]{0,8}(?:is(?=\b|n't)|[:：=])|答案[\s*_]{0,4}(?:是|为|[:：])|####|"
+    r"(?:答え|正解)[\s*_]{0,4}(?:は|が|[:：])",
+    re.IGNORECASE,
 )
+_MARKER_PARTS = (("nswer", 1), ("NSWER", 1), ("答案", 0), ("####", 0), ("答え", 0), ("正解", 0))
+_POLITE_END = re.compile(r"\s*(?:です|である|であり|となる|になる|となります|だ)\Z")
 _AFTER_MARKER = re.compile(r"[\s:：*_=]*")
 _SENTENCE_END = re.compile(r"[.。!?！？](?=\s|$|\*|[\"'”])")
 _ABBREVIATION = re.compile(r"(?:\b(?:mr|mrs|ms|dr|st|vs|no|sq|approx)|[ap]\.?m)$", re.IGNORECASE)
@@ -49,12 +58,14 @@ _LAST_DIGIT = re.compile(r"[0-9０-９]")
 _EQUALS = re.compile(r"(?<![<>!:])=|\\approx|≈")
 _NEGATION = re.compile(
     r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect|but|guess|unknown|maybe|perhaps|between|"
-    r"at least|at most|(?:more|less|greater|fewer) than)\b|n't|≠|\\neq?\b",
+    r"at least|at most|(?:more|less|greater|fewer) than)\b|n't|≠|\\neq?\b|"
+    r"不|非|或|ではな|じゃな|か",
     re.IGNORECASE,
 )
 _IS = re.compile(r"\b(?:is|are|equals)\b", re.IGNORECASE)
 _REASON = re.compile(r",? \b(?:because|since|which|where|so|as)\b", re.IGNORECASE)
 _CHOICE = re.compile(r"(?<![\w'])\(?([A-J])\)?(?![\w'])")
+_LIST_GAP = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|和)?[\s$,;.\\()\[\]]*")
 _CLOSERS = {"\\[": "\\]", "\\(": "\\)", "$$": "$$", "$": "$"}
 _TRAILING = " \t\r\n.,;:!?。，；：！？*_"
 
@@ -74,9 +85,12 @@ def after_thinking(response: str) -> str | None:
 
 
 def match_brace(text: str, start: int) -> int:
-    """Index of the `}` that closes the `{` at `start`, or -1. Escaped braces do not count."""
+    """Index of the `}` that closes the `{` at `start`, or -1. Escaped braces do not count.
+
+    A group of more than 64,000 characters counts as open.
+    """
     depth = 0
-    for match in _BRACE.finditer(text, start):
+    for match in _BRACE.finditer(text, start, start + _MAX_BOX_CHARS):
         token = match.group()
         if token == "{":
             depth += 1
@@ -87,10 +101,43 @@ def match_brace(text: str, start: int) -> int:
     return -1
 
 
+def _last_command(text: str, end: int) -> tuple[int, int] | None:
+    """(start, end) of the last `\\boxed` or `\\fbox` before `end`."""
+    best: tuple[int, int] | None = None
+    for name in _BOX_COMMANDS:
+        start = text.rfind(name, 0, end)
+        while start >= 0 and text[start + len(name) : start + len(name) + 1].isalpha():
+            start = text.rfind(name, 0, start)
+        if start >= 0 and (best is None or start > best[0]):
+            best = (start, start + len(name))
+    return best
+
+
 def last_box(text: str) -> str | None:
     """Content of the last `\\boxed` or `\\fbox`, "" if empty or open; None if there is no box."""
-    last = _last_match(_BOX, text)
-    return None if last is None else _box_content(text, last.end())
+    last = _last_command(text, len(text))
+    return None if last is None else _box_content(text, last[1])
+
+
+def last_boxes(text: str, count: int) -> list[tuple[str, str]]:
+    """Up to `count` last boxes in order: the text between it and the box before it, its content.
+
+    Boxes inside a box do not count.
+    """
+    found: list[tuple[int, int, str]] = []
+    end = len(text)
+    while len(found) < count:
+        last = _last_command(text, end)
+        if last is None:
+            break
+        content = _box_content(text, last[1])
+        if not any(name in content for name in _BOX_COMMANDS):
+            close = text.find(content, last[1]) + len(content) + 1 if content else last[1]
+            found.append((last[0], close, content))
+        end = last[0]
+    found.reverse()
+    before = [0, *(close for _, close, _ in found)]
+    return [(text[b:start], inner) for b, (start, _, inner) in zip(before, found, strict=False)]
 
 
 def _box_content(text: str, body: int) -> str:
@@ -101,7 +148,7 @@ def _box_content(text: str, body: int) -> str:
         return "" if close < 0 else text[body + 1 : close].strip()
     # `\boxed 5`: up to the next space or end of the formula, outside braces
     position = body
-    while position < len(text):
+    while position < min(len(text), body + _MAX_BOX_CHARS):
         if text[position] == "{":
             close = match_brace(text, position)
             if close < 0:
@@ -129,12 +176,28 @@ def _first_sentence(line: str) -> str:
     return line
 
 
+def _last_marker(text: str) -> int:
+    """Where the last marker ends, or -1."""
+    best = -1
+    for part, before in _MARKER_PARTS:
+        position = len(text)
+        for _ in range(_MAX_MARKERS):
+            position = text.rfind(part, 0, position)
+            if position < 0:
+                break
+            match = _MARKER.match(text, position - before) if position >= before else None
+            if match is not None:
+                best = max(best, match.end())
+                break
+    return best
+
+
 def _after_last_marker(text: str) -> str | None:
-    last = _last_match(_MARKER, text)
-    if last is None:
+    end = _last_marker(text)
+    if end < 0:
         return None
-    found = _AFTER_MARKER.match(text, last.end())
-    start = found.end() if found else last.end()
+    found = _AFTER_MARKER.match(text, end)
+    start = found.end() if found else end
     special = _SPECIAL_TOKEN.search(text, start)
     text = text[start : special.start() if special else len(text)]
     for opener in ("\\[", "$$"):
@@ -142,7 +205,7 @@ def _after_last_marker(text: str) -> str | None:
             close = text.find(_CLOSERS[opener], 2)
             return text[2:close].strip() if close > 0 else text[2:].strip()
     line = _first_sentence(text.split("\n", 1)[0]).strip(_TRAILING)
-    return line
+    return _POLITE_END.sub("", line)
 
 
 def _number_in_prose(line: str) -> str | None:
@@ -193,10 +256,23 @@ def _math_span(text: str, position: int) -> str | None:
     return None
 
 
+def _is_boundary(character: str) -> bool:
+    """Whether a word ends here: white space, or a Chinese or Japanese character."""
+    return character.isspace() or "\u3000" <= character <= "\u9fff" or character == "\uff0c"
+
+
 def _last_number(text: str) -> str | None:
-    """The last number, with the formula or word it belongs to: never the 2 of `2^{10}`."""
-    digit = _LAST_DIGIT.search(text[::-1])
-    position = -1 if digit is None else len(text) - 1 - digit.start()
+    """The last number, with the formula or word it belongs to: never the 2 of `2^{10}`.
+
+    Reasons and contrasts after the statement (`48, as 47 is odd`) do not count, and a number that
+    is denied (`it cannot be 47`) or stands in an aside gives the empty string.
+    """
+    position = _last_digit(text)
+    end = max(position, text.rfind("$"), text.rfind("\\)"))
+    stop = sentences.without_reasons(text, end + 1) if end >= 0 else 0
+    if stop <= end:
+        text = text[:stop]
+        position = _last_digit(text)
     formula = _last_formula(text)
     if formula is not None and formula[1] > position:
         return formula[0].strip(_TRAILING)
@@ -204,13 +280,18 @@ def _last_number(text: str) -> str | None:
         return None
     span = _math_span(text, position)
     if span is not None:
+        start = text.rfind("$", 0, position)
+        if sentences.is_denied(text, start if start >= 0 else position, position + 1):
+            return ""
         return _EQUALS.split(span)[-1].strip(_TRAILING)
     start = position
-    while start > 0 and not text[start - 1].isspace() and position - start < 400:
+    while start > 0 and not _is_boundary(text[start - 1]) and position - start < 400:
         start -= 1
     end = position + 1
-    while end < len(text) and not text[end].isspace() and end - position < 400:
+    while end < len(text) and not _is_boundary(text[end]) and end - position < 400:
         end += 1
+    if sentences.is_denied(text, start, end):
+        return ""
     word = text[start:end].strip(_TRAILING + "\"'()[]<>`“”’|")
     before = text[max(text.rfind("\n", 0, start) + 1, start - 60) : start]
     last = _last_match(_NUMBER, before + word)
@@ -224,11 +305,32 @@ def _last_number(text: str) -> str | None:
     return word or None
 
 
+def _last_digit(text: str) -> int:
+    digit = _LAST_DIGIT.search(text[::-1])
+    return -1 if digit is None else len(text) - 1 - digit.start()
+
+
+def joined(boxes: list[tuple[str, str]], count: int, ordered: bool = False) -> str | None:
+    """Several boxes as one answer; None if there are fewer or they stand in different paragraphs.
+
+    A list if nothing but a comma or `and` stands between them, else a tuple: `x is 3 and y is 4`.
+    """
+    if len(boxes) < count or not all(content for _, content in boxes):
+        return None
+    gaps = [gap for gap, _ in boxes[1:]]
+    if any("\n\n" in gap or len(gap) > 120 for gap in gaps):
+        return None
+    inner = ", ".join(content for _, content in boxes)
+    return inner if not ordered and all(_LIST_GAP.fullmatch(gap) for gap in gaps) else f"({inner})"
+
+
 def extract(
     response: str,
     fallback: Fallback,
     *,
     task: str = "math",
+    boxes: int = 1,
+    ordered: bool = False,
     is_answer: Callable[[str], bool] = lambda text: False,
 ) -> Extraction:
     """Find the final answer.
@@ -240,6 +342,8 @@ def extract(
         response: the whole completion.
         fallback: `none`, `marker` or `number`.
         task: `multiple_choice` looks for the last option letter instead of the last number.
+        boxes: how many boxes the accepted answer is joined from; as many last ones are joined here.
+        ordered: whether it is joined to a tuple.
         is_answer: tells whether a short text is an answer by itself rather than prose; a response
             that is nothing but an answer is taken whole before its last number is looked for.
     """
@@ -248,11 +352,14 @@ def extract(
         return NOTHING
     if "\bo" in text:  # a string literal ate the backslash of \\boxed
         text = text.replace("\boxed", "\\boxed")
-    boxed = last_box(text)
+    boxed = last_box(text) if boxes == 1 else joined(last_boxes(text, boxes), boxes, ordered)
+    if boxed is None and boxes > 1:
+        boxed = last_box(text)
     if boxed is not None:
         return Extraction(boxed, "box")
     if fallback == "none":
         return NOTHING
+    text = text[-_TAIL_CHARS:]
     tagged = _last_tag(text)
     if tagged is not None:
         inner = _after_last_marker(tagged)
@@ -268,6 +375,9 @@ def extract(
     stripped = text.strip()
     if 0 < len(stripped) <= 400 and is_answer(stripped):
         return Extraction(stripped, "whole")
+    option = sentences.stated_option(text)
+    if option is not None:
+        return Extraction(option, "number") if option else NOTHING
     if task == "multiple_choice":
         last = _last_match(_CHOICE, text)
         return NOTHING if last is None else Extraction(last.group(1), "number")

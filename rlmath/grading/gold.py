@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from rlmath.grading.answer import Answer, read
 from rlmath.grading.compare import Comparer
-from rlmath.grading.extract import extract, last_box
+from rlmath.grading.extract import extract, joined, last_box, last_boxes
 from rlmath.grading.result import GoldReport
 from rlmath.grading.settings import GradingSettings
 
@@ -16,13 +18,26 @@ _KINDS = {
 }  # fmt: skip
 
 
-def accepted_text(gold: str) -> str:
-    """The part of a gold that is compared: its last box, what follows `####`, or all of it."""
+def accepted_text(gold: str) -> tuple[str, int]:
+    """(text, boxes): the part of a gold that is compared, and how many boxes it is joined from.
+
+    Its last box, or several boxes of one sentence joined; else what follows `####`, or all of it.
+    The count is 0 if it holds several different boxes that do not belong together.
+    """
+    boxes = last_boxes(gold, _MAX_BOXES + 1)
+    different = {content for _, content in boxes}
+    if len(different) > 1:
+        text = joined(boxes, len(boxes)) if len(boxes) == len(different) <= _MAX_BOXES else None
+        return (boxes[-1][1], 0) if text is None else (text, len(boxes))
     box = last_box(gold)
     if box is not None:
-        return box
+        return box, 1
     mark = gold.rfind("####")
-    return (gold[mark + 4 :] if mark >= 0 else gold).strip()
+    return (gold[mark + 4 :] if mark >= 0 else gold)[:_MAX_CHARS].strip(), 1
+
+
+_MAX_BOXES = 8
+_MAX_CHARS = 64_000  # of a gold without a box; more than any answer that can be compared
 
 
 def kind_of(answer: Answer) -> str:
@@ -41,13 +56,15 @@ def kind_of(answer: Answer) -> str:
 
 def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[Answer, GoldReport]:
     """Read an accepted answer and say whether it can be used."""
-    text = accepted_text(gold) if isinstance(gold, str) else ""
-    answer = read(text, settings)
+    text, boxes = accepted_text(gold) if isinstance(gold, str) else ("", 1)
+    answer = dataclasses.replace(read(text, settings), boxes=max(boxes, 1))
     problem: str | None = answer.problem or None
     if not isinstance(gold, str):
         problem = f"a gold answer must be a string, not {type(gold).__name__}"
     elif not text or not answer.key.strip(" .,;:"):
         problem = "it is empty"
+    elif not boxes:
+        problem = "it holds several boxes; which of them is the answer?"
     elif problem is None and not _equals_itself(answer, text, settings, task):
         problem = "it does not equal itself"
     report = GoldReport(

@@ -168,6 +168,8 @@ class MathGrader:
             response,
             self.settings.fallback,
             task=task,
+            boxes=max(answer.boxes for _, answer in usable),
+            ordered=any(a.boxes > 1 and a.text.startswith("(") for _, a in usable),
             is_answer=lambda text: is_answer(text, self.settings),
         )
         if not found.text:
@@ -287,6 +289,8 @@ class MathGrader:
         return comparer
 
     def _gold(self, gold: str, task: str) -> tuple[Answer, GoldReport]:
+        if not isinstance(gold, str):
+            return inspect(gold, self.settings, task)  # a bad gold, and perhaps no key
         key = (gold, task)
         known = self._golds.get(key)
         if known is None:

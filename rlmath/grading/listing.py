@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from rlmath.grading import units
+from rlmath.grading import units, wording
 from rlmath.grading.syntax import Node, is_numeric
 
 
@@ -29,7 +29,7 @@ def hoisted(node: Node) -> Node:
     if kind == "*" and node[1][0][0] in ("unit", "pct") and all(is_numeric(p) for p in node[1][1:]):
         first = node[1][0]
         return (first[0], ("*", (first[1], *node[1][1:])), *first[2:])
-    if kind == "unit" and node[1][0] == "pct":
+    if kind == "unit" and node[1][0] == "pct" and not wording.alters(node[2]):
         return node[1]  # 20% off, 5% per year
     if kind == "rel" and node[1] == ("in",) and node[2][1][0] == "set":
         return ("rel", ("=",), (node[2][0], ("list", node[2][1][1], ",")))

@@ -21,6 +21,13 @@ _JOINED = re.compile(
     r"\s*\(?[A-J]\)?)+)\s*[.:]?\s*"
 )
 _SEPARATOR = re.compile(r"^[\s,;&]+|[\s,;&.]*(?:\band\b)?[\s,;&.]*$")
+_PREDICATES = frozenset(("is", "isn't", "was", "are", "seems", "looks", "does", "doesn't", "can"))
+_TAKEN_BACK = frozenset(
+    (
+        *("wrong", "incorrect", "maybe", "perhaps", "probably", "possibly", "guess", "doubt"),
+        *("wait", "supposedly", "assuming", "unlikely", "rejected", "excluded", "eliminated"),
+    )
+)
 Options = tuple[tuple[str, str], ...]
 
 
@@ -56,7 +63,8 @@ def read_options(latex: str) -> tuple[str, str, Options]:
         }
         if plain[: marked[0].start()].strip() or len(found) != len(marked):
             return "", "", ()
-        if any(re.search(r"\bor\b", rest) or _doubted(rest) for rest in found.values()):
+        doubts = wording.NEGATIONS | wording.HEDGES | wording.MULTIPLIED
+        if any(set(wording.words_of(rest)) & doubts for rest in found.values()):
             return "", "", ()
         return "", "", tuple(sorted(found.items()))
     match = _LETTER.match(plain)
@@ -72,6 +80,11 @@ def read_options(latex: str) -> tuple[str, str, Options]:
 
 
 def _doubted(rest: str) -> bool:
-    """Whether the text after a letter takes it back: `B) is wrong`."""
+    """Whether the text after a letter takes it back: `B) is wrong`, not `E) none of these`."""
     found = wording.words_of(rest)
-    return bool(found) and any(word in wording.NEGATIONS for word in found[:3])
+    if not found:
+        return False
+    predicate = found[0] in _PREDICATES or len(found) == 1
+    if predicate and any(word in wording.NEGATIONS for word in found[:4]):
+        return True
+    return any(word in _TAKEN_BACK for word in found)

@@ -257,10 +257,10 @@ class Parser(Atoms):
             elif self.unit_ahead(token, product):
                 product = self.with_unit(product)
             elif self.starts_factor(token):
-                if product == ZERO and kind == "word" and len(value) > 1:
+                if _is_zero(product) and kind == "word" and len(value) > 1:
                     raise ParseError("words after 0 are no factors of it")
                 following = self.factor()
-                if following == ZERO and (kind == "num" or not is_numeric(product)):
+                if kind == "num" and _is_zero(following):
                     raise ParseError("x 0 is no product")
                 product = times(product, following)
             else:
@@ -314,3 +314,12 @@ class Parser(Atoms):
             or token.value
             in ("rfloor", "rceil", "not", "over", "ldots", "choose", "Rightarrow", "land")
         )
+
+
+def _is_zero(node: Node) -> bool:
+    """Whether a factor is 0, perhaps with a unit or a sign: then a product says nothing else."""
+    while node[0] in ("neg", "unit", "pct"):
+        node = node[1]
+    if node[0] == "*":
+        return any(_is_zero(part) for part in node[1])
+    return node == ZERO or (node[0] == "d" and not node[1])

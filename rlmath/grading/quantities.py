@@ -162,8 +162,11 @@ class Quantities(Numerals):
             raise ParseError("prose after a number")
         phrase = " ".join(words_found)
         first = phrase.lower().replace("per cent", "percent").split()[:1]
-        if first and first[0].strip(".") in units.PERCENT:
+        if first and first[0].strip(".") in units.PERCENT and not wording.alters(phrase):
             return ("pct", product)
+        zero = product[1] if product[0] == "neg" else product
+        if zero[:2] == ("n", 0) and not wording.leaves_value(phrase):
+            raise ParseError("a product with 0")
         return ("unit", product, phrase)
 
     def unit_fraction(self) -> str:

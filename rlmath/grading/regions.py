@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cmp_to_key
 
+from rlmath.grading import wording
 from rlmath.grading.arith import Approximate, Exact, Undecidable, symbols
 from rlmath.grading.syntax import Node, is_numeric, replaced
 
@@ -65,6 +66,17 @@ def _infinite(node: Node) -> int:
     return -1 if node == _MINUS else 0
 
 
+def _is_worded(node: Node) -> bool:
+    """Whether a number has words after it that are no unit."""
+    stack: list[Node] = [node]
+    while stack:
+        item = stack.pop()
+        if item and item[0] == "unit" and not wording.leaves_value(item[2]):
+            return True
+        stack.extend(part for part in item if isinstance(part, tuple))
+    return False
+
+
 class _Reader:
     def __init__(self, exact: Exact) -> None:
         self.exact = exact
@@ -73,7 +85,7 @@ class _Reader:
         sign = _infinite(node)
         if sign:
             return sign * float("inf")
-        if next(symbols(node), None) is not None:
+        if next(symbols(node), None) is not None or _is_worded(node):
             raise _NoOrder
         try:
             value = Approximate(self.exact, 0)(node)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from rlmath.grading import units
+from rlmath.grading.syntax import SMALL_UNITS
 
 
 def _names(text: str) -> frozenset[str]:
@@ -86,11 +87,15 @@ _CJK_COUNTER = re.compile(
 )
 
 
+_POWER = re.compile(r"\^\{?-?\d*\}?")
+_JOINING = _names("of per in for on at a an the with by")
+
+
 def words_of(phrase: str) -> list[str]:
     """Lower-case words of a unit phrase."""
-    return [
-        w.strip(".()',-") for w in phrase.lower().replace("/", " ").split() if w.strip(".()',-")
-    ]
+    plain = _POWER.sub(" ", phrase.lower()).replace("/", " ")
+    stripped = (word.strip(".()',-") for word in plain.split())
+    return [word for word in stripped if word]
 
 
 def changes_value(word: str) -> bool:
@@ -99,6 +104,12 @@ def changes_value(word: str) -> bool:
     if word in CHANGING:
         return True
     return bool(_SUFFIX.match(word)) and word not in _SUFFIX_EXCEPTIONS
+
+
+def alters(phrase: str, of: str = "") -> bool:
+    """Whether a phrase has a word that changes a number, other than those of the phrase `of`."""
+    allowed = {"off", *words_of(of)}
+    return any(changes_value(word) for word in words_of(phrase) if word not in allowed)
 
 
 def _is_plural(word: str) -> bool:
@@ -118,6 +129,8 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
     if units.canonical(phrase)[0]:
         return True
     text = phrase.strip(".() ")
+    if text in SMALL_UNITS:
+        return True
     if _CJK.fullmatch(text):
         return bool(_CJK_COUNTER.fullmatch(text)) and not text.startswith(("万", "千", "百", "半"))
     found = words_of(phrase)
@@ -128,8 +141,11 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
             return units.lookup(word.partition("^")[0]) is not None and len(found) == 1
         if changes_value(word):
             return False
-    if any(_is_plural(word) for word in found):
+    plural = [_is_plural(word) for word in found]
+    if plural[-1] or (any(plural) and found[-1] in _TAIL):
         return True
+    if any(p and word in _JOINING for p, word in zip(plural, found[1:], strict=False)):
+        return True  # pieces of candy
     return not counted or all(word in _TAIL or word in ("the", "all") for word in found)
 
 

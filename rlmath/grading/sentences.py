@@ -1,0 +1,112 @@
+"""The value that the last sentence of a response states, without a box and without a marker."""
+
+from __future__ import annotations
+
+import re
+
+_DIGIT = re.compile(r"\d")
+_STATES = re.compile(
+    r"(?:\b(?:is|are|be|was|were|equals?|has|have|had|gets?|pays?|needs?|makes?|gives?|costs?|total|"
+    r"there|left|remain|remains|obtain|find|answer)\b|=)[^.]*\d",
+    re.IGNORECASE,
+)
+_CLAUSE = re.compile(
+    r",? (?:because|since|given that|rather than|instead of|as opposed to|unlike|whereas)\b"
+    r"|, (?:as|where|which|when|with|attained|achieved|occurring|reached|but not|and not|not)\b"
+    r"| (?:and|but) not\b",
+    re.IGNORECASE,
+)
+_NEGATED = re.compile(
+    r"(?:\b(?:not|never|cannot|neither|nor|except|excluding|without|no longer)|n't|≠|\\neq?)"
+    r"(?: (?:be|equal|equal to|exactly|the|a|get|have|simply|just|really)){0,3} ?[($\\]*$",
+    re.IGNORECASE,
+)
+_NEGATED_CJK = re.compile(
+    r"(?:不是|不等于|不为|不会是|不可能是|不选|非|小于|大于|少于|多于|超过|不到|除了?|或|か)\s*$"
+)
+_DENIED_CJK = re.compile(r"\s*(?:では?な|でな|じゃな|以上|以下|未満|より|不对|是错|倍|或|か\d)")
+_SENTENCE = re.compile(r"[.!?](?=\s)|[。！？\n]")
+_MARKUP = re.compile(r"\\(?:text|textbf|mathbf|mathrm|textit)\s*|[*`_$\\{}]")
+_CONCLUSION = re.compile(
+    r"[,;:]? (?:and )?(?:so|hence|thus|therefore|thereby)\b|[;:]", re.IGNORECASE
+)
+_LETTER = r"\(?(?P<letter>[A-J])\)?"
+_RIGHT = r"(?:is correct|is right|is true|holds)"
+_ENDING = rf"(?:\s*(?:{_RIGHT}|is the (?:correct|right) \w+|is it|works))?\s*[.!]?\s*"
+_OPTION = tuple(
+    re.compile(form + r"\Z", re.IGNORECASE)
+    for form in (
+        rf".*\b(?:option|choice)s?(?: is)?:?\s+{_LETTER}{_ENDING}",
+        rf".*\banswer(?: is)?:?\s+(?:option |choice )?{_LETTER}{_ENDING}",
+        rf".*\b(?:choose|select|pick)\s+(?:option |choice |answer )?{_LETTER}\s*[.!]?\s*",
+        rf"\s*(?:option |choice |answer )?{_LETTER}\s*{_RIGHT}\s*[.!]?\s*",
+    )
+)
+_OPTION_CJK = re.compile(r"(?:故选|应选|选择|答案选|选|正解は|答えは)\s*[:：]?\s*\(?([A-J])\)?")
+_DENIAL = re.compile(
+    r"\b(?:not|no|never|cannot|neither|nor|either|or|except|wrong|incorrect|false|maybe|perhaps|"
+    r"possibly|might|guess|unless|if|but|than)\b|n't|不|非|错|ではな|じゃな|或",
+    re.IGNORECASE,
+)
+_ANY_LETTER = re.compile(r"(?<![A-Za-z'])([A-HJ]|I(?!\s+[a-z]))(?![A-Za-z'])")
+_MAX_SENTENCE = 600
+
+
+def last_sentence(text: str, end: int) -> tuple[int, int]:
+    """(start, end) of the sentence around position `end`, within a few hundred characters."""
+    low = max(0, end - _MAX_SENTENCE)
+    start = low
+    for match in _SENTENCE.finditer(text, low, end):
+        start = match.end()
+    after = _SENTENCE.search(text, end, end + _MAX_SENTENCE)
+    return start, after.start() if after else min(len(text), end + _MAX_SENTENCE)
+
+
+def without_reasons(text: str, end: int) -> int:
+    """Where the statement before position `end` stops: reasons and contrasts are left out.
+
+    `48, as 47 is odd` stops after 48. `end` itself if the sentence states nothing before them.
+    """
+    for _ in range(3):
+        start, _after = last_sentence(text, end)
+        for match in _CLAUSE.finditer(text, start, end):
+            head = text[start : match.start()]
+            if head.count("$") % 2 == 0 and _STATES.search(head):
+                end = match.start()
+                break
+        else:
+            return end
+    return end
+
+
+def is_denied(text: str, start: int, end: int) -> bool:
+    """Whether the number at [start, end) is negated, an aside in brackets, or one of several."""
+    before = text[max(0, start - 40) : start]
+    if _NEGATED.search(before) or _NEGATED_CJK.search(before.rstrip("$ ")):
+        return True
+    if _DENIED_CJK.match(text, end):
+        return True
+    opened = text.rfind("(", max(0, start - 120), start)
+    if opened >= 0 and text.find(")", opened, start) < 0 and text[opened - 1 : opened] == " ":
+        return len(re.findall(r"[A-Za-z]{2,}", text[opened:start])) >= 2
+    return False
+
+
+def stated_option(text: str) -> str | None:
+    """The letter of `So option **B** holds.`; "" if letters are named and none is stated."""
+    tail = text.rstrip()[-_MAX_SENTENCE:]
+    ends = [m.end() for m in _SENTENCE.finditer(tail.rstrip(".!。"))]
+    sentence = _MARKUP.sub("", tail[ends[-1] :] if ends else tail)
+    clause = _CONCLUSION.split(sentence)[-1]
+    letters = _ANY_LETTER.findall(clause)
+    if len(letters) != 1:
+        return None
+    cjk = _OPTION_CJK.search(clause)
+    found = cjk.group(1) if cjk else None
+    for form in _OPTION:
+        match = form.match(clause)
+        if match is not None and match["letter"].isupper():
+            found = match["letter"]
+    if found is None:
+        return None
+    return "" if _DENIAL.search(clause) else found
