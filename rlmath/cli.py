@@ -31,6 +31,7 @@ _COMMANDS = {
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANISATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, ten minutes and one file to send",
+    "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
     "plan": "before a run: plan layout MODEL --gpus 8 (what fits), plan weights MODEL --tp 2",
 }
 _PACKAGES = ("torch", "vllm", "megatron", "ray", "transformers", "tensorboard")
@@ -93,6 +94,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _doctor(rest)
     if command == "selfcheck":
         return _selfcheck(rest)
+    if command == "grade":
+        return _grade(rest)
     options = _parse(command, rest)
     return _run(command, options)
 
@@ -123,6 +126,14 @@ def _doctor(arguments: list[str]) -> int:
     from rlmath import doctor
 
     return doctor.run(options.overrides, options.config_dir)
+
+
+def _grade(arguments: list[str]) -> int:
+    from rlmath.grading import cli as grading_cli
+
+    parser = _Parser(prog="rlmath grade", description=_COMMANDS["grade"])
+    grading_cli.add_arguments(parser)
+    return grading_cli.run(parser.parse_args(arguments))
 
 
 def _publish(arguments: list[str]) -> int:

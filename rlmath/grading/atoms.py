@@ -137,7 +137,9 @@ class Atoms(Cases):
         following = self.peek()
         alone = self.tokens[self.position - 1].spaced or self.position == 1
         alone = alone and (following is None or following.spaced)
-        if value.lower() in wording.STOPS and (len(value) > 2 or alone):
+        if (len(value) > 2 and wording.changes_value(value)) or (
+            alone and value.lower() in wording.STOPS
+        ):
             raise ParseError("such a word is no product of letters")
         if len(value) <= 3 or value.isupper():
             # a run of one-letter names; the last one takes the subscript or the arguments

@@ -1,8 +1,8 @@
 """Find the final answer in a response.
 
 Every step looks from the end: `str.rfind`, or a regular expression without nested repetition on the
-last 16,000 characters. The cost of a response does not grow with the words in front of its answer,
-and a box that has not closed after 64,000 characters counts as open.
+last 8,000 characters. The cost of a response does not grow with the words in front of its answer,
+and a box that has not closed after 32,000 characters counts as open.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Extraction:
 NOTHING = Extraction(None, "none")
 
 _BOX_COMMANDS = ("\\boxed", "\\fbox")
-_MAX_BOX_CHARS = 64_000
-_TAIL_CHARS = 16_000  # where an answer without a box is looked for
-_MAX_MARKERS = 64
+_MAX_BOX_CHARS = 32_000
+_TAIL_CHARS = 8_000  # where an answer without a box is looked for
+_MAX_MARKERS = 32
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_UNBRACED_END = re.compile(r"[\s$]|\\[)\]]")
+_UNBRACED_STOP = re.compile(r"[\s${}]|\\[)\]]")
 _MARKER = re.compile(
     r"answer[\s*_]{0,8}(?:is(?=\b|n't)|[:：=])|答案[\s*_]{0,4}(?:是|为|[:：])|####|"
     r"(?:答え|正解)[\s*_]{0,4}(?:は|が|[:：])",
@@ -79,6 +79,8 @@ def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 def after_thinking(response: str) -> str | None:
     """The text after the last `</think>`; None if a `<think>` is open at the end."""
+    if "<" not in response:
+        return response
     end = response.rfind("</think>")
     tail = response if end < 0 else response[end + len("</think>") :]
     return None if "<think>" in tail else tail
@@ -87,7 +89,7 @@ def after_thinking(response: str) -> str | None:
 def match_brace(text: str, start: int) -> int:
     """Index of the `}` that closes the `{` at `start`, or -1. Escaped braces do not count.
 
-    A group of more than 64,000 characters counts as open.
+    A group of more than 32,000 characters counts as open.
     """
     depth = 0
     for match in _BRACE.finditer(text, start, start + _MAX_BOX_CHARS):
@@ -104,10 +106,14 @@ def match_brace(text: str, start: int) -> int:
 def _last_command(text: str, end: int) -> tuple[int, int] | None:
     """(start, end) of the last `\\boxed` or `\\fbox` before `end`."""
     best: tuple[int, int] | None = None
-    for name in _BOX_COMMANDS:
+    for name in _BOX_COMMANDS if "\\" in text else ():
         start = text.rfind(name, 0, end)
-        while start >= 0 and text[start + len(name) : start + len(name) + 1].isalpha():
+        for _ in range(_MAX_MARKERS):  # \\boxedtext is another command
+            if start < 0 or not text[start + len(name) : start + len(name) + 1].isalpha():
+                break
             start = text.rfind(name, 0, start)
+        else:
+            start = -1
         if start >= 0 and (best is None or start > best[0]):
             best = (start, start + len(name))
     return best
@@ -147,17 +153,16 @@ def _box_content(text: str, body: int) -> str:
         close = match_brace(text, body)
         return "" if close < 0 else text[body + 1 : close].strip()
     # `\boxed 5`: up to the next space or end of the formula, outside braces
-    position = body
-    while position < min(len(text), body + _MAX_BOX_CHARS):
-        if text[position] == "{":
-            close = match_brace(text, position)
-            if close < 0:
-                return ""
-            position = close + 1
-        elif _UNBRACED_END.match(text, position) or text[position] == "}":
+    position, limit = body, min(len(text), body + _MAX_BOX_CHARS)
+    while position < limit:
+        match = _UNBRACED_STOP.search(text, position, limit)
+        if match is None or match.group() != "{":
+            position = limit if match is None else match.start()
             break
-        else:
-            position += 1
+        close = match_brace(text, match.start())
+        if close < 0:
+            return ""
+        position = close + 1
     return text[body:position].strip(_TRAILING)
 
 
@@ -246,9 +251,10 @@ def _math_span(text: str, position: int) -> str | None:
             close = text.find(_CLOSERS[opener], position, position + 2_000)
             if close >= 0:
                 return text[start + 2 : close]
-    line_start = text.rfind("\n", 0, position) + 1
-    line_end = text.find("\n", position)
-    line_end = len(text) if line_end < 0 else line_end
+    line_start = max(text.rfind("\n", low, position) + 1, low)
+    high = min(len(text), position + 2_000)
+    line_end = text.find("\n", position, high)
+    line_end = high if line_end < 0 else line_end
     before = text[line_start:position].replace("\\$", "  ").replace("$$", " $")
     after = text[position:line_end].replace("\\$", "  ")
     if before.count("$") % 2 == 1 and "$" in after:
@@ -350,7 +356,7 @@ def extract(
     text = after_thinking(response)
     if text is None:
         return NOTHING
-    if "\bo" in text:  # a string literal ate the backslash of \\boxed
+    if "\b" in text:  # a string literal ate the backslash of \\boxed
         text = text.replace("\boxed", "\\boxed")
     boxed = last_box(text) if boxes == 1 else joined(last_boxes(text, boxes), boxes, ordered)
     if boxed is None and boxes > 1:
@@ -371,7 +377,8 @@ def extract(
         return Extraction(marked, "marker")
     if fallback == "marker":
         return NOTHING
-    text = _SPECIAL_TOKEN.sub(" ", text)
+    if "<" in text:
+        text = _SPECIAL_TOKEN.sub(" ", text)
     stripped = text.strip()
     if 0 < len(stripped) <= 400 and is_answer(stripped):
         return Extraction(stripped, "whole")

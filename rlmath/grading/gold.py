@@ -18,7 +18,12 @@ _KINDS = {
 }  # fmt: skip
 
 
-def accepted_text(gold: str) -> tuple[str, int]:
+def accepted_text(gold: str) -> str:
+    """The part of a gold that is compared."""
+    return accepted(gold)[0]
+
+
+def accepted(gold: str) -> tuple[str, int]:
     """(text, boxes): the part of a gold that is compared, and how many boxes it is joined from.
 
     Its last box, or several boxes of one sentence joined; else what follows `####`, or all of it.
@@ -29,9 +34,10 @@ def accepted_text(gold: str) -> tuple[str, int]:
     if len(different) > 1:
         text = joined(boxes, len(boxes)) if len(boxes) == len(different) <= _MAX_BOXES else None
         return (boxes[-1][1], 0) if text is None else (text, len(boxes))
-    box = last_box(gold)
-    if box is not None:
-        return box, 1
+    if boxes:
+        return boxes[-1][1], 1
+    if "\\boxed" in gold or "\\fbox" in gold:
+        return last_box(gold) or "", 1  # a box in a box
     mark = gold.rfind("####")
     return (gold[mark + 4 :] if mark >= 0 else gold)[:_MAX_CHARS].strip(), 1
 
@@ -56,7 +62,7 @@ def kind_of(answer: Answer) -> str:
 
 def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[Answer, GoldReport]:
     """Read an accepted answer and say whether it can be used."""
-    text, boxes = accepted_text(gold) if isinstance(gold, str) else ("", 1)
+    text, boxes = accepted(gold) if isinstance(gold, str) else ("", 1)
     answer = dataclasses.replace(read(text, settings), boxes=max(boxes, 1))
     problem: str | None = answer.problem or None
     if not isinstance(gold, str):

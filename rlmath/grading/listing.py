@@ -59,7 +59,7 @@ def is_label(node: Node) -> bool:
     """Whether a node can be the name on the left of `x = v`: x, f(x), AB, m+n, (x, y), ∠ABC."""
     kind = node[0]
     if kind in ("s", "app"):
-        return True
+        return node[1] != "modulo"
     if kind == "k":
         return node[1] in ("e", "i")
     if kind == "^":

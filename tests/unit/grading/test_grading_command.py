@@ -1,0 +1,119 @@
+"""`rlmath grade`, and what the verifier needs to be imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlmath import cli
+from rlmath.grading import MathGrader, check_gold
+
+ROWS = (
+    ("so \\boxed{\\frac12}", "0.5"),
+    ("so \\boxed{13}", "12"),
+    ("nothing here", "12"),
+    ("so \\boxed{13}", "\\frac{1}{"),
+    ("\\boxed{5 apples or 6 apples}", "5"),
+)
+
+
+@pytest.fixture(params=["jsonl", "csv"])
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / f"rows.{request.param}"
+    if request.param == "jsonl":
+        lines = [json.dumps({"response": r, "gold": g}) for r, g in ROWS]
+    else:
+        lines = ["response,gold", *(f'"{r}","{g}"' for r, g in ROWS)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_every_verdict_has_its_layer_and_reason(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["grade", str(file)]) == 0
+    printed = capsys.readouterr()
+    lines = [json.loads(line) for line in printed.out.splitlines()]
+    assert [line["status"] for line in lines] == [
+        "correct", "wrong", "no_answer", "bad_gold", "wrong",
+    ]  # fmt: skip
+    assert lines[0]["layer"] == "numeric" and lines[0]["answer"] == "\\frac12"
+    assert all(line["reason"] for line in lines)
+    assert "closed" in lines[3]["reason"]
+    assert "5 rows" in printed.err and "2 wrong" in printed.err
+
+
+def test_written_to_a_file(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "verdicts.jsonl"
+    assert cli.main(["grade", str(file), "--out", str(out), "--fallback", "none"]) == 0
+    assert len(out.read_text(encoding="utf-8").splitlines()) == len(ROWS)
+
+
+def test_against_math_verify_lists_disagreements_only(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("math_verify", reason="math-verify is a development extra")
+    assert cli.main(["grade", str(file), "--against", "math-verify"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(line["math_verify"] != line["correct"] for line in lines)
+    assert len(lines) < len(ROWS)
+
+
+def test_without_math_verify_there_is_one_clear_error(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    assert cli.main(["grade", str(file), "--against", "math-verify"]) == 2
+    said = capsys.readouterr().err
+    assert "rlmath[dev]" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("rows.txt", "", ".jsonl"),
+        ("rows.jsonl", '{"response": "5"}\n', "'gold'"),
+        ("rows.jsonl", "{\n", "line 1"),
+        ("rows.jsonl", "[1]\n", "line 1"),
+        ("rows.jsonl", '{"response": "5", "gold": {"a": 1}}\n', "row 1"),
+        ("rows.csv", "response,answer\n5,5\n", "'gold'"),
+    ],
+)
+def test_a_file_that_cannot_be_graded(
+    name: str, text: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert cli.main(["grade", str(tmp_path / name)]) == 2
+    assert named in capsys.readouterr().err
+    assert cli.main(["grade", str(tmp_path / "none.jsonl")]) == 2
+
+
+def test_the_verifier_needs_sympy_and_numpy_at_most() -> None:
+    program = """
+import sys
+for name in ("torch", "vllm", "megatron", "ray", "hydra", "omegaconf", "transformers", "datasets",
+             "tokenizers", "pandas", "pyarrow", "psutil", "rich", "math_verify"):
+    sys.modules[name] = None
+from rlmath.grading import MathGrader, check_gold, grade
+import rlmath.grading.cli
+assert grade("so \\\\boxed{\\\\sin^2 x + \\\\cos^2 x}", "1").correct
+assert check_gold("x").usable
+outside = {m.partition(".")[0] for m in sys.modules if sys.modules[m] is not None}
+print(sorted(outside - set(sys.stdlib_module_names) - {"rlmath", "__main__"}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {n for n in json.loads(done.stdout.replace("'", '"')) if not n.startswith("_")}
+    assert found <= {"sympy", "mpmath", "gmpy2", "numpy", "flint", "sitecustomize"}, found
+
+
+@pytest.mark.parametrize("gold", [27.0, 27, None, ["27"], {"a": 1}, b"27"])
+def test_a_gold_that_is_no_text_is_reported(gold: object, grader: MathGrader) -> None:
+    for report in (check_gold(gold), grader.check_gold(gold)):  # type: ignore[arg-type]
+        assert not report.usable
+        assert report.kind == "bad"
+        assert type(gold).__name__ in (report.problem or "")
