@@ -119,9 +119,11 @@ def attention_backend(platform: Platform) -> str:
     Transformer Engine chose it, or torch's operator where that is not used."""
     if platform.layer_spec != "transformer_engine":
         return "torch scaled_dot_product_attention"
-    for name, module in list(sys.modules.items()):
-        chosen: dict[str, Any] | None = getattr(module, "_attention_backends", None)
-        if name.startswith("transformer_engine") and chosen:
+    # By name first: some modules of other packages import more when they are asked for a name.
+    names = [name for name in sys.modules if name.startswith("transformer_engine")]
+    for name in names:
+        chosen: dict[str, Any] | None = getattr(sys.modules[name], "_attention_backends", None)
+        if chosen:
             if chosen.get("use_fused_attention"):
                 return f"cuDNN ({chosen.get('fused_attention_backend')})"
             return "flash attention" if chosen.get("use_flash_attention") else UNFUSED

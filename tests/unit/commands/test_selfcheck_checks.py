@@ -1,0 +1,264 @@
+"""What the checks make of figures that only GPUs give, and of a driver's answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.commands.selfcheck import material, parts
+from rlmath.commands.selfcheck.checks import actor, engines, environment, sleep, update
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
+from rlmath.device import nvidia
+from rlmath.planning.gpus import GPUS
+from rlmath.planning.models import KNOWN
+from rlmath.quickstart import make_tiny_model
+from rlmath.types import Sample
+from rlmath.weights.alignment import comparison
+from rlmath.weights.hf_log_probs import hf_log_probs
+from rlmath.weights.shape import model_shape
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def node(folder: Path, gpus: int = 8, **more: Any) -> Node:
+    return dataclasses.replace(Node("cuda", gpus, H100, 80.0, "model", str(folder)), **more)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    return Record(tmp_path / "record.jsonl")
+
+
+def outcome(tmp_path: Path) -> Outcome:
+    return read_outcome(tmp_path / "record.jsonl")
+
+
+def problems(tmp_path: Path) -> list[str]:
+    return [one["problem"] for one in outcome(tmp_path).problems]
+
+
+def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
+    """``nvidia-smi`` that answers by the beginning of its first argument."""
+    cases = "".join(
+        f"  --query-{key.replace('_', '-')}=*|{key}) cat <<'X'\n{text}\nX\n;;\n"
+        for key, text in answers.items()
+    )
+    smi = folder / "nvidia-smi"
+    smi.write_text(f'#!/bin/sh\ncase "$1" in\n{cases}esac\n')
+    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+TWO_GPUS = f"0, GPU-a, {H100}, 580.95.05, 81559, 4\n1, GPU-b, {H100}, 580.95.05, 81559, 9000"
+
+
+def test_the_driver_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apps = "GPU-a, 11\nGPU-b, 12\nGPU-b, 13"
+    fake_smi(tmp_path, monkeypatch, gpu=TWO_GPUS, compute_apps=apps, topo="\x1b[4mGPU0\x1b[0m NV18")
+    first, second = nvidia.gpu_states()
+    assert (first.uuid, first.driver, first.total_mib) == ("GPU-a", "580.95.05", 81559)
+    assert (second.index, second.used_mib) == (1, 9000)
+    assert nvidia.process_counts() == {"GPU-a": 1, "GPU-b": 2}
+    assert nvidia.topology() == "GPU0 NV18\n"
+    for visible in ("1", "GPU-b"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert [state.uuid for state in nvidia.gpu_states()] == ["GPU-b"]
+
+
+def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert nvidia.gpu_states() == []
+    assert nvidia.process_counts() == {}
+    assert nvidia.topology() == ""
+
+
+def test_an_old_driver_and_a_gpu_in_use_are_named(
+    tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = TWO_GPUS.replace("580.95.05", "575.57.08")
+    fake_smi(tmp_path, monkeypatch, gpu=rows, topo="NV18")
+    environment._gpus(node(tmp_path), record)
+    used, driver = problems(tmp_path)
+    assert "9000 of 81559 MiB of GPU 1" in used
+    assert "575.57.08 is older than 580" in driver
+    assert outcome(tmp_path).texts[0]["content"] == "NV18\n"
+
+
+def test_cards_are_known_by_name(tmp_path: Path) -> None:
+    one = node(tmp_path, gpu_gib=93.6, gpu_name="NVIDIA H100 NVL")
+    assert one.card == dataclasses.replace(GPUS["h100"], memory_gib=93.6)
+    assert node(tmp_path, gpu_name="NVIDIA A100-SXM4-80GB").card is not None
+    assert node(tmp_path, gpu_name="Tesla T4").card is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "counts", "parts_of_problem"),
+    [
+        ([["GPU-a", "GPU-b"], ["GPU-c", "GPU-d"]], {"GPU-a": 2}, []),
+        # As with all of a node's GPUs visible: every engine takes the first ones.
+        (
+            [["GPU-a", "GPU-b"], ["GPU-a", "GPU-b"]],
+            {},
+            ["engine 1 uses GPU-a, GPU-b", "share 2 GPUs"],
+        ),
+        ([["GPU-a", "GPU-c"], ["GPU-b", "GPU-d"]], {}, ["engine 0 uses", "engine 1 uses"]),
+        ([["GPU-a", "GPU-b"], ["GPU-c", "GPU-d"]], {"GPU-a": 5}, ["5 processes compute on GPU-a"]),
+    ],
+)
+def test_engines_have_to_be_on_their_ranks_gpus(
+    tmp_path: Path,
+    record: Record,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: list[list[str]],
+    counts: dict[str, int],
+    parts_of_problem: list[str],
+) -> None:
+    monkeypatch.setattr(engines, "process_counts", lambda: counts)
+    ranks = ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
+    engines._gpus(record, "TP 2", 2, ranks, workers)
+    found = problems(tmp_path)
+    assert len(found) == len(parts_of_problem)
+    for text, part in zip(found, parts_of_problem, strict=True):
+        assert part in text
+
+
+def test_caches_of_different_sizes_are_named(tmp_path: Path, record: Record) -> None:
+    engines._same_caches(record, "TP 1", [100_000, 99_000], "its engines")
+    assert problems(tmp_path) == []
+    engines._same_caches(record, "TP 1", [100_000, 90_000], "two starts")
+    assert "90,000 to 100,000" in problems(tmp_path)[0]
+
+
+def sample(*tokens: int) -> Sample:
+    return Sample("p", 0, tokens, (0.0,) * len(tokens), "", "length", 0, 0, 0)
+
+
+def test_samples_repeat_on_a_cpu_and_are_only_counted_on_gpus(
+    tmp_path: Path, record: Record
+) -> None:
+    first, second = [sample(1, 2), sample(3)], [sample(1, 2), sample(4)]
+    engines._deterministic(node(tmp_path), record, first, second)
+    assert problems(tmp_path) == []
+    engines._deterministic(node(tmp_path, 0, device="cpu"), record, first, second)
+    assert "1 of 2 samples differ" in problems(tmp_path)[0]
+    assert {one["value"] for one in outcome(tmp_path).figures} == {"1 of 2"}
+
+
+@pytest.mark.parametrize(
+    ("asleep", "expected"),
+    [
+        (lambda cycle: 20_000 + min(cycle, 3), ""),
+        (lambda cycle: 20_000 + 10 * cycle, "grew by"),
+        (lambda cycle: 35_000, "gave back 5000 MiB"),
+    ],
+)
+def test_memory_of_sleeping_engines_is_flat(
+    tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch, asleep: Any, expected: str
+) -> None:
+    import contextlib
+    from types import SimpleNamespace
+
+    cycles: list[int] = []
+    pool = SimpleNamespace(sleep=lambda: cycles.append(len(cycles)))
+    session = SimpleNamespace(actor=SimpleNamespace(call=lambda function: ["GPU-a"]))
+    monkeypatch.setattr(sleep, "_used_mib", lambda gpu: asleep(len(cycles)) if cycles else 40_000)
+    config = SimpleNamespace(rollout=SimpleNamespace(gpu_memory_utilization=0.3))
+    # 80 GiB x 0.3 x 70 % = 17,203 MiB have to come back.
+    monkeypatch.setattr(parts, "settings", lambda *a, **k: config)
+    monkeypatch.setattr(parts, "started", lambda *a: contextlib.nullcontext((session, pool)))
+    monkeypatch.setattr(parts, "sample", lambda *a: [])
+    monkeypatch.setattr(parts, "requests", lambda *a, **k: [])
+    monkeypatch.setattr("rlmath.rollout.refit.refit", lambda *a, **k: None)
+    sleep.run(node(tmp_path), record)
+    assert len(cycles) == sleep.CYCLES
+    assert bool(problems(tmp_path)) == bool(expected)
+    assert expected in "".join(problems(tmp_path))
+
+
+def test_an_update_is_held_to_its_plan(tmp_path: Path, record: Record) -> None:
+    shape = model_shape(KNOWN[material.GPU_MODEL])
+    card = node(tmp_path)
+    planned = update.least_recompute(shape, card, 16384)
+    # 16k tokens do not fit one GPU of 80 GiB with every activation kept.
+    assert 0 < planned.recompute_layers < shape.layers
+    promised = update.planned_gib(shape, planned)
+    # 4 x 16,384 tokens x 3 x 3.6 GFLOP at half of the card's peak.
+    fast = update.Measured(16384, 1.5, promised, 1.0)
+    update.report(record, card, shape, fast, planned)
+    assert problems(tmp_path) == []
+    figures = {one["name"]: one["value"] for one in outcome(tmp_path).figures}
+    assert figures["16384 tokens memory / plan"] == pytest.approx(1.0)
+    assert 0.3 < figures["16384 tokens MFU"] < 0.9
+    slow = update.Measured(16384, 15.0, 1.2 * promised, float("nan"))
+    update.report(record, card, shape, slow, planned)
+    norm, memory, mfu = problems(tmp_path)
+    assert "norm is nan" in norm
+    assert f"the plan says {promised:.1f}" in memory
+    assert "MFU is 0.0" in mfu
+
+
+def test_log_probs_beyond_the_limit_and_unfused_attention_fail(
+    tmp_path: Path, record: Record
+) -> None:
+    batch = material.random_batch(str(make_tiny_model(tmp_path / "m", num_layers=1)), [12, 9])
+    ours = torch.full((int(batch.response_lengths.sum()),), -2.0)
+    near, far = ours + 0.01, ours + 0.05
+    actor.report(record, "TP 1", comparison(("a", "b"), ours, near, batch), "cuDNN (1)", 1.02)
+    assert problems(tmp_path) == []
+    actor.report(record, "CP 2", comparison(("a", "b"), ours, far, batch), actor.UNFUSED, 1.02)
+    difference, unfused = problems(tmp_path)
+    assert "CP 2" in difference
+    assert "1.05" in difference
+    assert "stores all scores" in unfused
+
+
+def test_te_says_which_attention_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    from types import ModuleType, SimpleNamespace
+
+    module = ModuleType("transformer_engine.fake")
+    monkeypatch.setitem(sys.modules, "transformer_engine.fake", module)
+    platform: Any = SimpleNamespace(layer_spec="transformer_engine")
+    for chosen, name in (
+        ({"use_fused_attention": True, "fused_attention_backend": 1}, "cuDNN (1)"),
+        ({"use_flash_attention": True}, "flash attention"),
+        ({"use_unfused_attention": True}, actor.UNFUSED),
+    ):
+        module._attention_backends = chosen  # type: ignore[attr-defined]
+        assert actor.attention_backend(platform) == name
+    platform.layer_spec = "local"
+    assert actor.attention_backend(platform) == "torch scaled_dot_product_attention"
+
+
+def test_layouts_that_need_more_gpus_are_not_applicable(tmp_path: Path, record: Record) -> None:
+    one = node(tmp_path, gpus=1, model=str(make_tiny_model(tmp_path / "m", num_layers=1)))
+    assert [*actor._layouts(one, record)] == ["TP 1"]
+    assert [entry["part"] for entry in outcome(tmp_path).not_applicable] == ["TP 2", "CP 2"]
+    assert [*actor._layouts(dataclasses.replace(one, gpus=2), record)][1:] == ["TP 2", "CP 2"]
+
+
+def test_the_random_model_is_one_that_everything_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 320}
+    small = {**KNOWN[material.GPU_MODEL], **sizes, "num_hidden_layers": 2}
+    small |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    monkeypatch.setitem(KNOWN, material.GPU_MODEL, small)
+    folder = material.random_model(tmp_path / "model", on_cuda=True)
+    assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    batch = material.random_batch(str(folder), [20, 12])
+    log_probs = hf_log_probs(folder, batch, 1.0)
+    # Neither uniform (-ln 320 = -5.77 each) nor degenerate.
+    assert 0.1 < float(log_probs.std()) < 2
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    material.random_model(tmp_path / "model", on_cuda=True)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
