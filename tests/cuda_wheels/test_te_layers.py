@@ -140,3 +140,14 @@ def test_what_batch_invariance_relies_on() -> None:
 
 def test_adam_is_fused() -> None:
     assert "class FusedAdam" in source("optimizers/fused_adam")
+
+
+def test_attention_says_which_backend_it_took() -> None:
+    """``rlmath selfcheck gpu`` reports it."""
+    text = source("attention/dot_product_attention/dot_product_attention")
+    assert "\n_attention_backends = {" in text
+    for which in ("flash", "fused", "unfused"):
+        key = f'_attention_backends["use_{which}_attention"]'
+        assert f"{key} = use_{which}_attention" in text
+    # The order in which it takes them.
+    assert text.index("if use_flash_attention:") < text.index("if use_fused_attention:")

@@ -230,8 +230,13 @@ def test_te_says_which_attention_it_took(monkeypatch: pytest.MonkeyPatch) -> Non
     platform: Any = SimpleNamespace(layer_spec="transformer_engine")
     for chosen, name in (
         ({"use_fused_attention": True, "fused_attention_backend": 1}, "cuDNN (1)"),
-        ({"use_flash_attention": True}, "flash attention"),
+        (
+            {"use_flash_attention": True, "flash_attention_backend": "2.8.3"},
+            "flash attention 2.8.3",
+        ),
         ({"use_unfused_attention": True}, actor.UNFUSED),
+        # As it is before attention is computed.
+        ({"use_fused_attention": None}, "Transformer Engine's, which does not say which"),
     ):
         module._attention_backends = chosen  # type: ignore[attr-defined]
         assert actor.attention_backend(platform) == name

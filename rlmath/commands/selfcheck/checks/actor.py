@@ -120,13 +120,15 @@ def attention_backend(platform: Platform) -> str:
     if platform.layer_spec != "transformer_engine":
         return "torch scaled_dot_product_attention"
     # By name first: some modules of other packages import more when they are asked for a name.
-    names = [name for name in sys.modules if name.startswith("transformer_engine")]
-    for name in names:
-        chosen: dict[str, Any] | None = getattr(sys.modules[name], "_attention_backends", None)
-        if chosen:
-            if chosen.get("use_fused_attention"):
-                return f"cuDNN ({chosen.get('fused_attention_backend')})"
-            return "flash attention" if chosen.get("use_flash_attention") else UNFUSED
+    for name in [name for name in sys.modules if name.startswith("transformer_engine")]:
+        # All are None until attention has been computed once; the order is Transformer Engine's.
+        chosen: dict[str, Any] = getattr(sys.modules[name], "_attention_backends", None) or {}
+        if chosen.get("use_flash_attention"):
+            return f"flash attention {chosen.get('flash_attention_backend')}"
+        if chosen.get("use_fused_attention"):
+            return f"cuDNN ({chosen.get('fused_attention_backend')})"
+        if chosen.get("use_unfused_attention"):
+            return UNFUSED
     return "Transformer Engine's, which does not say which"
 
 
