@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from typing import Any
 from unittest import mock
@@ -25,9 +26,10 @@ def main() -> None:
     forge_vllm()
     from vllm.plugins import load_general_plugins
 
-    from rlmath.rollout.requests import EngineSpec
+    from rlmath.rollout.requests import ENGINE_VARIABLE, EngineSpec
     from rlmath.weights.transports.plugin import register
 
+    os.environ[ENGINE_VARIABLE] = "1"
     load_general_plugins()
     register()
     print(json.dumps([finished(EngineSpec(**fields)) for fields in json.loads(sys.argv[1])]))
