@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.e2e.runs import ROOT, metrics, quickstart_settings, rlmath
 
 # What a clock decides.
-VARIES = ("timing/", "throughput/", "time_s")
+VARIES = ("timing/", "throughput/", "time_s", "rollout/idle_share")
 REWARD = f"{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd"
 SETTINGS = [
     "actor.tensor_parallel=1",
