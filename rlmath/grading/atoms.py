@@ -43,7 +43,7 @@ class Atoms(Cases):
         while (token := self.peek()) is not None:
             kind, value = token.kind, token.value
             if kind == "op" and value == "^":
-                node = self.power(node)
+                node = self.inverse_applied(self.power(node))
             elif kind == "op" and value == "*" and self.at("op", "*", 1):
                 self.position += 2
                 node = ("^", node, self.signed_factor())
@@ -67,6 +67,15 @@ class Atoms(Cases):
                 break
         self.depth -= 1
         return node
+
+    def inverse_applied(self, node: Node) -> Node:
+        """`f^{-1}(x)`, the inverse of a function at x."""
+        known = node[0] == "^" and node[1][0] == "s" and node[1][1] in APPLIED
+        if not known or node[2] != ("neg", ONE) or not self.op("("):
+            return node
+        inner = self.items()
+        self.expect("op", ")")
+        return ("app", node[1][1] + "^-1", tuple(inner[1]) if inner[0] == "list" else (inner,))
 
     def late_subscript(self, node: Node) -> Node:
         """`x^2_1` with the subscript where it belongs."""

@@ -313,7 +313,7 @@ class Comparer(PiecewiseComparer):
         one, other = (a[1], g) if a[0] == "set" else (g[1], a)
         if other[0] in ("list", "pm"):
             return self.unordered(expand(one), expand(listed(other)[1]))
-        expanded = expand(one)
+        expanded = self.distinct(expand(one))
         if len(expanded) == 1 and other[0] in SCALARS:
             return self.nodes(expanded[0], other)
         return False

@@ -164,6 +164,7 @@ _COMMA_GROUPS = re.compile(
 )
 _NAME = re.compile(r"\s*\{([a-zA-Z]+\*?)\}")
 _OPENERS, _CLOSERS = frozenset("(["), frozenset(")]")
+_UNITS = re.compile(r"[A-Za-z]{1,3}(?:\^\{?-?\d\}?)?(?:[\s.*/]+[A-Za-z]{1,3}(?:\^\{?-?\d\}?)?)*")
 _PUNCTUATION = frozenset(("", ".", ",", ";", ":", "!", "?"))
 _WORDY = re.compile(r"[A-Za-z\u4e00-\u9fff]")
 
@@ -332,6 +333,13 @@ def _styled(
     if stripped.strip(". ") in CURRENCY_WORDS:
         tokens.append(Token("word", stripped.strip(". "), spaced))
         return close + 1
+    if "^" in stripped and _UNITS.fullmatch(stripped):
+        first = len(tokens)
+        _lex_into(stripped, tokens, max_tokens, nesting + 1)
+        for index, token in enumerate(tokens[first:], first):
+            if token.kind == "word":
+                tokens[index] = Token("text", token.value, True)
+        return close + 1  # m s^{-1}
     if stripped in FUNCTIONS or stripped in CONSTANTS:
         tokens.append(Token("word", stripped, spaced))
         return close + 1

@@ -67,9 +67,7 @@ def is_label(node: Node) -> bool:
     if kind == "+":
         return all(part[0] == "s" and "'" not in part[1] for part in node[1])
     if kind == "*":
-        return all(
-            part[0] in ("s", "app") or (part[0] == "*" and is_label(part)) for part in node[1]
-        )
+        return all(part[0] in ("s", "app", "*") and is_label(part) for part in node[1])
     if kind == "ratio":
         return all(is_label(part) for part in node[1])
     if kind == "tup":

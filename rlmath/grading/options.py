@@ -84,6 +84,8 @@ def _doubted(rest: str) -> bool:
     found = wording.words_of(rest)
     if not found:
         return False
+    if all(wording.changes_value(word) and not word.isdigit() for word in found):
+        return True
     predicate = found[0] in _PREDICATES or len(found) == 1
     if predicate and any(word in wording.NEGATIONS for word in found[:4]):
         return True

@@ -187,8 +187,9 @@ _TRAILS = _names(
 )  # fmt: skip
 _MAX_LEAD_WORDS = 20
 _FUNCTION_OF_ANSWER = re.compile(
-    r"(?<!value )of (?:the |this |our |that )?(?:final |correct |right |actual )?"
-    r"(?:answer|result|solution|value)s?(?! of)\b"
+    r"\b(?:square|cube|roots?|inverse|factors?|multiples?|derivative|integral|digits?|difference|"
+    r"remainder|ratio|product|term|range|limit|next|half) of (?:the |this |our |that )?"
+    r"(?:final |correct |right |actual )?(?:answer|result|solution|value)s?(?! of)\b"
 )
 
 
