@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 
 def fusion_settings(on_te: bool) -> dict[str, bool]:
     """Fields of Megatron's ``TransformerConfig``.
@@ -46,7 +44,7 @@ def fusion_settings(on_te: bool) -> dict[str, bool]:
     }
 
 
-def accumulate_into_main_grads(module: nn.Module) -> int:
+def accumulate_into_main_grads(module: Any) -> int:
     """Let Transformer Engine's layers add weight gradients to Megatron's buffers in their products.
 
     Saves a tensor of the weight's size and a pass over it per micro-batch, and adds in float32 what
@@ -57,14 +55,14 @@ def accumulate_into_main_grads(module: nn.Module) -> int:
     (``_te_general_gemm_patched`` copies into ``out`` and does not read ``accumulate``).
 
     Args:
-        module: Wrapped by Megatron's DDP, which gives parameters ``main_grad``.
+        module: Megatron's model, wrapped by Megatron's DDP, which gives parameters ``main_grad``.
 
     Returns:
         How many layers were told.
     """
-    if getattr(module, "config").batch_invariant_mode:  # noqa: B009
+    if module.config.batch_invariant_mode:
         return 0
-    layers: list[Any] = [one for one in module.modules() if hasattr(one, "fuse_wgrad_accumulation")]
+    layers = [one for one in module.modules() if hasattr(one, "fuse_wgrad_accumulation")]
     for layer in layers:
         layer.fuse_wgrad_accumulation = True
     return len(layers)
