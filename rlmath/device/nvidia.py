@@ -38,7 +38,7 @@ def gpu_states() -> list[GpuState]:
     """Every GPU that this process may use (``CUDA_VISIBLE_DEVICES``)."""
     rows = _query("--query-gpu=index,uuid,name,driver_version,memory.total,memory.used")
     states = [
-        GpuState(int(index), uuid, name, driver, int(total), int(used))
+        GpuState(int(index), uuid, name, driver, _mib(total), _mib(used))
         for index, uuid, name, driver, total, used in rows
     ]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -75,6 +75,11 @@ def current_gpu_uuid() -> str:
 def _query(what: str) -> list[list[str]]:
     text = _run(what, "--format=csv,noheader,nounits")
     return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
+
+
+def _mib(text: str) -> int:
+    """0 where the driver keeps a number to itself, as it may for parts of a GPU."""
+    return int(text) if text.isdigit() else 0
 
 
 def _run(*arguments: str) -> str:

@@ -10,6 +10,9 @@ from typing import Literal
 
 from rlmath.planning.gpus import GPUS, Gpu
 
+# ``rollout.gpu_memory_utilization`` of the checks: room for training state beside it.
+ENGINE_SHARE = 0.3
+
 
 @dataclass(frozen=True)
 class Node:

@@ -13,7 +13,7 @@ from rlmath.actor.group import ActorGroup
 from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.mismatch import measure
 from rlmath.commands.selfcheck.material import random_tokens
-from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.node import ENGINE_SHARE, Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.config import checks
 from rlmath.config.load import load
@@ -27,8 +27,6 @@ from rlmath.weights.probe import batch_of
 
 PROMPT_TOKENS = 48
 RESPONSE_TOKENS = 80
-# More GPUs show nothing that these do not: two engines of two ranks.
-MOST_GPUS = 4
 # So large that an update changes nearly every weight, also in bfloat16.
 LEARNING_RATE = 1e-3
 
@@ -55,7 +53,7 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
             f"rollout.max_response_tokens={RESPONSE_TOKENS}",
             "rollout.max_running_sequences=32",
             "rollout.cpu_kv_cache_gib=0.125",
-            "rollout.gpu_memory_utilization=0.3",
+            f"rollout.gpu_memory_utilization={ENGINE_SHARE:g}",
             # Graphs take a minute to capture and matter to throughput alone.
             "rollout.enforce_eager=true",
             "algorithm.prompts_per_step=8",

@@ -26,6 +26,12 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._open: list[str] = []
+
+    @property
+    def where(self) -> str:
+        """ " in the phase ...", or "" outside any."""
+        return f" in the phase {self._open[-1]!r}" if self._open else ""
 
     def figure(
         self, name: str, value: Value, unit: str = "", *, limit: str = "", key: bool = False
@@ -68,10 +74,12 @@ class Record:
         started_s = time.monotonic()
         self.phase_begins(name)
         yield
+        self._open.remove(name)
         self._write("phase_end", name=name, seconds=round(time.monotonic() - started_s, 2))
 
     def phase_begins(self, name: str) -> None:
         """As ``phase``, without an end."""
+        self._open.append(name)
         self._write("phase", name=name)
 
     def end(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,12 +65,15 @@ def run_check(check: Check, node: Node) -> Result:
     """Run a check to its end or its limit. Nothing that it started is left when this returns.
 
     Args:
-        node: With the check's own folder, which is made.
+        node: With the check's own folder, which is made; what an earlier run left in it is
+            removed.
     """
     folder = Path(node.folder)
+    if (folder / NODE_FILE).is_file():
+        # An earlier one's: a run would go on with it, or refuse to.
+        shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     record_path = folder / RECORD_FILE
-    record_path.unlink(missing_ok=True)
     node.save(folder / NODE_FILE)
     used_before = _used_mib()
     others = _descendants()

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlmath.commands.selfcheck import report
 from rlmath.commands.selfcheck.catalog import Check
-from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.node import ENGINE_SHARE, Node
 from rlmath.commands.selfcheck.runner import Result, adopting_orphans, run_check
 from rlmath.config.facts import Machine, read_model
 from rlmath.device.nvidia import gpu_states
@@ -89,6 +89,8 @@ def this_node(out: Path, model: str | None) -> Node:
 
     machine, states = Machine.here(), gpu_states()
     device = "cuda" if machine.has_cuda else "cpu"
+    if model is not None and states:
+        _refuse_too_large(model, states[0].total_mib / 1024)
     folder = model or str(random_model(out / "model", on_cuda=device == "cuda"))
     return Node(
         device=device,  # type: ignore[arg-type]
@@ -98,6 +100,25 @@ def this_node(out: Path, model: str | None) -> Node:
         model=str(Path(folder).absolute()),
         folder=str(out),
     )
+
+
+def _refuse_too_large(model: str, gpu_gib: float) -> None:
+    """Most checks train on one GPU, beside an engine."""
+    from rlmath.planning import memory
+    from rlmath.planning.models import count_parameters
+    from rlmath.weights.shape import read_model_shape
+
+    parameters = count_parameters(read_model_shape(model))
+    state = memory.state_bytes(parameters, 1) / memory.GIB
+    engine = ENGINE_SHARE * gpu_gib
+    needed = state + engine + memory.ACTOR_PROCESS_GIB + memory.ENGINE_PROCESS_GIB
+    usable = memory.usable_bytes(gpu_gib) / memory.GIB
+    if needed > usable:
+        raise UserError(
+            f"--model {model}: its {parameters / 1e9:.1f} billion parameters take {state:.1f} GiB "
+            f"to train on one GPU, beside an engine of {engine:.1f} GiB; with the processes that is "
+            f"{needed:.1f} of {usable:.1f} GiB. Take a smaller model, or none: the checks make one"
+        )
 
 
 def about() -> dict[str, Any]:

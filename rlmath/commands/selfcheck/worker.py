@@ -32,7 +32,7 @@ def main(target: str, folder: Path) -> int:
         getattr(importlib.import_module(module), function)(Node.read(folder / NODE_FILE), record)
     except BaseException as error:
         traceback.print_exc()
-        record.fail(f"{type(error).__name__}: {error}")
+        record.fail(f"{type(error).__name__}{record.where}: {error}")
         if not isinstance(error, Exception):
             raise
     record.end()

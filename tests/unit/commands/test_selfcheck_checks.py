@@ -86,7 +86,7 @@ def test_an_old_driver_and_a_gpu_in_use_are_named(
 ) -> None:
     rows = TWO_GPUS.replace("580.95.05", "575.57.08")
     fake_smi(tmp_path, monkeypatch, gpu=rows, topo="NV18")
-    environment._gpus(node(tmp_path), record)
+    environment._gpus(record)
     used, driver = problems(tmp_path)
     assert "9000 of 81559 MiB of GPU 1" in used
     assert "575.57.08 is older than 580" in driver

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -10,12 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlmath.cli import main
 from rlmath.commands.selfcheck import report, suite
 from rlmath.commands.selfcheck.catalog import CHECKS, Check, select
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record, read_outcome
 from rlmath.commands.selfcheck.runner import Result, adopting_orphans, run_check
+from rlmath.device.nvidia import GpuState
 from rlmath.errors import UserError
+from rlmath.planning.models import KNOWN
 
 NAMES = ("hangs", "raises", "segfaults", "exits", "is_wrong", "not_here", "in_part", "good")
 
@@ -174,3 +178,41 @@ def test_append_adds_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "| is_wrong | failed |" in text
     assert suite.run(checks[:1], str(tmp_path / "out"), None, None) == 0
     assert page.read_text() == text
+
+
+def test_mistakes_in_the_command_are_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in (
+        ["gpu", "--only", "none_such"],
+        ["gpus"],
+        [],
+        ["gpu", "--model", str(tmp_path / "none_such")],
+    ):
+        assert main(["selfcheck", *arguments]) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_model_that_cannot_be_trained_on_one_gpu_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen2.5-7B"]))
+    states = [GpuState(0, "GPU-a", "NVIDIA H100 80GB HBM3", "580.1", 81559, 4)]
+    monkeypatch.setattr(suite, "gpu_states", lambda: states)
+    # 7.6 billion x 18 bytes.
+    with pytest.raises(UserError, match=r"127\.\d GiB to train on one GPU"):
+        suite.this_node(tmp_path / "out", str(tmp_path))
+
+
+def test_what_an_earlier_run_left_is_removed(tmp_path: Path) -> None:
+    run_check(check("in_part"), node(tmp_path / "a"))
+    (tmp_path / "a" / "run").mkdir()
+    result = run_check(check("good"), node(tmp_path / "a"))
+    assert result.outcome.status == "passed"
+    assert result.outcome.not_applicable == []
+    assert not (tmp_path / "a" / "run").exists()
+    # A folder that is not a check's is left as it is.
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("")
+    run_check(check("good"), node(tmp_path / "mine"))
+    assert (tmp_path / "mine" / "notes").exists()

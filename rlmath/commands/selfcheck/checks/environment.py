@@ -32,7 +32,7 @@ def run(node: Node, record: Record) -> None:
         for part in ("driver", "topology", "NCCL and cuDNN", "Transformer Engine"):
             record.not_applicable(part, why)
         return
-    _gpus(node, record)
+    _gpus(record)
     _libraries(record)
 
 
@@ -43,7 +43,7 @@ def _versions(record: Record) -> None:
         record.figure(module, found.__version__, key=module in ("torch", "vllm"))
 
 
-def _gpus(node: Node, record: Record) -> None:
+def _gpus(record: Record) -> None:
     from rlmath.device.nvidia import gpu_states, topology
 
     states = gpu_states()
@@ -69,11 +69,6 @@ def _gpus(node: Node, record: Record) -> None:
             f"driver {driver} is older than {LEAST_DRIVER}, which the CUDA 13 build needs",
             f"Install an NVIDIA driver of branch {LEAST_DRIVER} or later on the host.",
         )
-    record.require(
-        node.card is not None,
-        f"{node.gpu_name} is not a GPU that plans know, so the plan of its updates is not checked",
-        "Add it to rlmath/planning/gpus.py with its data sheet's figures.",
-    )
     record.text("nvidia-smi topo -m", topology())
 
 

@@ -160,6 +160,8 @@ def report(
         f"{node.gpu_gib / ratio:.0f}.",
     )
     if node.card is None:
+        reason = f"{node.gpu_name} is not in rlmath/planning/gpus.py, so its peak is not known"
+        record.not_applicable(f"{name} MFU", reason)
         return
     mfu, assumed = flops_per_s / (node.card.peak_tflops * 1e12), Efficiency().mfu
     least = LEAST_OF_ASSUMED_MFU * assumed
