@@ -1,6 +1,6 @@
 """Checks of the selfcheck on one set of ranks and engines, which take most of their time to start.
 
-Runs as a check itself, in a process of its own; each check that it calls has its own folder in that
+Runs as a check itself, in its own process; each check that it calls has its own folder in that
 one's.
 """
 

@@ -52,6 +52,11 @@ class Node:
                 return dataclasses.replace(gpu, memory_gib=self.gpu_gib)
         return None
 
+    def gpus_up_to(self, most: int) -> int:
+        """The largest power of two of GPUs, which divides batches and ranks; 0 on CPU."""
+        usable = min(most, self.gpus)
+        return 1 << (usable.bit_length() - 1) if usable else 0
+
     def save(self, path: Path) -> None:
         """Write it for the process of a check."""
         path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
@@ -60,8 +65,3 @@ class Node:
     def read(cls, path: Path) -> Node:
         """What ``save`` wrote."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
-
-
-def ranks_allow(node: Node, ranks: int) -> bool:
-    """Whether so many processes can have a GPU each; on CPU they always can."""
-    return not node.on_cuda or node.gpus >= ranks

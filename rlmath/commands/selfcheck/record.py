@@ -47,7 +47,7 @@ class Record:
         self._write("figure", name=name, value=value, unit=unit, limit=limit, key=key)
 
     def fail(self, problem: str, advice: str = "") -> None:
-        """Report that something is wrong; the check goes on, and counts as failed.
+        """Report that something is wrong; the check continues, and counts as failed.
 
         Args:
             problem: What is wrong, with its numbers.

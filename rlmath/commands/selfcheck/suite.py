@@ -116,7 +116,7 @@ def _refuse_too_large(model: str, gpu_gib: float) -> None:
     if needed > usable:
         raise UserError(
             f"--model {model}: its {parameters / 1e9:.1f} billion parameters take {state:.1f} GiB "
-            f"to train on one GPU, beside an engine of {engine:.1f} GiB; with the processes that is "
+            f"to train on one GPU, beside an engine of {engine:.1f} GiB; with processes "
             f"{needed:.1f} of {usable:.1f} GiB. Take a smaller model, or none: the checks make one"
         )
 

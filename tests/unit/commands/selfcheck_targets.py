@@ -20,7 +20,7 @@ def good(node: Node, record: Record) -> None:
 
 def hangs(node: Node, record: Record) -> None:
     record.figure("before", 1, key=True)
-    # In a session of its own, as Ray's processes and vLLM's workers are.
+    # In its own session, as Ray's processes and vLLM's workers are.
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
     (Path(node.folder) / "child").write_text(str(child.pid))
     with record.phase("the long one"):

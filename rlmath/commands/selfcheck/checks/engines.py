@@ -20,7 +20,7 @@ PROCESSES_PER_GPU = 2
 def run(node: Node, record: Record) -> None:
     """Start engines of one rank twice, with ranks beside them and without, and engines of two."""
     # More GPUs than four show nothing that two engines of two ranks do not.
-    gpus = next((count for count in (4, 2, 1) if count <= node.gpus), 0)
+    gpus = node.gpus_up_to(4)
     caches: dict[str, list[int]] = {}
     samples: dict[str, list[Sample]] = {}
     wanted = parts.requests(node, SAMPLES)

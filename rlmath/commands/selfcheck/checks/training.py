@@ -8,12 +8,14 @@ from pathlib import Path
 from rlmath.cli import main
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
+from rlmath.commands.selfcheck.worker import LOG_FILE
 from rlmath.config.facts import Machine
 from rlmath.monitor import read_metrics
 from rlmath.quickstart import make_problems, make_tiny_model
 from rlmath.quickstart.run import for_machine
 
 STEPS = 2
+RUN = "run"
 FIGURES = {
     "alignment/mean_exp_abs_diff": ("mean exp|Δ|", ""),
     "train/grad_norm": ("gradient norm", ""),
@@ -28,27 +30,17 @@ FIGURES = {
 def run(node: Node, record: Record) -> None:
     """Train; the loop's own checks stop it when a number cannot be."""
     folder = Path(node.folder)
-    run_dir = folder / "run"
+    run_dir = folder / RUN
     make_tiny_model(folder / "model")
     make_problems(folder / "data", num_train=256, num_eval=16, num_sft=0)
-    settings = [
-        "experiment=quickstart",
-        *for_machine(Machine.here(), []),
-        f"model.path={folder / 'model'}",
-        f"data.train_paths=[{folder / 'data' / 'train.jsonl'}]",
-        f"data.eval_paths=[{folder / 'data' / 'eval.jsonl'}]",
-        f"runner.run_dir={run_dir}",
-        f"runner.steps={STEPS}",
-        "runner.progress=false",
-        "algorithm.prompts_per_step=8",
-        "algorithm.group_size=4",
-    ]
-    if not node.on_cuda:
-        settings += ["actor.tensor_parallel=1", f"cluster.device={node.device}"]
+    settings = settings_of(node, folder)
     with record.phase("rlmath train"):
         code = main(["train", *settings])
     record.figure("exit code", code, limit="0")
-    record.require(code == 0, f"rlmath train ended with exit code {code}")
+    log = folder / LOG_FILE
+    record.require(
+        code == 0, f"rlmath train ended with exit code {code}; the end of {log} says why"
+    )
     if code:
         return
     lines = [line for line in read_metrics(run_dir) if line["step"] > 0]
@@ -61,3 +53,24 @@ def run(node: Node, record: Record) -> None:
                 record.figure(f"step {line['step']:g} {name}", line[tag], unit, key=key)
     for name in ("checkpoints", "hf"):
         record.require(bool(os.listdir(run_dir / name)), f"the run left no {name}/")
+
+
+def settings_of(node: Node, folder: Path) -> list[str]:
+    """Of ``rlmath train``, with model and problems in the folder."""
+    settings = [
+        "experiment=quickstart",
+        *for_machine(Machine.here(), []),
+        f"model.path={folder / 'model'}",
+        f"data.train_paths=[{folder / 'data' / 'train.jsonl'}]",
+        f"data.eval_paths=[{folder / 'data' / 'eval.jsonl'}]",
+        f"runner.run_dir={folder / RUN}",
+        f"runner.steps={STEPS}",
+        "runner.progress=false",
+        "algorithm.prompts_per_step=8",
+        "algorithm.group_size=4",
+    ]
+    if node.on_cuda:
+        settings.append(f"cluster.gpus_per_node={node.gpus_up_to(8)}")
+    else:
+        settings += ["actor.tensor_parallel=1", f"cluster.device={node.device}"]
+    return settings

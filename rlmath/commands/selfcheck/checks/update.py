@@ -25,7 +25,7 @@ from rlmath.planning.time import forward_flops
 from rlmath.weights.processes import ONE_RANK, on_ranks
 from rlmath.weights.shape import ModelShape, read_model_shape
 
-# Tokens of a sequence, each a micro-batch of its own.
+# Tokens of a sequence, each its own micro-batch.
 LENGTHS = {"cuda": (4096, 16384), "cpu": (256, 1024)}
 MICROBATCHES = 4
 # The plan promises what it says of memory to this share.

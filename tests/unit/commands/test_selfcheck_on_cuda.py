@@ -1,0 +1,254 @@
+"""What each check does on a node of GPUs, with ranks and engines that answer as real ones would:
+its settings pass all checks of a run, and it passes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.cli import main
+from rlmath.commands.selfcheck import parts
+from rlmath.commands.selfcheck.checks import (
+    alignment,
+    checkpoint,
+    engines,
+    sleep,
+    throughput,
+    training,
+    weight_sync,
+)
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
+from rlmath.config.arithmetic import Layout, resolve_layout
+from rlmath.config.facts import Machine
+from rlmath.config.schema import Config, Device
+from rlmath.planning.models import KNOWN
+from rlmath.quickstart import make_problems, make_tiny_model
+from rlmath.rollout.requests import Request
+from rlmath.session import engine_spec
+from rlmath.types import Sample
+from tests.unit.documented import write_model
+from tests.unit.test_documented_commands import NODE
+
+GPUS = [f"GPU-{letter}" for letter in "abcdefgh"]
+
+
+class FakeActor:
+    """Ranks whose weights change with every update, and that load what they saved."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = GPUS[:ranks]
+        self._weights = self._saved = 0
+
+    def call(self, function: Any) -> list[Any]:
+        if function is checkpoint.state_fingerprints:
+            return [{"weight": self._weights} for _ in self._ranks]
+        return list(self._ranks)
+
+    def update(self, *arguments: Any) -> Any:
+        self._weights += 1
+        return SimpleNamespace(minibatches=[{}]), None
+
+    def log_probs(self, batch: Any) -> Any:
+        return batch.engine_log_probs, None
+
+    def weights_fingerprints(self) -> dict[str, int]:
+        return {"a": self._weights, "b": self._weights}
+
+    def save_checkpoint(self, folder: Path) -> None:
+        folder.mkdir()
+        self._saved = self._weights
+
+    def load_checkpoint(self, folder: Path) -> None:
+        self._weights = self._saved
+
+    def peak_memory_gib(self) -> list[float]:
+        return [1.0 for _ in self._ranks]
+
+
+class FakePool:
+    """Engines on the first GPUs, each on as many as it has ranks."""
+
+    def __init__(self, config: Config, layout: Layout, trains: bool) -> None:
+        self.spec = engine_spec(config, layout, trains=trains)
+        self.weights_version = 0
+        width = layout.engine_tensor_parallel
+        self._gpus = [GPUS[i * width : (i + 1) * width] for i in range(layout.engines)]
+        self.sleeps = 0
+
+    def sleep(self) -> None:
+        self.sleeps += 1
+
+    def call_engines(self, function: Any) -> list[int]:
+        return [1000 for _ in self._gpus]
+
+    def call_workers(self, function: Any) -> list[list[str]]:
+        return self._gpus
+
+    def generate(self, wanted: list[Request]) -> Iterator[Sample]:
+        for one in wanted:
+            tokens = tuple(range(one.max_tokens))
+            log_probs = (-1.0,) * one.max_tokens
+            version = self.weights_version
+            yield Sample(
+                one.problem_id, one.index, tokens, log_probs, "", "length", version, one.seed, 0
+            )
+
+
+@dataclasses.dataclass
+class Ran:
+    """What a check did."""
+
+    outcome: Outcome
+    configs: list[Config]
+    layouts: list[Layout]
+    pools: list[FakePool]
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    write_model(tmp_path / "model", KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"])
+    monkeypatch.setattr(Machine, "here", lambda: NODE)
+    folder = tmp_path / "check"
+    folder.mkdir()
+    return Node("cuda", 8, "NVIDIA H100 80GB HBM3", 80.0, str(tmp_path / "model"), str(folder))
+
+
+def run(check: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    ran = Ran(Outcome(), [], [], [])
+
+    @contextlib.contextmanager
+    def started(
+        config: Config, record: Record, name: str = "", *, trains: bool = True
+    ) -> Iterator[Any]:
+        layout = resolve_layout(config, Device.cuda)
+        pool = FakePool(config, layout, trains)
+        ran.configs.append(config)
+        ran.layouts.append(layout)
+        ran.pools.append(pool)
+        yield SimpleNamespace(actor=FakeActor(layout.actor_ranks)), pool
+
+    def refit(actor: Any, pool: FakePool, version: int, *, verify_every: int = 0) -> None:
+        assert version == pool.weights_version + 1
+        pool.weights_version = version
+
+    monkeypatch.setattr(parts, "started", started)
+    monkeypatch.setattr("rlmath.rollout.refit.refit", refit)
+    for module in (alignment, checkpoint, weight_sync):
+        monkeypatch.setattr(module, "refit", refit)
+    record = Record(Path(node.folder) / "record.jsonl")
+    check.run(node, record)
+    record.end()
+    ran.outcome = read_outcome(Path(node.folder) / "record.jsonl")
+    assert ran.outcome.status == "passed", ran.outcome.problems
+    return ran
+
+
+def test_alignment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = run(alignment, node, monkeypatch)
+    assert (ran.layouts[0].actor_ranks, ran.layouts[0].engines) == (1, 1)
+    # The limit of bfloat16, and engines that gave their memory back before each update.
+    assert {one["limit"] for one in ran.outcome.figures if one["limit"]} == {"<= 1.02"}
+    assert ran.pools[0].sleeps == 2
+
+
+def test_weight_sync_goes_both_ways(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = run(weight_sync, node, monkeypatch)
+    assert [pool.spec.transport for pool in ran.pools] == ["ipc", "nccl"]
+    assert [pool.weights_version for pool in ran.pools] == [3, 3]
+    # The embeddings, 151,936 x 1,536 x 2 bytes, are larger than a bucket.
+    figures = {one["name"]: one["value"] for one in ran.outcome.figures}
+    assert figures["largest tensor"] == pytest.approx(445.1, abs=0.1)
+    assert figures["bucket"] == ran.configs[0].weights.bucket_size_mib == 222
+    alone = run(weight_sync, dataclasses.replace(node, gpus=1), monkeypatch)
+    assert [pool.spec.transport for pool in alone.pools] == ["ipc"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layouts"),
+    [
+        (8, [(4, 4, 1), (4, 4, 1), (4, 2, 2)]),
+        (3, [(2, 2, 1), (2, 2, 1), (2, 1, 2)]),
+        (1, [(1, 1, 1), (1, 1, 1)]),
+    ],
+)
+def test_engines_take_up_to_four_gpus(
+    node: Node, monkeypatch: pytest.MonkeyPatch, gpus: int, layouts: list[tuple[int, int, int]]
+) -> None:
+    monkeypatch.setattr(engines, "process_counts", lambda: dict.fromkeys(GPUS[:gpus], 2))
+    ran = run(engines, dataclasses.replace(node, gpus=gpus), monkeypatch)
+    found = [(one.actor_ranks, one.engines, one.engine_tensor_parallel) for one in ran.layouts]
+    assert found == layouts
+    parts_left_out = [one["part"] for one in ran.outcome.not_applicable]
+    assert parts_left_out == (["TP 2"] if gpus == 1 else [])
+
+
+def test_sleep(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[int] = []
+    monkeypatch.setattr(sleep, "_used_mib", lambda gpu: 20_000 if pools else 40_000)
+    monkeypatch.setattr(FakePool, "sleep", lambda self: pools.append(1))
+    ran = run(sleep, node, monkeypatch)
+    assert ran.pools[0].spec.sleeps
+    assert ran.pools[0].weights_version == sleep.CYCLES == len(pools)
+
+
+def test_checkpoint_awake_and_asleep(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = run(checkpoint, node, monkeypatch)
+    back = [one for one in ran.outcome.figures if one["name"].endswith("that came back")]
+    assert [one["value"] for one in back] == ["2 of 2", "2 of 2"]
+    assert ran.pools[0].sleeps == 2
+
+
+def test_throughput_with_and_without_async_scheduling(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {"same sampling": [1.0, 2.0], "plain sampling": [1.0, 3.0]}
+    monkeypatch.setattr(throughput, "_bare", lambda *arguments: rates)
+    ran = run(throughput, node, monkeypatch)
+    assert [pool.spec.async_scheduling for pool in ran.pools] == [True, False]
+    assert not any(pool.spec.enforce_eager for pool in ran.pools)
+    monkeypatch.setattr(
+        throughput,
+        "_bare",
+        lambda *arguments: {"same sampling": [1.0, 1e12]} | {"plain sampling": [1.0, 1.0]},
+    )
+    record = Record(Path(node.folder) / "record.jsonl")
+    throughput.run(node, record)
+    problems = read_outcome(Path(node.folder) / "record.jsonl").problems
+    assert [one["problem"].split(":")[0] for one in problems] == [
+        "async scheduling",
+        "no async scheduling",
+    ]
+
+
+def test_random_streams_differ_by_sample_and_prompts_by_step(node: Node) -> None:
+    small = dataclasses.replace(node)
+    first, again, other = (parts.requests(small, 16, step=step) for step in (0, 0, 1))
+    assert first == again
+    assert len({one.seed for one in first}) == len({one.key for one in first}) == 16
+    assert {one.prompt_token_ids for one in first}.isdisjoint(
+        {one.prompt_token_ids for one in other}
+    )
+    assert torch.tensor([len(one.prompt_token_ids) for one in first]).unique().numel() == 8
+
+
+@pytest.mark.parametrize(("gpus", "used"), [(8, 8), (3, 2), (1, 1)])
+def test_settings_of_the_training_pass_the_checks(
+    node: Node, monkeypatch: pytest.MonkeyPatch, gpus: int, used: int
+) -> None:
+    machine = dataclasses.replace(NODE, gpus=gpus)
+    monkeypatch.setattr(Machine, "here", lambda: machine)
+    folder = Path(node.folder)
+    make_tiny_model(folder / "model")
+    make_problems(folder / "data", num_train=16, num_eval=4, num_sft=0)
+    settings = training.settings_of(dataclasses.replace(node, gpus=gpus), folder)
+    assert f"cluster.gpus_per_node={used}" in settings
+    assert "model.dtype=bfloat16" in settings
+    assert main(["train", *settings, "--check"]) == 0
