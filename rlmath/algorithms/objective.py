@@ -124,9 +124,11 @@ def _farthest(log_ratio: Tensor) -> Tensor:
     """Place and log-ratio of the token of the largest ``|log-ratio|``; see ``LossOutput``."""
     if not log_ratio.numel():
         return log_ratio.new_zeros(2)
+    # What is not a number is counted elsewhere, and would compare as neither more nor less.
+    numbers = log_ratio.nan_to_num(nan=0.0)
     # As a vector: with a scalar index the host would fetch its value from the GPU.
-    index = log_ratio.abs().nan_to_num(nan=0.0).argmax()[None]
-    return torch.cat([index.double(), log_ratio[index]])
+    index = numbers.abs().argmax()[None]
+    return torch.cat([index.double(), numbers[index]])
 
 
 def _masked_max(values: Tensor, mask: Tensor) -> Tensor:

@@ -73,6 +73,18 @@ def test_beyond_the_limit_a_ratio_has_no_gradient(loss, dual):
         assert float(gradient[1]) == 0.0, (sign * size, advantage)
 
 
+def test_a_token_that_is_not_a_number_does_not_hide_the_farthest():
+    nan = float("nan")
+    got = policy_objective(
+        make(0.0, 1.0, log_probs=torch.tensor([nan, -1.5, 60.0, -1.5, -90.0, -1.5])),
+        ObjectiveSettings(),
+    )
+    assert got.farthest.tolist() == [4.0, -88.5]
+    assert float(got.metric_sums["count/log_ratio_clamped"]) == 2
+    alone = make(0.0, 1.0, log_probs=torch.tensor([nan, *[-1.5] * 5]))
+    assert policy_objective(alone, ObjectiveSettings()).farthest.tolist() == [0.0, 0.0]
+
+
 def test_within_the_limit_nothing_changes():
     inputs = make(19.0, -1.0)
     got = policy_objective(inputs, ObjectiveSettings())
