@@ -7,6 +7,10 @@ the answer itself, the others are the next problem's answer. The cache is off. P
     median_ms, p99_ms, max_ms                      of a single grade
     agreement                                      share of items with the same verdict
 
+With --cases the tables of tests/unit/grading/cases are graded by both as well: one more line each,
+with right verdicts, false positives, the median and the pairs that math-verify did not finish in
+20 s.
+
 docs/grading.md says what it should show: ratio at least 20, median below 0.1 ms.
 """
 
@@ -15,12 +19,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rlmath.grading import MathGrader
+
+_CASE_LIMIT_S = 20
 
 
 def read_items(folder: Path, count: int) -> list[tuple[str, str]]:
@@ -64,11 +73,70 @@ def time_math_verify(items: list[tuple[str, str]]) -> tuple[list[bool], list[flo
     return verdicts, seconds
 
 
+def _compare_cases(folder: Path) -> None:
+    """Print how many pairs of the case tables each verifier decides as the tables do."""
+    rows = [
+        json.loads(line)
+        for path in sorted(folder.glob("*.jsonl"))
+        if path.stem != "extraction"
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    with MathGrader(num_workers=1, cache_size=0) as grader:
+        grader.grade_one("\\boxed{\\sin^2 x + \\cos^2 x}", "1")
+
+        def ours(answer: str, gold: str) -> bool:
+            return grader.grade_one(f"\\boxed{{{answer}}}", gold).correct
+
+        _print_cases("rlmath", rows, ours)
+
+    from math_verify import parse, verify
+
+    def theirs(answer: str, gold: str) -> bool:
+        formula = gold if "$" in gold else f"${gold}$"
+        return bool(verify(parse(formula), parse(f"\\boxed{{{answer}}}")))
+
+    _print_cases("math-verify", rows, theirs)
+
+
+def _print_cases(name: str, rows: list[dict[str, Any]], grade: Callable[[str, str], bool]) -> None:
+    right = false_positives = unfinished = 0
+    seconds = []
+    for row in rows:
+        started = time.perf_counter()
+        signal.signal(signal.SIGALRM, _give_up)
+        signal.alarm(_CASE_LIMIT_S)
+        try:
+            verdict = grade(row["answer"], row["gold"])
+        except TimeoutError:
+            verdict, unfinished = False, unfinished + 1
+        except Exception:  # what it cannot take it does not accept
+            verdict = False
+        signal.alarm(0)
+        seconds.append(time.perf_counter() - started)
+        right += verdict == row["equal"]
+        false_positives += verdict and not row["equal"]
+    result = {
+        "cases": len(rows),
+        "negatives": sum(not row["equal"] for row in rows),
+        "verifier": name,
+        "agreement": round(right / len(rows), 4),
+        "false_positives": false_positives,
+        "median_ms": round(1e3 * statistics.median(seconds), 3),
+        "unfinished": unfinished,
+    }
+    print(json.dumps(result))
+
+
+def _give_up(number: int, frame: object) -> None:
+    raise TimeoutError
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     default = os.environ.get("RLMATH_DATA_DIR", "../shared/data")
     parser.add_argument("--data-dir", type=Path, default=Path(default))
     parser.add_argument("--items", type=int, default=400, help="items from each of the two sets")
+    parser.add_argument("--cases", action="store_true", help="also the tables of the tests")
     arguments = parser.parse_args()
     if not arguments.data_dir.is_dir():
         sys.exit(f"no folder {arguments.data_dir}: set RLMATH_DATA_DIR or --data-dir")
@@ -91,6 +159,9 @@ def main() -> None:
         "agreement": round(sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(items), 4),
     }
     print(json.dumps(result))
+    if arguments.cases:
+        tables = Path(__file__).resolve().parents[1] / "tests" / "unit" / "grading" / "cases"
+        _compare_cases(tables)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from rlmath.grading.arith import Approximate, Undecidable, symbols
 from rlmath.grading.listing import listed
 from rlmath.grading.relations import RelationComparer
 from rlmath.grading.scalars import SCALARS, Verdict, is_whole
-from rlmath.grading.syntax import Node, replaced
+from rlmath.grading.syntax import Node, holds, replaced
 
 _MAX_RESIDUES = 64
 _MAX_PARAMETERS = 3
@@ -35,6 +35,8 @@ class FamilyComparer(RelationComparer):
             return False
         if not _alike(list(mine.values()), list(theirs.values())):
             return False
+        if not of_g and not _is_constant_like(g, theirs) and set(theirs) != set(mine):
+            return False  # n^2 is not m^2, whatever m is said to be
         if _restricts(a, mine) or _restricts(g, theirs):
             both = bool(of_a) and bool(of_g)
             if not both and not set(mine.values()) <= {"R", "any"}:
@@ -149,6 +151,19 @@ def _inferred(
     if domains & {"Z", "N", "N0"} and not all(is_whole(name) or name == "t" for name in free):
         return None
     return dict.fromkeys(free, next(iter(domains))) if len(domains) == 1 else None
+
+
+def _is_constant_like(node: Node, parameters: Parameters) -> bool:
+    """Whether undeclared names of a gold read as free: constants C, c_1, k, turns of an angle."""
+    if all(name[0] in "ABCDKck" for name in parameters):
+        return True
+    return holds(node, ("k", "pi")) or _has_degrees(node)
+
+
+def _has_degrees(node: Node) -> bool:
+    return (node[:1] == ("unit",) and node[2] == "°") or any(
+        _has_degrees(part) for part in node if isinstance(part, tuple)
+    )
 
 
 def _alike(mine: list[str], theirs: list[str]) -> bool:

@@ -91,6 +91,8 @@ class RelationComparer(ScalarComparer):
                 return None, None
             return label, sides[first]
         value = sides[-1]
+        if label is not None and any(self.roughly(side, value) is False for side in sides[:-1]):
+            return None, None  # x = 5 = 6
         if label is None and any(self.nodes(side, value) is not True for side in sides[:-1]):
             return None, None  # 41 = 42 states nothing
         return label, value

@@ -17,7 +17,8 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _NEGATED = re.compile(
-    r"(?:\b(?:not|never|cannot|neither|nor|except|excluding|without|no longer)|n't|≠|\\neq?)"
+    r"(?:\b(?:maybe|perhaps|twice|half of|(?:less|more|fewer|greater|smaller|larger|bigger) than"
+    r"|not|never|cannot|neither|nor|except|excluding|without|no longer)|n't|≠|\\neq?)"
     r"(?: (?:be|equal|equal to|exactly|the|a|get|have|simply|just|really)){0,3} ?[($\\]*$",
     re.IGNORECASE,
 )
