@@ -99,7 +99,12 @@ def read_results(text: str) -> dict[str, Any]:
 
 def _section(result: Result) -> list[str]:
     outcome = result.outcome
-    lines = [f"## {result.check.name}: {outcome.status}", "", f"Looks at {result.check.title}.", ""]
+    lines = [
+        f"## {result.check.name}: {outcome.status}",
+        "",
+        f"What it looks at: {result.check.title}.",
+        "",
+    ]
     for one in outcome.problems:
         lines += [f"**Problem:** {printable(one['problem'])}", ""]
         lines += [f"**To do:** {one['advice'] or result.check.advice}", ""]

@@ -198,6 +198,12 @@ def test_an_update_is_held_to_its_plan(tmp_path: Path, record: Record) -> None:
     figures = {one["name"]: one["value"] for one in outcome(tmp_path).figures}
     assert figures["16384 tokens memory / plan"] == pytest.approx(1.0)
     assert 0.3 < figures["16384 tokens MFU"] < 0.9
+    # The plan's time is that of its MFU, with the recomputed layers on top.
+    again = planned.recompute_layers / shape.layers / 3
+    ratio = (1 + again) * figures["16384 tokens time / plan"]
+    assert ratio == pytest.approx(
+        figures["16384 tokens planned MFU"] / figures["16384 tokens MFU"], rel=0.01
+    )
     slow = update.Measured(16384, 15.0, 1.2 * promised, float("nan"))
     update.report(record, card, shape, slow, planned)
     norm, memory, mfu = problems(tmp_path)

@@ -19,15 +19,16 @@ from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from rlmath.device import Platform
 from rlmath.errors import UserError
-from rlmath.planning.gpus import Efficiency
+from rlmath.planning.gpus import Efficiency, Gpu
 from rlmath.planning.memory import ACTOR_PROCESS_GIB, GIB, ActorShape, actor_phases, usable_bytes
-from rlmath.planning.time import forward_flops
+from rlmath.planning.time import Work, actor_time_s, forward_flops
 from rlmath.weights.processes import ONE_RANK, on_ranks
 from rlmath.weights.shape import ModelShape, read_model_shape
 
 # Tokens of a sequence, each its own micro-batch.
 LENGTHS = {"cuda": (4096, 16384), "cpu": (256, 1024)}
 MICROBATCHES = 4
+PROMPT_TOKENS = 4
 # The plan promises what it says of memory to this share.
 PLAN_TOLERANCE = 0.1
 # Below this share of the plan's assumption something is not fused, or falls back.
@@ -97,6 +98,13 @@ def planned_gib(shape: ModelShape, actor: ActorShape) -> float:
     return peak / GIB - ACTOR_PROCESS_GIB
 
 
+def planned_seconds(shape: ModelShape, actor: ActorShape, card: Gpu) -> float:
+    """Of an update, with the plan's assumptions."""
+    response = actor.max_tokens - PROMPT_TOKENS
+    work = Work(MICROBATCHES, 1, 1, PROMPT_TOKENS, response, response)
+    return actor_time_s(shape, actor, work, card, Efficiency(), gpus_per_node=1)[1]
+
+
 def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) -> Measured:
     """An update of ``MICROBATCHES`` sequences, after one that warms everything up."""
     settings = ActorSettings(
@@ -112,7 +120,7 @@ def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) 
         max_sequence_length=tokens,
     )
     actor = MegatronActor(settings, ONE_RANK, platform)
-    batch = random_batch(node.model, [tokens] * MICROBATCHES)
+    batch = random_batch(node.model, [tokens] * MICROBATCHES, PROMPT_TOKENS)
     actor.update(batch, UpdateSettings(), seed=0)
     platform.synchronize()
     platform.reset_peak_memory()
@@ -137,7 +145,7 @@ def report(
     # appendix B).
     flops_per_s = 3 * forward_flops(shape, measured.tokens) * tokens / seconds
     record.figure(f"{name} update", seconds, "s")
-    record.figure(f"{name} tokens per second", tokens / seconds, "1/s")
+    record.figure(f"{name} throughput", tokens / seconds, "tokens/s")
     record.figure(f"{name} model FLOPs", flops_per_s / 1e12, "TFLOP/s", key=True)
     record.figure(f"{name} gradient norm", measured.grad_norm)
     record.figure(f"{name} peak memory", measured.peak_gib, "GiB")
@@ -167,6 +175,9 @@ def report(
     least = LEAST_OF_ASSUMED_MFU * assumed
     record.figure(f"{name} MFU", mfu, limit=f">= {least:g}", key=True)
     record.figure(f"{name} planned MFU", assumed)
+    planned_s = planned_seconds(shape, planned, node.card)
+    record.figure(f"{name} planned time", planned_s, "s")
+    record.figure(f"{name} time / plan", seconds / planned_s)
     record.require(
         mfu >= least,
         f"{name}: MFU is {mfu:.3f}; the plan assumes {assumed:g}, and less than {least:g} means "
