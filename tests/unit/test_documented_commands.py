@@ -233,6 +233,8 @@ RULES: list[tuple[str, How]] = [
     (r"kubectl ", check_kubernetes),
     (r"ray_utils/check_ray.sh ", named_in("tests/e2e/test_cluster.py")),
     (r"\.venv/bin/(ruff|mypy)", named_in("launchers/test.sh", ".venv/bin/mypy")),
+    # Up to its refusals it runs in tests/unit/test_scripts.py; the rest takes 10 GB.
+    (r"(bash )?launchers/setup.sh cuda", named_in("launchers/setup.sh", "auto | cpu | cuda)")),
     (r"source .venv/bin/activate", named_in("launchers/setup.sh", "-m venv .venv")),
     (r"hf download \S+ --local-dir ", elsewhere("fetches a model")),
     (r"hf auth login", elsewhere("asks for a password")),
