@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ep", type=count, metavar="N", help="only this actor.expert_parallel")
     add("--engine-tp", type=count, metavar="N", help="only this rollout.tensor_parallel")
     add("--recompute-layers", type=int, metavar="N", help="of a stage (default: as few as fit)")
+    add("--local-layers", action="store_true", help="actor.layers=local, which keep more")
+    add("--kl", action="store_true", help="with a KL term, whose reference model the host keeps")
+    add("--value-model", action="store_true", help="with a value model, as GAE has")
     add("--mfu", type=share, help="share of the peak that the actor gets")
     add("--decode-bandwidth", type=share, help="share of memory bandwidth that sampling gets")
     add("--top", type=count, default=8, metavar="N", help="layouts to show")
@@ -119,4 +122,7 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
         ep=arguments.ep,
         engine_tp=arguments.engine_tp,
         recompute_layers=arguments.recompute_layers,
+        layers="local" if arguments.local_layers else "transformer_engine",
+        reference=arguments.kl,
+        value_model=arguments.value_model,
     )

@@ -13,21 +13,23 @@ from rlmath.config.load import load
 from rlmath.config.ranges import out_of_range
 from rlmath.config.schema import Config, Device
 from rlmath.errors import ConfigError, UserError
+from rlmath.planning.colocated import (
+    beside_sleeping_engine,
+    engine_fixed_terms,
+    resident_bytes,
+    with_awake_engine,
+)
 from rlmath.planning.gpus import Efficiency, Gpu
 from rlmath.planning.memory import (
-    ACTOR_PROCESS_GIB,
-    ENGINE_PROCESS_GIB,
     GIB,
+    MIB,
     ActorShape,
     Phase,
-    actor_phases,
+    Step,
     engine_share,
-    engine_step_bytes,
-    engine_weights_bytes,
+    host_bytes,
     kv_bytes,
-    refit_bytes,
     usable_bytes,
-    worst_state_bytes,
 )
 from rlmath.planning.models import facts_of
 from rlmath.planning.time import Decoding, Work, actor_time_s, decoding, refit_time_s
@@ -60,6 +62,9 @@ class Wish:
         ep: Expert-parallel ranks.
         engine_tp: Tensor-parallel ranks of an engine.
         recompute_layers: Recomputed layers of a stage; ``None``: as few as fit.
+        layers: ``transformer_engine`` or ``local``: ``actor.layers``.
+        reference: A KL term, which has a reference model.
+        value_model: GAE, which has a value model.
     """
 
     path: str
@@ -78,6 +83,9 @@ class Wish:
     ep: int | None = None
     engine_tp: int | None = None
     recompute_layers: int | None = None
+    layers: str = "transformer_engine"
+    reference: bool = False
+    value_model: bool = False
 
     @property
     def nodes(self) -> int:
@@ -102,6 +110,7 @@ class Plan:
         running: Sequences that an engine runs at once, on average.
         phases: What a GPU holds in each, the fullest one.
         seconds: Of each phase.
+        host_bytes: Host memory that the ranks of a node take at most for tensors.
     """
 
     actor: ActorShape
@@ -112,6 +121,7 @@ class Plan:
     running: int
     phases: tuple[Phase, ...]
     seconds: dict[str, float]
+    host_bytes: float
 
     @property
     def step_s(self) -> float:
@@ -150,6 +160,9 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"rollout.max_running_sequences={wish.max_running}",
         f"rollout.gpu_memory_utilization={share:g}",
         f"weights.bucket_size_mib={wish.bucket_mib}",
+        *(["actor.layers=local"] if wish.layers == "local" else []),
+        *(["algorithm.kl_coef=0.001"] if wish.reference else []),
+        *(["algorithm.advantage=gae"] if wish.value_model else []),
     ]
 
 
@@ -251,7 +264,7 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
         dp = gpus // (tp * pp * cp)
         for ep in _expert_shares(wish, tp, cp, dp):
             found = True
-            yield ActorShape(tp, pp, dp, 0, wish.longest_microbatch, cp, ep)
+            yield ActorShape(tp, pp, dp, 0, wish.longest_microbatch, cp, ep, wish.layers)
     if not found:
         asked = {"tp": wish.tp, "pp": wish.pp, "cp": wish.cp, "ep": wish.ep}
         raise UserError(
@@ -284,29 +297,14 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
             float("inf"),
         )
     actor, phases = _with_least_recompute(wish, split)
-    state = worst_state_bytes(shape, actor)
-    resident = state + ACTOR_PROCESS_GIB * GIB
-    share = engine_share(wish.gpu.memory_gib, resident)
+    share = engine_share(wish.gpu.memory_gib, resident_bytes(phases))
     engine_tp, cache_tokens, decoded = _best_engine(wish, share, name)
-    sleeping = {"process": ACTOR_PROCESS_GIB * GIB, "engine process": ENGINE_PROCESS_GIB * GIB}
-    refit = Phase(
-        "refit",
-        sleeping
-        | {
-            "state": state,
-            "engine weights": engine_weights_bytes(shape, engine_tp),
-            "buckets": refit_bytes(shape, wish.bucket_mib),
-        },
-    )
-    _refuse_if_full(wish, refit, name)
-    wake = Phase(
-        "wake-up",
-        {
-            "process": ACTOR_PROCESS_GIB * GIB,
-            "state": state,
-            "engine": share * wish.gpu.memory_gib * GIB,
-        },
-    )
+    engine_bytes = share * wish.gpu.memory_gib * GIB
+    step = _step(wish, actor)
+    together = with_awake_engine(shape, phases, step, engine_tp, engine_bytes)
+    for phase in together:
+        if phase.name == "weight sync":
+            _refuse_if_full(wish, phase, name)
     log_probs_s, update_s = actor_time_s(
         shape, actor, work, wish.gpu, wish.efficiency, wish.gpus_per_node
     )
@@ -318,7 +316,8 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
         engine_share=share,
         cache_tokens=int(cache_tokens),
         running=decoded.running,
-        phases=(*phases, refit, wake),
+        phases=tuple(together),
+        host_bytes=host_bytes(shape, actor, step, min(wish.gpus, wish.gpus_per_node)),
         seconds={
             "generate": decoded.seconds,
             "log_probs": log_probs_s,
@@ -345,7 +344,7 @@ def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, li
     wanted = wish.recompute_layers
     for layers in range(per_stage + 1) if wanted is None else [wanted]:
         actor = dataclasses.replace(split, recompute_layers=layers)
-        phases = _phases_beside_engine(wish, actor)
+        phases = beside_sleeping_engine(wish.shape, actor, _step(wish, actor))
         peak = max(phases, key=lambda one: one.num_bytes)
         if peak.num_bytes <= usable_bytes(wish.gpu.memory_gib):
             return actor, phases
@@ -353,14 +352,15 @@ def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, li
     raise AssertionError("a phase that does not fit is refused")
 
 
-def _phases_beside_engine(wish: Wish, actor: ActorShape) -> list[Phase]:
-    """The actor's phases, with what a sleeping engine keeps."""
-    # At most one sequence each.
-    microbatches = max(1, -(-wish.work.sequences // wish.work.minibatches // actor.dp))
-    return [
-        Phase(one.name, {**one.terms, "engine process": ENGINE_PROCESS_GIB * GIB})
-        for one in actor_phases(wish.shape, actor, microbatches)
-    ]
+def _step(wish: Wish, actor: ActorShape) -> Step:
+    return Step(
+        # At most one sequence each.
+        microbatches=max(1, -(-wish.work.sequences // wish.work.minibatches // actor.dp)),
+        longest_tokens=wish.work.longest_tokens,
+        bucket_bytes=wish.bucket_mib * MIB,
+        reference=wish.reference,
+        value_model=wish.value_model,
+    )
 
 
 def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
@@ -374,7 +374,9 @@ def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
 
     def fits(tokens: int) -> bool:
         one = dataclasses.replace(actor, recompute_layers=per_stage, max_tokens=tokens)
-        peak = max(phase.num_bytes for phase in _phases_beside_engine(wish, one))
+        peak = max(
+            phase.num_bytes for phase in beside_sleeping_engine(wish.shape, one, _step(wish, one))
+        )
         return peak <= usable_bytes(wish.gpu.memory_gib)
 
     # Memory grows with the length, so what fits ends somewhere below the first that does not.
@@ -398,11 +400,7 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decod
     for tp in choices:
         if node % tp or not _engine_splits(shape, tp):
             continue
-        fixed = {
-            "process": ENGINE_PROCESS_GIB * GIB,
-            "weights": engine_weights_bytes(shape, tp),
-            "a step": engine_step_bytes(shape, tp, wish.max_running),
-        }
+        fixed = engine_fixed_terms(shape, tp, wish.max_running)
         room = share * wish.gpu.memory_gib * GIB - sum(fixed.values())
         tokens = room / kv_bytes(shape, tp)
         if tokens < work.longest_tokens:

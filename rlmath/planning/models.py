@@ -234,3 +234,10 @@ def expert_parameters_of_rank(shape: ModelShape, tp: int, pp: int, ep: int) -> i
     """
     all_of_them = mixture_layers(shape) * shape.experts * expert_matrices(shape)
     return -(-all_of_them // (pp * (tp if ep == 1 else ep)))
+
+
+def largest_parameter_of_rank(shape: ModelShape, tp: int) -> int:
+    """Elements of the largest Megatron parameter of a rank, experts apart."""
+    table = padded_vocab_size(shape.vocab, tp) // tp * shape.hidden
+    dense = mixture_layers(shape) < shape.layers
+    return max(table, 2 * shape.ffn // tp * shape.hidden if dense else 0)

@@ -35,6 +35,7 @@ def _plan_json(wish: Wish, plan: Plan) -> dict[str, Any]:
         "cache_tokens": plan.cache_tokens,
         "most_tokens_per_microbatch": most_tokens(wish, plan.actor),
         "running_sequences": plan.running,
+        "host_gib_per_node": plan.host_bytes / GIB,
         "phases_gib": {
             phase.name: {name: size / GIB for name, size in phase.terms.items()}
             for phase in plan.phases
@@ -77,7 +78,9 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         ),
         "",
         "the first one, GiB on the fullest GPU:",
-        *(f"  {phase.name:<10} {_terms(phase.terms)}" for phase in best.phases),
+        *(f"  {phase.name:<14} {_terms(phase.terms)}" for phase in best.phases),
+        f"  host memory of a node: {best.host_bytes / GIB:.0f} GiB for checkpoints"
+        + (" and the reference model" if wish.reference else ""),
         f"  a micro-batch of {best.actor.max_tokens:,} tokens; with every layer recomputed "
         f"{most_tokens(wish, best.actor):,} fit",
         "",
@@ -127,6 +130,6 @@ def _assumptions(wish: Wish) -> list[str]:
         f"  sampling: {efficiency.decode_bandwidth:g} of {gpu.memory_gb_per_s:g} GB/s, "
         f"{1000 * efficiency.decode_step_s:g} ms a step beside; {efficiency.tail_share:.0%} of an "
         f"engine's sequences run to the limit; {ENGINE_STEP_TOKENS:,} tokens of prompts a step",
-        "  memory: bfloat16, flash attention, distributed optimizer, no KL term, no value model;",
+        f"  memory: bfloat16, flash attention, distributed optimizer, {wish.layers} layers;",
         "  engines sleep while the actor works, whose state stays on the GPU",
     ]

@@ -400,7 +400,8 @@ def test_layers_keep_what_a_plan_counts(
 
     Beside what is counted a norm keeps one number per token; attention pads nothing here.
     """
-    from rlmath.planning.memory import layer_bytes
+    from rlmath.planning.activations import layer_bytes
+    from rlmath.planning.memory import ActorShape
     from rlmath.weights.shape import read_model_shape
     from tests.distributed.kept_activations import equal_sequences, kept_bytes
 
@@ -409,6 +410,6 @@ def test_layers_keep_what_a_plan_counts(
     shape = read_model_shape(tiny_model)
     # In float32 everything is twice as large but what is float32 in any case.
     of_heads = 4 * shape.heads / tensor_parallel
-    layer = 2 * (layer_bytes(shape, tensor_parallel) - of_heads) + of_heads
+    layer = 2 * (layer_bytes(shape, ActorShape(tensor_parallel, 1, 1, 0, 1)) - of_heads) + of_heads
     counted = layer - 4 * shape.hidden / tensor_parallel
     assert (whole - inputs) / 4 / (6 * 32) == pytest.approx(counted, rel=0.02)

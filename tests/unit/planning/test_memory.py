@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from rlmath.actor.logprobs import ROWS_PER_CHUNK
-from rlmath.planning import memory
-from rlmath.planning.memory import (
-    GIB,
-    ActorShape,
-    actor_phases,
+from rlmath.planning import activations
+from rlmath.planning.activations import (
+    backward_bytes,
+    forward_bytes,
     kept_bytes,
-    kv_bytes,
     layer_bytes,
     logits_bytes,
+)
+from rlmath.planning.memory import (
+    GIB,
+    MIB,
+    ActorShape,
+    Step,
+    actor_phases,
+    buffer_bytes,
+    host_bytes,
+    kv_bytes,
+    stage_phases,
     state_bytes,
+    trainer_sync_bytes,
+    value_state_bytes,
     worst_state_bytes,
 )
 from rlmath.planning.models import (
@@ -25,9 +38,11 @@ from rlmath.planning.models import (
     expert_parameters_of_rank,
     parameters_of_rank,
 )
+from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import SourceLayout, SourceRank, TargetLayout, plan_weights
 from rlmath.weights.shape import ModelShape, model_shape
+from rlmath.weights.sync_memory import sync_buffer_bytes
 
 # As the models' pages on the hub give them (numbers of parameters of their safetensors).
 PUBLISHED = {
@@ -139,8 +154,26 @@ def test_activations_of_a_layer_after_korthikanti() -> None:
     sizes = dict(KNOWN["Llama-3.1-8B"], num_key_value_heads=32, intermediate_size=4 * 4096)
     one = model_shape(sizes)
     softmax = 4 * one.heads
-    assert layer_bytes(one, tp=1) == (34 - 2 + 2 * 4 + 2 * 2) * one.hidden + softmax
-    assert layer_bytes(one, tp=8) == layer_bytes(one, tp=1) / 8
+    alone, shared = (ActorShape(tp, 1, 1, 0, 1000) for tp in (1, 8))
+    assert layer_bytes(one, alone) == (34 - 2 + 2 * 4 + 2 * 2) * one.hidden + softmax
+    assert layer_bytes(one, shared) == layer_bytes(one, alone) / 8
+
+
+def test_local_layers_keep_more() -> None:
+    """Each layer's cosines and sines, on every tensor rank."""
+    one = shape()
+    fused = ActorShape(tp=4, pp=1, dp=1, recompute_layers=0, max_tokens=1000)
+    local = dataclasses.replace(fused, layers="local")
+    assert layer_bytes(one, local) - layer_bytes(one, fused) == 10 * one.head_dim
+    assert forward_bytes(one, local) == 1000 * (12 * one.hidden + 8 * one.ffn) / 4
+
+
+def test_experts_keep_each_token_once_for_each_of_its_experts() -> None:
+    one = model_shape(MIXTURE)
+    actor = ActorShape(tp=1, pp=1, dp=8, recompute_layers=0, max_tokens=1000, ep=8)
+    dense = dataclasses.replace(one, experts=0, ffn=0)
+    more = layer_bytes(one, actor) - layer_bytes(dense, actor)
+    assert more == 2 * 8 * (2048 + 3 * 768) + 8 * 128
 
 
 def test_recomputed_layers_keep_their_input() -> None:
@@ -148,7 +181,7 @@ def test_recomputed_layers_keep_their_input() -> None:
     none = ActorShape(tp=4, pp=1, dp=2, recompute_layers=0, max_tokens=1000)
     every = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=1000)
     assert kept_bytes(one, every, in_flight=1) == 1000 * 28 * 2 * 3584 / 4
-    assert kept_bytes(one, none, in_flight=1) == 1000 * 28 * layer_bytes(one, 4)
+    assert kept_bytes(one, none, in_flight=1) == 1000 * 28 * layer_bytes(one, none)
     assert kept_bytes(one, none, in_flight=3) == 3 * kept_bytes(one, none, in_flight=1)
 
 
@@ -161,8 +194,26 @@ def test_logits_by_hand() -> None:
     assert expected / GIB == pytest.approx(5.80, abs=0.01)
 
 
+def test_an_output_layer_in_float32_takes_twice_and_copies_its_weight() -> None:
+    actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=28672)
+    more = logits_bytes(shape(), actor, backward=True, in_float32=True) - logits_bytes(
+        shape(), actor, backward=True
+    )
+    assert more == 38016 * 2 * 2 * 28672 + 4 * 3584 * (38016 + 28672 / 4)
+
+
 def test_the_chunk_is_that_of_the_actor() -> None:
-    assert memory.SOFTMAX_ROWS == ROWS_PER_CHUNK
+    assert activations.SOFTMAX_ROWS == ROWS_PER_CHUNK
+
+
+def test_the_backward_pass_is_worst_where_it_begins_or_where_it_recomputes() -> None:
+    """With 7 of 28 layers kept whole it begins with most; with none it recomputes one."""
+    one = shape()
+    some = ActorShape(tp=4, pp=1, dp=2, recompute_layers=21, max_tokens=8192)
+    every = dataclasses.replace(some, recompute_layers=28)
+    assert backward_bytes(one, some, 1)["activations"] == kept_bytes(one, some, 1)
+    assert backward_bytes(one, every, 1)["activations"] == 8192 * 28 * 2 * 3584 / 4
+    assert backward_bytes(one, every, 1)["backward of a layer"] > 8192 * layer_bytes(one, every)
 
 
 def test_keys_and_values_of_a_token() -> None:
@@ -175,9 +226,77 @@ def test_keys_and_values_of_a_token() -> None:
 def test_the_first_stage_has_most_in_flight() -> None:
     """As many as there are stages, but no more than there are micro-batches."""
     actor = ActorShape(tp=1, pp=4, dp=1, recompute_layers=0, max_tokens=8192)
-    few, many = (actor_phases(shape(), actor, microbatches=count) for count in (1, 100))
-    kept = {
-        phase.name: phase.terms["activations"] for phase in many if "activations" in phase.terms
-    }
-    assert kept["training"] == 4 * kept["logits"]
-    assert few[2].terms["activations"] == kept["logits"]
+
+    def kept(stage: int, microbatches: int) -> float:
+        step = Step(microbatches, longest_tokens=8192)
+        phases = {phase.name: phase for phase in stage_phases(shape(), actor, step, stage)}
+        return phases["training"].terms["activations"]
+
+    one = kept(3, 100)
+    assert [kept(stage, 100) / one for stage in range(4)] == [4, 3, 2, 1]
+    assert [kept(stage, 2) / one for stage in range(4)] == [2, 2, 2, 1]
+
+
+def test_only_the_last_stage_has_logits() -> None:
+    actor = ActorShape(tp=1, pp=2, dp=1, recompute_layers=0, max_tokens=8192)
+    first, last = (stage_phases(shape(), actor, Step(8, 8192), stage) for stage in (0, 1))
+    assert "logits" in {phase.name for phase in last} - {phase.name for phase in first}
+    fullest = {phase.name: phase for phase in actor_phases(shape(), actor, Step(8, 8192))}
+    assert fullest["logits"].terms["process"] == 2 * GIB
+
+
+def test_a_reference_model_is_the_weights_once_more() -> None:
+    """On the GPU while it is in the model's place, and always on the host."""
+    one, actor = shape(), ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
+    without, held = Step(8, 8192), Step(8, 8192, reference=True)
+    phases = {phase.name: phase for phase in stage_phases(one, actor, held, 0)}
+    weights = 2 * parameters_of_rank(one, 4, 1, first=True, last=True)
+    assert phases["reference"].num_bytes - phases["log-probs"].num_bytes == weights
+    assert host_bytes(one, actor, held, 8) - host_bytes(one, actor, without, 8) == 8 * weights
+
+
+def test_a_value_model_is_the_model_without_its_output_layer() -> None:
+    one, actor = shape(), ActorShape(tp=4, pp=2, dp=2, recompute_layers=14, max_tokens=8192)
+    table = 152064 // 4 * 3584
+    ends = {"first": False, "last": True}
+    policy = parameters_of_rank(one, 4, 2, **ends)
+    assert value_state_bytes(one, actor, **ends) == (policy - table) * 12
+    named = {p.name: p for p in stage_phases(one, actor, Step(8, 8192, value_model=True), 1)}
+    assert named["logits"].terms["value model"] == (policy - table) * 12
+    assert "value training" in named
+
+
+def test_a_tied_value_model_keeps_the_table_that_it_reads() -> None:
+    one = shape("Qwen2.5-1.5B")
+    alone = ActorShape(tp=2, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
+    assert value_state_bytes(one, alone, first=True, last=True) == worst_state_bytes(one, alone)
+
+
+def test_the_rotary_table_stays() -> None:
+    """28,672 positions, 128 wide in float32; and the buffer that local layers gather a sequence
+    into."""
+    fused = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=32768)
+    step = Step(8, longest_tokens=28672)
+    assert buffer_bytes(shape(), fused, step) == 28672 * 128 * 4
+    local = dataclasses.replace(fused, layers="local")
+    more = buffer_bytes(shape(), local, step) - buffer_bytes(shape(), fused, step)
+    assert more == 32768 * 2 * 3584
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-R1-Distill-Qwen-1.5B", "DeepSeek-R1-Distill-Qwen-7B"])
+def test_buffers_of_a_weight_sync_follow_the_buckets_and_stay_in_their_bound(name: str) -> None:
+    """One bucket, the next with its messages, the last tensor taken, and vLLM's buffer."""
+    one, bucket = shape(name), 512 * MIB
+    metas = [TensorMeta(n, size, torch.bfloat16) for n, size in hf_shapes(one).items()]
+    sizes = [sum(t.meta.num_bytes for t in b.tensors) for b in cut_into_buckets(metas, 512)]
+    largest = max(meta.num_bytes for meta in metas)
+    last = [0, *(b.tensors[-1].meta.num_bytes for b in cut_into_buckets(metas, 512))]
+    following = [*sizes[1:], 0]
+    expected = max(a + 2 * b + c for a, b, c in zip(sizes, following, last[:-1], strict=True))
+    actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
+    planned = trainer_sync_bytes(one, actor, bucket)
+    assert planned == pytest.approx(expected + max(largest, bucket), rel=0.06)
+    bound = sync_buffer_bytes("ipc", bucket, largest).trainer_bytes
+    assert planned <= bound
+    alone = ActorShape(tp=1, pp=1, dp=8, recompute_layers=28, max_tokens=8192)
+    assert trainer_sync_bytes(one, alone, bucket) < planned

@@ -20,7 +20,14 @@ from rlmath.commands.selfcheck.worker import RECORD_FILE
 from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.planning.gpus import Efficiency, Gpu
-from rlmath.planning.memory import ACTOR_PROCESS_GIB, GIB, ActorShape, actor_phases, usable_bytes
+from rlmath.planning.memory import (
+    ACTOR_PROCESS_GIB,
+    GIB,
+    ActorShape,
+    Step,
+    actor_phases,
+    usable_bytes,
+)
 from rlmath.planning.time import Work, actor_time_s, forward_flops
 from rlmath.weights.processes import ONE_RANK, on_ranks
 from rlmath.weights.shape import ModelShape, read_model_shape
@@ -94,7 +101,10 @@ def least_recompute(shape: ModelShape, node: Node, tokens: int) -> ActorShape:
 
 def planned_gib(shape: ModelShape, actor: ActorShape) -> float:
     """Peak of the rank's tensors in an update."""
-    peak = max(phase.num_bytes for phase in actor_phases(shape, actor, MICROBATCHES))
+    step = Step(MICROBATCHES, longest_tokens=actor.max_tokens)
+    update = ("logits", "training", "optimizer step")
+    phases = actor_phases(shape, actor, step)
+    peak = max(phase.num_bytes for phase in phases if phase.name in update)
     return peak / GIB - ACTOR_PROCESS_GIB
 
 

@@ -1,0 +1,40 @@
+"""The plan's parameters and state of every GPU preset, against Transformer Engine's own layers.
+
+Kernels of Transformer Engine take no meta tensors, so what its layers keep in a forward pass is not
+counted here; ``tests/dryrun`` counts whole steps with Megatron's own layers.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rlmath.planning.memory import ActorShape, rank_parameters
+from rlmath.weights.shape import model_shape
+from tests.cuda_wheels.programs import answer_of
+from tests.cuda_wheels.test_te_models import PRESETS, jobs_of
+
+
+@pytest.fixture(scope="module")
+def built() -> list[tuple[str, dict[str, Any], int]]:
+    """Preset, job and parameters of each rank."""
+    jobs = [(name, job) for name, overrides in PRESETS.items() for job in jobs_of(overrides)]
+    answers = answer_of("te_program", "models", json.dumps([job for _, job in jobs]))
+    return [
+        (name, job, answer["parameters"]) for (name, job), answer in zip(jobs, answers, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_rank_holds_the_parameters_of_the_plan(built: Any, name: str) -> None:
+    found = [(job, parameters) for preset, job, parameters in built if preset == name]
+    assert found
+    for job, parameters in found:
+        per_stage = job["world"] // job["pp"]
+        stage = job["rank"] // per_stage
+        actor = ActorShape(job["tp"], job["pp"], job["dp"], 0, 1, job["cp"], job["ep"])
+        first, last = stage == 0, stage == job["pp"] - 1
+        planned = rank_parameters(model_shape(job["config"]), actor, first=first, last=last)
+        assert planned == pytest.approx(parameters, rel=1e-4), (name, stage)

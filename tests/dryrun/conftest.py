@@ -1,0 +1,31 @@
+"""Ranks of GPU layouts, counted once for all tests, in processes of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rlmath.planning.dry_run.jobs import Job, RankCount
+from rlmath.planning.dry_run.pool import Pool
+
+Count = Callable[[list[Job]], list[RankCount]]
+
+
+@pytest.fixture(scope="session")
+def count_ranks() -> Iterator[Count]:
+    """Counts jobs, each of which once: presets that are alike differ in their names alone."""
+    known: dict[str, RankCount] = {}
+
+    def key(job: Job) -> str:
+        return repr(dataclasses.replace(job, name=""))
+
+    with Pool(2) as pool:
+
+        def count(jobs: list[Job]) -> list[RankCount]:
+            new = list({key(job): job for job in jobs if key(job) not in known}.values())
+            known.update({key(one.job): one for one in pool.count(new)})
+            return [dataclasses.replace(known[key(job)], job=job) for job in jobs]
+
+        yield count

@@ -1,0 +1,82 @@
+"""The plan's closed form against counts of real ranks on meta tensors, for every GPU preset.
+
+What is counted has Megatron's own layers; ``rlmath/planning/dry_run`` says what a count proves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rlmath.planning.dry_run.compare import rows
+from rlmath.planning.dry_run.jobs import PHASES
+from rlmath.planning.dry_run.presets import Case, gpu_models, layout_cases, preset_cases
+from tests.dryrun.conftest import Count
+
+CASES = [*preset_cases(), *layout_cases()]
+MOST_ERROR = 0.10
+# The plan takes the rank that has the largest piece of a parameter for torch's Adam, which the
+# counted one need not be. It is never the fullest phase, and Transformer Engine's has no such term.
+MOST_OVER = {"optimizer step": 0.25}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_plan_is_within_a_tenth_of_the_count(case: Case, count_ranks: Count) -> None:
+    """Each phase of a rank of each stage; a failure shows both sides term by term."""
+    counts = count_ranks(case.jobs())
+    found = [row for count in counts for row in rows(count)]
+    assert {row.phase for row in found} >= set(case.phases)
+    wrong = [
+        row.describe()
+        for row in found
+        if not -MOST_ERROR <= row.error <= MOST_OVER.get(row.phase, MOST_ERROR)
+    ]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_every_gpu_preset_is_counted_whole() -> None:
+    """All phases of every model, and the layouts from 8 to 1,024 GPUs."""
+    whole = {case.overrides[0] for case in preset_cases() if case.phases == PHASES}
+    assert whole >= {f"model={name}" for name in gpu_models()}
+    assert {f"experiment={name}" for name in ("qwen2.5-1.5b-grpo-megatron",)} <= whole
+    assert [name for name in gpu_models() if "a3b" in name], "an MoE is among them"
+    sizes = {job.tp * job.pp * job.cp * job.dp for case in CASES for job in case.jobs()}
+    assert sizes >= {8, 16, 128, 1024}
+    layouts = [job for case in CASES for job in case.jobs()]
+    assert {job.pp for job in layouts} >= {1, 2, 4}
+    assert {job.cp for job in layouts} >= {1, 2, 4}
+    assert {job.ep for job in layouts} >= {1, 4, 8}
+
+
+def test_micro_batches_in_flight_are_those_of_1f1b(count_ranks: Count) -> None:
+    """A stage holds as many as there are stages from it to the last, and no more than there are."""
+    (case,) = (case for case in layout_cases() if case.name == "7B PP 4")
+    jobs = case.jobs()
+    found = {count.job.stage: count.in_flight for count in count_ranks(jobs)}
+    assert found == {0: 4, 1: 3, 3: 1}
+    few = [dataclasses.replace(job, microbatches=2, phases=("update",)) for job in jobs]
+    assert {c.job.stage: c.in_flight for c in count_ranks(few)} == {0: 2, 1: 2, 3: 1}
+
+
+def test_a_micro_batch_leaves_nothing_behind(count_ranks: Count) -> None:
+    """Three micro-batches peak as high as one, without pipeline stages."""
+    (case,) = (case for case in layout_cases() if case.name == "1.5B TP 1")
+    (job,) = case.jobs()
+    several = dataclasses.replace(job, microbatches=3, phases=("update", "log-probs"))
+    one, three = count_ranks([job, several])
+    assert three.phases["update"].gpu_bytes == pytest.approx(one.phases["update"].gpu_bytes, 0.01)
+
+
+def test_tied_embeddings_are_held_once_on_one_stage(count_ranks: Count) -> None:
+    """And twice where first and last stage differ; a rank's parameters are those of the plan."""
+    cases = {case.name: case for case in CASES}
+    untied, tied = (
+        count_ranks(cases[name].jobs())[0]
+        for name in ("r1_distill_qwen_1.5b (8 GPUs)", "qwen2.5_1.5b (8 GPUs)")
+    )
+    table = 151936 // 2 * 1536
+    assert untied.parameters - tied.parameters == table
+    first, last = count_ranks(cases["1.5B tied PP 2"].jobs())
+    # Last: the copy of the table, and the final norm.
+    assert last.parameters - first.parameters == 1536
