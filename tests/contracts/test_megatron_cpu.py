@@ -12,6 +12,15 @@ SCHEDULE = "micro-batches and their loss (rlmath/actor/schedule.py)"
 OPTIMIZER = "the optimizer (rlmath/actor/optimizer.py)"
 GROUPS = "process groups (rlmath/actor/parallel.py)"
 MOE = "Qwen3-MoE on a CPU (rlmath/device/cpu_shim.py, rlmath/actor/experts.py)"
+OF_SCHEDULES = (
+    "forward_step_func",
+    "data_iterator",
+    "model",
+    "num_microbatches",
+    "seq_length",
+    "micro_batch_size",
+    "forward_only",
+)
 
 ROWS = [
     # -- what the shim replaces: our functions get what Megatron passes ------------------------
@@ -68,28 +77,12 @@ ROWS = [
     Row(
         "megatron.core.pipeline_parallel.schedules:forward_backward_no_pipelining",
         SCHEDULE,
-        takes=(
-            "forward_step_func",
-            "data_iterator",
-            "model",
-            "num_microbatches",
-            "seq_length",
-            "micro_batch_size",
-            "forward_only",
-        ),
+        takes=OF_SCHEDULES,
     ),
     Row(
         "megatron.core.pipeline_parallel.schedules:forward_backward_pipelining_without_interleaving",
         SCHEDULE,
-        takes=(
-            "forward_step_func",
-            "data_iterator",
-            "model",
-            "num_microbatches",
-            "seq_length",
-            "micro_batch_size",
-            "forward_only",
-        ),
+        takes=OF_SCHEDULES,
     ),
     Row(
         "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss",

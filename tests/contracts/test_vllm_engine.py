@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from vllm.engine import arg_utils
 from vllm.platforms import interface
 from vllm.platforms.interface import Platform
@@ -278,6 +279,7 @@ def test_arguments_of_a_cuda_engine() -> None:
     assert given.enable_chunked_prefill and given.scheduler_cls is None
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="of vLLM's CPU build alone")
 def test_a_cpu_engine_is_configured_as_it_was_asked(tmp_path: Path) -> None:
     """Prompts whole, nothing scheduled ahead, workers of vLLM's own."""
     model = make_tiny_model(tmp_path / "model")
