@@ -74,8 +74,12 @@ class Comparer(PiecewiseComparer):
         if answer.letter and gold.letter:
             if answer.rest and gold.rest and answer.letter == gold.letter:
                 return self.same(read(answer.rest, self.settings), read(gold.rest, self.settings))
-            if answer.rest or gold.rest or task == "multiple_choice":
+            if answer.letter == gold.letter and answer.rest:
+                return self.option_texts(answer.rest, "")
+            if gold.rest or task == "multiple_choice":
                 return answer.letter == gold.letter
+            if answer.rest:
+                return False
             return True if answer.letter == gold.letter and answer.plain_letter else None
         if gold.letter and gold.rest:
             return self.same(answer, read(gold.rest, self.settings))

@@ -141,6 +141,8 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
             return units.lookup(word.partition("^")[0]) is not None and len(found) == 1
         if changes_value(word):
             return False
+    if found[0] == "times" and len(found) > 1 and found[1] not in _JOINING - {"the", "with"}:
+        return False  # 12 times the height
     plural = [_is_plural(word) for word in found]
     if plural[-1] or (any(plural) and found[-1] in _TAIL):
         return True
