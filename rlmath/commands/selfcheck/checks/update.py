@@ -74,7 +74,9 @@ def update_on_rank(platform: Platform, node: Node) -> None:
     shape = read_model_shape(node.model)
     for tokens in LENGTHS[node.device]:
         tokens = min(tokens, shape.max_positions)
-        planned = least_recompute(shape, node, tokens) if node.on_cuda else None
+        planned = None
+        if node.on_cuda:
+            planned = least_recompute(shape, node, tokens, platform.layer_spec)
         recompute = planned.recompute_layers if planned else 0
         with record.phase(f"update at {tokens} tokens"):
             measured = measure_update(platform, node, tokens, recompute)
@@ -83,14 +85,16 @@ def update_on_rank(platform: Platform, node: Node) -> None:
         report(record, node, shape, measured, planned)
 
 
-def least_recompute(shape: ModelShape, node: Node, tokens: int) -> ActorShape:
+def least_recompute(
+    shape: ModelShape, node: Node, tokens: int, layers_of: str = "transformer_engine"
+) -> ActorShape:
     """The layout of one rank with as few recomputed layers as the plan lets fit.
 
     Raises:
         UserError: None fits.
     """
     for layers in range(shape.layers + 1):
-        actor = ActorShape(1, 1, 1, layers, tokens)
+        actor = ActorShape(1, 1, 1, layers, tokens, layers=layers_of)
         if planned_gib(shape, actor) + ACTOR_PROCESS_GIB <= usable_bytes(node.gpu_gib) / GIB:
             return actor
     raise UserError(
