@@ -38,11 +38,16 @@ given_placement_group = placement_groups.placement_group
 
 
 def main() -> None:
+    # Idle workers wait for the next case.
+    keep = {"idle_worker_killing_time_threshold_ms": 600_000, "num_workers_soft_limit": 8}
     cluster = Cluster()
     for node in range(NODES):
+        # The head's settings are the cluster's.
+        of_head = {} if node else {"_system_config": keep}
         cluster.add_node(
-            # Ray keeps as many idle workers as a node has CPUs.
-            num_cpus=GPUS_OF_A_NODE,
+            **of_head,
+            # Ray starts as many workers at once, and the tasks are short: few serve all of them.
+            num_cpus=1,
             num_gpus=GPUS_OF_A_NODE,
             object_store_memory=80 * 2**20,
             labels={LABEL: str(node)},
