@@ -139,6 +139,8 @@ def backward_bytes(shape: ModelShape, actor: ActorShape, in_flight: int) -> dict
     if not actor.recompute_layers:
         return begin
     again = layer_bytes(shape, actor) + (6 * width + 2 * hidden) / tp + hidden
+    # Copies of the tokens on their way to the experts and back, and their gradients.
+    again += 2 * hidden * shape.experts_per_token / tp if shape.experts else 0.0
     recomputed = {
         "activations": kept - _whole_layers_bytes(shape, actor),
         "backward of a layer": actor.tokens * again + 2 * matrix,

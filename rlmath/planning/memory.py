@@ -100,7 +100,7 @@ class Step:
         microbatches: Of an optimizer step on a data-parallel rank; no more are in flight.
         longest_tokens: Longest sequence.
         bucket_bytes: Of a weight sync.
-        reference: A reference model, which the host keeps, is put in the model's place.
+        reference: A reference model, which the host keeps, changes places with the model's weights.
         value_model: A value model is trained in the same processes.
         lm_head_float32: The output layer multiplies in float32.
     """
@@ -211,7 +211,7 @@ def stage_phases(shape: ModelShape, actor: ActorShape, step: Step, stage: int) -
     forward = {what: widest}
     phases = [phase("state"), phase("log-probs", **forward)]
     if step.reference:
-        phases.append(phase("reference", policy_weights=2 * weights, **forward))
+        phases.append(phase("reference", **forward))
     if last:
         kept = kept_bytes(shape, actor, in_flight)
         phases.append(phase("logits", activations=kept, logits=logits(backward=True)))
