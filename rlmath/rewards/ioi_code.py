@@ -119,7 +119,7 @@ class IOICode(CodeReward):
         with provider.prepare_files("cms_ioi", files, allowed) as package:
             for given, wanted in tests:
                 result = package.run("", {"input.txt": given, "correct_output.txt": wanted})
-                ended = result.status in ("timeout", "memory", "output_limit")
+                ended = result.status in ("timeout", "memory", "output_limit", "disk_limit")
                 scores.append(0.0 if ended else _printed_score(result.stdout))
                 if scores[-1] == 0.0:
                     break

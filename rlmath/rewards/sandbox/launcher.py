@@ -176,6 +176,8 @@ def _copy_tree(source: str, target: str, uid: int) -> None:
 def _run(job: dict[str, Any], folder: str, out_fd: int) -> None:
     """Start the program, wait for it, collect its files, and say how it ended."""
     failed_read, failed_write = os.pipe()  # closed by a successful exec
+    # Before the program can put something else in its place.
+    work_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     _say(job["status_fd"], {"started": True})
     program = os.fork()
     if program == 0:
@@ -196,7 +198,7 @@ def _run(job: dict[str, Any], folder: str, out_fd: int) -> None:
     if job["level"] == "user":
         _kill_user(job["uid"])
     for name in job["collect"]:
-        _collect(os.path.join(folder, name), name, out_fd, job["limits"]["file_size_mib"] * MIB)
+        _collect(work_fd, name, out_fd, job["limits"]["file_size_mib"] * MIB)
     _say(
         job["status_fd"],
         {
@@ -244,7 +246,7 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS)
         # The namespaces hold by themselves; without them the filter is a must.
         with suppress(OSError):
-            sc.install_seccomp(own_namespaces=True)
+            sc.install_seccomp(job["level"])
     else:
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS)
         if job["landlock"]:
@@ -252,7 +254,7 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
                 [*job["read_only_paths"], "/dev/random", "/dev/urandom"],
                 [folder, "/dev/null", "/dev/zero", "/dev/full"],
             )
-        sc.install_seccomp(own_namespaces=False)
+        sc.install_seccomp(job["level"])
     os.execve(job["argv"][0], job["argv"], job["env"])
 
 
@@ -268,14 +270,34 @@ def _kill_user(uid: int) -> None:
         pass
 
 
-def _collect(path: str, name: str, out_fd: int, limit_bytes: int) -> None:
+def _open_inside(folder_fd: int, name: str) -> int:
+    """Open a file below a folder, following no link on the way.
+
+    Raises:
+        OSError: It is not there, or a link is in its path.
+    """
+    *folders, last = [part for part in name.split("/") if part not in ("", ".")]
+    at = os.dup(folder_fd)
+    try:
+        for part in folders:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def _collect(work_fd: int, name: str, out_fd: int, limit_bytes: int) -> None:
     """Copy one file out. The program made it: it may be a link, a pipe or endless."""
     try:
-        source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        source = _open_inside(work_fd, name)
     except OSError:
         return
     try:
-        if not stat.S_ISREG(os.fstat(source).st_mode):
+        found = os.fstat(source)
+        # A second name may be that of a file that the program itself may not read.
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             return
         target = os.open(
             name.replace("/", "_"), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o755, dir_fd=out_fd

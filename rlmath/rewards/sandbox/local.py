@@ -9,7 +9,7 @@ What a program can reach, by level (``LocalProvider.level`` says which one is in
                reach as well; elsewhere it can read what everyone may read.
     process    as ``user``, but under the trainer's own user id: for machines that allow no more.
 
-All levels limit processor time, time on the clock, memory, file sizes, output and the number of
+All levels limit processor time, time on the clock, memory, disk, output and the number of
 processes, start with an empty environment, and end everything that a program left behind.
 """
 
@@ -35,7 +35,8 @@ from typing import Any, Literal
 
 from rlmath.rewards.base import RewardSettingError
 from rlmath.rewards.sandbox import landlock
-from rlmath.rewards.sandbox.memory import tree_memory_mib
+from rlmath.rewards.sandbox.disk import disk_use_mib
+from rlmath.rewards.sandbox.memory import process_tree, tree_memory_mib
 from rlmath.rewards.sandbox.provider import (
     CodeProvider,
     Execution,
@@ -63,6 +64,8 @@ _COMPILE_LIMITS = Limits(
 )
 # Above a program's own limit: the launcher's two Pythons, and pages counted twice after a fork.
 _MEMORY_SLACK_MIB = 64
+# Folders, and the program itself, next to a file of the full size.
+_DISK_SLACK_MIB = 1
 
 
 @dataclass(frozen=True)
@@ -359,6 +362,7 @@ class _Run:
             "status": bytearray(),
         }
         status_read, status_write = os.pipe()
+        self.level = provider.level
         own_disk = provider.level == "namespace"
         home = "/work" if own_disk else str(folder / "work")
         job: dict[str, Any] = {
@@ -468,9 +472,9 @@ class _Run:
                     return "timeout", now - started
                 if now >= next_look:
                     next_look = now + 0.1
-                    used = tree_memory_mib(self.process.pid)
-                    if used > self.limits.memory_mib + _MEMORY_SLACK_MIB:
-                        return "memory", now - (started or begun)
+                    passed = self._passed_limit()
+                    if passed is not None:
+                        return passed, now - (started or begun)
                 for key, _ in selector.select(min(limit, next_look) - now):
                     block = os.read(key.fd, 65536)
                     self.output[key.data] += block
@@ -486,6 +490,20 @@ class _Run:
                         return ("output_limit" if over else None), now - (started or begun)
                     if not block:
                         selector.unregister(key.fileobj)
+
+    def _passed_limit(self) -> Status | None:
+        """The limit that memory or disk have passed."""
+        processes = process_tree(self.process.pid)
+        if tree_memory_mib(processes) > self.limits.memory_mib + _MEMORY_SLACK_MIB:
+            return "memory"
+        if self.level != "namespace":
+            most = self.limits.file_size_mib
+            used = disk_use_mib(
+                self.folder / "work", processes, most, same_user=self.level == "process"
+            )
+            if used > most + _DISK_SLACK_MIB:
+                return "disk_limit"
+        return None
 
     def _over_output(self) -> bool:
         return any(len(self.output[n]) > self.limit_bytes for n in ("stdout", "stderr"))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rlmath.rewards.base import RewardSettingError
 
-Status = Literal["ok", "runtime_error", "timeout", "memory", "output_limit"]
+Status = Literal["ok", "runtime_error", "timeout", "memory", "output_limit", "disk_limit"]
 
 
 class ProviderError(Exception):
@@ -26,7 +26,7 @@ class Limits:
         cpu_s: Processor time of each process, in whole seconds.
         wall_s: Time on the clock, in seconds.
         memory_mib: Address space of each process, and resident memory of all together.
-        file_size_mib: Longest file, and all files together where the sandbox has its own disk.
+        file_size_mib: Longest file, and all files together.
         output_kib: Standard output, and standard error, each.
         processes: Processes and threads at once.
         open_files: Open files of each process.

@@ -49,7 +49,17 @@ _NUMBERS = {
         "kexec_load": 246, "kexec_file_load": 320, "init_module": 175, "finit_module": 313,
         "delete_module": 176, "reboot": 169, "swapon": 167, "swapoff": 168, "acct": 163,
         "settimeofday": 164, "clock_settime": 227, "adjtimex": 159, "quotactl": 179,
-        "syslog": 103, "iopl": 172, "ioperm": 173,
+        "syslog": 103, "iopl": 172, "ioperm": 173, "prlimit64": 302, "setpriority": 141,
+        "ioprio_set": 251, "sched_setaffinity": 203, "sched_setscheduler": 144,
+        "sched_setparam": 142, "sched_setattr": 314, "kcmp": 312, "migrate_pages": 256,
+        "move_pages": 279, "get_robust_list": 274, "shmget": 29, "shmat": 30, "shmctl": 31,
+        "shmdt": 67, "semget": 64, "semop": 65, "semctl": 66, "semtimedop": 220, "msgget": 68,
+        "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "mq_open": 240, "mq_unlink": 241, "fcntl": 72,
+        "ioctl": 16, "prctl": 157, "memfd_create": 319, "sendmsg": 46, "sendmmsg": 307,
+        "chmod": 90, "fchmod": 91, "fchmodat": 268, "chown": 92, "fchown": 93, "lchown": 94,
+        "fchownat": 260, "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280,
+        "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197,
+        "lremovexattr": 198, "fremovexattr": 199, "truncate": 76,
     },
     "aarch64": {
         "clone": 220, "socket": 198, "kill": 129, "tkill": 130, "tgkill": 131,
@@ -61,14 +71,25 @@ _NUMBERS = {
         "kexec_load": 104, "kexec_file_load": 294, "init_module": 105, "finit_module": 273,
         "delete_module": 106, "reboot": 142, "swapon": 224, "swapoff": 225, "acct": 89,
         "settimeofday": 170, "clock_settime": 112, "adjtimex": 171, "quotactl": 60,
-        "syslog": 116,
+        "syslog": 116, "prlimit64": 261, "setpriority": 140, "ioprio_set": 30,
+        "sched_setaffinity": 122, "sched_setscheduler": 119, "sched_setparam": 118,
+        "sched_setattr": 274, "kcmp": 272, "migrate_pages": 238, "move_pages": 239,
+        "get_robust_list": 100, "shmget": 194, "shmat": 196, "shmctl": 195, "shmdt": 197,
+        "semget": 190, "semop": 193, "semctl": 191, "semtimedop": 192, "msgget": 186,
+        "msgsnd": 189, "msgrcv": 188, "msgctl": 187, "mq_open": 180, "mq_unlink": 181,
+        "fcntl": 25, "ioctl": 29, "prctl": 167, "memfd_create": 279, "sendmsg": 211,
+        "sendmmsg": 269, "fchmod": 52, "fchmodat": 53, "fchown": 55, "fchownat": 54,
+        "utimensat": 88, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14,
+        "lremovexattr": 15, "fremovexattr": 16, "truncate": 45,
     },
 }  # fmt: skip
 # The same on both machines.
 _COMMON = {
     "clone3": 435, "io_uring_setup": 425, "pidfd_send_signal": 424, "pidfd_getfd": 438,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
-    "mount_setattr": 442,
+    "fspick": 433, "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447,
+    "pidfd_open": 434, "process_madvise": 440, "process_mrelease": 448, "fchmodat2": 452,
+    "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
 }  # fmt: skip
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -80,13 +101,42 @@ _DENIED = (
     "kexec_file_load", "init_module", "finit_module", "delete_module", "reboot", "swapon",
     "swapoff", "acct", "settimeofday", "clock_settime", "adjtimex", "quotactl", "syslog", "iopl",
     "ioperm", "pidfd_getfd", "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount",
-    "mount_setattr",
+    "fspick", "mount_setattr", "quotactl_fd", "process_madvise", "process_mrelease", "kcmp",
+    "migrate_pages", "move_pages", "get_robust_list",
+    # Memory that no process has mapped counts against no limit; System V objects even stay.
+    "shmget", "shmat", "shmctl", "shmdt", "semget", "semop", "semctl", "semtimedop", "msgget",
+    "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink", "memfd_create", "memfd_secret",
 )  # fmt: skip
-# Without a namespace of its own a program must not signal others, nor leave its process group.
+# Without a namespace of its own a program must not signal others, nor leave its process group. An
+# open file in a message on its way to nobody (sendmsg) is one whose size nobody can look up.
 _DENIED_WITHOUT_NAMESPACE = (
     "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal",
-    "setsid", "setpgid",
+    "pidfd_open", "setsid", "setpgid", "sendmsg", "sendmmsg",
 )  # fmt: skip
+# Under the trainer's user id: Landlock guards what files hold, and nothing else about them
+# (truncation since Linux 6.2 only).
+_DENIED_AS_TRAINER = (
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime",
+    "utimes", "futimesat", "utimensat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat",
+    "removexattr", "lremovexattr", "fremovexattr", "removexattrat", "file_setattr", "truncate",
+)  # fmt: skip
+# Calls that name a process, 0 being the caller: (argument, the value that it must have). A filter
+# knows no process id of the program's children, so its own id is refused too.
+_ONLY_ITSELF = {
+    "prlimit64": ((0, 0),),
+    "setpriority": ((0, 0), (1, 0)),  # PRIO_PROCESS
+    "ioprio_set": ((0, 1), (1, 0)),  # IOPRIO_WHO_PROCESS
+    "sched_setaffinity": ((0, 0),),
+    "sched_setscheduler": ((0, 0),),
+    "sched_setparam": ((0, 0),),
+    "sched_setattr": ((0, 0),),
+}
+# Calls of many uses: (argument, the values that are denied).
+_DENIED_USES = {
+    "fcntl": (1, (8, 10, 15)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel sends any signal
+    "ioctl": (1, (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP: the same
+    "prctl": (0, (PR_SET_DUMPABLE,)),  # would hide its open files from the watch over the disk
+}
 
 
 def _check(result: int, what: str) -> int:
@@ -126,13 +176,14 @@ def prctl(option: int, value: int = 1) -> None:
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
-def seccomp_filter(machine: str, own_namespaces: bool) -> bytes:
+def seccomp_filter(machine: str, level: str) -> bytes:
     """The BPF program that denies what a solution never needs.
 
     Args:
         machine: ``x86_64`` or ``aarch64``.
-        own_namespaces: The program is alone in its process namespace, so it may signal and group
-            its own processes as it likes.
+        level: ``namespace``: the program is alone in its process namespace, so it may signal and
+            group its own processes as it likes. ``user``: it shares the machine's processes.
+            ``process``: it also has the trainer's user id.
 
     Returns:
         8 bytes for each instruction.
@@ -150,7 +201,10 @@ def seccomp_filter(machine: str, own_namespaces: bool) -> bytes:
     if machine == "x86_64":
         # The x32 calls are the same ones under other numbers.
         program += [(jump_ge, 0, 1, 0x40000000), (give, 0, 0, eperm)]
-    denied = _DENIED if own_namespaces else _DENIED + _DENIED_WITHOUT_NAMESPACE
+    alone = level == "namespace"
+    denied: tuple[str, ...] = _DENIED if alone else _DENIED + _DENIED_WITHOUT_NAMESPACE
+    if level == "process":
+        denied += _DENIED_AS_TRAINER
     answers = {name: eperm for name in denied if name in numbers}
     answers["socket"] = eacces
     # "Not there" makes the C library fall back to clone, whose flags can be looked at.
@@ -158,9 +212,26 @@ def seccomp_filter(machine: str, own_namespaces: bool) -> bytes:
     answers["io_uring_setup"] = enosys
     for name, answer in answers.items():
         program += [(jump_eq, 0, 1, numbers[name]), (give, 0, 0, answer)]
+    first_argument = 16  # 8 bytes each, the low half first; all that is compared has 32 bits
+    if not alone:
+        for name, wanted in _ONLY_ITSELF.items():
+            program.append((jump_eq, 0, 2 * len(wanted) + 2, numbers[name]))
+            for done, (argument, value) in enumerate(wanted):
+                program += [
+                    (load, 0, 0, first_argument + 8 * argument),
+                    (jump_eq, 0, 2 * (len(wanted) - done) - 1, value),
+                ]
+            program += [(give, 0, 0, allow), (give, 0, 0, eperm)]
+        for name, (argument, values) in _DENIED_USES.items():
+            program.append((jump_eq, 0, len(values) + 3, numbers[name]))
+            program.append((load, 0, 0, first_argument + 8 * argument))
+            program += [
+                (jump_eq, len(values) - done, 0, value) for done, value in enumerate(values)
+            ]
+            program += [(give, 0, 0, allow), (give, 0, 0, eperm)]
     program += [
         (jump_eq, 0, 3, numbers["clone"]),
-        (load, 0, 0, 16),  # its flags
+        (load, 0, 0, first_argument),  # its flags
         (jump_set, 0, 1, _ALL_NAMESPACES),
         (give, 0, 0, eperm),
         (give, 0, 0, allow),
@@ -168,7 +239,7 @@ def seccomp_filter(machine: str, own_namespaces: bool) -> bytes:
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 
 
-def install_seccomp(own_namespaces: bool) -> None:
+def install_seccomp(level: str) -> None:
     """Deny for good, to this process and its children.
 
     Raises:
@@ -177,7 +248,7 @@ def install_seccomp(own_namespaces: bool) -> None:
     machine = platform.machine()
     if machine not in _NUMBERS:
         raise OSError(0, f"no system call numbers for {machine}")
-    code = seccomp_filter(machine, own_namespaces)
+    code = seccomp_filter(machine, level)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
     fprog = ctypes.create_string_buffer(header, len(header))
