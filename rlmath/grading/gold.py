@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from rlmath.grading.answer import Answer, read
 from rlmath.grading.compare import Comparer
@@ -27,10 +28,13 @@ def accepted(gold: str) -> tuple[str, int]:
     """(text, boxes): the part of a gold that is compared, and how many boxes it is joined from.
 
     Its last box, or several boxes of one sentence joined; else what follows `####`, or all of it.
-    The count is 0 if it holds several different boxes that do not belong together.
+    A box that the words after it take back (`no: `) does not count. The count is 0 if it holds
+    several different boxes that do not belong together.
     """
     boxes = last_boxes(gold, _MAX_BOXES + 1)
     different = {content for _, content in boxes}
+    if len(different) > 1 and _TAKEN_BACK.search(boxes[-1][0]):
+        return boxes[-1][1], 1
     if len(different) > 1:
         text = joined(boxes, len(boxes)) if len(boxes) == len(different) <= _MAX_BOXES else None
         return (boxes[-1][1], 0) if text is None else (text, len(boxes))
@@ -42,6 +46,7 @@ def accepted(gold: str) -> tuple[str, int]:
     return (gold[mark + 4 :] if mark >= 0 else gold)[:_MAX_CHARS].strip(), 1
 
 
+_TAKEN_BACK = re.compile(r"\b(?:no|not|wait|actually|instead|correction|wrong)\b", re.IGNORECASE)
 _MAX_BOXES = 8
 _MAX_CHARS = 64_000  # of a gold without a box; more than any answer that can be compared
 
