@@ -56,7 +56,9 @@ def _evaluate_all(config: Config, folder: Path) -> int:
     left = [one for one in held_out if one.benchmark.name not in entries]
     if left:
         with (
-            open_session(config, optimizer=None) as session,
+            open_session(
+                config, optimizer=None, problems=[p for one in left for p in one.problems]
+            ) as session,
             # A monitor begins its folder anew; the samples of earlier calls are beside it.
             open_monitor(folder / "log", config.runner, total_steps=0) as monitor,
         ):

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from rlmath.rollout import waiting
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec
+from rlmath.types import Problem
 from rlmath.weights.transports import TransportPlan, choose_transport
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def open_session(
     optimizer_steps: int = 1,
     temperature: float = 1.0,
     samples: bool = True,
+    problems: Iterable[Problem] = (),
 ) -> Iterator[Session]:
     """Start what a loop needs; see ``start`` for the order.
 
@@ -114,6 +116,7 @@ def open_session(
             open.
         temperature: At which the actor takes log-probs.
         samples: Whether engines and rewards are wanted.
+        problems: That will be sampled: the rewards' parameters are checked against their columns.
 
     Raises:
         UserError: The model, the cluster or the machine does not allow it.
@@ -127,6 +130,8 @@ def open_session(
     layout = resolve_layout(config, device)
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(reward_mix(config)) if samples else None
+        if rewards is not None:
+            rewards.check_columns(problems)
         stack.enter_context(ray_session(config.cluster))
         places = stack.enter_context(placed(layout, config.cluster.nodes))
         pool = None

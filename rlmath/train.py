@@ -78,6 +78,7 @@ def train(config: Config) -> int:
             optimizer=config.actor.optimizer,
             optimizer_steps=steps * config.algorithm.minibatches_per_step,
             temperature=config.rollout.temperature,
+            problems=[*problems, *(p for one in held_out for p in one.problems)],
         ) as session,
         open_monitor(run_dir, config.runner, steps, done if checkpoint else None) as monitor,
         contextlib.ExitStack() as stack,

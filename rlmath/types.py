@@ -28,7 +28,7 @@ class Problem:
         prompt: The text that the engine continues, with any chat markers already in it.
         prompt_token_ids: ``prompt`` as tokens; what the engine and the actor both read.
         answers: Accepted answers; any of them is right.
-        columns: The other fields of the data row, for rewards that want them.
+        columns: All fields of the data row as they are, for rewards that want them.
     """
 
     id: str

@@ -64,7 +64,7 @@ def load_problems(
 
     Returns:
         The problems, and what became of the rows. ``Problem.columns`` has every field of the row
-        but the prompt and the answer.
+        as it is in the file.
 
     Raises:
         UserError: A file or a row that cannot be read, a prompt that is too long (where the
@@ -75,14 +75,13 @@ def load_problems(
     )
     drafts, tokens, report = _within_limits(drafts, settings, tokenizer, rows, skipped, limit)
     bad = _bad_answers(drafts)
-    others = {settings.prompt_key, settings.answer_key}
     problems = [
         Problem(
             id=draft.place,
             prompt=draft.prompt,
             prompt_token_ids=ids,
             answers=draft.target,
-            columns={key: value for key, value in draft.fields.items() if key not in others},
+            columns=draft.fields,
         )
         for draft, ids in zip(drafts, tokens, strict=True)
     ]

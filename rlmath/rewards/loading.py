@@ -211,7 +211,7 @@ class FunctionReward(Reward):
         self.thread_safe = bool(getattr(target, "thread_safe", False))  # type: ignore[misc]
         self._takes_any = _takes_any(function)
         self._names = _parameters(function)
-        self._required = _required(function)
+        self.required_columns: frozenset[str] = frozenset(_required(function))
 
     def __call__(self, *args: Any, **columns: Any) -> Values:
         columns.update(self._by_name(args, columns))
@@ -220,7 +220,7 @@ class FunctionReward(Reward):
             raise RewardError(f"reward {self.__name__}: called without completions")
         if not self._takes_any:
             columns = {k: v for k, v in columns.items() if k in self._names}
-        missing = self._required - set(columns)
+        missing = self.required_columns - set(columns)
         if missing:
             raise RewardSettingError(
                 f"reward {self.__name__}: it wants the column(s) {', '.join(sorted(missing))}, "

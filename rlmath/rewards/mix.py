@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -33,11 +33,16 @@ from rlmath.rewards.base import (
 from rlmath.rewards.failure import reward_error
 from rlmath.rewards.loading import FunctionReward, is_path
 from rlmath.rewards.registry import get_reward, reward_class
+from rlmath.rewards.required_columns import check_required
 from rlmath.rewards.stats import RewardStats
 from rlmath.types import GradedSample, Problem, Sample
 
 log = logging.getLogger(__name__)
 
+# What a function from elsewhere gets beside the columns of ``group_columns``.
+_ADDED_COLUMNS = {"completions", "solution", "trainer_state", "log_metric", "log_extra"}
+# Fields of the data that would be taken for something else.
+_RESERVED_FIELDS = {"completions", "prescored", "self", GRADES_COLUMN}
 _ITEM_KEYS = {"name", "weight", "params", "label", "required", "completion_format", "needs_group"}
 
 
@@ -225,6 +230,22 @@ class RewardMix:
         """Tell rewards that take ``trainer_state``, as in TRL, where training stands."""
         self.trainer_state.global_step = step
         self.trainer_state.max_steps = total_steps
+
+    def check_columns(self, problems: Iterable[Problem]) -> None:
+        """Whether every problem has the columns that reward functions cannot be called without.
+
+        Raises:
+            RewardSettingError: One has not; the message names reward, file, parameter and columns.
+        """
+        needed = {
+            item.label: (item.reward.function, item.reward.required_columns)
+            for item in self.items
+            if isinstance(item.reward, FunctionReward)
+        }
+        if needed:
+            check_required(
+                needed, ((p.id, group_columns(p, ()).keys() | _ADDED_COLUMNS) for p in problems)
+            )
 
     def prescore(self, completions: Sequence[Any], **columns: Any) -> list[_Partial]:
         """Score what needs no group, while the rest of the group is still being sampled.
@@ -431,15 +452,16 @@ class RewardMix:
 def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
     """The columns that rewards get for samples of one problem.
 
-    The data row's own fields keep their names; the rest are TRL's names, ``finish_reason``,
-    ``answers`` (the accepted answers) and ``problem_id``. A field of the row that has one of these
-    names, or that of a parameter of :meth:`RewardMix.score`, is not passed on.
+    The data row's own fields, prompt and answer included, keep their names and values; the rest
+    are TRL's names, ``finish_reason``, ``answers`` (the accepted answers) and ``problem_id``. A
+    field of the row that has one of these names, or that of a parameter of
+    :meth:`RewardMix.score`, is not passed on.
     """
     count = len(samples)
     columns: dict[str, Any] = {
         name: [value] * count
         for name, value in problem.columns.items()
-        if name not in ("completions", "prescored", "self")
+        if name not in _RESERVED_FIELDS
     }
     columns.update(
         prompts=[problem.prompt] * count,

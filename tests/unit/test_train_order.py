@@ -108,7 +108,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "save": lambda *_: None,
             "load_tokenizer": lambda _: None,
             "load_problems": lambda *_: ([], report),
-            "load_held_out": lambda *_: ["a benchmark"],
+            "load_held_out": lambda *_: [SimpleNamespace(problems=())],
             "stream_of": lambda *_: None,
             "Coefficients": lambda _: None,
             "open_store": lambda _: store,
@@ -151,3 +151,39 @@ def test_ranks_write_after_the_step_where_engines_have_their_own_memory(run_of: 
         *("evaluate", "log 0", "send 1", "log 1", "send 2", "evaluate", "log 2", "write 2"),
         "export",
     ]
+
+
+def test_a_rewards_parameters_are_checked_before_anything_starts(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
+    """Neither Ray nor an engine is up when a reward turns out to want what the data has not."""
+    from rlmath import session
+    from rlmath.rewards import RewardMix, RewardSettingError
+    from rlmath.types import Problem
+
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def f(completions, answer, **kwargs):\n    return [0.0 for _ in answer]\n")
+
+    def not_reached(*_: Any, **__: Any) -> None:
+        raise AssertionError("started")
+
+    replaced: dict[str, Any] = {
+        "with_model_folder": lambda config: config,
+        "choose_platform": lambda *_: SimpleNamespace(name="cpu", prepare_driver=lambda: None),
+        "resolve_layout": lambda *_: None,
+        "reward_mix": lambda _: RewardMix.from_config([f"{rewards}:f"]),
+        "ray_session": not_reached,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(session, name, value)
+    config: Any = SimpleNamespace(cluster=SimpleNamespace(device=SimpleNamespace(value="cpu")))
+
+    def start(**fields: Any) -> None:
+        problems = [Problem("rows:1", "?", (1,), ("4",), columns=fields)]
+        with session.open_session(config, optimizer=None, problems=problems):
+            pass
+
+    with pytest.raises(RewardSettingError, match=r"rewards.py:1\): .* answer in rows:1"):
+        start(solution="4")
+    with pytest.raises(AssertionError, match="started"):
+        start(answer="4")

@@ -19,7 +19,12 @@ def test_the_default_form_needs_no_settings(write_jsonl, tokenizer):
     assert problem.prompt_token_ids == tuple(tokenizer(problem.prompt).input_ids)
     assert problem.prompt_token_ids[0] == tokenizer.convert_tokens_to_ids("<|user|>")
     assert problem.answers == ("2",)
-    assert problem.columns == {"level": 3, "tags": ["sum"]}
+    assert problem.columns == {
+        "prompt": "<|user|>1+1?<|assistant|>",
+        "solutions": ["\\boxed{2}"],
+        "level": 3,
+        "tags": ["sum"],
+    }, "the whole row: a reward written for TRL takes its answer from there"
     assert (report.rows, report.kept, report.longest_prompt_tokens) == (1, 1, 6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import textwrap
 import threading
@@ -11,10 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlmath.config.schema import DataConfig
+from rlmath.data import load_problems
 from rlmath.errors import UserError
 from rlmath.grading import MathGrader
 from rlmath.rewards import MixItem, RewardError, RewardMix, RewardSettingError
 from rlmath.rewards.base import Reward
+from rlmath.rewards.mix import group_columns
 from rlmath.types import Problem, Sample
 
 FUNCTIONS = """
@@ -154,6 +158,87 @@ def test_fields_of_the_data_that_have_reserved_names(functions):
         seen = globals_of(mix, 1)["seen"]
         assert seen["solution"] == ["by parts"], "a foreign function sees the data as it is"
         assert seen["answers"] == [["4"]]
+
+
+TRL_FUNCTIONS = """
+    def by_answer(prompts, completions, answer, **kwargs):
+        return [float(c == a) for c, a in zip(completions, answer)]
+
+    def by_level(completions, level, *, scale, weight=1.0, **kwargs):
+        return [scale * x for x in level]
+
+    class Judge:
+        def __call__(self, completions, rubric):
+            return [1.0 for _ in rubric]
+
+    judge = Judge()
+"""
+
+
+@pytest.fixture
+def trl_functions(tmp_path):
+    path = tmp_path / "trl_functions.py"
+    path.write_text(textwrap.dedent(TRL_FUNCTIONS))
+    return path
+
+
+def test_a_reward_gets_the_whole_row(trl_functions, write_rows):
+    row = {"question": "2+2?", "answer": "#### 4", "answers": "no", "prompts": "no", "level": 3}
+    (problem,) = write_rows([row], prompt_key="question", answer_key="answer")
+    with RewardMix.from_config(["math", f"{trl_functions}:by_answer"]) as mix:
+        mix.check_columns([problem])
+        graded = mix.score_group(problem, [sample(0, r"\boxed{4}"), sample(1, "#### 4")])
+        assert [g.rewards["by_answer"] for g in graded] == [0.0, 1.0], "the field as it is"
+        assert [g.rewards["math"] for g in graded] == [5.0, -5.0], "the answer read out of it"
+    columns = group_columns(problem, [sample(0, "x")])
+    assert columns["prompts"] == ["2+2?"] and columns["answers"] == [["4"]]
+    assert columns["question"] == ["2+2?"] and columns["answer"] == ["#### 4"]
+
+
+@pytest.fixture
+def write_rows(tmp_path):
+    from transformers import BatchEncoding
+
+    class Tokenizer:
+        chat_template = None
+        bos_token_id = eos_token_id = None
+
+        def __call__(self, texts, **_):
+            ids = [1] * len(texts) if isinstance(texts, str) else [[1] * len(t) for t in texts]
+            return BatchEncoding({"input_ids": ids})
+
+    def write(rows, **settings):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return load_problems([path], DataConfig(**settings), Tokenizer())[0]
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("function", "params", "parameter"),
+    [("by_answer", {}, "answer"), ("by_level", {}, "scale"), ("judge", {}, "rubric")],
+)
+def test_a_parameter_without_a_column_is_found_before_the_start(
+    trl_functions, function, params, parameter
+):
+    problems = [PROBLEM, Problem("rows:2", "?", (1,), ("4",), columns={"level": 1, "score": 2})]
+    item = {"name": f"{trl_functions}:{function}", "params": params}
+    with RewardMix.from_config([item]) as mix, pytest.raises(RewardSettingError) as found:
+        mix.check_columns(problems)
+    message = str(found.value)
+    assert message.startswith(f"reward {function.replace('judge', 'Judge')} ({trl_functions}:")
+    assert f"its parameter {parameter} in p; the columns are: " in message
+    assert "level" in message and "finish_reason" in message and "\n" not in message
+
+
+def test_every_row_is_checked_and_what_is_bound_or_given_is_not_missing(trl_functions, functions):
+    rows = [PROBLEM, Problem("rows:2", "?", (1,), ("4",), columns={"score": 2})]
+    item = {"name": f"{trl_functions}:by_level", "params": {"scale": 2.0}}
+    with RewardMix.from_config([item, "math", f"{functions}:record"]) as mix:
+        mix.check_columns(rows[:1])
+        with pytest.raises(RewardSettingError, match="parameter level in rows:2"):
+            mix.check_columns(rows)
 
 
 def test_a_none_takes_no_part_in_the_total(functions):

@@ -1,0 +1,51 @@
+"""Whether the data has what a reward's parameters ask for, checked before a run starts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Set
+from functools import partial
+from typing import Any
+
+from rlmath.rewards.base import RewardSettingError
+
+
+def check_required(
+    needed: Mapping[str, tuple[Callable[..., Any], Set[str]]],
+    rows: Iterable[tuple[str, Set[str]]],
+) -> None:
+    """Look for a row without a column that a reward cannot be called without.
+
+    Args:
+        needed: By the reward's label: its function, and the parameters without a default.
+        rows: Each row's place in the data, and the columns that rewards get with it.
+
+    Raises:
+        RewardSettingError: The reward, its file, the parameters, the row and its columns.
+    """
+    seen: set[frozenset[str]] = set()
+    for place, columns in rows:
+        kind = frozenset(columns)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        for label, (function, parameters) in needed.items():
+            missing = sorted(parameters - kind)
+            if missing:
+                raise RewardSettingError(
+                    f"reward {label} ({_place(function)}): no column for its parameter "
+                    f"{', '.join(missing)} in {place}; the columns are: "
+                    f"{', '.join(sorted(kind))}. Rename the parameter or the field of the data, "
+                    f"or give the parameter a default"
+                )
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """File and line of a function, or of a callable object's class."""
+    target: Any = function.func if isinstance(function, partial) else function
+    if not (inspect.isfunction(target) or inspect.ismethod(target)):
+        target = type(target)
+    try:
+        return f"{inspect.getsourcefile(target)}:{inspect.getsourcelines(target)[1]}"
+    except (OSError, TypeError):
+        return f"{getattr(target, '__module__', 'no source')}"
