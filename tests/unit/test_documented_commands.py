@@ -28,6 +28,7 @@ from rlmath.config.checks import check
 from rlmath.config.facts import Machine
 from rlmath.config.load import load, options, save
 from rlmath.data.sources import SOURCES
+from rlmath.grading import cli as grading_cli
 from rlmath.monitor.summary import update_summary
 from tests.unit.documented import ROOT, Command, documented_commands, make_clone
 
@@ -176,6 +177,14 @@ def parses_selfcheck(command: Command, patch: pytest.MonkeyPatch) -> None:
     named_in("tests/e2e/test_selfcheck.py", "selfcheck")(command, patch)
 
 
+def parses_grade(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """Its options are known; another test grades files with them."""
+    parser = argparse.ArgumentParser()
+    grading_cli.add_arguments(parser)
+    assert parser.parse_args(command.words[2:]).file
+    named_in("tests/unit/grading/test_grading_command.py", '"grade"')(command, patch)
+
+
 def names_tests(command: Command, patch: pytest.MonkeyPatch) -> None:
     """It would run these tests from within themselves."""
     assert (ROOT / "launchers" / "test.sh").is_file()
@@ -209,6 +218,7 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath doctor", run_doctor),
     (r"rlmath selfcheck gpu --list", run),
     (r"rlmath selfcheck gpu", parses_selfcheck),
+    (r"rlmath grade ", parses_grade),
     (r"rlmath publish .* --card-only", publish_card),
     (r"rlmath publish ", named_in("tests/unit/test_publish.py", "publish")),
     (r"rlmath evaluate model=tiny ", check_settings_on_cpu),
