@@ -89,6 +89,11 @@ class Fallback(Enum):
     number = "number"
 
 
+class CompletionFormat(Enum):
+    text = "text"
+    chat = "chat"
+
+
 class OnMisalignment(Enum):
     stop = "stop"
     warn = "warn"
@@ -368,6 +373,12 @@ class RewardItem:
     label: str | None = None
     # A sample that this reward cannot score gets no reward at all.
     required: bool = False
+    # What a function from elsewhere gets as completions: strings (text) or lists of messages
+    # (chat); null: chat with data.apply_chat_template, otherwise text.
+    completion_format: CompletionFormat | None = None
+    # Call it with all completions of a problem at once; null: as the reward declares, and true for
+    # a function that does not say.
+    needs_group: bool | None = None
 
 
 @dataclass

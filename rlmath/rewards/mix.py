@@ -190,7 +190,7 @@ class RewardMix:
                     params["answer_grader"] = shared
                 reward = get_reward(name, **params)
                 if item.get("needs_group") is not None:
-                    reward.needs_group = bool(item["needs_group"])  # type: ignore[misc]
+                    _set_needs_group(name, reward, bool(item["needs_group"]))
                 label = item.get("label") or _label(name, reward)
                 taken = {i.label for i in built}
                 if label in taken and item.get("label"):
@@ -205,7 +205,7 @@ class RewardMix:
                         label,
                         weight=float(item.get("weight", 1.0)),
                         required=bool(item.get("required", False)),
-                        completion_format=item.get("completion_format") or completion_format,
+                        completion_format=_format_of(item, completion_format),
                     )
                 )
             return cls(built, answer_grader=shared, on_error=on_error)
@@ -479,6 +479,27 @@ def _extra_logger(partials: Sequence[_Partial]) -> Callable[[str, Sequence[Any]]
             partial.extra[name] = value
 
     return log_extra
+
+
+def _set_needs_group(name: str, reward: Reward, wanted: bool) -> None:
+    if not wanted and reward.needs_group and not isinstance(reward, FunctionReward):
+        raise RewardSettingError(
+            f"reward {name}: needs_group=false, but it compares a problem's completions; leave "
+            f"needs_group out"
+        )
+    reward.needs_group = wanted  # type: ignore[misc]
+
+
+def _format_of(
+    item: Mapping[str, Any], default: Literal["chat", "text"]
+) -> Literal["chat", "text"]:
+    given = item.get("completion_format")
+    wanted = default if given is None else getattr(given, "value", given)
+    if wanted not in ("chat", "text"):
+        raise RewardSettingError(
+            f"reward {item['name']}: completion_format={wanted!r}; use chat or text"
+        )
+    return wanted  # type: ignore[no-any-return]
 
 
 def _as_mapping(raw: Any) -> Mapping[str, Any]:

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlmath.config.schema import DataConfig
+from rlmath.config.load import load
+from rlmath.config.schema import CompletionFormat, DataConfig, RewardItem
 from rlmath.data import load_problems
 from rlmath.errors import UserError
 from rlmath.grading import MathGrader
@@ -378,6 +379,33 @@ def test_scope_and_streaming():
         assert graded == mix.score_group(PROBLEM, samples), "the same as all at once"
         with pytest.raises(RewardSettingError, match="1 prescored pieces for 2"):
             mix.score_group(PROBLEM, samples, prescored=pieces[:1])
+
+
+def test_items_of_the_settings_have_a_format_and_a_scope(functions):
+    function = f"{functions}:record"
+    items = [
+        RewardItem(function, label="a", completion_format=CompletionFormat.chat, needs_group=False),
+        RewardItem(function, label="b"),
+    ]
+    with RewardMix.from_config(items, completion_format="text") as mix:
+        assert [i.completion_format for i in mix.items] == ["chat", "text"]
+        assert [i.reward.needs_group for i in mix.items] == [False, True]
+        mix.prescore(["abc"], prompts=["p"])
+        assert globals_of(mix)["seen"]["completions"] == [[{"role": "assistant", "content": "abc"}]]
+    with pytest.raises(RewardSettingError, match="length: needs_group=false"):
+        RewardMix.from_config([RewardItem("length", needs_group=False)])
+    with pytest.raises(RewardSettingError, match="completion_format='list'"):
+        RewardMix.from_config([{"name": function, "completion_format": "list"}])
+
+
+GIVEN = ["model.path=m", "runner.run_dir=r", "data.train_paths=[t]"]
+
+
+def test_the_settings_file_takes_both(functions):
+    given = f"[{{name: '{functions}:record', completion_format: chat, needs_group: false}}]"
+    config = load([*GIVEN, f"reward.items={given}"])
+    (item,) = config.reward.items
+    assert (item.completion_format, item.needs_group) == (CompletionFormat.chat, False)
 
 
 def test_needs_group_can_be_declared(functions):
