@@ -16,6 +16,7 @@ from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
 from rlmath.algorithms.correction import CorrectionSettings, correct
+from rlmath.algorithms.kl import K3_LIMIT
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching import minibatches
 from rlmath.device import Platform
@@ -260,7 +261,8 @@ def check_gradient(ranks: RankPool, tiny_model: str, layout: Layout) -> None:
     a = batch.advantages.double()
     policy = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)
     difference = batch.ref_log_probs.double() - log_p
-    kl = difference.exp() - difference - 1
+    # Some tokens are beyond k3's bound, and have no gradient of it.
+    kl = (difference.exp() - difference - 1).clamp(max=K3_LIMIT)
     mask = batch.loss_mask
     loss = ((policy + 0.1 * kl - 0.01 * entropy) * mask).sum() / mask.sum()
     loss.backward()
