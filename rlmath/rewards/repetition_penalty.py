@@ -5,16 +5,26 @@ Demystifying Long Chain-of-Thought Reasoning in LLMs (arXiv 2502.03373), appendi
     R = max_penalty * (1 - distinct n-grams / all n-grams)
 
 over lower-case words separated by white space (Open-R1) or over token ids (the paper, TRL).
-A response of fewer than n units scores 0. Corrected: text in a script without spaces is one "word"
-and could never be found to repeat; ``unit="token"`` counts there as well.
+A response of fewer than n units scores 0. Corrected: text in a script without spaces was one "word"
+and could never be found to repeat. Each character of such a script is a word here, so no dictionary
+is needed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 from rlmath.rewards.base import Reward, RewardSettingError, Values, texts_of
+
+# Thai and Lao, Burmese, Khmer, kana, Han (with its extensions): written without spaces.
+_WITHOUT_SPACES = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{_WITHOUT_SPACES}]|[^\s{_WITHOUT_SPACES}]+")
+_LANGUAGES = ("auto", "en")
 
 
 class RepetitionPenalty(Reward):
@@ -24,17 +34,28 @@ class RepetitionPenalty(Reward):
         ngram_size: Words (or tokens) in an n-gram.
         max_penalty: The limit for endless repetition; not positive.
         unit: ``word``, or ``token`` to count over ``completion_ids``.
+        language: ``auto``: each character of a script without spaces is a word. ``en``: words are
+            what white space separates, whatever the script, as in Open-R1.
     """
 
     __name__ = "repetition_penalty_reward"
 
-    def __init__(self, ngram_size: int = 3, max_penalty: float = -1.0, unit: str = "word") -> None:
+    def __init__(
+        self,
+        ngram_size: int = 3,
+        max_penalty: float = -1.0,
+        unit: str = "word",
+        language: str = "auto",
+    ) -> None:
         if max_penalty > 0:
             raise RewardSettingError(f"max_penalty {max_penalty} should not be positive")
         if ngram_size < 1:
             raise RewardSettingError(f"ngram_size {ngram_size} should be at least 1")
         if unit not in ("word", "token"):
             raise RewardSettingError(f"repetition_penalty: unit={unit!r}; use word or token")
+        if language not in _LANGUAGES:
+            raise RewardSettingError(f"repetition_penalty: language={language!r}; use auto or en")
+        self.language = language
         self.ngram_size = ngram_size
         self.max_penalty = float(max_penalty)
         self.unit = unit
@@ -56,7 +77,8 @@ class RepetitionPenalty(Reward):
         ):
             units = list(completions)  # token ids given first, as TRL's form takes them
         else:
-            units = [text.lower().split() for text in texts_of(completions)]
+            split = _WORD.findall if self.language == "auto" else str.split
+            units = [split(text.lower()) for text in texts_of(completions)]
         return [self._value(u) for u in units]
 
     def _value(self, units: Sequence[Hashable]) -> float:

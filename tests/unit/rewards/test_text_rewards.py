@@ -172,6 +172,26 @@ def test_repetition_penalty(size, worst, text, expected):
     assert math.copysign(1, got) == (1 if got == 0 else -1), "no -0.0"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("所以所以所以", -3 / 5),  # 5 pairs, 2 of them distinct
+        ("答案是四", 0.0),
+        ("ですです", -1 / 3),
+        ("และและ", -2 / 5),
+        ("x 所以 x 所以", -2 / 5),  # x所, 所以, 以x
+        ("so it is so it is", -2 / 5),
+    ],
+)
+def test_repetition_penalty_without_spaces(text, expected):
+    reward = get_reward("repetition_penalty", ngram_size=2)
+    assert reward([text]) == [pytest.approx(expected)]
+    by_space = get_reward("repetition_penalty", ngram_size=2, language="en")
+    assert by_space([text.replace(" ", "")]) == [0.0], "one word"
+    with pytest.raises(RewardSettingError, match="language='xx'"):
+        get_reward("repetition_penalty", language="xx")
+
+
 def test_repetition_penalty_over_tokens():
     reward = get_reward("repetition_penalty", ngram_size=2, unit="token")
     assert reward(["漢字漢字", "ab"], completion_ids=[[5] * 5, [1, 2, 3, 4]]) == [-0.75, 0.0]
