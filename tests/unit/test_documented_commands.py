@@ -226,6 +226,10 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath train \.\.\.", elsewhere("it stands for any")),
     (r"rlmath (train|evaluate|sft) ", check_settings),
     (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
+    (
+        r"python -m rlmath.planning.dry_run.table",
+        named_in("tests/dryrun/test_plan_agrees.py", "compare"),
+    ),
     (r"python -m rlmath.quickstart.make ", named_in("tests/e2e/conftest.py", "quickstart.make")),
     (r"python toolkits/prepare_data.py ", check_sources),
     (r"python toolkits/decontaminate.py ", run_in_shell),
