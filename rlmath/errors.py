@@ -40,5 +40,5 @@ class ConfigError(UserError):
         """One error for one or more problems, each of which is a line that stands alone."""
         if len(problems) == 1:
             return cls(problems[0])
-        lines = [f"{len(problems)} things stand in the way", *problems]
+        lines = [f"{len(problems)} errors", *problems]
         return cls("\n  - ".join(lines))

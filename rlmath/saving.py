@@ -106,7 +106,7 @@ class Saver:
         print(f"resumed after step {checkpoint.step} from {checkpoint.path}", flush=True)
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is over and written down: from here on it need not be done again."""
+        """A step is finished and logged; it is never repeated from here on."""
         own = {name: copy.deepcopy(part.state_dict()) for name, part in self._states.items()}
         self._last = _Point(step, own | {"weights_version": step}, metrics)
         self._actor.changed = False
@@ -217,12 +217,12 @@ class Saver:
             self._look(wait=True)
             return (
                 f"{what} in the update of step {last.step + 1}, where nothing can be saved; "
-                f"runner.resume=auto goes on after step {self._saved_step}"
+                f"runner.resume=auto resumes after step {self._saved_step}"
             )
         if self._saved_step != last.step:
             self.save()
         self._look(wait=True)
-        return f"{what}; saved after step {last.step}: runner.resume=auto goes on there"
+        return f"{what}; saved after step {last.step}: runner.resume=auto resumes there"
 
     def _look(self, wait: bool) -> None:
         """See how far the writing in the background is; with ``wait`` see it through."""

@@ -74,7 +74,8 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Raised:
-    """What the code of a part raised, and in which step: the same again will not mend itself."""
+    """What a component raised, and in which step: the same error again means that a restart does
+    not help."""
 
     step: int
     error: str
@@ -88,8 +89,8 @@ class _Raised:
 
     def describe(self) -> str:
         return (
-            f"step {self.step} was done again and failed in the same way, so that another start "
-            "would not mend it; runner.resume=auto goes on when the cause is mended"
+            f"step {self.step} failed again with the same error, so restarting would not help. Fix "
+            "the cause, then resume with runner.resume=auto"
         )
 
 
@@ -102,12 +103,12 @@ def _newest(store: CheckpointStore) -> int:
 
 
 def _redone(run_dir: Path, newest: int) -> str:
-    """Which steps another start does again; the one that broke included."""
+    """Which steps a restart repeats, including the one that failed."""
     last = _last_step(run_dir)
     first = newest + 1
     steps = f"step {first} is" if last < first else f"steps {first} to {last + 1} are"
     start = f"the checkpoint of step {newest}" if newest else "the beginning"
-    return f"goes on from {start}; {steps} done again"
+    return f"resumes from {start}; {steps} repeated"
 
 
 def _with_lower_lr(config: Config, rollbacks: Path) -> Config:

@@ -38,7 +38,7 @@ _CALLER = re.compile(r'File "([^"]*rlmath[^"]*)", line (\d+) in (\w+)')
 
 
 class Stalled(RuntimeError):
-    """Nothing has got on for ``watchdog.stall_s``. The message says what was waited for."""
+    """No progress for ``watchdog.stall_s``. The message says what the run was waiting on."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def _watch(stall_s: float, parts: Sequence[Part], found: list[str], over: thread
             continue
         waits = [line for part in parts for line in part.waits_for()]
         found.append(
-            f"nothing has got on for {quiet_s:.0f} s (watchdog.stall_s={stall_s:g}). Waited for:"
-            + "".join(f"\n  - {line}" for line in waits or ["nothing that is known"])
+            f"No progress for {quiet_s:.0f} s (watchdog.stall_s={stall_s:g}). Waiting on:"
+            + "".join(f"\n  - {line}" for line in waits or ["unknown"])
         )
         print(found[0], file=sys.stderr, flush=True)
         print(stacks_of(parts), file=sys.stderr, flush=True)

@@ -226,8 +226,8 @@ class Sampler:
         what = (
             f"trains on {trained} groups instead of prompts_per_step={wanted}"
             if trained
-            else f"changes no weight: it takes at least {self._at_least} groups, and the "
-            f"{counts.surplus} that there are wait for the next step"
+            else f"was skipped: only {counts.surplus} of the required {self._at_least} groups "
+            "passed the filter; they are carried over to the next step"
         )
         return (
             f"{counts.requested} groups were sampled (algorithm.filter.max_rounds="

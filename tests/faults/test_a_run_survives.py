@@ -51,10 +51,10 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
     assert first.end(signal.SIGKILL) == -signal.SIGKILL
     output = first.output()
     # The faults came in steps that are compared below.
-    again = [int(step) for step in re.findall(r"; steps? (\d+) .*done again", output)]
+    again = [int(step) for step in re.findall(r"; steps? (\d+) .*repeated", output)]
     assert len(again) == 2 and max(again) < LAST_STEP, again
     assert "rollout.max_engine_restarts" in output
-    assert "nothing has got on for" in output
+    assert "No progress for" in output
     assert "which is in update" in output
     assert "is in the collective" in output
     assert "its process ended" in output

@@ -59,7 +59,7 @@ def test_steps_that_are_done_are_saved_when_a_run_is_cut_short(
     with pytest.raises(type(cause)), saver.saving_when_cut_short():
         raise cause
     assert (tmp_path / "step_000001" / "manifest.json").is_file()
-    assert "; saved after step 1: runner.resume=auto goes on there" in capsys.readouterr().out
+    assert "; saved after step 1: runner.resume=auto resumes there" in capsys.readouterr().out
 
 
 def test_an_update_that_was_begun_is_not_saved(

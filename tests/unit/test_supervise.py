@@ -50,8 +50,8 @@ def test_restarts_are_counted_from_the_last_new_checkpoint(config, store, tmp_pa
     # What never and auto mean: the first attempt begins anew, the others go on.
     assert [resume for resume, _ in attempts.seen] == ["never", "auto", "auto", "auto"]
     printed = capsys.readouterr().err
-    assert "goes on from the beginning; step 1 is done again" in printed
-    assert "goes on from the checkpoint of step 5; step 6 is done again" in printed
+    assert "resumes from the beginning; step 1 is repeated" in printed
+    assert "resumes from the checkpoint of step 5; step 6 is repeated" in printed
     lines = [json.loads(x) for x in (tmp_path / "decisions.jsonl").read_text().splitlines()]
     assert [line["choice"].split(":")[0] for line in lines] == [
         "restart 1 of runner.max_restarts=2",
@@ -76,7 +76,7 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(config, store
     with pytest.raises(ActorError):
         supervise(config, attempts)
     assert len(attempts.seen) == 2
-    assert "no restart: step 6 was done again and failed in the same way" in capsys.readouterr().err
+    assert "no restart: step 6 failed again with the same error" in capsys.readouterr().err
     last = json.loads((tmp_path / "decisions.jsonl").read_text().splitlines()[-1])
     assert last["choice"].startswith("no restart")
     # A step later, or another error.

@@ -93,7 +93,7 @@ def test_a_bad_override_is_refused_by_name(override: str, expected: list[str]) -
 
 def test_all_bad_overrides_are_reported_together() -> None:
     message = refusal("actor.tensr_parallel=2", "model.dtype=float16", "runner.steps=ten")
-    assert message.startswith("3 things stand in the way\n")
+    assert message.startswith("3 errors\n")
     for key in ("actor.tensr_parallel", "model.dtype", "runner.steps"):
         assert key in message
 
