@@ -8,7 +8,7 @@ import pytest
 
 from rlmath.rewards import RewardSettingError, get_reward
 
-GOOD = "<think>\nSome reasoning\n</think>\n<answer>\nThe answer\n</answer>"
+GOOD = "<think>\n7 times 8 is 56\n</think>\n<answer>\n56\n</answer>"
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -30,12 +30,12 @@ FORMAT = [
         "<think>\nI close with </answer> and open with <answer>.\n</think>\n<answer>\n9\n</answer>",
         1.0,
     ),
-    ("<think>Only thinking</think>", 0.0),
-    ("<answer>Only answer</answer>", 0.0),
-    ("No tags at all", 0.0),
+    ("<think>56, I think</think>", 0.0),
+    ("<answer>56</answer>", 0.0),
+    ("56", 0.0),
     ("", 0.0),
-    ("<think>Missing closing</think><answer>Missing closing", 0.0),
-    ("<think>Wrong order</answer><answer>Wrong order</think>", 0.0),
+    ("<think>7 * 8</think><answer>56", 0.0),
+    ("<think>7 * 8</answer><answer>56</think>", 0.0),
     # What the published pattern let through.
     (GOOD + "\nand some more", 0.0),
     (GOOD + " and more", 0.0),
@@ -94,11 +94,11 @@ def test_format_told_that_think_is_open():
 
 TAGS = [
     (GOOD, 1.0),
-    ("Some reasoning\n</think>\n<answer>\nThe answer\n</answer>", 0.75),
-    ("<think>\nSome reasoning\n<answer>\nThe answer\n</answer>", 0.75),
-    ("<think>\nSome reasoning\n</think>\nThe answer\n</answer>", 0.75),
-    ("<think>\nSome reasoning\n</think>\n<answer>\nThe answer", 0.75),
-    ("Some reasoning\nThe answer", 0.0),
+    ("7 times 8 is 56\n</think>\n<answer>\n56\n</answer>", 0.75),
+    ("<think>\n7 times 8 is 56\n<answer>\n56\n</answer>", 0.75),
+    ("<think>\n7 times 8 is 56\n</think>\n56\n</answer>", 0.75),
+    ("<think>\n7 times 8 is 56\n</think>\n<answer>\n56", 0.75),
+    ("7 times 8 is 56\n56", 0.0),
     ("<think>\na <think> b\n</think>\n<answer>\nc\n</answer>", 0.75),
     (GOOD + "\n" + GOOD, 0.0),
 ]
@@ -110,11 +110,11 @@ def test_tag_count(text, expected):
 
 
 STEPS = [
-    ("Step 1: First step\nStep 2: Second step\nStep 3: Third step", 1.0),
-    ("First, we do this.\nSecond, we do that.\nFinally, we conclude.", 1.0),
+    ("Step 1: expand\nStep 2: collect terms\nStep 3: solve", 1.0),
+    ("First, square both sides.\nSecond, take the root.\nFinally, check the sign.", 1.0),
     ("Step 1: Only step", 1 / 3),
-    ("First, we do this.\nFinally, we conclude.", 2 / 3),
-    ("Just plain text without any clear steps", 0.0),
+    ("First, square both sides.\nFinally, check the sign.", 2 / 3),
+    ("The value is the root of a quadratic", 0.0),
     ("", 0.0),
     # A numbered list counts on every line, not only on the first.
     ("1. a\n2. b\n3. c", 1.0),
@@ -143,24 +143,24 @@ def test_reasoning_steps_is_linear_in_the_text():
 
 
 REPETITION = [
-    (2, -1.0, "this is a test sentence", 0.0),
-    (2, -1.0, "this this this this this", -0.75),
-    (2, -1.0, "this is a this is a test", -1 / 3),
-    (3, -0.5, "this is a test", 0.0),
-    (3, -0.5, "test test test test", -0.25),
+    (2, -1.0, "let x be odd now", 0.0),
+    (2, -1.0, "let let let let let", -0.75),
+    (2, -1.0, "let x be let x be odd", -1 / 3),
+    (3, -0.5, "let x be odd", 0.0),
+    (3, -0.5, "odd odd odd odd", -0.25),
     (2, -1.0, "", 0.0),
-    (3, -2.0, "this is a this is a test", -0.4),
-    (3, -1.0, "word", 0.0),
-    (3, -1.0, "two words", 0.0),
-    (3, -1.0, "three different words", 0.0),
-    (3, -1.0, "word word word word", -0.5),
-    (3, -1.0, "one two one two", 0.0),
-    (3, -0.5, "A B C A B", 0.0),
-    (3, -1.0, "A B C A B C", -0.25),
-    (3, -1.0, "A B C A B C E F G A B C A B C", -0.3846),
-    (3, -1.0, "A B C D E F G H I J K L", 0.0),
-    (2, -1.0, "This IS this is THIS is", -0.6),
-    (2, 0.0, "a a a a", 0.0),
+    (3, -2.0, "let x be let x be odd", -0.4),
+    (3, -1.0, "sum", 0.0),
+    (3, -1.0, "five terms", 0.0),
+    (3, -1.0, "four distinct terms", 0.0),
+    (3, -1.0, "sum sum sum sum", -0.5),
+    (3, -1.0, "six five six five", 0.0),
+    (3, -0.5, "p q r p q", 0.0),
+    (3, -1.0, "p q r p q r", -0.25),
+    (3, -1.0, "p q r p q r t u v p q r p q r", -0.3846),
+    (3, -1.0, "p q r s t u v w x y z k", 0.0),
+    (2, -1.0, "Let X let x LET x", -0.6),
+    (2, 0.0, "be be be be", 0.0),
 ]
 
 
