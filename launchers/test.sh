@@ -11,7 +11,7 @@ usage: launchers/test.sh [pytest arguments]
 Sets up .venv, checks format and lint (ruff) and types (mypy), and runs pytest. Without arguments it
 runs every tier but long; for one file: launchers/test.sh tests/unit/test_cli.py -q
 
-TIER: fast (no engine, no ranks, no run; two minutes on 2 cores), engine, distributed, e2e, faults,
+TIER: fast (no engine, no ranks, no run; four minutes on 2 cores), engine, distributed, e2e, faults,
 or long (what takes minutes more and proves the same on more cases). tests/conftest.py has them.
 
 cuda-wheels: tests/cuda_wheels with the CUDA builds of requirements/cuda.lock, on a machine without
