@@ -19,7 +19,7 @@ from tests.faults.broken import LAST_STEP, Run, assert_says_what_it_saved, damag
 from tests.unit.checkpoint.small_disk import small_disk
 
 # What a clock decides, and what a fault alone changes.
-VARIES = ("timing/", "throughput/", "time_s", "rollout/engine_restarts")
+VARIES = ("timing/", "throughput/", "time_s", "rollout/engine_restarts", "rollout/idle_share")
 
 
 def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -> None:
