@@ -7,22 +7,14 @@ mistake costs a second.
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 import rlmath
-from rlmath.errors import UserError, printable
-
-EXIT_USER_ERROR = 2
-# What a disk says of a file that it names, or while one is written. Any other error of the system
-# is a bug, and has a traceback.
-_OF_A_FILE = (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-EXIT_INTERRUPTED = 130
+from rlmath.errors import UserError
+from rlmath.utils.command_line import EXIT_USER_ERROR, reported
 
 _COMMANDS = {
     "train": "reinforcement learning: sample, grade, update, refit",
@@ -33,6 +25,12 @@ _COMMANDS = {
     "selfcheck": "measure this node: selfcheck gpu, ten minutes and one file to send",
     "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
     "plan": "before a run: plan layout MODEL --gpus 8 (what fits), plan weights MODEL --tp 2",
+}
+# Modules whose ``run(config)`` a command with settings calls.
+_MODULES = {
+    "train": "rlmath.training.loop",
+    "sft": "rlmath.training.sft",
+    "evaluate": "rlmath.commands.evaluate",
 }
 _PACKAGES = ("torch", "vllm", "megatron", "ray", "transformers", "tensorboard")
 
@@ -51,29 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     message. 130: interrupted.
     """
     return reported(_dispatch, list(sys.argv[1:] if argv is None else argv))
-
-
-def reported(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a command; what the user can mend, also of a disk, becomes one line and exit code 2."""
-    try:
-        return command(arguments)
-    except UserError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone (`rlmath ... | head`); Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        if error.errno not in _FULL and not (error.filename and error.errno in _OF_A_FILE):
-            raise
-        file = f": {error.filename}" if error.filename else " for a file that was being written"
-        said = f"{error.strerror}{file}; give another folder, or make room or leave to write there"
-        print(f"error: {printable(said)}", file=sys.stderr)
-        return EXIT_USER_ERROR
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -102,7 +77,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     """Plans have options of their own, not settings."""
-    from rlmath.planning import cli as layout_cli
+    from rlmath.commands.plan import cli as layout_cli
 
     parser = _Parser(prog="rlmath plan", description=_COMMANDS["plan"])
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
@@ -112,7 +87,9 @@ def _plan(arguments: list[str]) -> int:
     weights = what.add_parser("weights", help="which bytes an update of the engines' weights moves")
     if arguments[:1] == ["layout"]:
         return layout_cli.run(parser.parse_args(arguments))
-    from rlmath.weights import plan_cli  # With torch, which the other does without.
+    from rlmath.commands.plan import (
+        weights as plan_cli,  # With torch, which the other does without.
+    )
 
     plan_cli.add_arguments(weights)
     return plan_cli.run(parser.parse_args(arguments))
@@ -123,7 +100,7 @@ def _doctor(arguments: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of a run")
     parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups of your own")
     options = parser.parse_intermixed_args(arguments)
-    from rlmath import doctor
+    from rlmath.commands import doctor
 
     return doctor.run(options.overrides, options.config_dir)
 
@@ -137,7 +114,7 @@ def _grade(arguments: list[str]) -> int:
 
 
 def _publish(arguments: list[str]) -> int:
-    from rlmath import publish
+    from rlmath.commands import publish
 
     parser = _Parser(prog="rlmath publish", description=_COMMANDS["publish"])
     publish.add_arguments(parser)
@@ -171,8 +148,10 @@ def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(command: str, options: argparse.Namespace) -> int:
-    from rlmath.config import arithmetic, attempts, checks, load
-    from rlmath.config.facts import Machine
+    from rlmath.checks import attempts
+    from rlmath.checks import run as checks
+    from rlmath.checks.facts import Machine
+    from rlmath.config import arithmetic, load
 
     config = load.load(options.overrides, options.config_dir)
     if options.cfg:
@@ -191,7 +170,7 @@ def _run(command: str, options: argparse.Namespace) -> int:
     if options.check:
         return 0
     try:
-        module = importlib.import_module(f"rlmath.{command}")
+        module = importlib.import_module(_MODULES[command])
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
         if package in _PACKAGES:

@@ -53,11 +53,11 @@ def main() -> int:
 def _export(arguments: argparse.Namespace) -> int:
     import torch
 
-    from rlmath.weights.alignment import compare_on_ranks
-    from rlmath.weights.convert import check_export_target, model_of_run, read_checkpoint
-    from rlmath.weights.probe import random_batch
-    from rlmath.weights.processes import ONE_RANK, on_ranks
-    from rlmath.weights.vllm_log_probs import vllm_log_probs
+    from rlmath.validation.compare import compare_on_ranks
+    from rlmath.validation.convert import check_export_target, model_of_run, read_checkpoint
+    from rlmath.validation.probe import random_batch
+    from rlmath.validation.processes import ONE_RANK, on_ranks
+    from rlmath.validation.vllm_log_probs import vllm_log_probs
 
     saved = read_checkpoint(arguments.checkpoint)
     source = arguments.model or model_of_run(arguments.checkpoint)
@@ -80,7 +80,7 @@ def _export(arguments: argparse.Namespace) -> int:
 def _to_hf(
     platform: Platform, checkpoint: Path, folder: Path, source: Path, overwrite: bool
 ) -> int:
-    from rlmath.weights.convert import to_hf
+    from rlmath.validation.convert import to_hf
 
     return to_hf(checkpoint, folder, source, platform, overwrite)
 
@@ -88,8 +88,8 @@ def _to_hf(
 def _take(arguments: argparse.Namespace) -> int:
     import torch
 
-    from rlmath.weights.convert import to_megatron
-    from rlmath.weights.processes import open_process
+    from rlmath.validation.convert import to_megatron
+    from rlmath.validation.processes import open_process
 
     dtype = getattr(torch, arguments.dtype)
     count = to_megatron(arguments.model, arguments.checkpoint, dtype, open_process())

@@ -16,11 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlmath.cli import reported
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.data.overlap import NGRAM_WORDS, KnownTexts
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
+from rlmath.utils.command_line import reported
 
 PROMPT_KEYS = ("prompt", "problem", "question")
 

@@ -18,9 +18,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlmath.checks import run as checks
+from rlmath.checks.facts import Machine
 from rlmath.cli import reported
-from rlmath.config import checks, load
-from rlmath.config.facts import Machine
+from rlmath.config import load
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.monitor.files import replacing
 from rlmath.monitor.samples import read_samples
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
     config = load.load([*arguments.settings, f"data.eval_paths=[{arguments.file}]"])
     checks.check(config, "evaluate", Machine.here())
-    from rlmath import evaluate
+    from rlmath.commands import evaluate
 
     evaluate.run(config)
     rates = pass_rates(Path(config.runner.run_dir) / "evaluation" / "samples")

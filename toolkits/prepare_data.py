@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlmath.cli import reported
 from rlmath.config.benchmarks import PUBLISHED
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.data.overlap import words_of
 from rlmath.data.sources import SOURCES, Source, UnusableRowError
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
+from rlmath.utils.command_line import reported
 
 
 def main() -> int:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.actor.parallel import Layout
+from rlmath.commands.plan.arguments import count
 from rlmath.errors import UserError
-from rlmath.planning.arguments import count
 
 
 def main() -> int:
@@ -47,9 +47,9 @@ def main() -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     import torch
 
-    from rlmath.weights.alignment import compare_on_ranks
-    from rlmath.weights.probe import batch_of, random_batch
-    from rlmath.weights.vllm_log_probs import vllm_log_probs
+    from rlmath.validation.compare import compare_on_ranks
+    from rlmath.validation.probe import batch_of, random_batch
+    from rlmath.validation.vllm_log_probs import vllm_log_probs
 
     dtype = getattr(torch, arguments.dtype)
     layout, sequence_parallel = _layout(arguments)
@@ -70,8 +70,8 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _layout(arguments: argparse.Namespace) -> tuple[Layout, bool]:
     """Megatron's layout, and whether it shares tokens; refused where the model does not divide."""
+    from rlmath.model.spec import read_model_shape
     from rlmath.weights.plan import SourceLayout, TargetLayout, plan_weights
-    from rlmath.weights.shape import read_model_shape
 
     tp, pp, ep = arguments.tp, arguments.pp, arguments.ep
     # Experts spread over as many copies of the other layers as they need.

@@ -47,9 +47,9 @@ class MegatronActor:
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
         from megatron.core import parallel_state
 
-        from rlmath.weights.layout import ParallelRank
+        from rlmath.model.rank_layout import ParallelRank
+        from rlmath.model.spec import read_model_shape
         from rlmath.weights.megatron import load_from_hf
-        from rlmath.weights.shape import read_model_shape
 
         self.settings, self.layout, self.platform = settings, layout, platform
         self.hf_config = read_hf_config(settings.model_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlmath.actor.parallel import Layout
-from rlmath.weights.shape import ModelShape
+from rlmath.model.spec import ModelShape
 
 ROUTER_DTYPES = ("model", "float32")
 

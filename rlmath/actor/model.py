@@ -15,8 +15,8 @@ from rlmath.actor.parallel import Layout
 from rlmath.device import Platform
 from rlmath.device.batch_invariant import enable_batch_invariance
 from rlmath.errors import UserError
-from rlmath.precision import Precision
-from rlmath.weights.shape import model_shape
+from rlmath.model.precision import Precision
+from rlmath.model.spec import model_shape
 
 # Architectures with Llama's block: RMSNorm, rotary positions, gated SiLU MLP, grouped-query
 # attention. What differs is read from the config: biases, normed queries and keys, tied embeddings,

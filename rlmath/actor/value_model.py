@@ -85,9 +85,9 @@ class ValueModel:
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
         from megatron.core import parallel_state
 
-        from rlmath.weights.layout import ParallelRank
+        from rlmath.model.rank_layout import ParallelRank
+        from rlmath.model.spec import read_model_shape
         from rlmath.weights.megatron import load_from_hf
-        from rlmath.weights.shape import read_model_shape
 
         assert settings.optimizer is not None, "a value model is there to be trained"
         self.settings, self.layout, self.platform = settings, layout, platform

@@ -11,8 +11,8 @@ from typing import Any
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
-from rlmath.orphans import end_with_parent
 from rlmath.types import TrainingBatch
+from rlmath.utils.child_processes import end_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ the manifest last, is on the disk. What a killed process can leave is told by it
 ``.deleted``    being deleted                                          removed
 ==============  =====================================================  ======================
 
-One run owns the folder (``rlmath.run_lock``).
+One run owns the folder (``rlmath.utils.run_lock``).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlmath.cli import reported
 from rlmath.errors import UserError
+from rlmath.utils.command_line import reported
 
 RANK_PREFIX = "rlmath_rank_"
 POLL_S = 1.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.config.facts import has_chat_template
 from rlmath.config.schema import BenchmarkItem, Config, DataConfig
+from rlmath.model.folder import has_chat_template
 
 # The instruction that the R1 and Qwen2.5-Math reports sample with.
 BOXED = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."

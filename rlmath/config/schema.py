@@ -1,7 +1,7 @@
 """Every setting, its type, its default and what it does. Hydra composes ``conf/`` onto these.
 
 A setting is documented on the line above it. ``MISSING`` (``???`` in a file) has to be given.
-Ranges and combinations are checked in ``rlmath/config/checks.py``.
+Ranges and combinations are checked in ``rlmath/checks/run.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of the precision that actor and engines share; see ``rlmath/precision.py``."""
+"""Settings of the precision that actor and engines share; see ``rlmath/model/precision.py``."""
 
 from __future__ import annotations
 

@@ -11,9 +11,10 @@ from typing import Literal
 
 import torch
 
-from rlmath import nvidia_driver, te_install
 from rlmath.device.streams import CudaSideStream, SideStream
 from rlmath.errors import UserError
+from rlmath.utils import nvidia_driver
+from rlmath.utils import transformer_engine as te_install
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rlmath.config.benchmarks import HELD_OUT
 from rlmath.evaluation.estimators import ks_for, maj_at_k, mean_and_errors, pass_at_k
 from rlmath.evaluation.votes import count_votes
-from rlmath.train_metrics import STATUSES
+from rlmath.grading.result import STATUSES
 from rlmath.types import Group
 
 _ERRORS = ("accuracy_standard_error", "accuracy_sampling_error")

@@ -29,7 +29,7 @@ def with_checkpoint(config: Config, folder: Path) -> Config:
     checkpoint = config.eval.checkpoint
     if checkpoint is None:
         return config
-    from rlmath.weights.convert import read_checkpoint
+    from rlmath.validation.convert import read_checkpoint
 
     mark = {"model": config.model.path, "checkpoint": _files(read_checkpoint(checkpoint).folder)}
     if not (folder / _MARK).is_file() or json.loads((folder / _MARK).read_text()) != mark:
@@ -44,7 +44,7 @@ def export_checkpoint(checkpoint: str, folder: Path, source: str) -> None:
     """Write a checkpoint as a Hugging Face folder, in a process of its own.
 
     Raises:
-        UserError: As :func:`rlmath.weights.convert.to_hf`.
+        UserError: As :func:`rlmath.validation.convert.to_hf`.
     """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as process:
@@ -74,7 +74,7 @@ def _files(folder: Path) -> list[Any]:
 
 
 def _export(checkpoint: str, folder: str, source: str) -> None:
-    from rlmath.weights.convert import to_hf
-    from rlmath.weights.processes import open_process
+    from rlmath.validation.convert import to_hf
+    from rlmath.validation.processes import open_process
 
     to_hf(checkpoint, folder, source, open_process())

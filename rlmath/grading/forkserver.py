@@ -22,7 +22,7 @@ from typing import Any
 
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.worker import serve
-from rlmath.orphans import end_with_parent
+from rlmath.utils.child_processes import end_with_parent
 
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 _PROGRAM = (

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlmath.quickstart.model import make_tiny_model
+from rlmath.model.tiny import make_tiny_model
 from rlmath.quickstart.problems import make_problems
 
 

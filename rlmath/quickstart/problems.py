@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlmath.quickstart.tokenizer import ASSISTANT, USER
+from rlmath.model.tiny_tokenizer import ASSISTANT, USER
 
 TRAIN_FILE = "train.jsonl"
 EVAL_FILE = "eval.jsonl"

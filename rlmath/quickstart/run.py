@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlmath.cli import reported
-from rlmath.config import arithmetic, checks, load
-from rlmath.config.facts import Machine
+from rlmath.checks import run as checks
+from rlmath.checks.facts import Machine
+from rlmath.config import arithmetic, load
 from rlmath.config.schema import Config
 from rlmath.monitor.summary import read_summary, update_summary
+from rlmath.utils.command_line import reported
 
 
 def main(overrides: Sequence[str]) -> int:
@@ -32,14 +33,14 @@ def main(overrides: Sequence[str]) -> int:
     layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
 
     _say(f"1/2  light SFT on {config.sft.steps * config.sft.sequences_per_step} worked examples")
-    from rlmath import sft
+    from rlmath.training import sft
 
     sft.run(config)
     config = _on_model(config, run_dir / "sft")
     checks.check(config, "train", machine)
     _say(f"2/2  GRPO, {config.runner.steps} steps")
     print(arithmetic.describe(config, layout), flush=True)
-    from rlmath import train
+    from rlmath.training import loop as train
 
     code = train.run(config)
     summary = read_summary(run_dir)

@@ -14,10 +14,10 @@ from typing import Any
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
-from rlmath.orphans import end_with_parent
 from rlmath.rollout.engine_arguments import cache_folders
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop
+from rlmath.utils.child_processes import end_with_parent
 
 
 class RolloutEngine:
@@ -182,9 +182,12 @@ class RolloutEngine:
     def weights_fingerprints(self) -> dict[str, int | None]:
         """Fingerprints of the weights in force, by Hugging Face name.
 
-        See ``rlmath.weights.transports.held`` for what they cover on a CPU.
+        See ``rlmath.weights.transports.engine_fingerprints`` for what they cover on a CPU.
         """
-        from rlmath.weights.transports.held import engine_fingerprints, worker_fingerprints
+        from rlmath.weights.transports.engine_fingerprints import (
+            engine_fingerprints,
+            worker_fingerprints,
+        )
 
         return engine_fingerprints(self._loop.rpc(worker_fingerprints))
 

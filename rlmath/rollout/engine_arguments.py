@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlmath.rollout.engine_precision import engine_arguments
 from rlmath.rollout.requests import EngineSpec
+from rlmath.vllm_plugin.engine_precision import engine_arguments
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Tokens of one step on CPU, at least.
 CPU_BATCHED_TOKENS = 4096
 # Scheduler of CPU engines, by the name that vLLM resolves.
-CPU_SCHEDULER = "rlmath.rollout.cpu_scheduler.DecodeScheduler"
+CPU_SCHEDULER = "rlmath.vllm_plugin.cpu_scheduler.DecodeScheduler"
 
 
 def vllm_arguments(spec: EngineSpec) -> EngineArgs:
@@ -41,7 +41,7 @@ def vllm_arguments(spec: EngineSpec) -> EngineArgs:
 
 
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
-    from rlmath.rollout.cpu_norms import PRIORITY
+    from rlmath.vllm_plugin.cpu_norms import PRIORITY
 
     return {
         # vLLM rewinds the random stream of a prompt that it read only in part, which a CPU

@@ -8,10 +8,11 @@ from typing import Literal
 
 from rlmath.config.schema import RolloutConfig
 from rlmath.errors import PartError, UserError
-from rlmath.precision import Precision
-from rlmath.rollout.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER_VARIABLE
+from rlmath.model.precision import Precision
 from rlmath.rollout.seeds import request_seed
 from rlmath.types import Problem, Sample
+from rlmath.vllm_plugin.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER_VARIABLE
+from rlmath.vllm_plugin.register import ENGINE_VARIABLE
 
 
 class EngineError(PartError):
@@ -110,10 +111,6 @@ KEEP_MEMORY = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1:"
     f"glibc.malloc.trim_threshold={256 * 2**20}"
 )
-
-
-# Set in the processes of rlmath's engines: rlmath's vLLM plugin acts in these alone.
-ENGINE_VARIABLE = "RLMATH_ENGINE"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rlmath.rollout.engine_precision import check_workers, worker_precision
 from rlmath.rollout.engine_workers import (
     check_gpus,
     smallest,
@@ -27,6 +26,7 @@ from rlmath.rollout.engine_workers import (
 )
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.types import Sample
+from rlmath.vllm_plugin.engine_precision import check_workers, worker_precision
 
 T = TypeVar("T")
 

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import ModelShape, WeightsError
 from rlmath.weights.buckets import (
     Bucket,
     TensorMeta,
@@ -23,10 +25,8 @@ from rlmath.weights.buckets import (
     view_in_buffer,
 )
 from rlmath.weights.fingerprint import fingerprint
-from rlmath.weights.layout import ParallelRank
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.shape import ModelShape, WeightsError
 
 
 @dataclass(frozen=True)

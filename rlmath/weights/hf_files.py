@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rlmath.model.spec import WeightsError, read_config
 from rlmath.weights.model_folder import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -23,7 +24,6 @@ from rlmath.weights.model_folder import (
     put_in_place,
     sync,
 )
-from rlmath.weights.shape import WeightsError, read_config
 
 _DTYPES = {
     "F64": torch.float64,

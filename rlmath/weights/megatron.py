@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import ModelShape, WeightsError
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter
-from rlmath.weights.layout import ParallelRank
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import first_of, misfits
-from rlmath.weights.shape import ModelShape, WeightsError
 
 
 @torch.no_grad()

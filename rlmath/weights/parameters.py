@@ -10,10 +10,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from rlmath.weights.families import Entry, When, family_of
-from rlmath.weights.layout import ParallelRank
+from rlmath.model.families import Entry, When, family_of
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import ModelShape, WeightsError
 from rlmath.weights.pieces import LocalTensor, local_tensor
-from rlmath.weights.shape import ModelShape, WeightsError
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _find(
     raise WeightsError(
         f"Megatron's parameter {name} is in no table of {shape.architecture} for this model "
         f"(qkv_bias={shape.qkv_bias}, qk_norm={shape.qk_norm}, tied={shape.tied}, "
-        f"experts={shape.experts}); see rlmath/weights/families.py"
+        f"experts={shape.experts}); see rlmath/model/families.py"
     )
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rlmath.weights.families import Entry, HfTensor, Rule, family_of
-from rlmath.weights.shape import ModelShape, WeightsError
+from rlmath.model.families import Entry, HfTensor, Rule, family_of
+from rlmath.model.spec import ModelShape, WeightsError
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from rlmath.model.families import Entry, Rule, When
+from rlmath.model.spec import ModelShape, WeightsError, padded_vocab_size
 from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets
-from rlmath.weights.families import Entry, Rule, When
 from rlmath.weights.pieces import hf_shapes, local_tensor, share, walk
-from rlmath.weights.shape import ModelShape, WeightsError, padded_vocab_size
 
 # vLLM pads the vocabulary to a multiple of this before it shares it out.
 ENGINE_VOCAB_MULTIPLE = 64

@@ -77,9 +77,9 @@ def check(case: str, found: dict[str, Any], *, marks: bool) -> None:
 
 def _names(case: str, found: dict[str, Any], marks: bool) -> None:
     """Parameters have the names that weights are loaded and sent by."""
-    from rlmath.weights.families import When
+    from rlmath.model.families import When
+    from rlmath.model.spec import model_shape
     from rlmath.weights.pieces import walk
-    from rlmath.weights.shape import model_shape
     from tests.contracts.te_layers_program import CASES, hf_config
 
     of = CASES[case]

@@ -71,7 +71,7 @@ def describe(case: dict[str, Any], platform: Any, dtype: torch.dtype) -> dict[st
     from rlmath.actor.model import ModelSettings, build_model
     from rlmath.actor.parallel import Layout
     from rlmath.device.environment import rank_environment
-    from rlmath.precision import Precision
+    from rlmath.model.precision import Precision
 
     # A rank has models of one kind; Megatron writes the attention's into the environment.
     for name in ("FLASH", "FUSED", "UNFUSED"):

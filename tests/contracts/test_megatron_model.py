@@ -148,7 +148,7 @@ def test_what_batch_invariance_replaces() -> None:
     assert "rms_cls.forward = _te_rmsnorm_forward_patched" in patch
     assert "te_linear_mod.general_gemm = _te_general_gemm_patched" in patch
     assert "grouped" not in patch and "apply_normalization" not in patch
-    # Experts and context ranks are refused (rlmath/config/check_precision.py) for as long as the
+    # Experts and context ranks are refused (rlmath/checks/precision.py) for as long as the
     # attention of one rank alone is told about batch invariance.
     attention = function(f"{CORE}.extensions.transformer_engine", "TEDotProductAttention")
     assert "num_splits is None and self.config.batch_invariant_mode" in attention

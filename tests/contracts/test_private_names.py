@@ -64,12 +64,12 @@ def test_each_has_a_row() -> None:
 ROWS = [
     Row(
         "vllm.distributed.weight_transfer:WeightTransferEngineFactory",
-        "the shared_memory transport is registered once (rlmath/weights/transports/plugin.py)",
+        "the shared_memory transport is registered once (rlmath/vllm_plugin/register.py)",
         has=("_registry", "register_engine"),
     ),
     Row(
         "vllm.distributed.weight_transfer:WeightTransferTrainerFactory",
-        "the shared_memory transport is registered once (rlmath/weights/transports/plugin.py)",
+        "the shared_memory transport is registered once (rlmath/vllm_plugin/register.py)",
         has=("_registry", "register_engine", "trainer_init"),
     ),
     Row(

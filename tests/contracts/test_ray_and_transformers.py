@@ -62,7 +62,7 @@ ROWS = [
     ),
     Row(
         "transformers:Qwen2Config",
-        "sizes of the model (rlmath/actor/model.py, rlmath/quickstart/model.py)",
+        "sizes of the model (rlmath/actor/model.py, rlmath/model/tiny.py)",
         has=(
             "hidden_size",
             "intermediate_size",
@@ -77,7 +77,7 @@ ROWS = [
     ),
     Row(
         "vllm:LLM",
-        "log-probs from vLLM (rlmath/weights/vllm_log_probs.py)",
+        "log-probs from vLLM (rlmath/validation/vllm_log_probs.py)",
         has=("generate", "llm_engine"),
     ),
 ]

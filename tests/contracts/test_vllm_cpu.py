@@ -11,12 +11,12 @@ from tests.contracts.contract import Row, check, parametrized
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
-DECODES = "decode steps on CPU (rlmath/rollout/cpu_scheduler.py)"
-SAMPLING = "sampling on CPU (rlmath/rollout/cpu_sampling.py)"
+DECODES = "decode steps on CPU (rlmath/vllm_plugin/cpu_scheduler.py)"
+SAMPLING = "sampling on CPU (rlmath/vllm_plugin/cpu_sampling.py)"
 LOADING = "weight sync into CPU engines (rlmath/weights/transports/cpu_load.py)"
 PARTS = "where an engine keeps a tensor (rlmath/weights/transports/engine_parts.py)"
 LAYERWISE = "weight sync of an MoE (rlmath/weights/transports/shared_memory_engine.py)"
-PRECISION = "the precision contract with the engine (rlmath/rollout/engine_precision.py)"
+PRECISION = "the precision contract with the engine (rlmath/vllm_plugin/engine_precision.py)"
 
 ROWS = [
     # -- the scheduler -------------------------------------------------------------------------

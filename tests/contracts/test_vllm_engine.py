@@ -12,7 +12,7 @@ from vllm.engine import arg_utils
 from vllm.platforms import interface
 from vllm.platforms.interface import Platform
 
-from rlmath.quickstart.model import make_tiny_model
+from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.engine_arguments import vllm_arguments
 from rlmath.rollout.requests import EngineSpec
 from tests.contracts.contract import Row, check, parametrized
@@ -21,8 +21,8 @@ GPUS = "a wide engine's workers sit on GPUs of other processes (rlmath/rollout/e
 CACHE = "an engine that starts again gets a KV cache of another size (rlmath/rollout/pool.py)"
 AHEAD = "a step is in flight while weights change (rlmath/rollout/step_loop.py)"
 FOLDERS = "engines of a node write to one folder (rlmath/rollout/engine_arguments.py)"
-INVARIANT = "precision.batch_invariant is not what it says (rlmath/rollout/engine_precision.py)"
-START = "engines start in the wrong order, or need not wait for the ranks (rlmath/session.py)"
+INVARIANT = "precision.batch_invariant is not what it says (rlmath/vllm_plugin/engine_precision.py)"
+START = "engines start in the wrong order, or too early (rlmath/training/session.py)"
 LOOP = "samples cannot be read from the engine's core (rlmath/rollout/step_loop.py)"
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
@@ -109,7 +109,7 @@ ROWS = [
     Row(
         "vllm.platforms.cpu:CpuPlatform.check_and_update_config",
         says=("scheduler_config.async_scheduling = False",),
-        breaks="rollout.async_scheduling could be offered on CPU (rlmath/config/check_layout.py)",
+        breaks="rollout.async_scheduling could be offered on CPU (rlmath/checks/layout.py)",
     ),
     Row(
         "vllm.v1.engine:EngineCoreOutput",
@@ -151,7 +151,7 @@ ROWS = [
         Row(
             f"{runner}:GPUModelRunner",
             has=("get_model", "model_config"),
-            breaks="an engine's precision cannot be checked (rlmath/rollout/engine_precision.py)",
+            breaks="an engine's precision is unchecked (rlmath/vllm_plugin/engine_precision.py)",
         )
         for runner in ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner")
     ),

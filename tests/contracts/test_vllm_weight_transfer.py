@@ -20,13 +20,13 @@ from torch import Tensor
 from vllm.distributed.weight_transfer import packed_tensor
 
 from rlmath.actor.worker import ActorWorker
+from rlmath.commands.plan.models import KNOWN
 from rlmath.device import Platform
 from rlmath.device.streams import SideStream
-from rlmath.planning.models import KNOWN
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import model_shape
 from rlmath.rollout.engine import RolloutEngine
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
-from rlmath.weights.layout import ParallelRank
-from rlmath.weights.shape import model_shape
 from rlmath.weights.sync_memory import sync_buffer_bytes
 from rlmath.weights.transports import connect
 from rlmath.weights.transports.vllm_source import GatheredSource

@@ -26,8 +26,8 @@ def main() -> None:
     forge_vllm()
     from vllm.plugins import load_general_plugins
 
-    from rlmath.rollout.requests import ENGINE_VARIABLE, EngineSpec
-    from rlmath.weights.transports.plugin import register
+    from rlmath.rollout.requests import EngineSpec
+    from rlmath.vllm_plugin.register import ENGINE_VARIABLE, register
 
     os.environ[ENGINE_VARIABLE] = "1"
     load_general_plugins()

@@ -57,10 +57,10 @@ def _built(job: dict[str, Any]) -> dict[str, Any]:
     from rlmath.actor.model import ModelSettings, build_model
     from rlmath.actor.parallel import Layout
     from rlmath.device import Platform
-    from rlmath.precision import Precision
-    from rlmath.weights.layout import ParallelRank
+    from rlmath.model.precision import Precision
+    from rlmath.model.rank_layout import ParallelRank
+    from rlmath.model.spec import model_shape
     from rlmath.weights.parameters import local_parameters
-    from rlmath.weights.shape import model_shape
 
     layout = Layout(
         job["tp"],

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlmath.planning.memory import ActorShape, rank_parameters
-from rlmath.weights.shape import model_shape
+from rlmath.commands.plan.memory import ActorShape, rank_parameters
+from rlmath.model.spec import model_shape
 from tests.cuda_wheels.programs import answer_of
 from tests.cuda_wheels.test_te_models import PRESETS, jobs_of
 

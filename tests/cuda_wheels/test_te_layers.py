@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rlmath import te_install
+from rlmath.utils import transformer_engine as te_install
 from tests.contracts.te_expected import MODULES, check
 
 

@@ -402,9 +402,9 @@ def test_layers_keep_what_a_plan_counts(
 
     Beside what is counted a norm keeps one number per token; attention pads nothing here.
     """
-    from rlmath.planning.activations import layer_bytes
-    from rlmath.planning.memory import ActorShape
-    from rlmath.weights.shape import read_model_shape
+    from rlmath.commands.plan.activations import layer_bytes
+    from rlmath.commands.plan.memory import ActorShape
+    from rlmath.model.spec import read_model_shape
     from tests.distributed.kept_activations import equal_sequences, kept_bytes
 
     layout, batch = Layout(tensor_parallel, 1, 1), equal_sequences(6, prompt=8, response=24)

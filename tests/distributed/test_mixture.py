@@ -14,7 +14,7 @@ from rlmath.actor.actor import UpdateSettings
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout
 from rlmath.device import Platform
-from rlmath.precision import Precision
+from rlmath.model.precision import Precision
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlmath.weights.convert import read_checkpoint
+from rlmath.model.spec import read_model_shape
+from rlmath.validation.convert import read_checkpoint
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.megatron import check_folder
 from rlmath.weights.plan import SourceLayout, SourceRank, TargetLayout, plan_weights
-from rlmath.weights.shape import read_model_shape
 from tests.distributed.weights_ranks import Case, Ranks
 
 SIZES: dict[str, Any] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.quickstart.model import make_tiny_model
+from rlmath.model.tiny import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 

@@ -178,7 +178,7 @@ def _build(folder: str, case: Case) -> list[nn.Module]:
 
 def _chunks(folder: str, case: Case) -> list[nn.Module]:
     """The actor's own model where it covers the case, else Megatron's with plain local layers."""
-    from rlmath.weights.shape import read_model_shape
+    from rlmath.model.spec import read_model_shape
 
     shape = read_model_shape(folder)
     if not case.is_plain():
@@ -202,7 +202,7 @@ def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
     from megatron.core.models.gpt import gpt_layer_specs as specs
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from rlmath.weights.shape import padded_vocab_size
+    from rlmath.model.spec import padded_vocab_size
 
     moe: dict[str, Any] = {}
     if shape.experts:
@@ -291,10 +291,10 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
         name; ``fingerprints`` from the shards; ``sends``: which global rank gives which run;
         ``buckets``: their number; ``padding``: the embedding's rows beyond the vocabulary.
     """
+    from rlmath.model.rank_layout import ParallelRank
+    from rlmath.model.spec import read_model_shape
     from rlmath.weights.gather import BucketGatherer
-    from rlmath.weights.layout import ParallelRank
     from rlmath.weights.megatron import hf_tensors, load_from_hf
-    from rlmath.weights.shape import read_model_shape
 
     chunks = _build(folder, case)
     shape = read_model_shape(folder)
@@ -348,10 +348,10 @@ def _written(gatherer: Any) -> dict[str, Tensor]:
 def own_shards(folder: str, case: Case) -> list[tuple[str, int | None, Tensor]] | str:
     """What this rank would send by vLLM's many-to-many backend, or why it cannot."""
     from rlmath.errors import UserError
+    from rlmath.model.rank_layout import ParallelRank
+    from rlmath.model.spec import read_model_shape
     from rlmath.weights.gather import BucketGatherer
-    from rlmath.weights.layout import ParallelRank
     from rlmath.weights.megatron import load_from_hf
-    from rlmath.weights.shape import read_model_shape
 
     chunks = _build(folder, case)
     shape = read_model_shape(folder)
@@ -367,10 +367,10 @@ def own_shards(folder: str, case: Case) -> list[tuple[str, int | None, Tensor]] 
 def planted_difference(folder: str, case: Case, name: str) -> str:
     """Change a parameter on the last rank alone; what the check of replicas says to it."""
     from rlmath.errors import UserError
+    from rlmath.model.rank_layout import ParallelRank
+    from rlmath.model.spec import read_model_shape
     from rlmath.weights.gather import BucketGatherer
-    from rlmath.weights.layout import ParallelRank
     from rlmath.weights.megatron import load_from_hf
-    from rlmath.weights.shape import read_model_shape
 
     chunks = _build(folder, case)
     shape = read_model_shape(folder)
@@ -408,10 +408,10 @@ def _actor(folder: str, case: Case, dtype: torch.dtype) -> Any:
 
 
 def convert(function: str, *arguments: Any) -> int | str:
-    """Call a function of ``rlmath.weights.convert``; its result, or the error's message."""
+    """Call a function of ``rlmath.validation.convert``; its result, or the error's message."""
     from rlmath.device import CPU
     from rlmath.errors import UserError
-    from rlmath.weights import convert
+    from rlmath.validation import convert
 
     _layouts[0].enter(Case())
     try:
@@ -431,8 +431,8 @@ def alignment_with_fault(
         message.
     """
     from rlmath.errors import UserError
-    from rlmath.weights.alignment import compare
-    from rlmath.weights.probe import random_batch
+    from rlmath.validation.compare import compare
+    from rlmath.validation.probe import random_batch
 
     actor = _actor(folder, case, dtype)
     with torch.no_grad():
@@ -473,9 +473,9 @@ def logits(folder: str, case: Case, sequences: list[list[int]]) -> Tensor | None
     """``[tokens, vocab]`` float32 of the sequences end to end, on ranks of the last stage."""
     from megatron.core import parallel_state as state
 
-    from rlmath.weights.layout import ParallelRank
+    from rlmath.model.rank_layout import ParallelRank
+    from rlmath.model.spec import read_model_shape
     from rlmath.weights.megatron import load_from_hf
-    from rlmath.weights.shape import read_model_shape
 
     chunks = _build(folder, case)
     shape = read_model_shape(folder)
@@ -551,9 +551,9 @@ def _forward(
 
 def save(folder: str, case: Case, target: str) -> None:
     """Load a folder and save it as another."""
-    from rlmath.weights.layout import ParallelRank
+    from rlmath.model.rank_layout import ParallelRank
+    from rlmath.model.spec import read_model_shape
     from rlmath.weights.megatron import load_from_hf, save_to_hf
-    from rlmath.weights.shape import read_model_shape
 
     chunks = _build(folder, case)
     shape = read_model_shape(folder)

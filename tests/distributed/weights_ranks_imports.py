@@ -8,7 +8,7 @@ from rlmath.device import CPU
 
 # Megatron tells at length which optional packages it does without.
 warnings.simplefilter("ignore")
-# See rlmath.weights.processes._open_rank.
+# See rlmath.validation.processes._open_rank.
 _device_constructors()
 CPU.prepare_megatron_process(local_rank=0, num_threads=1)
 

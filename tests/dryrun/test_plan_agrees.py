@@ -1,6 +1,7 @@
 """The plan's closed form against counts of real ranks on meta tensors, for every GPU preset.
 
-What is counted has Megatron's own layers; ``rlmath/planning/dry_run`` says what a count proves.
+What is counted has Megatron's own layers; ``rlmath/commands/plan/dry_run`` says what
+a count proves.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import dataclasses
 
 import pytest
 
-from rlmath.planning.dry_run.compare import rows
-from rlmath.planning.dry_run.jobs import PHASES
-from rlmath.planning.dry_run.presets import Case, gpu_models, layout_cases, preset_cases
+from rlmath.commands.plan.dry_run.compare import rows
+from rlmath.commands.plan.dry_run.jobs import PHASES
+from rlmath.commands.plan.dry_run.presets import Case, gpu_models, layout_cases, preset_cases
 from tests.dryrun.conftest import Count
 
 CASES = [*preset_cases(), *layout_cases()]

@@ -27,7 +27,7 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from rlmath.rollout.pool import RolloutPool
-from rlmath.session import Session
+from rlmath.training.session import Session
 
 Run = Callable[[Node, Record], None]
 CHECKS: dict[str, Run] = {

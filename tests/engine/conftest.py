@@ -14,7 +14,7 @@ import ray
 import sender as sender_module
 from reference import Reference
 
-from rlmath.quickstart.model import make_tiny_model
+from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
 from rlmath.weights.transports import TransportPlan

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.refit import refit
 from rlmath.rollout.requests import Request
 from rlmath.rollout.seeds import request_seed
+from rlmath.rollout.weight_sync import refit
 from rlmath.types import Sample
 
 VOCABULARY = 261

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch.distributed as dist
 from torch import Tensor
 
+from rlmath.model.rank_layout import ParallelRank
 from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets, view_in_buffer
 from rlmath.weights.fingerprint import fingerprints
-from rlmath.weights.layout import ParallelRank
 from rlmath.weights.transports import TransportPlan, connect
 
 

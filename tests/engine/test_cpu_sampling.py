@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from rlmath.rollout.cpu_sampling import forward_cpu
+from rlmath.vllm_plugin.cpu_sampling import forward_cpu
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ from conftest import start_sender, start_senders
 from reference import VOCABULARY, Reference, by_key, make_requests, random_prompts, send
 
 from rlmath.errors import UserError
+from rlmath.model.spec import WeightsError
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.refit import refit
 from rlmath.rollout.requests import EngineSpec
+from rlmath.rollout.weight_sync import refit
 from rlmath.weights.fingerprint import compare_fingerprints
-from rlmath.weights.shape import WeightsError
 from rlmath.weights.transports.segments import NamedSegments
 
 # Two whole blocks of the prefix cache and a bit: a CPU engine's blocks hold 128 tokens.

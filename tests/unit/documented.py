@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.planning.models import KNOWN
+from rlmath.commands.plan.models import KNOWN
+from rlmath.model.spec import model_shape
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.shape import model_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

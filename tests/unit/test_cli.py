@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import rlmath
-from rlmath.cli import main, reported
+from rlmath.cli import _MODULES, main
+from rlmath.utils.command_line import reported
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,7 +48,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_command_exists(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("train", "sft", "evaluate"):
-        assert (ROOT / "rlmath" / f"{command}.py").is_file()
+        assert find_spec(_MODULES[command]) is not None
         with pytest.raises(SystemExit) as exit_info:
             main([command, "--help"])
         assert exit_info.value.code == 0

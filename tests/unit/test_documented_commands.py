@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlmath.checks.facts import Machine
+from rlmath.checks.run import check
 from rlmath.cli import _COMMANDS, main
 from rlmath.commands.selfcheck import cli as selfcheck
 from rlmath.commands.selfcheck.catalog import select
-from rlmath.config.checks import check
-from rlmath.config.facts import Machine
 from rlmath.config.load import load, options, save
 from rlmath.data.sources import SOURCES
 from rlmath.grading import cli as grading_cli
@@ -220,14 +220,14 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath selfcheck gpu", parses_selfcheck),
     (r"rlmath grade ", parses_grade),
     (r"rlmath publish .* --card-only", publish_card),
-    (r"rlmath publish ", named_in("tests/unit/test_publish.py", "publish")),
+    (r"rlmath publish ", named_in("tests/unit/commands/test_publish.py", "publish")),
     (r"rlmath evaluate model=tiny ", check_settings_on_cpu),
     (r"rlmath train experiment=(gsm8k_smoke|quickstart) ", check_settings_on_cpu),
     (r"rlmath train \.\.\.", elsewhere("it stands for any")),
     (r"rlmath (train|evaluate|sft) ", check_settings),
     (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
     (
-        r"python -m rlmath.planning.dry_run.table",
+        r"python -m rlmath.commands.plan.dry_run.table",
         named_in("tests/dryrun/test_plan_agrees.py", "compare"),
     ),
     (r"python -m rlmath.quickstart.make ", named_in("tests/e2e/conftest.py", "quickstart.make")),

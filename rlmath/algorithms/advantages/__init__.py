@@ -1,7 +1,7 @@
 """Estimators of advantages by name; each is one file.
 
 ``gae`` stands apart: it works on tokens and a value model. Under its name the registry has what it
-is without one, and ``rlmath/values.py`` puts the real one in its place.
+is without one, and ``rlmath/training/values.py`` puts the real one in its place.
 """
 
 from rlmath.algorithms.advantages.base import ADVANTAGES, Advantage

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from rlmath.planning.models import KNOWN
+from rlmath.commands.plan.models import KNOWN
+from rlmath.model.spec import model_shape, read_model_shape
+from rlmath.model.tiny_tokenizer import build_tokenizer
 from rlmath.quickstart import make_tiny_model
-from rlmath.quickstart.tokenizer import build_tokenizer
 from rlmath.types import TrainingBatch
+from rlmath.validation.probe import batch_of
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.probe import batch_of
-from rlmath.weights.shape import model_shape, read_model_shape
 
 # The shape that MFU is reported for.
 GPU_MODEL = "DeepSeek-R1-Distill-Qwen-1.5B"
@@ -36,7 +36,7 @@ def make_shaped_model(folder: Path, name: str, seed: int = 0) -> Path:
     """Random bfloat16 weights in the shape of a published model, with the tiny model's tokenizer.
 
     Args:
-        name: A key of ``rlmath.planning.models.KNOWN``.
+        name: A key of ``rlmath.commands.plan.models.KNOWN``.
     """
     from safetensors.torch import save_file
 

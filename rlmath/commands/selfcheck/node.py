@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlmath.planning.gpus import GPUS, Gpu
+from rlmath.commands.plan.gpus import GPUS, Gpu
 
 # ``rollout.gpu_memory_utilization`` of the checks: room for training state beside it.
 ENGINE_SHARE = 0.3

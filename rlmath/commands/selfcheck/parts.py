@@ -12,18 +12,18 @@ import torch
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.mismatch import measure
+from rlmath.checks import run as checks
 from rlmath.commands.selfcheck.material import random_tokens
 from rlmath.commands.selfcheck.node import ENGINE_SHARE, Node
 from rlmath.commands.selfcheck.record import Record
-from rlmath.config import checks
 from rlmath.config.load import load
 from rlmath.config.schema import Config
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import Request
 from rlmath.rollout.seeds import request_seed
-from rlmath.session import Session, open_session
+from rlmath.training.session import Session, open_session
 from rlmath.types import Sample, TrainingBatch
-from rlmath.weights.probe import batch_of
+from rlmath.validation.probe import batch_of
 
 PROMPT_TOKENS = 48
 RESPONSE_TOKENS = 80

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlmath.checks.facts import Machine, read_model
 from rlmath.commands.selfcheck import report
 from rlmath.commands.selfcheck.catalog import Check
 from rlmath.commands.selfcheck.node import ENGINE_SHARE, Node
 from rlmath.commands.selfcheck.runner import Result, adopting_orphans, run_check
-from rlmath.config.facts import Machine, read_model
 from rlmath.device.nvidia import gpu_states
 from rlmath.errors import UserError
 
@@ -104,9 +104,9 @@ def this_node(out: Path, model: str | None) -> Node:
 
 def _refuse_too_large(model: str, gpu_gib: float) -> None:
     """Most checks train on one GPU, beside an engine."""
-    from rlmath.planning import memory
-    from rlmath.planning.models import count_parameters
-    from rlmath.weights.shape import read_model_shape
+    from rlmath.commands.plan import memory
+    from rlmath.commands.plan.models import count_parameters
+    from rlmath.model.spec import read_model_shape
 
     parameters = count_parameters(read_model_shape(model))
     state = memory.state_bytes(parameters, 1) / memory.GIB

@@ -15,7 +15,7 @@ from pathlib import Path
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
-from rlmath.orphans import end_with_parent
+from rlmath.utils.child_processes import end_with_parent
 
 NODE_FILE = "node.json"
 RECORD_FILE = "record.jsonl"

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.vllm_plugin.register import SHARED_MEMORY
 from rlmath.weights.buckets import Bucket
-from rlmath.weights.layout import ParallelRank
-from rlmath.weights.transports.plugin import SHARED_MEMORY
 from rlmath.weights.transports.segments import NamedSegments, map_writable, open_segment
 
 

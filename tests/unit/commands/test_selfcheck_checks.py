@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+from rlmath.commands.plan.gpus import GPUS
+from rlmath.commands.plan.models import KNOWN
 from rlmath.commands.selfcheck import material, parts
 from rlmath.commands.selfcheck.checks import actor, engines, environment, sleep, update
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
 from rlmath.device import nvidia
-from rlmath.planning.gpus import GPUS
-from rlmath.planning.models import KNOWN
+from rlmath.model.spec import model_shape
 from rlmath.quickstart import make_tiny_model
 from rlmath.types import Sample
-from rlmath.weights.alignment import comparison
-from rlmath.weights.hf_log_probs import hf_log_probs
-from rlmath.weights.shape import model_shape
+from rlmath.validation.compare import comparison
+from rlmath.validation.hf_log_probs import hf_log_probs
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -177,7 +177,7 @@ def test_memory_of_sleeping_engines_is_flat(
     monkeypatch.setattr(parts, "started", lambda *a: contextlib.nullcontext((session, pool)))
     monkeypatch.setattr(parts, "sample", lambda *a: [])
     monkeypatch.setattr(parts, "requests", lambda *a, **k: [])
-    monkeypatch.setattr("rlmath.rollout.refit.refit", lambda *a, **k: None)
+    monkeypatch.setattr("rlmath.rollout.weight_sync.refit", lambda *a, **k: None)
     sleep.run(node(tmp_path), record)
     assert len(cycles) == sleep.CYCLES
     assert bool(problems(tmp_path)) == bool(expected)

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from rlmath.checks.facts import Machine
 from rlmath.cli import main
+from rlmath.commands.plan.models import KNOWN
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.checks import (
     alignment,
@@ -27,12 +29,10 @@ from rlmath.commands.selfcheck.checks import (
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
 from rlmath.config.arithmetic import Layout, resolve_layout
-from rlmath.config.facts import Machine
 from rlmath.config.schema import Config, Device
-from rlmath.planning.models import KNOWN
 from rlmath.quickstart import make_problems, make_tiny_model
 from rlmath.rollout.requests import Request
-from rlmath.session import engine_spec
+from rlmath.training.session import engine_spec
 from rlmath.types import Sample
 from tests.unit.documented import write_model
 from tests.unit.test_documented_commands import NODE
@@ -140,7 +140,7 @@ def run(check: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Ran:
         pool.weights_version = version
 
     monkeypatch.setattr(parts, "started", started)
-    monkeypatch.setattr("rlmath.rollout.refit.refit", refit)
+    monkeypatch.setattr("rlmath.rollout.weight_sync.refit", refit)
     for module in (alignment, checkpoint, weight_sync):
         monkeypatch.setattr(module, "refit", refit)
     record = Record(Path(node.folder) / "record.jsonl")

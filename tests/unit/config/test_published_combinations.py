@@ -14,14 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.algorithm_settings import aggregation_constant, correction_settings, update_settings
 from rlmath.algorithms.aggregation import token_weights
 from rlmath.algorithms.correction import correct
 from rlmath.algorithms.losses import LossInputs
 from rlmath.algorithms.objective import policy_objective
-from rlmath.config.check_algorithm import algorithm_problems
+from rlmath.checks.algorithm import algorithm_problems
 from rlmath.config.load import load
 from rlmath.config.schema import Config, OldLogProbs
+from rlmath.training.algorithm_settings import (
+    aggregation_constant,
+    correction_settings,
+    update_settings,
+)
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms.md"
 METHODS = ("LUSPO", "ScaleRL", "decoupled PPO", "TIS-REINFORCE", "DPPO of prime-rl")

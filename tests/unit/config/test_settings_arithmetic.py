@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlmath.checks.layout import nearest, one_of
 from rlmath.config.arithmetic import Batch, Layout, batch_of, describe, resolve_layout
-from rlmath.config.check_layout import nearest, one_of
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
 from rlmath.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlmath.quickstart.tokenizer import CHAT_TEMPLATE, build_tokenizer
+from rlmath.model.tiny_tokenizer import CHAT_TEMPLATE, build_tokenizer
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -15,7 +15,7 @@ from rlmath.actor.parallel import Layout
 from rlmath.device import CPU
 from rlmath.device.batch_invariant import enable_batch_invariance
 from rlmath.errors import UserError
-from rlmath.precision import Precision
+from rlmath.model.precision import Precision
 
 KERNELS = "megatron.core.transformer.custom_layers.batch_invariant_kernels"
 UTILS = "transformer_engine.pytorch.attention.dot_product_attention.utils"

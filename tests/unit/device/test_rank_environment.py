@@ -13,7 +13,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import ActorSettings
 from rlmath.device.environment import rank_environment
-from rlmath.precision import Precision
+from rlmath.model.precision import Precision
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 

@@ -16,17 +16,17 @@ from rlmath.algorithms.mismatch import measure
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_groups import training_batch
-from rlmath.coefficients import Coefficients
 from rlmath.config.load import load
 from rlmath.config.names import registered_names
 from rlmath.config.schema import AlgorithmConfig
 from rlmath.data import ProblemStream
 from rlmath.evaluation.metrics import benchmark_metrics, tagged
-from rlmath.log_probs import corrected, mismatch_metrics
 from rlmath.monitor.curves import PANELS
 from rlmath.rewards.stats import RewardStats
 from rlmath.rollout.sampler import Sampler
-from rlmath.train_metrics import rollout_metrics, update_metrics
+from rlmath.training.controllers import Coefficients
+from rlmath.training.metrics import rollout_metrics, update_metrics
+from rlmath.training.prepare import corrected, mismatch_metrics
 from rlmath.types import Group, Problem
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -132,7 +132,14 @@ def test_what_the_curves_show_is_set_in_bold():
 
 
 @pytest.mark.parametrize(
-    "source", ["train.py", "evaluate.py", "sft.py", "train_metrics.py", "values.py"]
+    "source",
+    [
+        "training/loop.py",
+        "evaluation/run.py",
+        "training/sft.py",
+        "training/metrics.py",
+        "training/values.py",
+    ],
 )
 def test_every_tag_written_in_a_loop_is_explained(source):
     code = (Path(__file__).parents[3] / "rlmath" / source).read_text(encoding="utf-8")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlmath.checks.facts import Machine
 from rlmath.config import arithmetic, load
-from rlmath.config.facts import Machine
 from rlmath.config.schema import Device, DType
 from rlmath.quickstart.run import for_machine
 

@@ -5,9 +5,9 @@ import pytest
 
 from rlmath.config.schema import DataConfig
 from rlmath.data import load_examples, load_problems, load_tokenizer
+from rlmath.model.tiny_tokenizer import build_tokenizer
 from rlmath.quickstart import make, make_problems
 from rlmath.quickstart.problems import Exercise, all_exercises, work_out
-from rlmath.quickstart.tokenizer import build_tokenizer
 
 COLUMN = re.compile(r"(\d+)([+-])(\d+)(?:[+-](1))?=(\d+)")
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rlmath import session
+from rlmath.commands.plan.memory import ENGINE_STEP_TOKENS
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Device
-from rlmath.planning.memory import ENGINE_STEP_TOKENS
-from rlmath.precision import Precision
+from rlmath.model.precision import Precision
 from rlmath.rollout.engine_arguments import cache_folders
 from rlmath.rollout.engine_workers import check_gpus, smallest
 from rlmath.rollout.requests import EngineSpec
-from rlmath.session import engine_spec
+from rlmath.training import session
+from rlmath.training.session import engine_spec
 
 
 def spec_of(device: Device, *overrides: str) -> EngineSpec:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rlmath import session
 from rlmath.cluster.placement import EnginePlace
 from rlmath.rollout import pool as pool_module
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineError, EngineSpec
+from rlmath.training import session
 
 
 class RecordedRanks:

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import ModelShape
 from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.layout import ParallelRank
 from rlmath.weights.pieces import local_tensor, walk
-from rlmath.weights.shape import ModelShape
 
 
 def modules_like(

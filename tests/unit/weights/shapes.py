@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rlmath.model.spec import ModelShape, Rope
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.shape import ModelShape, Rope
 
 QWEN2 = ModelShape(
     architecture="Qwen2ForCausalLM",

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlmath.model.spec import WeightsError
 from rlmath.weights.fingerprint import add, compare_fingerprints, fingerprint, fingerprints
-from rlmath.weights.shape import WeightsError
 
 
 def tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:

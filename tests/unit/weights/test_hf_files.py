@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlmath.errors import UserError
+from rlmath.model.spec import WeightsError
 from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, generation_config
-from rlmath.weights.shape import WeightsError
 
 TENSORS = {
     "a.weight": torch.randn(6, 5),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlmath.errors import UserError
+from rlmath.validation.convert import check_export_target
 from rlmath.weights import model_folder
-from rlmath.weights.convert import check_export_target
 from rlmath.weights.model_folder import Foreign, check_target, foreign_entries
 
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlmath.weights.families import family_of
+from rlmath.model.families import family_of
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import ModelShape, WeightsError
 from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.layout import ParallelRank
 from rlmath.weights.megatron import hf_tensors, load_from_hf
-from rlmath.weights.shape import ModelShape, WeightsError
 from tests.unit.weights.model_ranks import modules_like
 from tests.unit.weights.shapes import ALL, QWEN2, QWEN3, random_weights
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlmath.weights.families import FAMILIES, Entry, Rule, family_of
+from rlmath.model.families import FAMILIES, Entry, Rule, family_of
+from rlmath.model.spec import ModelShape, WeightsError, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes, local_tensor, walk
-from rlmath.weights.shape import ModelShape, WeightsError, padded_vocab_size
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE, random_weights
 
 

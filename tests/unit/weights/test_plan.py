@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from rlmath.cli import main
+from rlmath.commands.plan.weights import add_arguments, as_json, as_table, run
+from rlmath.model.spec import ModelShape, WeightsError
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import (
     Operation,
@@ -20,8 +22,6 @@ from rlmath.weights.plan import (
     plan_weights,
     stage_layers,
 )
-from rlmath.weights.plan_cli import add_arguments, as_json, as_table, run
-from rlmath.weights.shape import ModelShape, WeightsError
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE
 
 SOURCES = [

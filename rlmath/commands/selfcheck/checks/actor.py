@@ -21,12 +21,12 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from rlmath.device import Platform
-from rlmath.precision import log_prob_limit
+from rlmath.model.precision import log_prob_limit
+from rlmath.model.spec import read_model_shape
 from rlmath.types import TrainingBatch
-from rlmath.weights.alignment import Comparison, comparison, gathered_log_probs
-from rlmath.weights.hf_log_probs import hf_log_probs
-from rlmath.weights.processes import on_ranks
-from rlmath.weights.shape import read_model_shape
+from rlmath.validation.compare import Comparison, comparison, gathered_log_probs
+from rlmath.validation.hf_log_probs import hf_log_probs
+from rlmath.validation.processes import on_ranks
 
 # Uneven, so that a pack has boundaries inside; two packs and more for every rank.
 LENGTHS = [192, 16, 77, 130, 40, 99, 61, 150]

@@ -14,8 +14,8 @@ from rlmath.actor.group import ActorGroup
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
-from rlmath.log_probs import alignment_limit
-from rlmath.rollout.refit import refit
+from rlmath.rollout.weight_sync import refit
+from rlmath.training.prepare import alignment_limit
 from rlmath.types import TrainingBatch
 from rlmath.weights.fingerprint import fingerprint
 

@@ -7,10 +7,10 @@ import os
 import sys
 from importlib.metadata import version
 
-from rlmath import te_install
+from rlmath.commands.doctor import GIB, packages, shared_memory
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
-from rlmath.doctor import GIB, packages, shared_memory
+from rlmath.utils import transformer_engine as te_install
 
 # NVIDIA's table of CUDA 13's minor version compatibility: the oldest driver that runs it.
 LEAST_DRIVER = 580
@@ -18,7 +18,7 @@ LEAST_DRIVER = 580
 
 def run(node: Node, record: Record) -> None:
     """Report the machine; what a run could not start with is a problem."""
-    from rlmath.config.facts import Machine
+    from rlmath.checks.facts import Machine
 
     record.figure("Python", sys.version.split()[0])
     record.figure("CPU cores", len(os.sched_getaffinity(0)))

@@ -20,7 +20,7 @@ def run(node: Node, record: Record) -> None:
         return
     # Not before: they take seconds to import.
     from rlmath.commands.selfcheck import parts
-    from rlmath.rollout.refit import refit
+    from rlmath.rollout.weight_sync import refit
 
     config = parts.settings(node, "run", gpus=1)
     wanted = parts.requests(node, SAMPLES, max_tokens=8)

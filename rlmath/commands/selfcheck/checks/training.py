@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
-from rlmath.cli import main
+from rlmath.checks.facts import Machine
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import LOG_FILE
-from rlmath.config.facts import Machine
 from rlmath.monitor import read_metrics
 from rlmath.quickstart import make_problems, make_tiny_model
 from rlmath.quickstart.run import for_machine
@@ -35,7 +36,8 @@ def run(node: Node, record: Record) -> None:
     make_problems(folder / "data", num_train=256, num_eval=16, num_sft=0)
     settings = settings_of(node, folder)
     with record.phase("rlmath train"):
-        code = main(["train", *settings])
+        command = [sys.executable, "-W", "ignore", "-m", "rlmath", "train", *settings]
+        code = subprocess.run(command, check=False).returncode
     record.figure("exit code", code, limit="0")
     log = folder / LOG_FILE
     record.require(

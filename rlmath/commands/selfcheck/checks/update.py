@@ -13,14 +13,8 @@ from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.settings import ActorSettings, UpdateSettings
-from rlmath.commands.selfcheck.material import random_batch
-from rlmath.commands.selfcheck.node import Node
-from rlmath.commands.selfcheck.record import Record
-from rlmath.commands.selfcheck.worker import RECORD_FILE
-from rlmath.device import Platform
-from rlmath.errors import UserError
-from rlmath.planning.gpus import Efficiency, Gpu
-from rlmath.planning.memory import (
+from rlmath.commands.plan.gpus import Efficiency, Gpu
+from rlmath.commands.plan.memory import (
     ACTOR_PROCESS_GIB,
     GIB,
     ActorShape,
@@ -28,9 +22,15 @@ from rlmath.planning.memory import (
     actor_phases,
     usable_bytes,
 )
-from rlmath.planning.time import Work, actor_time_s, forward_flops
-from rlmath.weights.processes import ONE_RANK, on_ranks
-from rlmath.weights.shape import ModelShape, read_model_shape
+from rlmath.commands.plan.time import Work, actor_time_s, forward_flops
+from rlmath.commands.selfcheck.material import random_batch
+from rlmath.commands.selfcheck.node import Node
+from rlmath.commands.selfcheck.record import Record
+from rlmath.commands.selfcheck.worker import RECORD_FILE
+from rlmath.device import Platform
+from rlmath.errors import UserError
+from rlmath.model.spec import ModelShape, read_model_shape
+from rlmath.validation.processes import ONE_RANK, on_ranks
 
 # Tokens of a sequence, each its own micro-batch.
 LENGTHS = {"cuda": (4096, 16384), "cpu": (256, 1024)}
@@ -182,7 +182,7 @@ def report(
         f"{node.gpu_gib / ratio:.0f}.",
     )
     if node.card is None:
-        reason = f"{node.gpu_name} is not in rlmath/planning/gpus.py, so its peak is not known"
+        reason = f"{node.gpu_name} is not in rlmath/commands/plan/gpus.py, so its peak is not known"
         record.not_applicable(f"{name} MFU", reason)
         return
     mfu, assumed = flops_per_s / (node.card.peak_tflops * 1e12), Efficiency().mfu

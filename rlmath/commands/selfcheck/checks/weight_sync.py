@@ -11,10 +11,10 @@ from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.errors import PartError, UserError
-from rlmath.log_probs import alignment_limit
-from rlmath.rollout.refit import refit
+from rlmath.model.spec import read_model_shape
+from rlmath.rollout.weight_sync import refit
+from rlmath.training.prepare import alignment_limit
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.shape import read_model_shape
 
 # A stale engine may have taken the first version all the same.
 VERSIONS = 3

@@ -1,0 +1,296 @@
+"""The settings of a run's earlier attempts: what a resume changes, and what was in force when.
+
+``config.yaml`` in a run's folder has the settings as last given. Each start of the training loop
+adds a line to ``attempts.jsonl`` with the step after which it began, and keeps its settings under
+``configs/``. Plain files, read without torch.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from rlmath.checkpoint.manifest import MANIFEST
+from rlmath.config.load import save, to_yaml
+from rlmath.config.schema import Config
+from rlmath.model.folder import TINY
+
+CONFIG_FILE = "config.yaml"
+SFT_CONFIG_FILE = "sft_config.yaml"
+ATTEMPTS_FILE = "attempts.jsonl"
+CONFIGS_FOLDER = "configs"
+# A run that changes one of these is another experiment: refused on resume unless accepted.
+GUARDED = ("model.path", "algorithm", "reward")
+# Of those sections, what decides how fast rewards come and not which.
+_UNGUARDED = ("reward.num_workers", "reward.timeout_s")
+# How the run was resumed is no part of what it computes.
+_NOT_COMPARED = ("runner.resume", "runner.accept_changes")
+_STEP = re.compile(r"step_(\d{6,})")
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """Where a command keeps what it continues from, in the run's folder."""
+
+    config_file: str
+    checkpoints: str
+    export: str
+    guarded: tuple[str, ...]
+
+
+_LOOPS = {
+    "train": _Loop(CONFIG_FILE, "checkpoints", "hf", GUARDED),
+    "sft": _Loop(SFT_CONFIG_FILE, "sft_checkpoints", "sft", ("model.path",)),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs from the saved one; values as in YAML."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_text(self.before)} -> {_text(self.now)}"
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What ``runner.resume`` will do.
+
+    Attributes:
+        step: Of the newest checkpoint; the run continues after it.
+        steps: That the run is to have, by ``setting``.
+        changes: Settings that differ from those of the last attempt.
+        exported: The run has written its final model.
+        setting: The key of the number of steps.
+    """
+
+    step: int
+    steps: int
+    setting: str
+    changes: tuple[Change, ...]
+    exported: bool
+
+    @property
+    def finished(self) -> bool:
+        """All steps are done and the final model is written: there is nothing to start."""
+        return self.step >= self.steps and self.exported
+
+    def describe(self) -> str:
+        """A line, and one for each changed setting."""
+        if self.finished:
+            return (
+                f"resume   already at step {self.step} of {self.steps}; raise {self.setting} to "
+                "train on, or set runner.resume=never to start over"
+            )
+        lines = [f"resume   continues after step {self.step} of {self.steps}"]
+        lines += [f"         changed {change}" for change in self.changes]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the training loop.
+
+    Attributes:
+        after_step: It began after this step; 0: from the start.
+        settings: In force, nested as in YAML.
+    """
+
+    after_step: int
+    settings: Mapping[str, Any]
+
+
+def continuation(config: Config, command: str = "train") -> Continuation | None:
+    """What is continued; ``None`` when the run starts from the beginning.
+
+    The newest checkpoint is found by name; whether it is complete is checked when it is read.
+
+    Args:
+        config: The settings.
+        command: ``train`` or ``sft``; others continue nothing.
+    """
+    runner, loop = config.runner, _LOOPS.get(command)
+    saves = command == "train" or config.sft.save_every
+    if loop is None or not saves or runner.resume == "never":
+        return None
+    run_dir = Path(runner.run_dir)
+    if runner.resume == "auto":
+        step, source = newest_step(run_dir / loop.checkpoints), run_dir
+    else:
+        checkpoint = Path(runner.resume).absolute()
+        match = _STEP.fullmatch(checkpoint.name)
+        step, source = int(match[1]) if match else 0, checkpoint.parent.parent
+    if not step:
+        return None
+    exported = (run_dir / loop.export / "config.json").is_file() and runner.resume == "auto"
+    steps, setting = (
+        (config.sft.steps, "sft.steps") if command == "sft" else (runner.steps, "runner.steps")
+    )
+    found = tuple(changes(source / loop.config_file, config))
+    return Continuation(step, steps, setting, found, exported)
+
+
+def newest_step(checkpoints: Path) -> int:
+    """Step of the newest checkpoint in a folder of them, by name; 0: there is none."""
+    if not checkpoints.is_dir():
+        return 0
+    matches = (_STEP.fullmatch(path.name) for path in checkpoints.iterdir())
+    found = [m for m in matches if m is not None and (checkpoints / m.string / MANIFEST).is_file()]
+    return max((int(match[1]) for match in found), default=0)
+
+
+def changes(file: Path, config: Config) -> Iterator[Change]:
+    """Settings that differ from those saved in a file; nothing when it is not there.
+
+    Keys that only one side knows are left out: they come from another version of rlmath.
+    """
+    if not file.is_file():
+        return
+    before = _flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+    now = _flat(OmegaConf.to_container(OmegaConf.create(to_yaml(config)), resolve=False))
+    own_model = str(Path(config.runner.run_dir) / "model")
+    for key in now:
+        if key not in before or key in _NOT_COMPARED:
+            continue
+        old, new = before[key], now[key]
+        if key == "model.path":
+            old, new = (own_model if path == TINY else path for path in (old, new))
+        if key in ("model.path", "runner.run_dir") and _same_path(old, new):
+            continue
+        if old != new:
+            yield Change(key, old, new)
+
+
+def refused(config: Config, command: str = "train") -> list[str]:
+    """Messages for changes that make a resumed run another experiment and were not asked for.
+
+    A checkpoint named by ``runner.resume`` is a decision; so is an entry of
+    ``runner.accept_changes``, which names a setting or a section.
+    """
+    found = continuation(config, command)
+    if found is None or config.runner.resume != "auto":
+        return []
+    accepted = config.runner.accept_changes
+    guarded = [
+        change
+        for change in found.changes
+        if _within(change.key, _LOOPS[command].guarded)
+        and change.key not in _UNGUARDED
+        and not _within(change.key, accepted)
+    ]
+    if not guarded or found.finished:
+        return []
+    keys = ",".join(change.key for change in guarded)
+    listed = "; ".join(str(change) for change in guarded)
+    return [
+        f"runner.run_dir={config.runner.run_dir} holds a run at step {found.step} with other "
+        f"settings: {listed}. Give another runner.run_dir for a new run, runner.resume=never to "
+        f"start over there, or runner.accept_changes=[{keys}] to continue with the new values"
+    ]
+
+
+def record(config: Config, after_step: int) -> None:
+    """Note a start of the training loop and its settings."""
+    run_dir = Path(config.runner.run_dir)
+    file = run_dir / ATTEMPTS_FILE
+    lines = _lines(file)
+    name = f"{CONFIGS_FOLDER}/attempt_{len(lines) + 1:03d}.yaml"
+    save(config, run_dir / name)
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    line = {"after_step": after_step, "config": name, "started": started}
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(line) + "\n")
+
+
+def attempts(run_dir: Path) -> list[Attempt]:
+    """The attempts whose steps count, in order: a later one that began earlier replaces those
+    before it. From ``config.yaml`` alone where nothing was recorded."""
+    found: list[Attempt] = []
+    for line in _lines(run_dir / ATTEMPTS_FILE):
+        file = run_dir / line["config"]
+        if file.is_file():
+            found = [one for one in found if one.after_step < line["after_step"]]
+            found.append(Attempt(line["after_step"], _settings(file)))
+    if not found and (run_dir / CONFIG_FILE).is_file():
+        found.append(Attempt(0, _settings(run_dir / CONFIG_FILE)))
+    return found
+
+
+def in_force(found: Sequence[Attempt], step: int | None) -> Mapping[str, Any]:
+    """Settings under which a step was trained; ``None``: the last one."""
+    fitting = [one for one in found if step is None or one.after_step < step]
+    return (fitting or list(found))[-1].settings
+
+
+def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[int, list[Change]]]:
+    """Changes between attempts, each with the step after which it was made.
+
+    Args:
+        until: Leave out what came after this step.
+    """
+    result = []
+    for before, after in itertools.pairwise(found):
+        if until is not None and after.after_step >= until:
+            break
+        old, new = _flat(before.settings), _flat(after.settings)
+        differing = [
+            Change(key, old[key], new[key])
+            for key in new
+            if key in old and old[key] != new[key] and key not in _NOT_COMPARED
+        ]
+        if differing:
+            result.append((after.after_step, differing))
+    return result
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    if not file.is_file():
+        return []
+    found = []
+    for text in file.read_text(encoding="utf-8").splitlines():
+        # A process that was killed while it wrote leaves half a line, the last one.
+        try:
+            found.append(json.loads(text))
+        except ValueError:
+            continue
+    return found
+
+
+def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings by full key; a list is one value, and so is an empty section."""
+    if not isinstance(content, Mapping) or not content:
+        return {prefix: content}
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _within(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(name + ".") for name in names)
+
+
+def _same_path(one: Any, other: Any) -> bool:
+    return Path(str(one)).absolute() == Path(str(other)).absolute()
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if value in (True, False) else str(value)

@@ -1,0 +1,339 @@
+"""Checks of what is on the disk and in the machine: model, data, run folder, memory, space."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlmath.checkpoint import checkpoint_bytes, held_bytes
+from rlmath.checkpoint.manifest import MANIFEST
+from rlmath.checks.benchmarks import data_of
+from rlmath.checks.facts import (
+    ARCHITECTURES,
+    ROPE_TYPES,
+    Machine,
+    ModelFacts,
+    existing_parent,
+    missing_model_files,
+    peek_rows,
+    read_model,
+)
+from rlmath.checks.layout import GIB
+from rlmath.checks.weight_files import broken_json_files, broken_weight_files, weights_misfit
+from rlmath.config.arithmetic import Layout
+from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
+from rlmath.config.hub_names import is_hub, parts_of
+from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
+from rlmath.config.schema_algorithm import ReferenceKind
+from rlmath.errors import ConfigError, UserError
+from rlmath.model.folder import TINY, has_chat_template
+
+
+def model_folder(config: Config) -> Iterator[str]:
+    """The folder is there, whole, and of an architecture that the actor knows."""
+    path = config.model.path
+    if path != TINY and not Path(path).is_dir():
+        yield f"model.path={path}: no such folder; {_where_from(config)}"
+        return
+    try:
+        model = read_model(path)
+    except ConfigError as error:
+        yield str(error)
+        return
+    missing = missing_model_files(path)
+    broken = []
+    if path != TINY:
+        broken = [*broken_json_files(Path(path)), *broken_weight_files(Path(path))]
+    yield from (f"model.path={path}: the folder lacks {one}" for one in missing)
+    yield from (f"model.path={path}: {problem}" for problem in broken)
+    whole = path != TINY and not missing and not broken
+    if whole and model.architecture in ARCHITECTURES and model.rope_type in ROPE_TYPES:
+        misfit = weights_misfit(Path(path))
+        if misfit is not None:
+            yield f"model.path={path}: {misfit}"
+    expected = config.model.architecture
+    if model.architecture not in ARCHITECTURES:
+        yield (
+            f"model.path={path}: its architecture is {model.architecture}; those that work are "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    elif expected is not None and expected != model.architecture:
+        yield (
+            f"model.architecture={expected}: the model in {path} is a {model.architecture}; take "
+            "that, or null"
+        )
+    if model.rope_type not in ROPE_TYPES:
+        yield (
+            f"model.path={path}: its rotary embedding is of type {model.rope_type}; those that "
+            f"work are {', '.join(ROPE_TYPES)}"
+        )
+    if config.data.apply_chat_template and not has_chat_template(path):
+        yield (
+            f"data.apply_chat_template=true: the tokenizer in {path} has no chat template; set it "
+            "to false and give data.prompt_template"
+        )
+
+
+def _where_from(config: Config) -> str:
+    path = Path(config.model.path)
+    if Path(config.runner.run_dir).absolute() in path.absolute().parents:
+        return "it is one that the run's launcher makes (launchers/quickstart.sh for quickstart)"
+    return (
+        "give a Hugging Face folder; a model of the hub is fetched with "
+        f"hf download ORGANISATION/{path.name} --local-dir {path}; tiny is a small random one"
+    )
+
+
+def data_files(config: Config, command: str) -> Iterator[str]:
+    """The files are there, and their first rows have the fields."""
+    data, sft = config.data, config.sft
+    if command == "sft":
+        yield from _given("sft.train_paths", sft.train_paths, "worked examples")
+        for path in dict.fromkeys(sft.train_paths):
+            yield from _data_file(
+                data, "sft.train_paths", path, "sft.response_key", sft.response_key
+            )
+        return
+    if command == "train":
+        yield from _given("data.train_paths", data.train_paths, "problems")
+        if data.train_weights and len(data.train_weights) != len(data.train_paths):
+            yield (
+                f"data.train_weights={data.train_weights}: {len(data.train_weights)} weights for "
+                f"{len(data.train_paths)} data.train_paths; give one for each, or none"
+            )
+        if any(not 0 < weight < math.inf for weight in data.train_weights):
+            yield f"data.train_weights={data.train_weights}: each has to be more than 0 and finite"
+        for path in dict.fromkeys(data.train_paths):
+            yield from _data_file(
+                data, "data.train_paths", path, "data.answer_key", data.answer_key
+            )
+    elif not config.eval.benchmarks:
+        yield from _given("data.eval_paths", data.eval_paths, "problems")
+    for benchmark in benchmarks_of(config):
+        for path in benchmark.paths:
+            for problem in _data_file(
+                benchmark.data,
+                benchmark.key,
+                path,
+                "data.answer_key" if benchmark.name == HELD_OUT else f"{benchmark.key}.answer_key",
+                benchmark.data.answer_key,
+            ):
+                yield problem + data_of(config, benchmark) * (not Path(path).is_file())
+
+
+def _given(key: str, paths: list[str], what: str) -> Iterator[str]:
+    if not paths:
+        or_benchmarks = (
+            ", or known benchmarks, such as eval.benchmarks=[{name: aime24}]"
+            if key == "data.eval_paths"
+            else ""
+        )
+        yield (
+            f"{key} is empty: give files with {what}, such as {key}=[{what.split()[-1]}.jsonl]"
+            f"{or_benchmarks}"
+        )
+    for path in dict.fromkeys(paths):
+        if paths.count(path) > 1:
+            yield f"{key}: {path} is given {paths.count(path)} times; give it once"
+
+
+def _data_file(
+    data: DataConfig, key: str, path: str, answer_setting: str, answer_key: str
+) -> Iterator[str]:
+    if is_hub(path):
+        try:
+            parts_of(path)
+        except UserError as error:
+            yield f"{key}: {error}"
+        return  # Its rows are looked at when it is fetched, at the start of the run.
+    try:
+        rows = peek_rows(path)
+    except ConfigError as error:
+        yield f"{key}: {error}"
+        return
+    yield from first_problem(data, rows, answer_setting, answer_key)
+
+
+def first_problem(
+    data: DataConfig, rows: list[tuple[str, Any]], answer_setting: str, answer_key: str
+) -> Iterator[str]:
+    """What is wrong with the first rows of a file, by their places; of several the first."""
+    skip = data.malformed_rows is MalformedRow.skip
+    problems = [_row_problem(data, where, row, answer_setting, answer_key) for where, row in rows]
+    found = [problem for problem in problems if problem]
+    # With malformed_rows=skip a bad row is counted and left out; a file of nothing else is not.
+    if found and (not skip or len(found) == len(rows)):
+        yield found[0]
+
+
+def _row_problem(
+    data: DataConfig, where: str, row: Any, answer_setting: str, answer_key: str
+) -> str | None:
+    if isinstance(row, ValueError):
+        return f"{where}: not a JSON object: {row}"
+    if not isinstance(row, dict):
+        return f"{where}: a row is a mapping of fields, this is a {type(row).__name__}"
+    prompt_setting = answer_setting.replace("answer_key", "prompt_key")
+    if "prompt_key" not in prompt_setting:
+        prompt_setting = "data.prompt_key"
+    for setting, name in ((prompt_setting, data.prompt_key), (answer_setting, answer_key)):
+        if name not in row:
+            close = difflib.get_close_matches(name, list(row), n=1)
+            hint = f"; did you mean {setting}={close[0]}?" if close else ""
+            fields = ", ".join(map(str, row)) or "none"
+            return f"{setting}={name}: {where} has no such field; its fields are {fields}{hint}"
+    prompt = row[data.prompt_key]
+    if isinstance(prompt, list) and not data.apply_chat_template:
+        return (
+            f"{prompt_setting}={data.prompt_key}: {where} holds a list of chat messages; set "
+            "data.apply_chat_template=true"
+        )
+    if not isinstance(prompt, str | list) or not prompt:
+        return f"{prompt_setting}={data.prompt_key}: {where} holds {prompt!r}, no text"
+    if row[answer_key] is None or row[answer_key] in ("", []):
+        return f"{answer_setting}={answer_key}: {where} holds {row[answer_key]!r}, no answer"
+    return None
+
+
+def run_dir(config: Config) -> Iterator[str]:
+    """The run can write where it is told to."""
+    path = Path(config.runner.run_dir)
+    above = existing_parent(path)
+    if not above.is_dir():
+        yield f"runner.run_dir={path}: {above} is a file; give another folder"
+    elif not os.access(above, os.W_OK | os.X_OK):
+        yield f"runner.run_dir={path}: no permission to write in {above}; give another folder"
+
+
+def resume(config: Config) -> Iterator[str]:
+    """What ``runner.resume`` names is a checkpoint; whether it is whole is seen when it is read."""
+    how = config.runner.resume
+    if how in ("auto", "never") or (Path(how) / MANIFEST).is_file():
+        return
+    what = "has no " + MANIFEST if Path(how).is_dir() else "is no folder"
+    yield (
+        f"runner.resume={how}: {what}; it takes auto, never or the folder of a checkpoint, such as "
+        f"{Path(config.runner.run_dir) / 'checkpoints' / 'step_000012'}"
+    )
+
+
+def memory(
+    config: Config, model: ModelFacts, layout: Layout, machine: Machine, command: str
+) -> Iterator[str]:
+    """On one CPU machine: weights, gradients, optimizer and caches fit its memory."""
+    if config.cluster.nodes > 1 or config.cluster.ray_address is not None:
+        return
+    parameters, value_bytes = model.num_parameters, _value_bytes(config)
+    # Copies of a mixture share the experts, or tensor ranks each have them whole.
+    actor = config.actor
+    copies = 1.0 if actor.expert_parallel == 1 else actor.tensor_parallel / actor.expert_parallel
+    of_a_copy = int(parameters + model.num_expert_parameters * (copies - 1))
+    parts = []
+    if command != "evaluate":
+        # Gradients and Adam's two moments are float32; bfloat16 weights keep a float32 copy.
+        optimizer_bytes = 8 + (4 if value_bytes == 2 else 0)
+        optimizers = 1 if config.actor.distributed_optimizer else layout.model_copies
+        actors, what = layout.model_copies, "actor(s)"
+        if command == "train" and config.algorithm.advantage == "gae":
+            optimizers, actors, what = 2 * optimizers, 2 * actors, "actor(s) and value model(s)"
+        parts.append(
+            (
+                f"{actors} {what} x {value_bytes + 4} bytes a parameter",
+                actors * of_a_copy * (value_bytes + 4),
+            )
+        )
+        parts.append(
+            (
+                f"{optimizers} optimizer state(s) x {optimizer_bytes} bytes a parameter",
+                optimizers * parameters * optimizer_bytes,
+            )
+        )
+    if command == "train" and config.algorithm.kl_coef > 0:
+        # Beside the reference itself, the policy's weights while the reference is in their place.
+        bytes_each = _reference_bytes(config) + value_bytes
+        parts.append(
+            (
+                f"{layout.model_copies} reference model(s) of algorithm.kl_coef="
+                f"{config.algorithm.kl_coef:g} x {bytes_each} bytes a parameter",
+                layout.model_copies * of_a_copy * bytes_each,
+            )
+        )
+    if command != "sft":
+        parts.append(
+            (
+                f"{layout.engines} engine(s) x {value_bytes} bytes a parameter",
+                layout.engines * parameters * value_bytes,
+            )
+        )
+        cache_gib = config.rollout.cpu_kv_cache_gib
+        parts.append(
+            (
+                f"{layout.engine_ranks} x rollout.cpu_kv_cache_gib {cache_gib:g}",
+                int(layout.engine_ranks * cache_gib * GIB),
+            )
+        )
+    total = sum(size for _, size in parts)
+    if total > machine.memory_bytes:
+        sums = " + ".join(f"{size / GIB:.1f} GiB ({what})" for what, size in parts)
+        yield (
+            f"model.path={config.model.path}: {parameters / 1e9:.2f} billion parameters need "
+            f"{sums} = {total / GIB:.1f} GiB, but this machine has "
+            f"{machine.memory_bytes / GIB:.1f} GiB; take a smaller model or cache, fewer copies "
+            "or engines, or GPUs"
+        )
+
+
+def disk(config: Config, model: ModelFacts, machine: Machine, command: str) -> Iterator[str]:
+    """The checkpoints that are kept, one that is being written, and the HF folder fit the disk.
+
+    When a run goes on, its earlier checkpoints are among those that are kept, so that their room
+    counts as free.
+    """
+    runner, value_bytes, parameters = config.runner, _value_bytes(config), model.num_parameters
+    algorithm = config.algorithm
+    checkpoint = checkpoint_bytes(parameters, value_bytes, config.actor.distributed_optimizer)
+    best, save_every, folder = 0, config.sft.save_every, "sft_checkpoints"
+    if command == "train":
+        if algorithm.advantage == "gae":  # The value model is of the policy's size.
+            checkpoint *= 2
+        if algorithm.kl_coef > 0 and algorithm.reference.kind is not ReferenceKind.frozen:
+            checkpoint += parameters * _reference_bytes(config)
+        best = int(runner.best_metric is not None)
+        save_every, folder = runner.save_every, "checkpoints"
+    # A training run is saved at its end, whatever save_every says.
+    kept = runner.keep_checkpoints + 1 + best if save_every else int(command == "train")
+    hf_bytes = parameters * value_bytes
+    needed = kept * checkpoint + hf_bytes
+    held = held_bytes(Path(runner.run_dir) / folder) if runner.resume == "auto" else 0
+    free = machine.free_bytes(runner.run_dir)
+    if needed <= free + held:
+        return
+    fitting = (free + held - hf_bytes) // checkpoint - 1 - best if save_every else 0
+    yield (
+        f"runner.run_dir={runner.run_dir}: {kept} checkpoints (kept ones and one being written) x "
+        f"{_gib(checkpoint)} and a Hugging Face folder make {_gib(needed)}, but {_gib(free)} are "
+        "free there"
+        + (f" and earlier checkpoints hold {_gib(held)}" if held else "")
+        + "; take another disk"
+        + (f", or runner.keep_checkpoints={fitting}" if fitting >= 1 else "")
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    if num_bytes < GIB / 10:
+        return f"{num_bytes / 2**20:.1f} MiB"
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def _reference_bytes(config: Config) -> int:
+    """Of one parameter of the reference model; an average is kept in float32."""
+    averaged = config.algorithm.reference.kind is ReferenceKind.averaged
+    return 4 if averaged else _value_bytes(config)
+
+
+def _value_bytes(config: Config) -> int:
+    return 4 if config.model.dtype is DType.float32 else 2

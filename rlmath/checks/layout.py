@@ -1,0 +1,237 @@
+"""What has to divide what: batch, heads, layers, lengths and the engines' cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rlmath.checks.facts import ModelFacts
+from rlmath.config.arithmetic import Layout, batch_of
+from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
+from rlmath.config.schema import Config, Device, DType, Recompute
+
+# vLLM hands out its CPU cache in blocks of so many tokens.
+CPU_BLOCK_TOKENS = 128
+# Widths of a head for which vLLM's CPU attention has a kernel.
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+GIB = 2**30
+
+
+def nearest(value: int, works: Callable[[int], bool], most: int = 1 << 20) -> list[int]:
+    """The nearest numbers below and above ``value`` that work, from 1 to ``most``."""
+    below = next((n for n in range(min(value - 1, most), 0, -1) if works(n)), None)
+    above = next((n for n in range(value + 1, min(most, 4 * value + 64) + 1) if works(n)), None)
+    return [n for n in (below, above) if n is not None]
+
+
+def one_of(numbers: list[int]) -> str:
+    """``3, 4 or 6``."""
+    head, last = numbers[:-1], numbers[-1:]
+    return " or ".join([", ".join(map(str, head))] * bool(head) + [str(n) for n in last])
+
+
+def batch_divides(config: Config, layout: Layout, command: str) -> Iterator[str]:
+    """Every rank of every optimizer step gets the same number of sequences."""
+    ranks = layout.data_parallel
+    if command == "sft":
+        count = config.sft.sequences_per_step
+        if count % ranks:
+            choices = nearest(count, lambda n: n % ranks == 0)
+            yield (
+                f"sft.sequences_per_step={count}: {count} / {ranks} data-parallel ranks leaves "
+                f"{count % ranks}; works: {one_of(choices)}"
+            )
+        return
+    batch = batch_of(config, layout)
+    if command != "train" or batch.divides():
+        return
+    parts = batch.minibatches * ranks
+    samples, prompts, minibatches = batch.samples, batch.prompts, batch.minibatches
+    options = {
+        "algorithm.prompts_per_step": nearest(prompts, lambda n: n * samples % parts == 0),
+        "algorithm.group_size": nearest(samples, lambda n: n * prompts % parts == 0),
+        "algorithm.minibatches_per_step": nearest(
+            minibatches, lambda n: batch.sequences % (n * ranks) == 0, most=batch.sequences
+        ),
+        "actor.data_parallel": nearest(
+            ranks, lambda n: batch.sequences % (n * minibatches) == 0, most=batch.sequences
+        ),
+    }
+    works = "; ".join(f"{key}={one_of(numbers)}" for key, numbers in options.items() if numbers)
+    yield (
+        f"algorithm.prompts_per_step={prompts}: {prompts} prompts x {samples} samples = "
+        f"{batch.sequences} sequences, / {minibatches} minibatches / {ranks} data-parallel ranks "
+        f"= {batch.sequences / parts:g} does not divide; works: {works}"
+    )
+
+
+def model_splits(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
+    """Tensor and pipeline ranks get whole heads, columns and layers."""
+    if command != "evaluate":
+        yield from _tensor_parallel("actor", config.actor.tensor_parallel, model)
+        yield from _layers(config, model)
+    if command != "sft":
+        yield from _tensor_parallel("rollout", config.rollout.tensor_parallel, model)
+
+
+def experts(config: Config, model: ModelFacts, layout: Layout) -> Iterator[str]:
+    """Expert-parallel ranks get whole experts, or tensor ranks equal parts of each."""
+    ranks, tensor = config.actor.expert_parallel, config.actor.tensor_parallel
+    of_stage = tensor * layout.data_parallel
+    if not model.num_experts:
+        if ranks > 1:
+            yield (
+                f"actor.expert_parallel={ranks}: the model has no experts to share out; set it to 1"
+            )
+        return
+    if model.num_experts % ranks or of_stage % ranks:
+        works = [n for n in range(1, of_stage + 1) if model.num_experts % n == of_stage % n == 0]
+        yield (
+            f"actor.expert_parallel={ranks}: {model.num_experts} experts / {ranks} leaves "
+            f"{model.num_experts % ranks}, {tensor} tensor x {layout.data_parallel} data-parallel "
+            f"ranks / {ranks} leaves {of_stage % ranks}; works: {one_of(works)}"
+        )
+    if ranks == 1 and model.expert_size % tensor:
+        yield (
+            f"actor.tensor_parallel={tensor}: width of an expert {model.expert_size} / {tensor} "
+            f"leaves {model.expert_size % tensor}; share experts out whole, with "
+            "actor.expert_parallel of 2 or more"
+        )
+    if layout.context_parallel > 1:
+        yield (
+            f"actor.context_parallel={layout.context_parallel}: a mixture of experts takes whole "
+            "sequences; set it to 1"
+        )
+    if tensor > 1 and not config.actor.sequence_parallel:
+        yield (
+            f"actor.tensor_parallel={tensor}: the ranks would all send every "
+            "token to the experts; a mixture of experts needs actor.sequence_parallel=true, or "
+            "tensor_parallel=1"
+        )
+
+
+def _tensor_parallel(part: str, ranks: int, model: ModelFacts) -> Iterator[str]:
+    def obstacles(n: int) -> list[str]:
+        found = []
+        if model.num_heads % n:
+            found.append(f"{model.num_heads} attention heads / {n} leaves {model.num_heads % n}")
+        # With more ranks than key-value heads, ranks share copies of a head.
+        if model.num_kv_heads % n and n % model.num_kv_heads:
+            found.append(
+                f"{model.num_kv_heads} key-value heads are neither a multiple nor a divisor of {n}"
+            )
+        if model.intermediate_size % n:
+            found.append(
+                f"feed-forward width {model.intermediate_size} / {n} leaves "
+                f"{model.intermediate_size % n}"
+            )
+        if part == "rollout" and model.expert_size % n:
+            found.append(
+                f"width of an expert {model.expert_size} / {n} leaves {model.expert_size % n}"
+            )
+        return found
+
+    if obstacles(ranks):
+        works = [n for n in range(1, model.num_heads + 1) if not obstacles(n)]
+        yield (
+            f"{part}.tensor_parallel={ranks}: the model does not divide so: "
+            f"{', '.join(obstacles(ranks))}; works: {one_of(works)}"
+        )
+
+
+def _layers(config: Config, model: ModelFacts) -> Iterator[str]:
+    stages, recomputed = config.actor.pipeline_parallel, config.actor.recompute_num_layers
+    if model.num_layers % stages:
+        works = [n for n in range(1, model.num_layers + 1) if model.num_layers % n == 0]
+        yield (
+            f"actor.pipeline_parallel={stages}: {model.num_layers} layers / {stages} stages leaves "
+            f"{model.num_layers % stages}; works: {one_of(works)}"
+        )
+        return
+    in_stage = model.num_layers // stages
+    full = config.actor.recompute is Recompute.full
+    if full and recomputed is not None and recomputed > in_stage:
+        yield (
+            f"actor.recompute_num_layers={recomputed}: {model.num_layers} layers / {stages} stages "
+            f"= {in_stage} layers a stage; take at most {in_stage}, or null for all"
+        )
+
+
+def lengths(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
+    """Prompt and response fit the positions that the model knows."""
+    if command == "sft":
+        return
+    prompt, most = config.data.max_prompt_tokens, model.max_position_embeddings
+    benchmarks = benchmarks_of(config)
+    responses: dict[str, int] = {
+        f"{benchmark.length_key}.max_response_tokens": benchmark.max_response_tokens
+        for benchmark in benchmarks
+    }
+    if config.eval.max_response_tokens is not None:
+        responses["eval.max_response_tokens"] = config.eval.max_response_tokens
+    if command == "train" or not benchmarks:
+        responses["rollout.max_response_tokens"] = config.rollout.max_response_tokens
+    for key, response in responses.items():
+        if prompt + response > most:
+            room = most - prompt
+            works = f"{key}={room} or less, or " if room > 0 else ""
+            shorter = (
+                f"data.max_prompt_tokens={most - response} or less, or " if most > response else ""
+            )
+            yield (
+                f"{key}={response}: {prompt} prompt + {response} response = {prompt + response} "
+                f"tokens, but the model has {most} positions; take {works}{shorter}another model"
+            )
+
+
+def cpu_attention(model: ModelFacts, command: str) -> Iterator[str]:
+    """A CPU engine has attention for heads of certain widths alone."""
+    if command != "sft" and model.head_dim not in CPU_HEAD_DIMS:
+        yield (
+            f"model.path: its heads are {model.head_dim} wide, and vLLM's attention on a CPU takes "
+            f"{one_of(list(CPU_HEAD_DIMS))}; take another model, or a GPU"
+        )
+
+
+def kv_cache(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
+    """A CPU engine's cache holds one sequence of the longest kind."""
+    if command == "sft":
+        return
+    longest = config.data.max_prompt_tokens + longest_response_tokens(
+        config, trains=command == "train"
+    )
+    blocks = -(-longest // CPU_BLOCK_TOKENS)
+    heads = max(1, model.num_kv_heads // config.rollout.tensor_parallel)
+    value_bytes = 4 if config.model.dtype is DType.float32 else 2
+    token_bytes = 2 * model.num_layers * heads * model.head_dim * value_bytes
+    needed_gib = blocks * CPU_BLOCK_TOKENS * token_bytes / GIB
+    if needed_gib > config.rollout.cpu_kv_cache_gib:
+        yield (
+            f"rollout.cpu_kv_cache_gib={config.rollout.cpu_kv_cache_gib:g}: one sequence of "
+            f"{longest} tokens takes {blocks} blocks x {CPU_BLOCK_TOKENS} tokens x {token_bytes:,} "
+            f"bytes (keys and values of {model.num_layers} layers x {heads} heads x "
+            f"{model.head_dim} x {value_bytes} bytes) = {needed_gib:.3g} GiB; take at least "
+            f"{_round_up(needed_gib):g}"
+        )
+
+
+def engine_steps(config: Config, device: Device) -> Iterator[str]:
+    """What an engine does in one step."""
+    rollout = config.rollout
+    if device is Device.cpu:
+        if rollout.async_scheduling:
+            yield (
+                "rollout.async_scheduling=true: vLLM does not support it on CPU; set it to null, "
+                "which turns it on with CUDA"
+            )
+        return
+    if rollout.max_batched_tokens < rollout.max_running_sequences:
+        yield (
+            f"rollout.max_batched_tokens={rollout.max_batched_tokens}: "
+            f"{rollout.max_running_sequences} running sequences (rollout.max_running_sequences) "
+            f"decode {rollout.max_running_sequences} tokens in a step; take at least as many"
+        )
+
+
+def _round_up(gib: float) -> float:
+    """The next quarter."""
+    return -(-gib * 4 // 1) / 4

@@ -1,0 +1,80 @@
+"""Which layers and kernels the actor can have: Transformer Engine's, and batch-invariant ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlmath.checks.facts import Machine, ModelFacts
+from rlmath.config.schema import Config, Device, DType, Layers
+from rlmath.utils import transformer_engine as te_install
+
+_KEY = "precision.batch_invariant=true"
+# A sum of two numbers is the same in either order; collectives add more of them in an order that
+# depends on where a token stands in its row.
+MOST_BATCH_INVARIANT_TENSOR_RANKS = 2
+
+
+def layers(config: Config, machine: Machine, device: Device) -> Iterator[str]:
+    """Transformer Engine where the actor's layers are its own."""
+    chosen = config.actor.layers
+    if device is Device.cpu:
+        if chosen is Layers.transformer_engine:
+            yield (
+                "actor.layers=transformer_engine: its layers run on CUDA only, and cluster.device "
+                "is cpu here; take auto or local"
+            )
+        return
+    # Other nodes' machines are looked at by their ranks.
+    here = config.cluster.ray_address is None and machine.has_cuda
+    if here and chosen is not Layers.local and machine.transformer_engine is not None:
+        yield te_install.refusal(machine.transformer_engine)
+
+
+def batch_invariance(
+    config: Config, machine: Machine, device: Device, command: str
+) -> Iterator[str]:
+    """What Megatron's batch-invariant kernels do not cover."""
+    if not config.precision.batch_invariant:
+        return
+    if device is Device.cpu:
+        yield (
+            f"{_KEY}: the kernels are CUDA's, and cluster.device is cpu here, where runs repeat "
+            "anyway; set it to false"
+        )
+        return
+    if command == "evaluate":
+        return
+    actor = config.actor
+    if actor.layers is Layers.local:
+        yield (
+            f"{_KEY}: Megatron puts its batch-invariant kernels in the place of Transformer "
+            "Engine's, and actor.layers=local has none; set actor.layers=auto"
+        )
+    if config.cluster.ray_address is None and machine.has_cuda and not machine.flash_attention:
+        yield (
+            f"{_KEY}: of Transformer Engine's attention backends flash attention alone is batch "
+            "invariant, and neither flash-attn nor flash-attn-3 is installed; install "
+            "flash-attn==2.8.3 (hours of compilation), or set it to false"
+        )
+    if config.model.dtype is DType.float32:
+        yield f"{_KEY}: flash attention has no kernel for model.dtype=float32; take bfloat16"
+    if actor.context_parallel > 1:
+        yield (
+            f"{_KEY}: with actor.context_parallel={actor.context_parallel} attention adds up the "
+            "ranks' parts in an order of its own; set actor.context_parallel=1"
+        )
+    if actor.tensor_parallel > MOST_BATCH_INVARIANT_TENSOR_RANKS:
+        yield (
+            f"{_KEY}: actor.tensor_parallel={actor.tensor_parallel} ranks are summed in an order "
+            "that depends on a token's place in its row; take at most "
+            f"{MOST_BATCH_INVARIANT_TENSOR_RANKS}, whose sum has one order"
+        )
+
+
+def batch_invariant_model(config: Config, model: ModelFacts) -> Iterator[str]:
+    """Models of which every product has a batch-invariant kernel."""
+    if config.precision.batch_invariant and model.num_experts:
+        yield (
+            f"{_KEY}: the grouped products of {model.num_experts} experts have no batch-invariant "
+            "kernel in Megatron; set it to false, or take a dense model"
+        )

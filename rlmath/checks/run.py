@@ -1,0 +1,324 @@
+"""Every check of the settings, before anything starts: in seconds, and all problems at once.
+
+Each check is a generator of messages. A message begins with the setting's key, shows the
+arithmetic, and names values that would work. Ranges are in ``ranges.py``; what divides what is in
+``check_layout.py``; files, memory and disk are in ``check_files.py``; what is evaluated is in
+``check_benchmarks.py``; what the algorithm does not allow is in ``check_algorithm.py``; what layers
+and kernels are there is in ``check_precision.py``; this file has the order and the other
+contradictions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from rlmath.checks import attempts
+from rlmath.checks import files as check_files
+from rlmath.checks import layout as check_layout
+from rlmath.checks import precision as check_precision
+from rlmath.checks.algorithm import algorithm_problems
+from rlmath.checks.benchmarks import benchmark_problems
+from rlmath.checks.facts import Machine, ModelFacts, read_model
+from rlmath.config import arithmetic
+from rlmath.config.names import registered_names, reward_names
+from rlmath.config.ranges import out_of_range
+from rlmath.config.schema import (
+    Config,
+    Device,
+    Placement,
+    Recompute,
+    RewardItem,
+    Schedule,
+    Transport,
+)
+from rlmath.config.schema_reliability import DETECTORS
+from rlmath.config.settings import by_key
+from rlmath.errors import ConfigError
+
+Command = Literal["train", "sft", "evaluate"]
+
+
+def check(config: Config, command: Command = "train", machine: Machine | None = None) -> None:
+    """Refuse settings that cannot work.
+
+    Args:
+        config: The settings.
+        command: Which loop they are for; each asks for other files.
+        machine: The machine that the run starts on; ``None``: this one.
+
+    Raises:
+        ConfigError: One line for each problem.
+    """
+    problems = list(find_problems(config, command, machine or Machine.here()))
+    if problems:
+        raise ConfigError.of(problems)
+
+
+def find_problems(config: Config, command: Command, machine: Machine) -> Iterator[str]:
+    """The problems themselves, see :func:`check`."""
+    wrong_numbers = list(out_of_range(config))
+    yield from wrong_numbers
+    yield from _names(config)
+    yield from _reliability(config)
+    yield from _contradictions(config, command)
+    device = machine.device(config.cluster.device)
+    yield from _cluster(config, machine, device)
+    if command != "evaluate":
+        yield from check_precision.layers(config, machine, device)
+    yield from check_precision.batch_invariance(config, machine, device, command)
+    yield from check_files.data_files(config, command)
+    yield from check_files.model_folder(config)
+    yield from check_files.run_dir(config)
+    if command == "train" or (command == "sft" and config.sft.save_every):
+        yield from check_files.resume(config)
+    yield from _accepted_changes(config)
+    if command != "evaluate":
+        yield from attempts.refused(config, command)
+    model = _model_or_none(config)
+    if wrong_numbers:
+        return  # Sizes that are not positive cannot be divided by.
+    layout = None
+    try:
+        layout = arithmetic.resolve_layout(config, device)
+    except ConfigError as error:
+        yield str(error)
+    if layout is not None:
+        yield from check_layout.batch_divides(config, layout, command)
+    if command != "sft":
+        yield from check_layout.engine_steps(config, device)
+    if model is not None:
+        yield from check_layout.model_splits(config, model, command)
+        yield from check_precision.batch_invariant_model(config, model)
+        yield from check_layout.lengths(config, model, command)
+        if layout is not None and command != "evaluate":
+            yield from check_layout.experts(config, model, layout)
+        if device is Device.cpu:
+            yield from check_layout.cpu_attention(model, command)
+            yield from check_layout.kv_cache(config, model, command)
+        if layout is not None and device is Device.cpu:
+            yield from check_files.memory(config, model, layout, machine, command)
+        if command != "evaluate":
+            yield from check_files.disk(config, model, machine, command)
+
+
+def _accepted_changes(config: Config) -> Iterator[str]:
+    """Each entry names a setting or a section that a resume refuses to change."""
+    keys = by_key()
+    for name in config.runner.accept_changes:
+        known = any(key == name or key.startswith(name + ".") for key in keys)
+        guarded = any(
+            name == section or name.startswith(section + ".") or section.startswith(name + ".")
+            for section in attempts.GUARDED
+        )
+        if not known:
+            close = difflib.get_close_matches(name, keys, n=1)
+            yield f"runner.accept_changes: there is no setting {name}" + (
+                f"; did you mean {close[0]}?" if close else ""
+            )
+        elif not guarded:
+            yield (
+                f"runner.accept_changes: {name} may be changed without being listed; the list is "
+                f"for {', '.join(attempts.GUARDED)}"
+            )
+
+
+def _model_or_none(config: Config) -> ModelFacts | None:
+    """The model's sizes; ``None`` when ``model_folder`` has already said what is wrong."""
+    try:
+        return read_model(config.model.path)
+    except ConfigError:
+        return None
+
+
+def _names(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    chosen = {
+        "algorithm.advantage": algorithm.advantage,
+        "algorithm.loss": algorithm.loss,
+        "algorithm.aggregation": algorithm.aggregation,
+        "algorithm.kl_estimator": algorithm.kl_estimator,
+    }
+    for key, name in chosen.items():
+        known = registered_names()[key]
+        if name not in known:
+            yield f"{key}={name}: there is none of that name; {_among(name, known)}"
+    if not config.reward.items:
+        yield "reward.items=[]: at least one reward is needed, such as [{name: math}]"
+    for index, item in enumerate(config.reward.items):
+        key = f"reward.items[{index}]"
+        if item.name in reward_names():
+            yield from _reward_params(key, item)
+        else:
+            yield from _reward_path(f"{key}.name={item.name}", item.name)
+
+
+def _reward_params(key: str, item: RewardItem) -> Iterator[str]:
+    if not item.params:
+        return
+    from rlmath.rewards.registry import reward_class, settings_of
+
+    known = settings_of(reward_class(item.name))
+    for name in sorted(set(item.params) - set(known)):
+        names = _among(name, known) if known else "it has none"
+        yield f"{key}.params.{name}: reward {item.name} has no such setting; {names}"
+
+
+def _reward_path(key: str, name: str) -> Iterator[str]:
+    """Whether a reward given by file or import path can be there, without running its code."""
+    place = name.rpartition(":")[0] or name
+    if name.startswith(("http://", "https://")):
+        return
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            yield f"{key}: no such file: {place}"
+    elif ":" in name or "." in name:
+        top = place.split(".")[0]
+        if importlib.util.find_spec(top) is None:
+            yield (
+                f"{key}: there is no module {top} on Python's path; put its folder on PYTHONPATH "
+                "or give the file: file.py:function"
+            )
+    else:
+        yield (
+            f"{key}: there is no reward of that name; {_among(name, reward_names())}, "
+            "package.module:function, or file.py:function"
+        )
+
+
+def _among(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"there are {', '.join(known)}{hint}"
+
+
+def _reliability(config: Config) -> Iterator[str]:
+    if config.runner.best_is_lowest and config.runner.best_metric is None:
+        yield "runner.best_is_lowest says of which end runner.best_metric is best; set that as well"
+    collapse = config.collapse
+    for setting, names in (("stop_on", collapse.stop_on), ("rollback_on", collapse.rollback_on)):
+        for name in names:
+            if name not in DETECTORS:
+                known = ", ".join(DETECTORS)
+                yield f"collapse.{setting}: no detector is called {name!r}; there are {known}"
+
+
+def _contradictions(config: Config, command: Command) -> Iterator[str]:
+    data, reward = config.data, config.reward
+    if data.system_prompt is not None and not data.apply_chat_template:
+        yield "data.system_prompt: needs data.apply_chat_template=true, whose first message it is"
+    if data.prompt_template is not None and "{prompt}" not in data.prompt_template:
+        yield (
+            f"data.prompt_template={data.prompt_template!r}: has no {{prompt}} in it, where the "
+            "problem's text goes"
+        )
+    yield from benchmark_problems(config, command)
+    if command == "evaluate":
+        return
+    yield from _actor(config)
+    yield from _optimizer(config, command)
+    if command == "sft":
+        return
+    yield from algorithm_problems(config)
+    if any(item.name == "math" for item in reward.items) and reward.correct <= reward.incorrect:
+        yield (
+            f"reward.correct={reward.correct}: has to be more than reward.incorrect="
+            f"{reward.incorrect}, or wrong answers are what is learned"
+        )
+
+
+def _actor(config: Config) -> Iterator[str]:
+    actor = config.actor
+    if actor.sequence_parallel and actor.tensor_parallel == 1:
+        yield (
+            "actor.sequence_parallel=true: there are no tensor-parallel ranks to share the "
+            "sequence at actor.tensor_parallel=1; set it to false, or tensor_parallel to 2 or more"
+        )
+    if actor.recompute_num_layers is not None and actor.recompute is not Recompute.full:
+        yield (
+            f"actor.recompute_num_layers={actor.recompute_num_layers}: counts the layers of "
+            f"actor.recompute=full, but that is {actor.recompute.name}; set recompute=full, or "
+            "recompute_num_layers=null"
+        )
+
+
+def _optimizer(config: Config, command: Command) -> Iterator[str]:
+    if command == "sft":
+        name, optimizer, steps = "sft.optimizer", config.sft.optimizer, config.sft.steps
+    else:
+        name, optimizer = "actor.optimizer", config.actor.optimizer
+        steps = config.runner.steps * config.algorithm.minibatches_per_step
+    if optimizer.schedule is Schedule.constant:
+        return
+    if optimizer.min_lr > optimizer.lr:
+        yield f"{name}.min_lr={optimizer.min_lr}: has to be at most {name}.lr={optimizer.lr}"
+    decay = steps if optimizer.decay_steps is None else optimizer.decay_steps
+    if optimizer.warmup_steps >= decay:
+        what = "the run has" if optimizer.decay_steps is None else f"{name}.decay_steps is"
+        yield (
+            f"{name}.warmup_steps={optimizer.warmup_steps}: leaves nothing to decay in, {what} "
+            f"{decay} optimizer steps; take at most {decay - 1}"
+        )
+
+
+def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
+    cluster, transport = config.cluster, config.weights.transport
+    local = cluster.ray_address is None
+    if cluster.nodes > 1 and local:
+        yield (
+            f"cluster.nodes={cluster.nodes}: a run over several nodes joins a Ray cluster that is "
+            "already there; start it, and give cluster.ray_address (auto finds the one on this "
+            "machine)"
+        )
+    if device is Device.cuda and local:
+        if not machine.has_cuda:
+            why = (
+                f"there is no NVIDIA GPU that this process may use, and torch is "
+                f"{machine.torch_build}"
+                if machine.gpus == 0
+                else f"torch here is {machine.torch_build or 'not installed'}, without CUDA"
+            )
+            yield f"cluster.device=cuda: {why}; take cluster.device=cpu, or a machine with CUDA"
+        elif cluster.gpus_per_node > machine.gpus:
+            yield (
+                f"cluster.gpus_per_node={cluster.gpus_per_node}: this machine has {machine.gpus} "
+                f"that this process may use; take at most {machine.gpus}"
+            )
+    if transport is Transport.auto:
+        return
+    works = Transport.shared_memory if cluster.nodes == 1 else Transport.object_store
+    if device is Device.cuda:
+        works = Transport.nccl
+    if device is Device.cuda and cluster.placement is Placement.colocated:
+        works = Transport.ipc
+    if transport is Transport.nccl_m2n and works is Transport.nccl:
+        yield from _many_to_many(config)
+    elif transport is not works:
+        where = (
+            f"on {cluster.nodes} CPU node(s)"
+            if device is Device.cpu
+            else f"on CUDA with {cluster.placement.name} GPUs"
+        )
+        yield f"weights.transport={transport.name}: {where} it has to be {works.name}, or auto"
+
+
+def _many_to_many(config: Config) -> Iterator[str]:
+    pipeline, expert = config.actor.pipeline_parallel, config.actor.expert_parallel
+    if pipeline > 1 or expert > 1:
+        yield (
+            "weights.transport=nccl_m2n: takes a model that tensor ranks alone share, and here are "
+            f"actor.pipeline_parallel={pipeline} and actor.expert_parallel={expert}; take nccl, or "
+            "set both to 1"
+        )
+    try:
+        found = importlib.util.find_spec("nccl.m2n")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        yield (
+            "weights.transport=nccl_m2n: vLLM's backend imports nccl.m2n of NVIDIA's "
+            "nccl-extensions, which is not installed here; install it, or take nccl"
+        )

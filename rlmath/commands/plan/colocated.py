@@ -1,0 +1,114 @@
+"""What actor and engine hold together on a GPU that they share, from a layout or from settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlmath.commands.plan.memory import (
+    ENGINE_PROCESS_GIB,
+    GIB,
+    MIB,
+    ActorShape,
+    Phase,
+    Step,
+    actor_phases,
+    engine_step_bytes,
+    engine_sync_bytes,
+    engine_weights_bytes,
+    kv_bytes,
+)
+from rlmath.config.arithmetic import resolve_layout
+from rlmath.config.schema import Config, Device
+from rlmath.model.spec import ModelShape
+
+
+def beside_sleeping_engine(shape: ModelShape, actor: ActorShape, step: Step) -> list[Phase]:
+    """The actor's phases, with what an engine that sleeps keeps."""
+    asleep = {"engine process": ENGINE_PROCESS_GIB * GIB}
+    return [Phase(one.name, {**one.terms, **asleep}) for one in actor_phases(shape, actor, step)]
+
+
+def resident_bytes(phases: Sequence[Phase]) -> float:
+    """What the actor keeps while the engine samples."""
+    state = next(phase for phase in phases if phase.name == "state")
+    return state.num_bytes - ENGINE_PROCESS_GIB * GIB
+
+
+def with_awake_engine(
+    shape: ModelShape, phases: Sequence[Phase], step: Step, engine_tp: int, engine_bytes: float
+) -> list[Phase]:
+    """The phases of a step: those of the actor, the weight sync, and the engine's waking up.
+
+    Args:
+        phases: Of :func:`beside_sleeping_engine`.
+        engine_tp: Ranks of an engine.
+        engine_bytes: All that an engine may take of a GPU.
+    """
+    sync = next(phase for phase in phases if phase.name == "weight sync")
+    awake = {
+        "engine weights": engine_weights_bytes(shape, engine_tp),
+        "engine's buffers": engine_sync_bytes(shape, step.bucket_bytes, engine_tp),
+    }
+    wake_up = {"actor": resident_bytes(phases), "engine": engine_bytes}
+    return [
+        *(phase for phase in phases if phase.name not in ("state", "weight sync")),
+        Phase("weight sync", {**sync.terms, **awake}),
+        Phase("wake-up", wake_up),
+    ]
+
+
+def engine_fixed_terms(shape: ModelShape, tp: int, running: int) -> dict[str, float]:
+    """What an engine takes of its share before any cache."""
+    return {
+        "process": ENGINE_PROCESS_GIB * GIB,
+        "weights": engine_weights_bytes(shape, tp),
+        "a step": engine_step_bytes(shape, tp, running),
+    }
+
+
+def settings_phases(config: Config, shape: ModelShape, gpu_gib: float) -> list[Phase]:
+    """What a GPU holds in each phase of a run with these settings, on CUDA and colocated."""
+    layout = resolve_layout(config, Device.cuda)
+    actor, step = settings_in_plan(config, shape)
+    engine_bytes = config.rollout.gpu_memory_utilization * gpu_gib * GIB
+    phases = beside_sleeping_engine(shape, actor, step)
+    return with_awake_engine(shape, phases, step, layout.engine_tensor_parallel, engine_bytes)
+
+
+def settings_cache_tokens(config: Config, shape: ModelShape, gpu_gib: float) -> float:
+    """Tokens that an engine's KV cache holds; below 0: not even the weights fit."""
+    tp = config.rollout.tensor_parallel
+    fixed = engine_fixed_terms(shape, tp, config.rollout.max_running_sequences)
+    room = config.rollout.gpu_memory_utilization * gpu_gib * GIB - sum(fixed.values())
+    return room / kv_bytes(shape, tp)
+
+
+def settings_in_plan(config: Config, shape: ModelShape) -> tuple[ActorShape, Step]:
+    """The actor's layout and step of these settings on CUDA."""
+    layout = resolve_layout(config, Device.cuda)
+    settings, algorithm = config.actor, config.algorithm
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    per_stage = shape.layers // layout.pipeline_parallel
+    recomputed = 0
+    if settings.recompute.value == "full":
+        recomputed = min(settings.recompute_num_layers or per_stage, per_stage)
+    actor = ActorShape(
+        tp=layout.tensor_parallel,
+        pp=layout.pipeline_parallel,
+        dp=layout.data_parallel,
+        recompute_layers=recomputed,
+        max_tokens=max(settings.max_tokens_per_microbatch, longest),
+        cp=layout.context_parallel,
+        ep=settings.expert_parallel,
+        layers="local" if settings.layers.value == "local" else "transformer_engine",
+    )
+    sequences = algorithm.prompts_per_step * algorithm.group_size
+    step = Step(
+        microbatches=max(1, sequences // algorithm.minibatches_per_step // layout.data_parallel),
+        longest_tokens=longest,
+        bucket_bytes=config.weights.bucket_size_mib * MIB,
+        reference=algorithm.kl_coef > 0,
+        value_model=algorithm.advantage == "gae",
+        lm_head_float32=config.precision.lm_head_dtype.value == "float32",
+    )
+    return actor, step

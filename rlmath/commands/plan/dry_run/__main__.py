@@ -1,0 +1,37 @@
+"""A process that counts: jobs as JSON lines on stdin, results as JSON lines on stdout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+
+
+def main() -> None:
+    """Answer each line; an exception is an answer too."""
+    # Whatever libraries print must not mix with the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    from rlmath.commands.plan.dry_run.jobs import Job
+    from rlmath.commands.plan.dry_run.rank import count, prepare_process
+
+    prepare_process()
+    for line in sys.stdin:
+        given = json.loads(line)
+        given["lengths"] = tuple(tuple(pair) for pair in given["lengths"])
+        given["phases"] = tuple(given["phases"])
+        try:
+            answer = dataclasses.asdict(count(Job(**given)))
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

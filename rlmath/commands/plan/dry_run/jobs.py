@@ -1,0 +1,171 @@
+"""What to count: one rank of a layout, in a form that goes to another process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlmath.commands.plan.models import KNOWN
+from rlmath.config.arithmetic import resolve_layout
+from rlmath.config.load import load
+from rlmath.config.schema import Device
+
+# Phases in the order in which they are counted.
+PHASES = ("state", "log-probs", "update", "optimizer step", "weight sync", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rank to count.
+
+    Attributes:
+        name: For messages.
+        config: Contents of the model's config.json.
+        tp, pp, cp, dp, ep: The layout.
+        rank: Global rank.
+        recompute_layers: Of each stage.
+        lengths: Of the sequences of one micro-batch: (prompt, response) tokens. All micro-batches
+            are alike.
+        microbatches: Of the optimizer step.
+        max_tokens: Budget of a micro-batch.
+        max_sequence_tokens: Longest sequence.
+        bucket_mib: Of a weight sync.
+        reference: A reference model is kept, as for a KL term.
+        value_model: A value model is trained too, as for GAE.
+        lm_head_float32: The output layer multiplies in float32.
+        phases: Which to count; the state always is.
+    """
+
+    name: str
+    config: dict[str, Any]
+    tp: int
+    pp: int
+    cp: int
+    dp: int
+    ep: int
+    rank: int
+    recompute_layers: int
+    lengths: tuple[tuple[int, int], ...]
+    microbatches: int
+    max_tokens: int
+    max_sequence_tokens: int
+    bucket_mib: int = 512
+    reference: bool = False
+    value_model: bool = False
+    lm_head_float32: bool = False
+    phases: tuple[str, ...] = PHASES
+
+    @property
+    def stage(self) -> int:
+        return self.rank // (self.tp * self.cp * self.dp)
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Before any padding."""
+        return sum(prompt + response for prompt, response in self.lengths)
+
+
+@dataclass(frozen=True)
+class PhaseCount:
+    """Peaks of one phase.
+
+    Attributes:
+        gpu_bytes: On the GPU.
+        host_bytes: Of tensors in this rank's host memory, small ones apart.
+        contents: Bytes on the GPU at its peak by type and shape, the largest first.
+    """
+
+    gpu_bytes: int
+    host_bytes: int
+    contents: dict[str, int]
+
+
+@dataclass(frozen=True)
+class RankCount:
+    """What one rank was counted to hold.
+
+    Attributes:
+        job: Which.
+        phases: By name.
+        in_flight: Most micro-batches whose activations the stage kept at once.
+        parameters: Elements of the rank's parameters.
+        seconds: How long it took.
+    """
+
+    job: Job
+    phases: dict[str, PhaseCount]
+    in_flight: int
+    parameters: int
+    seconds: float
+
+
+def microbatch(max_tokens: int, prompt: int, longest_response: int) -> tuple[tuple[int, int], ...]:
+    """Sequences that fill the budget: the longest ones, then what is left; at least one.
+
+    A sequence that is longer than the budget is a micro-batch of its own.
+    """
+    left = max_tokens
+    found: list[tuple[int, int]] = []
+    while left > 2 * prompt or not found:
+        response = longest_response if not found else min(longest_response, left - prompt)
+        if found and prompt + response > left:
+            break
+        found.append((prompt, response))
+        left -= prompt + response
+    if 2 <= left <= 2 * prompt:
+        found.append((left // 2, left - left // 2))
+    return tuple(found)
+
+
+def stage_ranks(tp: int, pp: int, cp: int, dp: int) -> list[int]:
+    """A rank of each stage that differs from the others: the first, one in between, the last."""
+    return [stage * tp * cp * dp for stage in sorted({0, min(1, pp - 1), pp - 1})]
+
+
+def jobs_of(
+    name: str, overrides: Sequence[str], layers: int | None = None, **changes: Any
+) -> list[Job]:
+    """The ranks to count of a run's settings, each stage once; all other ranks are like these.
+
+    Args:
+        name: For messages.
+        overrides: As for ``rlmath train``; ``model.path`` ends in a name that the planner knows.
+        layers: Of the model, the same share of them recomputed; ``None``: all that it has.
+        changes: Of the jobs.
+    """
+    config = load([*overrides, "runner.run_dir=runs/plan", "data.train_paths=[x]"])
+    layout = resolve_layout(config, Device.cuda)
+    known = dict(KNOWN[config.model.path.rsplit("/", 1)[-1]])
+    actor, pp = config.actor, layout.pipeline_parallel
+    stage_layers = known["num_hidden_layers"] // pp
+    recomputed = 0
+    if actor.recompute.value == "full":
+        recomputed = min(actor.recompute_num_layers or stage_layers, stage_layers)
+    if layers is not None:
+        recomputed = round(recomputed * layers / known["num_hidden_layers"])
+        known["num_hidden_layers"] = layers
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    job = Job(
+        name=name,
+        config=known,
+        tp=layout.tensor_parallel,
+        pp=pp,
+        cp=layout.context_parallel,
+        dp=layout.data_parallel,
+        ep=actor.expert_parallel,
+        rank=0,
+        recompute_layers=recomputed,
+        lengths=microbatch(actor.max_tokens_per_microbatch, prompt, response),
+        microbatches=pp + 1 if pp > 1 else 1,
+        max_tokens=max(actor.max_tokens_per_microbatch, prompt + response),
+        max_sequence_tokens=prompt + response,
+        bucket_mib=config.weights.bucket_size_mib,
+        reference=config.algorithm.kl_coef > 0,
+        value_model=config.algorithm.advantage == "gae",
+        lm_head_float32=config.precision.lm_head_dtype.value == "float32",
+    )
+    job = dataclasses.replace(job, **changes)
+    ranks = stage_ranks(job.tp, job.pp, job.cp, job.dp)
+    return [dataclasses.replace(job, rank=rank) for rank in ranks]

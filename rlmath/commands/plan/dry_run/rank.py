@@ -1,0 +1,372 @@
+"""Counts one rank: builds it as a run does and takes it through every phase of a step.
+
+For a process of its own; see :func:`prepare_process`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.optimizer import OptimizerSettings
+from rlmath.actor.parallel import Layout
+from rlmath.actor.settings import (
+    ActorSettings,
+    ReferenceSettings,
+    UpdateSettings,
+    ValueUpdateSettings,
+)
+from rlmath.algorithms.early_stop import Decision
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.commands.plan.dry_run import groups, meta_gpu
+from rlmath.commands.plan.dry_run.jobs import Job, PhaseCount, RankCount
+from rlmath.commands.plan.dry_run.meter import META, Meter, Peak, Pool
+from rlmath.device import Platform
+from rlmath.model.precision import Precision
+from rlmath.model.spec import model_shape
+from rlmath.types import MicroBatch, TrainingBatch
+
+# A GPU rank with Megatron's own layers; "fake" is the backend of groups.install.
+PLATFORM = Platform("cuda", "fake", "local")  # type: ignore[arg-type]
+# Lines of a peak's contents that are kept.
+_MOST_LINES = 25
+MIB = 2**20
+
+
+def prepare_process() -> None:
+    """Replace what a GPU and other ranks would do; irreversible. Call once, before the rest."""
+    meta_gpu.install()
+    groups.install()
+    _remember_in_flight()
+    _route_evenly()
+    _know_shapes_of_neighbors()
+
+
+def count(job: Job) -> RankCount:
+    """Build the rank and run its phases, all on meta tensors."""
+    from rlmath.actor.parallel import destroy, initialize
+
+    began = time.monotonic()
+    meter = Meter()
+    layout = Layout(job.tp, job.pp, job.dp, context_parallel=job.cp, expert_parallel=job.ep)
+    groups.answer_with(groups.Peers(model_shape(job.config), layout, torch.bfloat16))
+    with meta_gpu.CudaIsMeta(meter), meter:
+        initialize(layout, PLATFORM, job.rank, "127.0.0.1", 0, seed=1)
+        try:
+            return _Rank(job, layout, meter).count(began)
+        finally:
+            destroy()
+
+
+class _Rank:
+    def __init__(self, job: Job, layout: Layout, meter: Meter) -> None:
+        self.job, self.layout, self.meter = job, layout, meter
+        self.phases: dict[str, PhaseCount] = {}
+        shape = model_shape(job.config)
+        if shape.experts:
+            meter.routed = lambda mask: (
+                mask.size(1) * shape.experts_per_token
+                if mask.dim() == 2 and mask.size(0) == shape.experts
+                else None
+            )
+        self.actor, self.value_model = self._build()
+
+    def count(self, began: float) -> RankCount:
+        from rlmath.checkpoint.optimizer_state import initialize_states
+
+        global _sent_shape
+        job, actor = self.job, self.actor
+        tokens = actor._packs(self._batch())[0].tokens.size(1)
+        _sent_shape = (tokens // job.tp, 1, actor.shape.hidden)
+        # What Adam would allocate at its first step.
+        for model in filter(None, (actor, self.value_model)):
+            initialize_states(model.optimizer)
+        _in_flight.clear()
+        # The update first: what it leaves behind is there in every later phase of a run.
+        if "update" in job.phases:
+            self._update()
+        in_flight = _in_flight.most
+        if self.value_model is not None:
+            with self._phase("value update"):
+                self.value_model.update(self._batch(), ValueUpdateSettings(), seed=1)
+        with self._phase("state"):
+            pass
+        if "log-probs" in job.phases:
+            with self._phase("log-probs"):
+                actor.log_probs(self._batch())
+        if job.reference:
+            with self._phase("reference"):
+                actor.log_probs(self._batch(), reference=True)
+        if "weight sync" in job.phases:
+            with self._phase("weight sync"):
+                self._weight_sync()
+        if "checkpoint" in job.phases:
+            with self._phase("checkpoint"):
+                self._checkpoint()
+        parameters = sum(p.numel() for p in actor.module.parameters())
+        return RankCount(job, self.phases, in_flight, parameters, time.monotonic() - began)
+
+    def _update(self) -> None:
+        actor = self.actor
+        step: Callable[[], Any] = actor.optimizer.step
+
+        def counted_step() -> Any:
+            with self._phase("optimizer step"):
+                return step()
+
+        settings = UpdateSettings(objective=ObjectiveSettings())
+        # The sums that it decides by have no values here.
+        keep = mock.Mock(return_value=Decision("keep"))
+        with (
+            mock.patch("rlmath.actor.actor.decide", keep),
+            mock.patch.object(actor.optimizer, "step", counted_step),
+            self._phase("update"),
+        ):
+            result = actor.update(self._batch(), settings, seed=1)
+        assert result.minibatches[0]["discarded"] == 0.0, "the optimizer has to step"
+        assert "optimizer step" in self.phases
+
+    def _weight_sync(self) -> None:
+        """As the transport ``ipc`` does: vLLM's buffer, and tensors gathered bucket by bucket."""
+        from rlmath.weights.gather import BucketGatherer
+
+        actor = self.actor
+        gatherer = BucketGatherer([actor.module], actor.shape, actor.parallel, self.job.bucket_mib)
+        largest = max(meta.num_bytes for meta in gatherer.tensors)
+        size = max(self.job.bucket_mib * MIB, largest)
+        buffer = torch.empty(size, dtype=torch.uint8, device=META)
+        buckets = gatherer.gather(destination=None)
+        while bucket := next(buckets, None):
+            bucket.reverse()
+            while bucket:  # What was read is let go, as GatheredSource does.
+                flat = bucket.pop()[1].contiguous().view(-1).view(torch.uint8)
+                buffer[: flat.numel()].copy_(flat)
+
+    def _checkpoint(self) -> None:
+        from rlmath.checkpoint import actor_state
+
+        nothing = mock.Mock(return_value=None)
+        # The others' shards are not known, so nobody can check that all of them cover the whole.
+        unchecked = "megatron.core.dist_checkpointing.state_dict_utils.validate_sharding_integrity"
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch(unchecked, nothing))
+            for name in ("write_tensors", "write_common", "save_streams"):
+                stack.enter_context(mock.patch.object(actor_state, name, nothing))
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            (Path(folder) / "actor").mkdir()  # Rank 0 would.
+            with mock.patch.object(actor_state, "background_group", lambda: None):
+                actor_state.begin_save(self.actor, folder).wait()
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        with self.meter.phase() as peaks:
+            yield
+        self.phases[name] = _phase_count(peaks)
+
+    def _build(self) -> tuple[Any, Any]:
+        """The rank's actor, and its value model if there is one, with weights that nobody reads."""
+        import rlmath.actor.actor as policy
+        import rlmath.actor.value_model as value
+
+        job = self.job
+        hf, shape = _hf_config(job.config), model_shape(job.config)
+        nothing = mock.Mock(return_value=None)
+        with contextlib.ExitStack() as stack:
+            for target, name, replacement in (
+                (policy, "read_hf_config", lambda folder: hf),
+                (value, "read_hf_config", lambda folder: hf),
+                (_module("rlmath.weights.megatron"), "load_from_hf", nothing),
+                (_module("rlmath.model.spec"), "read_model_shape", lambda folder: shape),
+            ):
+                stack.enter_context(mock.patch.object(target, name, replacement))
+            actor = _with_own_share(policy.MegatronActor, job)(
+                self._settings(), self.layout, PLATFORM
+            )
+            value_model = None
+            if job.value_model:
+                value_model = _with_own_share(value.ValueModel, job)(
+                    self._settings(), self.layout, PLATFORM
+                )
+        return actor, value_model
+
+    def _settings(self) -> ActorSettings:
+        job = self.job
+        lm_head = "float32" if job.lm_head_float32 else "model"
+        return ActorSettings(
+            model_path="",
+            model=ModelSettings(
+                torch.bfloat16,
+                sequence_parallel=job.tp > 1,
+                recompute="full" if job.recompute_layers else "none",
+                recompute_num_layers=job.recompute_layers or None,
+                precision=Precision(lm_head_dtype=lm_head, router_dtype="float32"),
+            ),
+            optimizer=OptimizerSettings(lr=1e-5),
+            temperature=1.0,
+            max_tokens_per_microbatch=job.max_tokens,
+            max_sequence_length=job.max_sequence_tokens,
+            reference=ReferenceSettings("frozen" if job.reference else "none"),
+        )
+
+    def _batch(self) -> TrainingBatch:
+        """This data-parallel rank's share alone."""
+        lengths = torch.tensor(list(self.job.lengths) * self.job.microbatches)
+        prompts, responses = lengths[:, 0].clone(), lengths[:, 1].clone()
+        sequences, tokens = len(lengths), int(lengths.sum())
+        per_token = torch.zeros(int(responses.sum()))
+        return TrainingBatch(
+            tokens=torch.zeros(tokens, dtype=torch.int64),
+            prompt_lengths=prompts,
+            response_lengths=responses,
+            group_ids=torch.arange(sequences),
+            weights_versions=torch.zeros(sequences, dtype=torch.int64),
+            rewards=torch.zeros(sequences),
+            engine_log_probs=per_token,
+            advantages=per_token,
+            loss_mask=torch.ones(per_token.shape, dtype=torch.bool),
+            old_log_probs=per_token,
+            ref_log_probs=per_token if self.job.reference else None,
+            values=per_token if self.job.value_model else None,
+            returns=per_token if self.job.value_model else None,
+        )
+
+
+def _with_own_share(cls: type, job: Job) -> type:
+    """The class, taking a batch as this rank's share, already in micro-batches."""
+    from rlmath.actor.packing import Pack, pack
+
+    class OwnShare(cls):  # type: ignore[misc]
+        def _packs(self, batch: TrainingBatch) -> list[Pack]:
+            each = len(job.lengths)
+            cut = [
+                MicroBatch(tuple(range(n * each, (n + 1) * each)), job.microbatch_tokens)
+                for n in range(job.microbatches)
+            ]
+            return [pack(batch, one, PLATFORM, self.layout, self.cp_rank) for one in cut]
+
+    return OwnShare
+
+
+def _phase_count(peaks: dict[Pool, Peak]) -> PhaseCount:
+    contents = sorted(peaks["gpu"].contents.items(), key=lambda item: -item[1])[:_MOST_LINES]
+    return PhaseCount(peaks["gpu"].num_bytes, peaks["host"].num_bytes, dict(contents))
+
+
+def _module(name: str) -> Any:
+    import importlib
+
+    return importlib.import_module(name)
+
+
+_CONFIG_CLASSES = {
+    "Qwen2ForCausalLM": "Qwen2Config",
+    "Qwen3ForCausalLM": "Qwen3Config",
+    "Qwen3MoeForCausalLM": "Qwen3MoeConfig",
+    "LlamaForCausalLM": "LlamaConfig",
+}
+
+
+def _hf_config(config: dict[str, Any]) -> Any:
+    import transformers
+
+    given = {key: value for key, value in config.items() if value is not None}
+    return getattr(transformers, _CONFIG_CLASSES[config["architectures"][0]])(**given)
+
+
+# -- what only other ranks or values would know ----------------------------------------------------
+
+
+class _InFlight:
+    """Micro-batches that went forward and not yet backward."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.now = self.most = 0
+
+    def forward(self) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+
+    def backward(self) -> None:
+        self.now -= 1
+
+
+_in_flight = _InFlight()
+
+
+def _remember_in_flight() -> None:
+    from megatron.core.pipeline_parallel import schedules
+
+    for name, note in (
+        ("forward_step", _in_flight.forward),
+        ("backward_step", _in_flight.backward),
+    ):
+        original = getattr(schedules, name)
+
+        def noted(
+            *args: Any, original: Any = original, note: Callable[[], None] = note, **kwargs: Any
+        ) -> Any:
+            note()
+            return original(*args, **kwargs)
+
+        setattr(schedules, name, noted)
+
+
+def _route_evenly() -> None:
+    """Let an MoE's tokens go to all experts evenly: meta tensors do not say where they go."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    gather: Any = token_dispatcher.gather_from_sequence_parallel_region
+
+    def gather_counts(counts: Tensor, *args: Any, group: Any, **kwargs: Any) -> Tensor:
+        if counts.device == META:
+            return gather(counts, *args, group=group, **kwargs)  # type: ignore[no-any-return]
+        return counts.repeat(group.size())
+
+    replaced: Any = token_dispatcher
+    replaced.gather_from_sequence_parallel_region = gather_counts
+    dispatcher: Any = token_dispatcher.MoEAlltoAllTokenDispatcher
+    preprocess = dispatcher.preprocess
+
+    def evenly(self: Any, routing_map: Tensor) -> Any:
+        tokens, experts = routing_map.shape
+        places = torch.arange(tokens * self.config.moe_router_topk)
+        even = torch.zeros(tokens, experts, dtype=torch.bool)
+        even[places // self.config.moe_router_topk, places % experts] = True
+        result = preprocess(self, even)
+        for name in ("input_splits", "output_splits", "output_splits_tp"):
+            splits = getattr(self, name)
+            setattr(self, name, splits.tolist() if isinstance(splits, Tensor) else splits)
+        return result
+
+    dispatcher.preprocess = evenly
+
+
+_sent_shape: tuple[int, int, int] = (0, 0, 0)
+
+
+def _know_shapes_of_neighbors() -> None:
+    """Micro-batches are all alike, so what a neighbor stage sends has the shape of what this one
+    sends."""
+    from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
+    communicator: Any = P2PCommunicator
+
+    def shapes(
+        self: Any, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool
+    ) -> tuple[Any, Any]:
+        shape = _sent_shape
+        return (shape if recv_prev else None), (shape if recv_next else None)
+
+    communicator._communicate_shapes = shapes

@@ -1,0 +1,431 @@
+"""The search: every layout that the settings allow, what it holds, how long it takes, why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rlmath.checks import layout as check_layout
+from rlmath.commands.plan.colocated import (
+    beside_sleeping_engine,
+    engine_fixed_terms,
+    resident_bytes,
+    with_awake_engine,
+)
+from rlmath.commands.plan.gpus import Efficiency, Gpu
+from rlmath.commands.plan.memory import (
+    GIB,
+    MIB,
+    ActorShape,
+    Phase,
+    Step,
+    engine_share,
+    host_bytes,
+    kv_bytes,
+    usable_bytes,
+)
+from rlmath.commands.plan.models import facts_of
+from rlmath.commands.plan.time import Decoding, Work, actor_time_s, decoding, refit_time_s
+from rlmath.config.arithmetic import Layout, resolve_layout
+from rlmath.config.load import load
+from rlmath.config.ranges import out_of_range
+from rlmath.config.schema import Config, Device
+from rlmath.errors import ConfigError, UserError
+from rlmath.model.spec import ModelShape
+
+# Context-parallel ranks that are tried.
+CONTEXT_CHOICES = [1, 2, 4, 8]
+# Predictions that are no further apart say nothing of which is faster.
+EQUAL_SHARE = 0.03
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for.
+
+    Attributes:
+        path: Of the model, for the overrides.
+        shape: Of the model.
+        gpu: The card; its memory is ``gpu.memory_gib``.
+        gpus: How many.
+        gpus_per_node: Of one node.
+        work: A step.
+        max_tokens: Token budget of a micro-batch.
+        max_running: Sequences that an engine runs at once.
+        bucket_mib: Of a weight update.
+        efficiency: Assumptions about time.
+        tp: Tensor-parallel ranks of the actor; ``None``: any. So for the next ones.
+        pp: Pipeline stages.
+        cp: Context-parallel ranks.
+        ep: Expert-parallel ranks.
+        engine_tp: Tensor-parallel ranks of an engine.
+        recompute_layers: Recomputed layers of a stage; ``None``: as few as fit.
+        layers: ``transformer_engine`` or ``local``: ``actor.layers``.
+        reference: A KL term, which has a reference model.
+        value_model: GAE, which has a value model.
+    """
+
+    path: str
+    shape: ModelShape
+    gpu: Gpu
+    gpus: int
+    gpus_per_node: int
+    work: Work
+    max_tokens: int
+    max_running: int
+    bucket_mib: int = 512
+    efficiency: Efficiency = field(default_factory=Efficiency)
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    engine_tp: int | None = None
+    recompute_layers: int | None = None
+    layers: str = "transformer_engine"
+    reference: bool = False
+    value_model: bool = False
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.gpus_per_node)
+
+    @property
+    def longest_microbatch(self) -> int:
+        """The budget, or one sequence that is longer than it."""
+        return max(self.max_tokens, self.work.longest_tokens)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout that fits: actor and engines take turns on all GPUs.
+
+    Attributes:
+        actor: Layout of the actor.
+        engine_tp: Tensor-parallel ranks of an engine.
+        engines: How many.
+        engine_share: ``rollout.gpu_memory_utilization``.
+        cache_tokens: That an engine's KV cache holds.
+        running: Sequences that an engine runs at once, on average.
+        phases: What a GPU holds in each, the fullest one.
+        seconds: Of each phase.
+        host_bytes: Host memory that the ranks of a node take at most for tensors.
+    """
+
+    actor: ActorShape
+    engine_tp: int
+    engines: int
+    engine_share: float
+    cache_tokens: int
+    running: int
+    phases: tuple[Phase, ...]
+    seconds: dict[str, float]
+    host_bytes: float
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def peak(self) -> Phase:
+        return max(self.phases, key=lambda phase: phase.num_bytes)
+
+
+def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> list[str]:
+    """The settings of a plan, as ``rlmath train`` takes them."""
+    work, recomputed = wish.work, actor.recompute_layers
+    return [
+        f"model.path={wish.path}",
+        "model.dtype=bfloat16",
+        "cluster.device=cuda",
+        f"cluster.nodes={wish.nodes}",
+        f"cluster.gpus_per_node={min(wish.gpus, wish.gpus_per_node)}",
+        "cluster.placement=colocated",
+        *(["cluster.ray_address=auto"] if wish.nodes > 1 else []),
+        f"data.max_prompt_tokens={work.prompt_tokens}",
+        f"algorithm.prompts_per_step={work.prompts}",
+        f"algorithm.group_size={work.group_size}",
+        f"algorithm.minibatches_per_step={work.minibatches}",
+        f"actor.tensor_parallel={actor.tp}",
+        f"actor.pipeline_parallel={actor.pp}",
+        *([f"actor.context_parallel={actor.cp}"] if actor.cp > 1 else []),
+        *([f"actor.expert_parallel={actor.ep}"] if actor.ep > 1 else []),
+        f"actor.sequence_parallel={str(actor.tp > 1).lower()}",
+        f"actor.recompute={'full' if recomputed else 'none'}",
+        f"actor.recompute_num_layers={recomputed or 'null'}",
+        f"actor.max_tokens_per_microbatch={wish.max_tokens}",
+        f"rollout.tensor_parallel={engine_tp}",
+        f"rollout.max_response_tokens={work.response_tokens}",
+        f"rollout.max_running_sequences={wish.max_running}",
+        f"rollout.gpu_memory_utilization={share:g}",
+        f"weights.bucket_size_mib={wish.bucket_mib}",
+        *(["actor.layers=local"] if wish.layers == "local" else []),
+        *(["algorithm.kl_coef=0.001"] if wish.reference else []),
+        *(["algorithm.advantage=gae"] if wish.value_model else []),
+    ]
+
+
+def checked(wish: Wish, settings: list[str]) -> tuple[Config, Layout]:
+    """Compose the settings and put them through the checks that need neither files nor GPUs.
+
+    Raises:
+        ConfigError: What ``rlmath train`` would say.
+    """
+    config = load([*settings, "runner.run_dir=runs/plan"])
+    problems = list(out_of_range(config))
+    if problems:
+        raise ConfigError.of(problems)
+    layout = resolve_layout(config, Device.cuda)
+    facts = facts_of(wish.shape)
+    problems += check_layout.model_splits(config, facts, "train")
+    problems += check_layout.lengths(config, facts, "train")
+    problems += check_layout.batch_divides(config, layout, "train")
+    problems += check_layout.experts(config, facts, layout)
+    if problems:
+        raise ConfigError.of(problems)
+    return config, layout
+
+
+def find_plans(wish: Wish) -> list[Plan]:
+    """Every layout that fits, the fastest first; see :func:`_ordered`.
+
+    Raises:
+        UserError: None does; the message has the reason of each kind, nearest miss first.
+    """
+    _refuse_uneven_nodes(wish)
+    plans: list[Plan] = []
+    misses: list[_Miss] = []
+    for actor in _actor_splits(wish):
+        try:
+            plans.append(_plan(wish, actor))
+        except _Miss as miss:
+            misses.append(miss)
+    if plans:
+        return _ordered(plans)
+    reasons = sorted(misses, key=lambda miss: miss.excess)[:4]
+    raise UserError(
+        f"no layout of this model fits {wish.gpus} GPUs of {wish.gpu.memory_gib:g} GiB "
+        f"(of which {usable_bytes(wish.gpu.memory_gib) / GIB:.1f} are planned with):\n  - "
+        + "\n  - ".join(map(str, reasons))
+    )
+
+
+def _ordered(plans: list[Plan]) -> list[Plan]:
+    """The fastest first; of those that may as well be, those with fewer kinds of parallelism."""
+    limit = (1 + EQUAL_SHARE) * min(plan.step_s for plan in plans)
+
+    def order(plan: Plan) -> tuple[bool, int, float]:
+        slower = plan.step_s > limit
+        actor = plan.actor
+        kinds = sum(size > 1 for size in (actor.pp, actor.cp, actor.ep))
+        return slower, 0 if slower else kinds, plan.step_s
+
+    return sorted(plans, key=order)
+
+
+class _Miss(Exception):
+    """A layout that does not work; ``excess`` orders how far from it."""
+
+    def __init__(self, message: str, excess: float) -> None:
+        super().__init__(message)
+        self.excess = excess
+
+
+def _refuse_uneven_nodes(wish: Wish) -> None:
+    if wish.gpus > wish.gpus_per_node and wish.gpus % wish.gpus_per_node:
+        raise UserError(
+            f"--gpus {wish.gpus}: nodes of {wish.gpus_per_node} GPUs leave "
+            f"{wish.gpus % wish.gpus_per_node} of one; take "
+            f"{wish.gpus - wish.gpus % wish.gpus_per_node}, or another --gpus-per-node"
+        )
+
+
+def _splits(shape: ModelShape, tp: int) -> bool:
+    """As :func:`rlmath.checks.layout.model_splits` says, for many at once."""
+    heads = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
+    return shape.heads % tp == 0 and shape.ffn % tp == 0 and heads
+
+
+def _engine_splits(shape: ModelShape, tp: int) -> bool:
+    return _splits(shape, tp) and shape.moe_ffn % tp == 0
+
+
+def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
+    """Tensor ranks of one node, stages that divide the layers, copies that use every GPU."""
+    node, shape, gpus = min(wish.gpus, wish.gpus_per_node), wish.shape, wish.gpus
+    tensor = [wish.tp] if wish.tp else [n for n in range(1, node + 1) if node % n == 0]
+    stages = [wish.pp] if wish.pp else [n for n in range(1, shape.layers + 1) if n <= gpus]
+    contexts = [wish.cp] if wish.cp else CONTEXT_CHOICES
+    found = False
+    for pp, cp, tp in itertools.product(stages, contexts, tensor):
+        if gpus % (tp * pp * cp) or shape.layers % pp or not _splits(shape, tp):
+            continue
+        dp = gpus // (tp * pp * cp)
+        for ep in _expert_shares(wish, tp, cp, dp):
+            found = True
+            yield ActorShape(tp, pp, dp, 0, wish.longest_microbatch, cp, ep, wish.layers)
+    if not found:
+        asked = {"tp": wish.tp, "pp": wish.pp, "cp": wish.cp, "ep": wish.ep}
+        raise UserError(
+            " ".join(f"--{name} {value or 'any'}" for name, value in asked.items())
+            + f": of {gpus} GPUs in nodes of {node}, {shape.heads} heads, {shape.kv_heads} "
+            f"key-value heads, {shape.layers} layers and {shape.experts} experts nothing divides so"
+        )
+
+
+def _expert_shares(wish: Wish, tp: int, cp: int, dp: int) -> list[int]:
+    """Expert-parallel ranks: 1 of a dense model; none where a mixture cannot be laid out so."""
+    shape = wish.shape
+    if not shape.experts:
+        choices = [1]
+    elif cp > 1:
+        choices = []  # A mixture takes whole sequences.
+    else:
+        cut = [1] if shape.moe_ffn % tp == 0 else []
+        whole = range(2, tp * dp + 1)
+        choices = cut + [n for n in whole if shape.experts % n == 0 and tp * dp % n == 0]
+    return [n for n in choices if wish.ep in (None, n)]
+
+
+def _plan(wish: Wish, split: ActorShape) -> Plan:
+    work, shape, dp, name = wish.work, wish.shape, split.dp, str(split)
+    if work.sequences % (work.minibatches * dp):
+        raise _Miss(
+            f"{name}: {work.sequences} sequences / {work.minibatches} minibatches / {dp} copies = "
+            f"{work.sequences / work.minibatches / dp:g} does not divide",
+            float("inf"),
+        )
+    actor, phases = _with_least_recompute(wish, split)
+    share = engine_share(wish.gpu.memory_gib, resident_bytes(phases))
+    engine_tp, cache_tokens, decoded = _best_engine(wish, share, name)
+    engine_bytes = share * wish.gpu.memory_gib * GIB
+    step = _step(wish, actor)
+    together = with_awake_engine(shape, phases, step, engine_tp, engine_bytes)
+    for phase in together:
+        if phase.name == "weight sync":
+            _refuse_if_full(wish, phase, name)
+    log_probs_s, update_s = actor_time_s(
+        shape, actor, work, wish.gpu, wish.efficiency, wish.gpus_per_node
+    )
+    refit_s = refit_time_s(shape, actor, wish.gpu, wish.efficiency, wish.gpus_per_node)
+    return Plan(
+        actor=actor,
+        engine_tp=engine_tp,
+        engines=wish.gpus // engine_tp,
+        engine_share=share,
+        cache_tokens=int(cache_tokens),
+        running=decoded.running,
+        phases=tuple(together),
+        host_bytes=host_bytes(shape, actor, step, min(wish.gpus, wish.gpus_per_node)),
+        seconds={
+            "generate": decoded.seconds,
+            "log_probs": log_probs_s,
+            "update": update_s,
+            "refit": refit_s,
+        },
+    )
+
+
+def _refuse_if_full(wish: Wish, phase: Phase, name: str) -> None:
+    excess = phase.num_bytes - usable_bytes(wish.gpu.memory_gib)
+    if excess > 0:
+        raise _Miss(f"{name}: {phase.describe()}", excess)
+
+
+def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, list[Phase]]:
+    """The fewest recomputed layers of a stage with which every phase of the actor fits."""
+    per_stage, name = wish.shape.layers // split.pp, str(split)
+    if wish.recompute_layers is not None and not 0 <= wish.recompute_layers <= per_stage:
+        raise _Miss(
+            f"{name}: --recompute-layers {wish.recompute_layers}, but a stage has {per_stage}",
+            float("inf"),
+        )
+    wanted = wish.recompute_layers
+    for layers in range(per_stage + 1) if wanted is None else [wanted]:
+        actor = dataclasses.replace(split, recompute_layers=layers)
+        phases = beside_sleeping_engine(wish.shape, actor, _step(wish, actor))
+        peak = max(phases, key=lambda one: one.num_bytes)
+        if peak.num_bytes <= usable_bytes(wish.gpu.memory_gib):
+            return actor, phases
+    _refuse_if_full(wish, peak, f"{name}, {layers} of {per_stage} layers recomputed")
+    raise AssertionError("a phase that does not fit is refused")
+
+
+def _step(wish: Wish, actor: ActorShape) -> Step:
+    return Step(
+        # At most one sequence each.
+        microbatches=max(1, -(-wish.work.sequences // wish.work.minibatches // actor.dp)),
+        longest_tokens=wish.work.longest_tokens,
+        bucket_bytes=wish.bucket_mib * MIB,
+        reference=wish.reference,
+        value_model=wish.value_model,
+    )
+
+
+def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
+    """The largest micro-batch that fits when every layer is recomputed.
+
+    Args:
+        actor: A layout that fits as it is.
+        step: The result is a multiple of it, or the present length.
+    """
+    per_stage = wish.shape.layers // actor.pp
+
+    def fits(tokens: int) -> bool:
+        one = dataclasses.replace(actor, recompute_layers=per_stage, max_tokens=tokens)
+        peak = max(
+            phase.num_bytes for phase in beside_sleeping_engine(wish.shape, one, _step(wish, one))
+        )
+        return peak <= usable_bytes(wish.gpu.memory_gib)
+
+    # Memory grows with the length, so what fits ends somewhere below the first that does not.
+    low = actor.max_tokens // step
+    high = low + 1
+    while fits(high * step):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * step) else (low, middle)
+    return max(actor.max_tokens, low * step)
+
+
+def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decoding]:
+    """Tensor ranks of the engines with which sampling is fastest, and tokens of a cache."""
+    shape, work = wish.shape, wish.work
+    node = min(wish.gpus, wish.gpus_per_node)
+    choices = [wish.engine_tp] if wish.engine_tp else range(1, node + 1)
+    best: tuple[int, float, Decoding] | None = None
+    misses = []
+    for tp in choices:
+        if node % tp or not _engine_splits(shape, tp):
+            continue
+        fixed = engine_fixed_terms(shape, tp, wish.max_running)
+        room = share * wish.gpu.memory_gib * GIB - sum(fixed.values())
+        tokens = room / kv_bytes(shape, tp)
+        if tokens < work.longest_tokens:
+            one = work.longest_tokens * kv_bytes(shape, tp)
+            needed = Phase(f"engine TP {tp}", fixed | {"cache of one sequence": one})
+            misses.append(
+                _Miss(
+                    f"{name}: {needed.describe()}, but the actor leaves it "
+                    f"{max(0.0, share * wish.gpu.memory_gib):.1f} GiB",
+                    one - room,
+                )
+            )
+            continue
+        engines = wish.gpus // tp
+        decoded = decoding(
+            shape, engines, tp, tokens, wish.max_running, work, wish.gpu, wish.efficiency
+        )
+        if best is None or decoded.seconds < best[2].seconds:
+            best = (tp, tokens, decoded)
+    if best is not None:
+        return best
+    if not misses:
+        raise _Miss(
+            f"{name}: no engine of {wish.engine_tp} ranks: {shape.heads} heads, "
+            f"{shape.kv_heads} key-value heads, nodes of {node} GPUs",
+            float("inf"),
+        )
+    raise min(misses, key=lambda miss: miss.excess)

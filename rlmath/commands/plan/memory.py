@@ -1,0 +1,366 @@
+"""What one GPU holds in each phase of a step, in bytes, term by term.
+
+Weights and activations are bfloat16, gradients and Adam's state float32, as the actor has them.
+``activations.py`` has what grows with the micro-batch; this has the state, what is done with it,
+and the phases.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlmath.checkpoint.memory import CheckpointBytes, checkpoint_bytes_of_rank
+from rlmath.commands.plan.activations import (
+    attention_masks_bytes,
+    backward_bytes,
+    feed_forward_width,
+    forward_bytes,
+    kept_bytes,
+    logits_bytes,
+)
+from rlmath.commands.plan.models import (
+    expert_parameters_of_rank,
+    largest_parameter_of_rank,
+    parameters_of_rank,
+)
+from rlmath.config.schema import RolloutConfig
+from rlmath.model.spec import ModelShape, padded_vocab_size
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.sync_memory import shared_buffer_bytes, sync_buffer_bytes
+
+GIB = 2**30
+MIB = 2**20
+# CUDA's context, NCCL's buffers and libraries of the actor's process. Assumed.
+ACTOR_PROCESS_GIB = 2.0
+# The same of an engine that sleeps, with its CUDA graphs. Assumed.
+ENGINE_PROCESS_GIB = 2.5
+# Tokens that vLLM reads in one step.
+ENGINE_STEP_TOKENS = RolloutConfig.max_batched_tokens
+# Left free: what the allocator loses in pieces.
+FREE_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class ActorShape:
+    """How the actor is laid out.
+
+    Attributes:
+        tp: Tensor-parallel ranks; with more than one, activations are split along the sequence
+            where matrices are not (``actor.sequence_parallel``).
+        pp: Pipeline stages.
+        dp: Copies of the model, which share the optimizer's state.
+        recompute_layers: Layers of each stage that keep their input alone.
+        max_tokens: Longest micro-batch, over its context ranks.
+        cp: Context-parallel ranks, which share a micro-batch's tokens.
+        ep: Expert-parallel ranks, which share the experts of an MoE; 1: tensor ranks cut them.
+        layers: ``transformer_engine`` or ``local``, see ``activations.py``.
+    """
+
+    tp: int
+    pp: int
+    dp: int
+    recompute_layers: int
+    max_tokens: int
+    cp: int = 1
+    ep: int = 1
+    layers: str = "transformer_engine"
+
+    @property
+    def copies(self) -> int:
+        """Ranks that hold the same weights, experts apart."""
+        return self.dp * self.cp
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks that hold the same part of the same experts."""
+        return self.copies if self.ep == 1 else self.tp * self.copies // self.ep
+
+    @property
+    def tokens(self) -> int:
+        """Of the longest micro-batch on one rank."""
+        return -(-self.max_tokens // self.cp)
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp * self.copies
+
+    def __str__(self) -> str:
+        more = f" x CP {self.cp}" * (self.cp > 1) + f" x DP {self.dp}"
+        return f"actor TP {self.tp} x PP {self.pp}{more}" + f", EP {self.ep}" * (self.ep > 1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step asks of the actor beside its layout.
+
+    Attributes:
+        microbatches: Of an optimizer step on a data-parallel rank; no more are in flight.
+        longest_tokens: Longest sequence.
+        bucket_bytes: Of a weight sync.
+        reference: A reference model, which the host keeps, changes places with the model's weights.
+        value_model: A value model is trained in the same processes.
+        lm_head_float32: The output layer multiplies in float32.
+    """
+
+    microbatches: int
+    longest_tokens: int
+    bucket_bytes: int = 512 * MIB
+    reference: bool = False
+    value_model: bool = False
+    lm_head_float32: bool = False
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: its terms in bytes, by name."""
+
+    name: str
+    terms: Mapping[str, float]
+
+    @property
+    def num_bytes(self) -> float:
+        return sum(self.terms.values())
+
+    def describe(self) -> str:
+        """The sum, for a message."""
+        parts = " + ".join(f"{size / GIB:.1f} {name}" for name, size in self.terms.items())
+        return f"{self.name} {self.num_bytes / GIB:.1f} GiB = {parts}"
+
+
+def state_bytes(parameters: int, dp: int) -> float:
+    """Weights, gradients and Adam's state of a rank.
+
+    ``6 + 12/d`` bytes a parameter: Megatron-core's table for bfloat16 parameters and float32
+    gradients with its distributed optimizer ("Distributed Optimizer", developer guide), which is
+    ZeRO's first stage (Rajbhandari et al. 2020, section 5.1).
+    """
+    return parameters * (6 + 12 / dp)
+
+
+def model_state_bytes(shape: ModelShape, actor: ActorShape, *, first: bool, last: bool) -> float:
+    """State of a rank of a stage; experts have copies of their own."""
+    dense = parameters_of_rank(shape, actor.tp, actor.pp, first=first, last=last)
+    experts = expert_parameters_of_rank(shape, actor.tp, actor.pp, actor.ep)
+    return state_bytes(dense, actor.copies) + state_bytes(experts, actor.expert_copies)
+
+
+def worst_state_bytes(shape: ModelShape, actor: ActorShape) -> float:
+    """State of the fullest stage."""
+    ends = [(stage == 0, stage == actor.pp - 1) for stage in {0, actor.pp - 1}]
+    return max(model_state_bytes(shape, actor, first=first, last=last) for first, last in ends)
+
+
+def value_state_bytes(shape: ModelShape, actor: ActorShape, *, first: bool, last: bool) -> float:
+    """State of a value model's rank: the same stage without the output layer."""
+    policy = model_state_bytes(shape, actor, first=first, last=last)
+    tied_alone = shape.tied and first and last
+    if not last or tied_alone:
+        return policy
+    table = padded_vocab_size(shape.vocab, actor.tp) // actor.tp * shape.hidden
+    return policy - state_bytes(table, actor.copies)
+
+
+def buffer_bytes(shape: ModelShape, actor: ActorShape, step: Step) -> float:
+    """What stays allocated after the first micro-batch.
+
+    The rotary table in float32; with ``local`` layers the buffer that sequence parallelism gathers
+    into.
+    """
+    rotary = 4 * step.longest_tokens * shape.head_dim
+    gathered = actor.tp > 1 and actor.layers == "local"
+    return rotary + (2 * actor.tokens * shape.hidden if gathered else 0)
+
+
+def stage_phases(shape: ModelShape, actor: ActorShape, step: Step, stage: int) -> list[Phase]:
+    """What a rank of a stage holds in each phase of a step, CUDA's own share apart."""
+    first, last = stage == 0, stage == actor.pp - 1
+    state = model_state_bytes(shape, actor, first=first, last=last)
+    weights = rank_parameters(shape, actor, first=first, last=last)
+    value = 0.0
+    if step.value_model:
+        value = value_state_bytes(shape, actor, first=first, last=last)
+    # One micro-batch forward, one backward: a stage has as many in flight as there are stages from
+    # it to the last (Korthikanti et al. 2022, section 4.2.3).
+    in_flight = max(1, min(actor.pp - stage, step.microbatches))
+    masks = attention_masks_bytes(shape, actor, step.longest_tokens)
+
+    def phase(name: str, **terms: float) -> Phase:
+        resident = {
+            "state": state,
+            "value model": value,
+            "buffers": buffer_bytes(shape, actor, step),
+            "attention masks": masks if {"layer", "logits", "activations"} & terms.keys() else 0.0,
+        }
+        named = {key.replace("_", " "): size for key, size in terms.items()}
+        return Phase(name, {k: v for k, v in (resident | named).items() if v})
+
+    def backward(name: str) -> Phase:
+        return phase(name, **backward_bytes(shape, actor, in_flight))
+
+    def logits(backward: bool) -> float:
+        if not last:
+            return 0.0
+        in_float32 = step.lm_head_float32
+        return logits_bytes(shape, actor, backward=backward, in_float32=in_float32)
+
+    widest = max(forward_bytes(shape, actor), logits(backward=False))
+    what = "logits" if widest == logits(backward=False) else "layer"
+    forward = {what: widest}
+    phases = [phase("state"), phase("log-probs", **forward)]
+    if step.reference:
+        phases.append(phase("reference", **forward))
+    if last:
+        kept = kept_bytes(shape, actor, in_flight)
+        phases.append(phase("logits", activations=kept, logits=logits(backward=True)))
+    phases.append(backward("training"))
+    if step.value_model:
+        phases.append(backward("value training"))
+    phases.append(phase("optimizer step", temporaries=optimizer_step_bytes(shape, actor, weights)))
+    phases.append(phase("weight sync", buckets=trainer_sync_bytes(shape, actor, step.bucket_bytes)))
+    saved = checkpoint_bytes(shape, actor, first=first, last=last)
+    phases.append(phase("checkpoint", gathered=saved.gpu_bytes))
+    return phases
+
+
+def rank_parameters(shape: ModelShape, actor: ActorShape, *, first: bool, last: bool) -> int:
+    """Weights of a rank of a stage, its experts among them."""
+    dense = parameters_of_rank(shape, actor.tp, actor.pp, first=first, last=last)
+    return dense + expert_parameters_of_rank(shape, actor.tp, actor.pp, actor.ep)
+
+
+def optimizer_step_bytes(shape: ModelShape, actor: ActorShape, weights: int) -> float:
+    """Temporaries of Adam: none in Transformer Engine's fused one; two of a rank's largest piece of
+    a parameter in torch's."""
+    if actor.layers != "local":
+        return 0.0
+    largest = largest_parameter_of_rank(shape, actor.tp)
+    if shape.tied and actor.pp > 1:
+        largest //= actor.copies  # The shared table is a bucket alone, which the copies cut.
+    return 8 * min(weights / actor.copies, largest)
+
+
+def trainer_sync_bytes(shape: ModelShape, actor: ActorShape, bucket_bytes: int) -> int:
+    """Buffers of a trainer rank in a weight sync over ``ipc``, at the worst of its buckets.
+
+    ``rlmath.weights.sync_memory`` bounds it by pieces that are all as large as the largest tensor.
+    Here each bucket has its size: while vLLM reads one, the next is gathered, with its messages
+    where several ranks share the model; vLLM's buffer holds the largest, and it keeps the last
+    tensor that it took.
+    """
+    several = actor.tp * actor.pp * actor.ep > 1
+    key = (repr(shape), bucket_bytes, several)
+    if key not in _sync_peaks:
+        sizes = [2 * math.prod(size) for size in hf_shapes(shape).values()]
+        _sync_peaks[key] = _sync_peak(sizes, bucket_bytes, several)
+    return _sync_peaks[key]
+
+
+# By model, bucket and whether ranks share the model: a search asks thousands of times.
+_sync_peaks: dict[tuple[str, int, bool], int] = {}
+
+
+def _sync_peak(sizes: Sequence[int], bucket_bytes: int, several: bool) -> int:
+    buckets: list[list[int]] = []
+    for size in sizes:
+        # The first bucket is an eighth, see rlmath.weights.buckets.
+        limit = bucket_bytes if len(buckets) > 1 else bucket_bytes // 8
+        if not buckets or sum(buckets[-1]) + size > limit:
+            buckets.append([])
+        buckets[-1].append(size)
+    most = last = 0
+    for bucket, following in itertools.zip_longest(buckets, buckets[1:], fillvalue=[0]):
+        most = max(most, sum(bucket) + (2 if several else 1) * sum(following) + last)
+        last = bucket[-1]
+    return most + shared_buffer_bytes(bucket_bytes, max(sizes))
+
+
+def largest_tensor_bytes(shape: ModelShape) -> int:
+    """Largest of the tensors that a weight sync sends."""
+    return 2 * shape.hidden * max(shape.vocab, shape.ffn, shape.heads * shape.head_dim)
+
+
+def checkpoint_bytes(
+    shape: ModelShape, actor: ActorShape, *, first: bool, last: bool, background: bool = False
+) -> CheckpointBytes:
+    """What a rank takes to save its share of a checkpoint; experts are a part of their own."""
+    largest = largest_parameter_of_rank(shape, actor.tp)
+    dense = parameters_of_rank(shape, actor.tp, actor.pp, first=first, last=last)
+    one = checkpoint_bytes_of_rank(dense, actor.copies, largest, background=background)
+    experts = expert_parameters_of_rank(shape, actor.tp, actor.pp, actor.ep)
+    if not experts:
+        return one
+    largest = 2 * shape.hidden * shape.moe_ffn
+    two = checkpoint_bytes_of_rank(experts, actor.expert_copies, largest, background=background)
+    return CheckpointBytes(max(one.gpu_bytes, two.gpu_bytes), one.host_bytes + two.host_bytes)
+
+
+def host_bytes(shape: ModelShape, actor: ActorShape, step: Step, ranks_of_node: int) -> float:
+    """Host memory that a node's ranks take for tensors: a checkpoint, and a reference model."""
+    most = 0.0
+    for stage in range(actor.pp):
+        first, last = stage == 0, stage == actor.pp - 1
+        saved = checkpoint_bytes(shape, actor, first=first, last=last, background=True).host_bytes
+        reference = 2 * rank_parameters(shape, actor, first=first, last=last)
+        most = max(most, saved + (reference if step.reference else 0))
+    return ranks_of_node * most
+
+
+def actor_phases(shape: ModelShape, actor: ActorShape, step: Step) -> list[Phase]:
+    """The phases of the actor, each on the stage where it is fullest, with its process."""
+    stages = sorted({0, min(1, actor.pp - 1), actor.pp - 1})
+    fullest: dict[str, Phase] = {}
+    for stage in stages:
+        for phase in stage_phases(shape, actor, step, stage):
+            known = fullest.get(phase.name)
+            if known is None or phase.num_bytes > known.num_bytes:
+                fullest[phase.name] = phase
+    process = {"process": ACTOR_PROCESS_GIB * GIB}
+    return [Phase(one.name, process | dict(one.terms)) for one in fullest.values()]
+
+
+def engine_weights_bytes(shape: ModelShape, tp: int) -> float:
+    """Weights of one rank of an engine."""
+    dense = parameters_of_rank(shape, tp, 1, first=True, last=True)
+    return 2 * (dense + expert_parameters_of_rank(shape, tp, 1, 1))
+
+
+def engine_sync_bytes(shape: ModelShape, bucket_bytes: int, tp: int) -> float:
+    """What an engine's rank takes for a weight sync beside its weights."""
+    module = 2 * shape.experts * 3 * shape.hidden * shape.moe_ffn or None
+    largest = largest_tensor_bytes(shape)
+    sizes = sync_buffer_bytes(
+        "ipc",
+        bucket_bytes,
+        largest,
+        largest_module_bytes=module if module and module > largest else None,
+        engine_tensor_parallel=tp,
+    )
+    return sizes.engine_bytes
+
+
+def kv_bytes(shape: ModelShape, tp: int) -> float:
+    """Keys and values of one token on one rank of an engine; ranks beyond the heads hold copies."""
+    return 2 * 2 * shape.layers * max(1.0, shape.kv_heads / tp) * shape.head_dim
+
+
+def engine_step_bytes(shape: ModelShape, tp: int, running: int) -> float:
+    """What a step of an engine takes: the widest layer, and logits of each running sequence.
+
+    The sampler has the logits in float32 and three tables like them.
+    """
+    layer = ENGINE_STEP_TOKENS * (4 * shape.hidden + 6 * feed_forward_width(shape) / tp)
+    return layer + running * shape.vocab * 4 * 4
+
+
+def usable_bytes(gpu_gib: float) -> float:
+    """A GPU's memory less what is left free."""
+    return gpu_gib * GIB * (1 - FREE_SHARE)
+
+
+def engine_share(gpu_gib: float, resident_bytes: float, most: float = 0.85) -> float:
+    """``rollout.gpu_memory_utilization``: what is left beside the actor, in whole hundredths."""
+    left = usable_bytes(gpu_gib) - resident_bytes
+    return min(most, math.floor(100 * left / (gpu_gib * GIB)) / 100)

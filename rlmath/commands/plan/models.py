@@ -1,0 +1,243 @@
+"""The model of a plan: a published one by name, a folder's config.json, or sizes one by one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rlmath.checks.facts import ARCHITECTURES, ModelFacts
+from rlmath.config.load import load, options
+from rlmath.errors import UserError
+from rlmath.model.spec import ModelShape, model_shape, padded_vocab_size, read_config
+
+# Layers, hidden, feed-forward, heads, key-value heads, vocabulary, tied, positions: as the
+# config.json of each says. The tests hold the parameter counts that they are published with.
+_QWEN2 = {
+    "Qwen2.5-0.5B": (24, 896, 4864, 14, 2, 151936, True, 32768),
+    "Qwen2.5-1.5B": (28, 1536, 8960, 12, 2, 151936, True, 131072),
+    "Qwen2.5-3B": (36, 2048, 11008, 16, 2, 151936, True, 32768),
+    "Qwen2.5-7B": (28, 3584, 18944, 28, 4, 152064, False, 131072),
+    "Qwen2.5-14B": (48, 5120, 13824, 40, 8, 152064, False, 131072),
+    "Qwen2.5-32B": (64, 5120, 27648, 40, 8, 152064, False, 131072),
+    "Qwen2.5-72B": (80, 8192, 29568, 64, 8, 152064, False, 131072),
+    "DeepSeek-R1-Distill-Qwen-1.5B": (28, 1536, 8960, 12, 2, 151936, False, 131072),
+    "DeepSeek-R1-Distill-Qwen-7B": (28, 3584, 18944, 28, 4, 152064, False, 131072),
+    "DeepSeek-R1-Distill-Qwen-14B": (48, 5120, 13824, 40, 8, 152064, False, 131072),
+    "DeepSeek-R1-Distill-Qwen-32B": (64, 5120, 27648, 40, 8, 152064, False, 131072),
+}
+# Qwen3's heads are 128 wide whatever the hidden size.
+_QWEN3 = {
+    "Qwen3-0.6B": (28, 1024, 3072, 16, 8, 151936, True, 40960),
+    "Qwen3-1.7B": (28, 2048, 6144, 16, 8, 151936, True, 40960),
+    "Qwen3-4B": (36, 2560, 9728, 32, 8, 151936, True, 40960),
+    "Qwen3-8B": (36, 4096, 12288, 32, 8, 151936, False, 40960),
+    "Qwen3-14B": (40, 5120, 17408, 40, 8, 151936, False, 40960),
+    "Qwen3-32B": (64, 5120, 25600, 64, 8, 151936, False, 40960),
+}
+_LLAMA = {
+    "Llama-3.2-1B": (16, 2048, 8192, 32, 8, 128256, True, 131072),
+    "Llama-3.1-8B": (32, 4096, 14336, 32, 8, 128256, False, 131072),
+    "Llama-3.1-70B": (80, 8192, 28672, 64, 8, 128256, False, 131072),
+}
+# Eight of 128 experts of width 768 for each token.
+_QWEN3_MOE = {"Qwen3-30B-A3B": (48, 2048, 6144, 32, 4, 151936, False, 40960)}
+_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_ORDER = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+)
+
+
+def _config(architecture: str, sizes: tuple[Any, ...], **more: Any) -> dict[str, Any]:
+    return {"architectures": [architecture], **dict(zip(_ORDER, sizes, strict=True)), **more}
+
+
+KNOWN: dict[str, dict[str, Any]] = {
+    **{name: _config("Qwen2ForCausalLM", sizes) for name, sizes in _QWEN2.items()},
+    **{name: _config("Qwen3ForCausalLM", sizes, head_dim=128) for name, sizes in _QWEN3.items()},
+    **{
+        name: _config("Qwen3MoeForCausalLM", sizes, head_dim=128, **_EXPERTS)
+        for name, sizes in _QWEN3_MOE.items()
+    },
+    **{name: _config("LlamaForCausalLM", sizes) for name, sizes in _LLAMA.items()},
+}
+
+# Flags that give a shape without a file, and the field of config.json that each stands for.
+SHAPE_FLAGS = {
+    "--layers": "num_hidden_layers",
+    "--hidden": "hidden_size",
+    "--ffn": "intermediate_size",
+    "--heads": "num_attention_heads",
+    "--kv-heads": "num_key_value_heads",
+    "--vocab": "vocab_size",
+}
+
+
+def read_plan_model(arguments: argparse.Namespace) -> tuple[str, ModelShape]:
+    """Name or path, and shape, of the model that the command line asks for.
+
+    Raises:
+        UserError: There is no such model, a size is missing, or the actor has no such architecture.
+    """
+    given = {flag: getattr(arguments, flag[2:].replace("-", "_")) for flag in SHAPE_FLAGS}
+    if arguments.model is None:
+        missing = [flag for flag, value in given.items() if value is None]
+        if missing:
+            raise UserError(
+                "rlmath plan layout: give a model (a name, a folder or its config.json), or all of "
+                f"its sizes; missing: {', '.join(missing)}"
+            )
+        config: dict[str, Any] = {SHAPE_FLAGS[flag]: value for flag, value in given.items()}
+        config |= {
+            "architectures": [arguments.architecture],
+            "tie_word_embeddings": arguments.tied,
+            "head_dim": arguments.head_dim,
+            "max_position_embeddings": 2**20,
+        }
+        return "PATH", _trainable("the model of these sizes", config)
+    flags = [flag for flag, value in given.items() if value is not None]
+    if flags:
+        raise UserError(f"{', '.join(flags)}: the sizes are those of {arguments.model}; give one")
+    return read_named_model(str(arguments.model))
+
+
+def read_named_model(name: str) -> tuple[str, ModelShape]:
+    """Name or path, and shape, of a published model, a preset, a folder or its config.json.
+
+    Raises:
+        UserError: There is no such model, or the actor has no such architecture.
+    """
+    path = Path(name)
+    if path.name == "config.json":
+        path = path.parent
+    if path.is_dir():
+        return str(path), _trainable(name, read_config(path))
+    known = {key.lower(): key for key in KNOWN}
+    if name in options("model"):  # A file of conf/model says whose folder it is for.
+        name = load([f"model={name}", "runner.run_dir=runs/plan"]).model.path
+    short = name.rsplit("/", 1)[-1].lower()
+    if short not in known:
+        raise UserError(
+            f"{name}: no folder with a config.json, and no model that is known by name; known are "
+            f"{', '.join(KNOWN)}, and model={', model='.join(options('model'))}"
+        )
+    return f"models/{known[short]}", _trainable(name, KNOWN[known[short]])
+
+
+def _trainable(name: str, config: dict[str, Any]) -> ModelShape:
+    shape = model_shape(config)
+    if shape.architecture not in ARCHITECTURES:
+        raise UserError(
+            f"{name}: its architecture is {shape.architecture}; those that the actor trains are "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    return shape
+
+
+def facts_of(shape: ModelShape) -> ModelFacts:
+    """The sizes as the checks of the settings take them."""
+    return ModelFacts(
+        architecture=shape.architecture,
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab,
+        max_position_embeddings=shape.max_positions,
+        tie_word_embeddings=shape.tied,
+        num_experts=shape.experts,
+        expert_size=shape.moe_ffn,
+        mixture_layers=mixture_layers(shape),
+    )
+
+
+def mixture_layers(shape: ModelShape) -> int:
+    """Layers that are mixtures of experts."""
+    return sum(shape.is_moe_layer(layer) for layer in range(shape.layers))
+
+
+def attention_matrices(shape: ModelShape) -> int:
+    """Weights of a layer's attention that tensor ranks share: matrices and their biases."""
+    query, both = shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    bias = query + both if shape.qkv_bias else 0
+    return shape.hidden * (query + both) + query * shape.hidden + bias
+
+
+def feed_forward_matrices(shape: ModelShape) -> int:
+    """Weights of a dense layer's feed-forward."""
+    return 3 * shape.hidden * shape.ffn
+
+
+def expert_matrices(shape: ModelShape) -> int:
+    """Weights of one expert."""
+    return 3 * shape.hidden * shape.moe_ffn
+
+
+def layer_norms(shape: ModelShape) -> int:
+    """Weights of one layer that every tensor rank holds."""
+    return 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0)
+
+
+def shared_matrices(shape: ModelShape) -> int:
+    """Matrices of all layers that tensor ranks share; experts apart."""
+    dense = shape.layers - mixture_layers(shape)
+    return shape.layers * attention_matrices(shape) + dense * feed_forward_matrices(shape)
+
+
+def active_matrices(shape: ModelShape) -> int:
+    """Matrices of all layers that one token meets: of experts those that it is sent to."""
+    experts = shape.experts_per_token * expert_matrices(shape) + shape.experts * shape.hidden
+    return shared_matrices(shape) + mixture_layers(shape) * experts
+
+
+def count_parameters(shape: ModelShape) -> int:
+    """All weights of the model, a tied embedding once."""
+    embeddings = (1 if shape.tied else 2) * shape.vocab * shape.hidden
+    mixture = shape.experts * (expert_matrices(shape) + shape.hidden)
+    layers = shared_matrices(shape) + mixture_layers(shape) * mixture
+    return layers + shape.layers * layer_norms(shape) + embeddings + shape.hidden
+
+
+def parameters_of_rank(shape: ModelShape, tp: int, pp: int, *, first: bool, last: bool) -> int:
+    """Weights that one rank of a stage holds in Megatron, without its experts.
+
+    Args:
+        tp: Tensor-parallel ranks.
+        pp: Pipeline stages, which divide the layers.
+        first: The stage has the embedding.
+        last: It has the output layer; of a tied embedding a copy, unless it is the first as well.
+    """
+    table = padded_vocab_size(shape.vocab, tp) // tp * shape.hidden
+    routers = mixture_layers(shape) * shape.experts * shape.hidden
+    alike = shape.layers * layer_norms(shape) + routers
+    layers = -(-(shared_matrices(shape) // tp + alike) // pp)
+    tables = 1 if first and last and shape.tied else int(first) + int(last)
+    return layers + tables * table + (shape.hidden if last else 0)
+
+
+def expert_parameters_of_rank(shape: ModelShape, tp: int, pp: int, ep: int) -> int:
+    """Weights of experts that one rank of a stage holds.
+
+    Args:
+        tp: Tensor-parallel ranks, which cut each expert when ``ep`` is 1.
+        pp: Pipeline stages.
+        ep: Ranks among which whole experts are shared out.
+    """
+    all_of_them = mixture_layers(shape) * shape.experts * expert_matrices(shape)
+    return -(-all_of_them // (pp * (tp if ep == 1 else ep)))
+
+
+def largest_parameter_of_rank(shape: ModelShape, tp: int) -> int:
+    """Elements of the largest Megatron parameter of a rank, experts apart."""
+    table = padded_vocab_size(shape.vocab, tp) // tp * shape.hidden
+    dense = mixture_layers(shape) < shape.layers
+    return max(table, 2 * shape.ffn // tp * shape.hidden if dense else 0)

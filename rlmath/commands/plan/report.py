@@ -1,0 +1,135 @@
+"""Plans as a table for people and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, Wish, most_tokens, overrides
+from rlmath.commands.plan.memory import ENGINE_STEP_TOKENS, GIB, usable_bytes
+from rlmath.commands.plan.models import count_parameters
+
+
+def as_json(wish: Wish, plans: Sequence[Plan]) -> dict[str, Any]:
+    """Everything: what was asked, what was assumed, and each plan with its terms."""
+    return {
+        "model": wish.path,
+        "parameters": count_parameters(wish.shape),
+        "gpu": dataclasses.asdict(wish.gpu),
+        "gpus": wish.gpus,
+        "gpus_per_node": wish.gpus_per_node,
+        "usable_gib": usable_bytes(wish.gpu.memory_gib) / GIB,
+        "step": dataclasses.asdict(wish.work),
+        "assumptions": dataclasses.asdict(wish.efficiency),
+        "plans": [_plan_json(wish, plan) for plan in plans],
+    }
+
+
+def _plan_json(wish: Wish, plan: Plan) -> dict[str, Any]:
+    return {
+        "actor": dataclasses.asdict(plan.actor),
+        "engines": plan.engines,
+        "engine_tensor_parallel": plan.engine_tp,
+        "gpu_memory_utilization": plan.engine_share,
+        "cache_tokens": plan.cache_tokens,
+        "most_tokens_per_microbatch": most_tokens(wish, plan.actor),
+        "running_sequences": plan.running,
+        "host_gib_per_node": plan.host_bytes / GIB,
+        "phases_gib": {
+            phase.name: {name: size / GIB for name, size in phase.terms.items()}
+            for phase in plan.phases
+        },
+        "seconds": plan.seconds,
+        "step_s": plan.step_s,
+        "overrides": overrides(wish, plan.actor, plan.engine_tp, plan.engine_share),
+    }
+
+
+def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
+    """The fastest plans, the best one's peaks and settings, and what was assumed."""
+    work, best = wish.work, plans[0]
+    head = [
+        "TP",
+        "PP",
+        "CP",
+        "EP",
+        "DP",
+        "recompute",
+        "engines",
+        "share",
+        "cache",
+        "running",
+        "peak GiB",
+    ]
+    head += ["generate", "log-probs", "update", "refit", "step s"]
+    rows = [head, *(_row(wish, plan) for plan in plans[:most])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = [
+        f"{wish.path}: {count_parameters(wish.shape) / 1e9:.3f} billion parameters, {wish.gpus} "
+        f"{wish.gpu.name} of {wish.gpu.memory_gib:g} GiB in nodes of {wish.gpus_per_node}; "
+        f"{usable_bytes(wish.gpu.memory_gib) / GIB:.1f} GiB are planned with",
+        f"layouts that fit: {len(plans)}, the fastest first, of those within "
+        f"{EQUAL_SHARE:.0%} the simplest (predicted seconds)",
+        "",
+        *(
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ),
+        "",
+        "the first one, GiB on the fullest GPU:",
+        *(f"  {phase.name:<14} {_terms(phase.terms)}" for phase in best.phases),
+        f"  host memory of a node: {best.host_bytes / GIB:.0f} GiB for checkpoints"
+        + (" and the reference model" if wish.reference else ""),
+        f"  a micro-batch of {best.actor.max_tokens:,} tokens; with every layer recomputed "
+        f"{most_tokens(wish, best.actor):,} fit",
+        "",
+        batch,
+        "",
+        "its settings:",
+        *(f"  {line}" for line in overrides(wish, best.actor, best.engine_tp, best.engine_share)),
+        "",
+        *_assumptions(wish),
+    ]
+    if work.mean_response_tokens * 2 == work.response_tokens:
+        lines.append("  the mean response is taken as half of the longest: --mean-response-tokens")
+    return "\n".join(lines)
+
+
+def _row(wish: Wish, plan: Plan) -> list[str]:
+    actor, seconds = plan.actor, plan.seconds
+    per_stage = wish.shape.layers // actor.pp
+    return [
+        str(actor.tp),
+        str(actor.pp),
+        str(actor.cp),
+        str(actor.ep),
+        str(actor.dp),
+        f"{actor.recompute_layers}/{per_stage}",
+        f"{plan.engines} x TP {plan.engine_tp}",
+        f"{plan.engine_share:.2f}",
+        f"{plan.cache_tokens:,}",
+        str(plan.running),
+        f"{plan.peak.num_bytes / GIB:.1f} {plan.peak.name}",
+        *(f"{seconds[name]:,.0f}" for name in ("generate", "log_probs", "update", "refit")),
+        f"{plan.step_s:,.0f}",
+    ]
+
+
+def _terms(terms: Any) -> str:
+    parts = " + ".join(f"{name} {size / GIB:.1f}" for name, size in terms.items())
+    return f"{sum(terms.values()) / GIB:5.1f} = {parts}"
+
+
+def _assumptions(wish: Wish) -> list[str]:
+    gpu, efficiency = wish.gpu, wish.efficiency
+    return [
+        "assumed, not measured with rlmath on a GPU:",
+        f"  actor: {efficiency.mfu:g} of {gpu.peak_tflops:g} TFLOPS; links {efficiency.link:g} of "
+        f"{gpu.link_gb_per_s:g} GB/s in a node and {efficiency.network_gb_per_s:g} GB/s between",
+        f"  sampling: {efficiency.decode_bandwidth:g} of {gpu.memory_gb_per_s:g} GB/s, "
+        f"{1000 * efficiency.decode_step_s:g} ms a step beside; {efficiency.tail_share:.0%} of an "
+        f"engine's sequences run to the limit; {ENGINE_STEP_TOKENS:,} tokens of prompts a step",
+        f"  memory: bfloat16, flash attention, distributed optimizer, {wish.layers} layers;",
+        "  engines sleep while the actor works, whose state stays on the GPU",
+    ]

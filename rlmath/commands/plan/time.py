@@ -1,0 +1,192 @@
+"""How long the phases of a step take, from FLOPs, bytes and the assumptions of ``gpus.py``.
+
+A prediction to compare layouts by. It says nothing of hosts, data or grading, which goes on while
+others are sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlmath.commands.plan.gpus import Efficiency, Gpu
+from rlmath.commands.plan.memory import ActorShape, engine_weights_bytes, kv_bytes
+from rlmath.commands.plan.models import (
+    active_matrices,
+    count_parameters,
+    expert_parameters_of_rank,
+    mixture_layers,
+    parameters_of_rank,
+)
+from rlmath.model.spec import ModelShape
+
+# All-reduces of a layer between tensor ranks: after attention and after the feed-forward.
+ALL_REDUCES_PER_LAYER = 2
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step does.
+
+    Attributes:
+        prompts: Problems.
+        group_size: Samples of each.
+        minibatches: Optimizer steps.
+        prompt_tokens: Longest prompt, which all are taken to have.
+        response_tokens: Longest response.
+        mean_response_tokens: Mean response.
+    """
+
+    prompts: int
+    group_size: int
+    minibatches: int
+    prompt_tokens: int
+    response_tokens: int
+    mean_response_tokens: int
+
+    @property
+    def sequences(self) -> int:
+        return self.prompts * self.group_size
+
+    @property
+    def longest_tokens(self) -> int:
+        return self.prompt_tokens + self.response_tokens
+
+    @property
+    def mean_tokens(self) -> int:
+        return self.prompt_tokens + self.mean_response_tokens
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.mean_tokens
+
+
+def forward_flops(shape: ModelShape, sequence_tokens: float) -> float:
+    """Operations of a forward pass per token of a sequence of that length.
+
+    Two for each weight of a matrix, the output layer among them, and causal attention: two products
+    of width q with half of the sequence on average. Narayanan et al. 2021, appendix, for grouped
+    queries, a gated feed-forward and a causal mask.
+    """
+    attention = shape.layers * 2 * 2 * shape.heads * shape.head_dim * sequence_tokens / 2
+    return 2 * active_matrices(shape) + attention + _output_flops(shape)
+
+
+def _output_flops(shape: ModelShape) -> int:
+    """Of the output layer, per token."""
+    return 2 * shape.vocab * shape.hidden
+
+
+def slowest_stage_share(shape: ModelShape, pp: int, sequence_tokens: float) -> float:
+    """Work of the last stage, which has the output layer, over that of an average one."""
+    whole, output = forward_flops(shape, sequence_tokens), _output_flops(shape)
+    return ((whole - output) / pp + output) / (whole / pp)
+
+
+def actor_time_s(
+    shape: ModelShape,
+    actor: ActorShape,
+    work: Work,
+    gpu: Gpu,
+    efficiency: Efficiency,
+    gpus_per_node: int,
+) -> tuple[float, float]:
+    """Seconds of log-probs and of the update, on all ranks together."""
+    ranks = actor.ranks
+    peak = gpu.peak_tflops * 1e12 * efficiency.mfu
+    forward = work.tokens * forward_flops(shape, work.mean_tokens) / (ranks * peak)
+
+    def rate(neighbours: int) -> float:
+        """Bytes a second between so many neighbours, which share a node if they can."""
+        on_node = neighbours <= gpus_per_node
+        gb_per_s = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
+        return gb_per_s * 1e9 * efficiency.link
+
+    # A ring moves 2 (t - 1) / t times the bytes; with sequence parallelism the same, in two halves.
+    ring = 2 * (actor.tp - 1) / actor.tp
+    tokens, layers = work.tokens / actor.copies, shape.layers / actor.pp
+    reduced = tokens * layers * ALL_REDUCES_PER_LAYER * 2 * shape.hidden
+    tensor = ring * reduced / rate(actor.tp)
+    # Keys and values of the other context ranks; on the way back their gradients as well.
+    both = 2 * 2 * shape.kv_heads * shape.head_dim / actor.tp
+    context = (actor.cp - 1) * tokens * layers * both / rate(actor.tp * actor.cp)
+    # Each token goes to its experts and back.
+    sent = tokens / actor.tp * shape.experts_per_token * 2 * 2 * shape.hidden
+    mixtures = mixture_layers(shape) / actor.pp
+    experts = (actor.ep - 1) / actor.ep * sent * mixtures / rate(max(actor.tp, actor.ep))
+    per_rank = work.sequences / work.minibatches / actor.dp
+    microbatches = max(1.0, per_rank * work.mean_tokens / actor.max_tokens)
+    # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1.
+    bubble = 1 + (actor.pp - 1) / microbatches
+    forward *= slowest_stage_share(shape, actor.pp, work.mean_tokens)
+    again = actor.recompute_layers * actor.pp / shape.layers
+    parameters = parameters_of_rank(shape, actor.tp, actor.pp, first=True, last=actor.pp == 1)
+    parameters += expert_parameters_of_rank(shape, actor.tp, actor.pp, actor.ep)
+    # Float32 gradients are reduce-scattered, bfloat16 weights gathered.
+    copies = actor.copies
+    data = work.minibatches * 6 * parameters * (copies - 1) / copies / rate(ranks)
+    once = tensor + experts
+    log_probs = (forward + once + context) * bubble if work.minibatches > 1 else 0.0
+    # Backward is two forward passes; a recomputed layer has one more (the same, section 3).
+    compute = forward * (3 + again)
+    update = (compute + once * (2 + again) + context * (3 + again)) * bubble + data
+    return log_probs, update
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How an engine samples its share.
+
+    Attributes:
+        seconds: All of it.
+        running: Sequences at once.
+        step_s: Of one token of each of them.
+        tail_s: Of ``seconds``, after the mean response.
+    """
+
+    seconds: float
+    running: int
+    step_s: float
+    tail_s: float
+
+
+def decoding(
+    shape: ModelShape,
+    engines: int,
+    tp: int,
+    cache_tokens: float,
+    most_running: int,
+    work: Work,
+    gpu: Gpu,
+    efficiency: Efficiency,
+) -> Decoding:
+    """The time of an engine's share of the samples, memory-bound or bound by arithmetic.
+
+    A step reads the weights and the running sequences' keys and values once (Pope et al. 2022,
+    "Efficiently Scaling Transformer Inference", section 2.1).
+    """
+    share = -(-work.sequences // engines)
+    running = max(1, min(share, most_running, int(cache_tokens // work.mean_tokens)))
+
+    def step_s(count: float, context: float) -> float:
+        read = engine_weights_bytes(shape, tp) + count * context * kv_bytes(shape, tp)
+        memory = read / (gpu.memory_gb_per_s * 1e9 * efficiency.decode_bandwidth)
+        flops = count * forward_flops(shape, 2 * context)
+        arithmetic = flops / (tp * gpu.peak_tflops * 1e12 * efficiency.mfu)
+        latency = efficiency.all_reduce_s * ALL_REDUCES_PER_LAYER * shape.layers if tp > 1 else 0.0
+        return max(memory, arithmetic) + latency + efficiency.decode_step_s
+
+    middle = step_s(running, work.prompt_tokens + work.mean_response_tokens / 2)
+    bulk = share * work.mean_response_tokens / running * middle
+    last = max(1.0, running * efficiency.tail_share)
+    tail_tokens = work.response_tokens - work.mean_response_tokens
+    tail = tail_tokens * step_s(last, (work.longest_tokens + work.mean_tokens) / 2)
+    return Decoding(bulk + tail, running, middle, tail)
+
+
+def refit_time_s(
+    shape: ModelShape, actor: ActorShape, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int
+) -> float:
+    """Every rank of a copy gathers the whole model; a copy on one node does so over its links."""
+    on_node = max(actor.tp, actor.ep) * actor.pp <= gpus_per_node
+    rate = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
+    return 2 * count_parameters(shape) / (rate * 1e9 * efficiency.link)

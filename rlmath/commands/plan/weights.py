@@ -1,0 +1,166 @@
+"""``rlmath plan weights``: the plan of an update as a table or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from typing import Any
+
+import torch
+
+from rlmath.commands.plan.arguments import count, positive
+from rlmath.commands.plan.models import read_named_model
+from rlmath.errors import UserError
+from rlmath.weights.plan import (
+    Operation,
+    PlannedBucket,
+    SourceLayout,
+    SourceRank,
+    TargetLayout,
+    WeightsPlan,
+    plan_weights,
+)
+
+MIB = 2**20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add = parser.add_argument
+    add("model", help="a known name, a preset of conf/model, a folder, or its config.json")
+    add("--tp", type=count, default=1, metavar="N", help="trainer: tensor-parallel ranks")
+    add("--pp", type=count, default=1, metavar="N", help="trainer: pipeline stages")
+    add("--ep", type=count, default=1, metavar="N", help="trainer: expert-parallel ranks")
+    add(
+        "--expert-tp",
+        type=count,
+        metavar="N",
+        help="trainer: tensor-parallel ranks within experts (default: tp)",
+    )
+    add("--virtual-stages", type=count, default=1, metavar="N", help="trainer: chunks per stage")
+    add("--first-stage-layers", type=count, metavar="N", help="trainer: layers of stage 0")
+    add("--last-stage-layers", type=count, metavar="N", help="trainer: layers of the last stage")
+    add("--engine-tp", type=count, default=1, metavar="N", help="engine: tensor-parallel ranks")
+    add("--engine-expert-parallel", action="store_true", help="engine: whole experts per rank")
+    add(
+        "--bucket-size-mib",
+        type=positive,
+        default=512.0,
+        metavar="MIB",
+        help="tensors are sent together up to this (default: 512)",
+    )
+    add("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    add("--json", action="store_true", help="every operation, as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan that the options ask for.
+
+    Raises:
+        UserError: There is no such model, or an option is for a mixture of experts.
+        WeightsError: It cannot be laid out so.
+    """
+    _, shape = read_named_model(arguments.model)
+    of_experts = arguments.expert_tp is not None or arguments.engine_expert_parallel
+    if of_experts and not shape.experts:
+        raise UserError(
+            f"{arguments.model} has no experts for --expert-tp or --engine-expert-parallel to share"
+        )
+    plan = plan_weights(
+        shape,
+        SourceLayout(
+            tp=arguments.tp,
+            pp=arguments.pp,
+            ep=arguments.ep,
+            expert_tp=arguments.expert_tp,
+            virtual_stages=arguments.virtual_stages,
+            first_stage_layers=arguments.first_stage_layers,
+            last_stage_layers=arguments.last_stage_layers,
+        ),
+        TargetLayout(arguments.engine_tp, arguments.engine_expert_parallel),
+        arguments.bucket_size_mib,
+        getattr(torch, arguments.dtype),
+    )
+    print(json.dumps(as_json(plan), indent=1) if arguments.json else as_table(plan))
+    return 0
+
+
+def as_json(plan: WeightsPlan) -> dict[str, Any]:
+    """The whole plan in JSON's types."""
+    return {
+        "architecture": plan.shape.architecture,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "num_bytes": plan.num_bytes,
+        "padded_vocab": plan.padded_vocab,
+        "source": vars(plan.source),
+        "target": vars(plan.target),
+        "stages": plan.stages,
+        "buckets": [_bucket_json(bucket) for bucket in plan.buckets],
+    }
+
+
+def _bucket_json(planned: PlannedBucket) -> dict[str, Any]:
+    return {
+        "num_bytes": planned.bucket.num_bytes,
+        "tensors": [
+            {"name": t.meta.name, "shape": t.meta.shape, "offset_bytes": t.offset_bytes}
+            for t in planned.bucket.tensors
+        ],
+        "gathers": [_operation_json(op) for op in planned.gathers],
+        "loads": [_operation_json(op) for op in planned.loads],
+    }
+
+
+def _operation_json(operation: Operation) -> dict[str, Any]:
+    rank = operation.rank
+    return {**vars(operation), "rank": vars(rank) if isinstance(rank, SourceRank) else rank}
+
+
+def as_table(plan: WeightsPlan) -> str:
+    """One line per bucket, then what each rank gives and keeps, in MiB."""
+    source, shape = plan.source, plan.shape
+    experts = f" x EP {source.ep}" if shape.experts else ""
+    lines = [
+        f"{shape.architecture}, {shape.layers} layers, {plan.num_bytes / MIB:.1f} MiB in "
+        f"{str(plan.dtype).removeprefix('torch.')}, {'tied' if shape.tied else 'untied'} embedding",
+        f"trainer TP {source.tp} x PP {source.pp}{experts} -> engine TP {plan.target.tp}",
+        f"vocabulary {shape.vocab}"
+        + (f", padded to {plan.padded_vocab}" if plan.padded_vocab != shape.vocab else ""),
+        *(f"stage {pp}: layers {_runs(chunks)}" for pp, chunks in enumerate(plan.stages)),
+        "",
+        f"{'bucket':>6}  {'MiB':>9}  {'tensors':>7}  {'gathers':>7}  {'loads':>7}  first .. last",
+    ]
+    for number, planned in enumerate(plan.buckets):
+        names = [t.meta.name for t in planned.bucket.tensors]
+        span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
+        lines.append(
+            f"{number:>6}  {planned.bucket.num_bytes / MIB:>9.1f}  {len(names):>7}  "
+            f"{len(planned.gathers):>7}  {len(planned.loads):>7}  {span}"
+        )
+    given: Counter[SourceRank | int] = Counter()
+    kept: Counter[SourceRank | int] = Counter()
+    for planned in plan.buckets:
+        for operation in planned.gathers:
+            given[operation.rank] += operation.num_bytes
+        for operation in planned.loads:
+            kept[operation.rank] += operation.num_bytes
+    lines += ["", "trainer rank gives:"]
+    lines += [f"  {_rank(rank):<14} {given[rank] / MIB:>9.1f} MiB" for rank in given]
+    lines += ["engine rank keeps:"]
+    lines += [f"  {_rank(rank):<14} {kept[rank] / MIB:>9.1f} MiB" for rank in kept]
+    lines += [
+        f"A receiving rank holds two buckets: {2 * plan.largest_bucket_bytes / MIB:.1f} MiB at most"
+    ]
+    return "\n".join(lines)
+
+
+def _runs(chunks: tuple[tuple[int, ...], ...]) -> str:
+    return ", ".join(f"{c[0]}-{c[-1]}" if c else "none" for c in chunks)
+
+
+def _rank(rank: SourceRank | int) -> str:
+    if isinstance(rank, int):
+        return f"tp {rank}"
+    expert = f" ep {rank.ep}" if rank.ep else ""
+    return f"pp {rank.pp} tp {rank.tp}{expert}"

@@ -1,0 +1,74 @@
+"""Sample and grade held-out problems, inside training and for ``rlmath evaluate``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from rlmath.config.benchmarks import HELD_OUT
+from rlmath.evaluation.held_out import HeldOut
+from rlmath.evaluation.journal import Journal
+from rlmath.evaluation.metrics import benchmark_metrics, tagged
+from rlmath.monitor import Monitor
+from rlmath.rollout.requests import requests_for
+from rlmath.rollout.sampling import Sampling
+from rlmath.types import Group, Sample
+
+# Steps of evaluation have random streams of their own, apart from training's.
+SEED_OFFSET = 1_000_003
+
+
+def evaluate(
+    sampling: Sampling, run_seed: int, held_out: Sequence[HeldOut], monitor: Monitor, step: int
+) -> dict[str, float]:
+    """Sample and grade the held-out problems with the engines' present weights.
+
+    Returns:
+        Metrics by their tags.
+    """
+    by_benchmark = {}
+    with monitor.phase("evaluate"):
+        for one in held_out:
+            groups = sample_and_grade(sampling, run_seed, one, step)
+            monitor.log_samples(step, groups, kind=sample_kind(one.benchmark.name))
+            by_benchmark[one.benchmark.name] = benchmark_metrics(groups)
+    return tagged(by_benchmark)
+
+
+def sample_and_grade(
+    sampling: Sampling, run_seed: int, held_out: HeldOut, step: int, journal: Journal | None = None
+) -> Sequence[Group]:
+    """The graded samples of a benchmark.
+
+    Args:
+        sampling: Engines and rewards.
+        run_seed: ``runner.seed``.
+        held_out: The benchmark and its problems.
+        step: Of training; each has random streams of its own.
+        journal: Has samples that need not be made again, and takes those that are made.
+    """
+    benchmark = held_out.benchmark
+    requests = requests_for(
+        held_out.problems,
+        samples=benchmark.samples,
+        max_tokens=benchmark.max_response_tokens,
+        temperature=benchmark.temperature,
+        top_p=benchmark.top_p,
+        run_seed=run_seed + SEED_OFFSET,
+        step=step,
+    )
+    samples: Iterable[Sample]
+    if journal is None:
+        samples = sampling.pool.generate(requests)
+    else:
+        missing = [request for request in requests if request.key not in journal.samples]
+        samples = itertools.chain(
+            journal.samples.values(), journal.keep(sampling.pool.generate(missing))
+        )
+    groups = sampling.collector.collect(held_out.problems, samples, benchmark.samples).wait()
+    sampling.rewards.metrics()  # Evaluation's figures are not training's.
+    return groups
+
+
+def sample_kind(benchmark: str) -> str:
+    return "eval" if benchmark == HELD_OUT else f"eval_{benchmark}"

@@ -1,0 +1,1 @@
+"""The only description of a model: sizes, families, parallel layout and precision."""

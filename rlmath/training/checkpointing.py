@@ -1,0 +1,258 @@
+"""When a run is saved: as often as the settings say, at its end, and when it is interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rlmath.actor.group import ActorGroup
+from rlmath.checkpoint import Checkpoint, CheckpointStore
+from rlmath.cluster.watchdog import Part
+from rlmath.config.schema import Config
+from rlmath.rewards.base import RewardError
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import EngineError
+from rlmath.rollout.weight_sync import refit
+from rlmath.training.session import Session
+
+
+def open_store(config: Config) -> CheckpointStore:
+    """Where a run's checkpoints are."""
+    runner = config.runner
+    best: dict[str, Literal["max", "min"]] = {}
+    if runner.best_metric is not None:
+        best[runner.best_metric] = "min" if runner.best_is_lowest else "max"
+    folder = Path(runner.run_dir) / "checkpoints"
+    return CheckpointStore(folder, keep=runner.keep_checkpoints, best=best)
+
+
+class HasState(Protocol):
+    """A part of the driver whose state is in checkpoints; of plain JSON values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Point:
+    """The end of a step: what a checkpoint of it holds beside the ranks' part."""
+
+    step: int
+    driver_state: dict[str, Any]
+    metrics: Mapping[str, float]
+
+
+@contextlib.contextmanager
+def open_saver(
+    config: Config, store: CheckpointStore, session: Session, states: Mapping[str, HasState]
+) -> Iterator[Saver]:
+    """A saver for the length of a session."""
+    saver = Saver(store, session.actor, states, config.runner.background_checkpoints)
+    try:
+        yield saver
+    finally:
+        saver.close()
+
+
+class Saver:
+    """Saves and restores actor, driver and engines.
+
+    Args:
+        store: Where to.
+        actor: The ranks.
+        states: The driver's own parts.
+        in_background: Write while training goes on; :meth:`look` has to be called now and then.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        actor: ActorGroup,
+        states: Mapping[str, HasState],
+        in_background: bool = False,
+    ) -> None:
+        self._store, self._actor, self._states = store, actor, states
+        self._in_background = in_background
+        self._last: _Point | None = None
+        # Where the ranks write, or wrote last.
+        self._folder: Path | None = None
+        self._saved_step = 0
+        # Of which the ranks' part is written, or being written, and no checkpoint made yet.
+        self._written_step: int | None = None
+        # Written by the ranks in the background, and then committed by a thread.
+        self._writing: _Point | None = None
+        self._committing: Future[Path] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def restore(self, checkpoint: Checkpoint, pool: RolloutPool | None) -> None:
+        """Bring actor, driver and engines, if there are any, to where a checkpoint was made."""
+        self._actor.load_checkpoint(checkpoint.path)
+        for name, part in self._states.items():
+            part.load_state_dict(checkpoint.driver_state[name])
+        if pool is not None:
+            refit(self._actor, pool, checkpoint.driver_state["weights_version"])
+        self._saved_step = checkpoint.step
+        self.step_done(checkpoint.step, checkpoint.metrics)
+        for skipped in checkpoint.skipped:
+            print(f"skipped {skipped.path}: {skipped.reason}", flush=True)
+        print(f"resumed after step {checkpoint.step} from {checkpoint.path}", flush=True)
+
+    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is finished and logged; it is never repeated from here on."""
+        own = {name: copy.deepcopy(part.state_dict()) for name, part in self._states.items()}
+        self._last = _Point(step, own | {"weights_version": step}, metrics)
+        self._actor.changed = False
+        self._look(wait=False)
+
+    def write(self, step: int) -> None:
+        """Let the ranks write what they hold at the end of a step whose metrics are still to come.
+
+        :meth:`save` makes a checkpoint of it once the step is done. If it never is, there is none.
+
+        Raises:
+            DiskFull: There was no room; earlier checkpoints are untouched.
+        """
+        self._look(wait=True)
+        self._folder = self._store.begin(step)
+        self._written_step = step
+        try:
+            if self._in_background:
+                self._actor.begin_checkpoint(self._folder)
+            else:
+                self._actor.save_checkpoint(self._folder)
+        except BaseException:
+            self._abandon_written()
+            raise
+
+    def save(self) -> None:
+        """Make a checkpoint of the last step that is done.
+
+        Raises:
+            DiskFull: There was no room; earlier checkpoints are untouched.
+        """
+        point = self._last
+        assert point is not None, "no step is done"
+        if self._written_step != point.step:
+            self.write(point.step)
+        try:
+            if self._in_background:
+                self._writing = point
+            else:
+                self._commit(point)
+        except BaseException:
+            self._abandon_written()
+            raise
+        self._written_step = None
+        self._saved_step = point.step
+        for metric in self._store.best:
+            if metric not in point.metrics:
+                close = difflib.get_close_matches(metric, point.metrics, n=1)
+                print(
+                    f"warning: runner.best_metric={metric}: step {point.step} has no such metric, "
+                    "so that its checkpoint is none of those compared"
+                    + (f"; did you mean {close[0]}?" if close else ""),
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def look(self) -> None:
+        """Make a checkpoint of what was written in the background, if it is there; at any time."""
+        self._look(wait=False)
+
+    def finish(self) -> None:
+        """Wait until what is written in the background is a checkpoint."""
+        self._look(wait=True)
+
+    def watched(self) -> Part:
+        """For the watchdog: on a slow disk a save gets on as long as its folder grows."""
+
+        def marks() -> tuple[str, int]:
+            return str(self._folder), _bytes_in(self._folder)
+
+        def waits_for() -> list[str]:
+            written = _bytes_in(self._folder)
+            if not written:
+                return []
+            return [f"the checkpoint in {self._folder}, {written / 2**20:.1f} MiB so far"]
+
+        return Part(marks, waits_for)
+
+    def close(self) -> None:
+        """End its thread once what it does now is done; drop what did not become a checkpoint."""
+        self._abandon_written()
+        self._thread.shutdown(wait=True)
+
+    @contextlib.contextmanager
+    def saving_when_cut_short(self) -> Iterator[None]:
+        """Save when the block ends early although the ranks are well, if they hold a step that is
+        done: SIGINT, SIGTERM, a reward that raises, an engine that fails for good.
+
+        They do not from the beginning of an update until the step's end. A second signal ends the
+        saving.
+        """
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit, RewardError, EngineError) as cause:
+            signal = isinstance(cause, KeyboardInterrupt | SystemExit)
+            what = "interrupted" if signal else f"cut short by {type(cause).__name__}"
+            try:
+                print(self._save_what_is_done(what), flush=True)
+            except Exception as error:
+                print(f"{what}; saving failed: {error}", file=sys.stderr, flush=True)
+            raise
+
+    def _save_what_is_done(self, what: str) -> str:
+        last = self._last
+        if last is None or last.step == 0:
+            return f"{what} before the first step was done"
+        if self._actor.changed:
+            self._look(wait=True)
+            return (
+                f"{what} in the update of step {last.step + 1}, where nothing can be saved; "
+                f"runner.resume=auto resumes after step {self._saved_step}"
+            )
+        if self._saved_step != last.step:
+            self.save()
+        self._look(wait=True)
+        return f"{what}; saved after step {last.step}: runner.resume=auto resumes there"
+
+    def _look(self, wait: bool) -> None:
+        """See how far the writing in the background is; with ``wait`` see it through."""
+        if self._writing is not None and (wait or self._actor.checkpoint_written()):
+            point, self._writing = self._writing, None
+            try:
+                self._actor.finish_checkpoint()
+            except BaseException:
+                self._store.abandon(point.step)
+                raise
+            self._committing = self._thread.submit(self._commit, point)
+        if self._committing is not None and (wait or self._committing.done()):
+            committing, self._committing = self._committing, None
+            committing.result()
+
+    def _abandon_written(self) -> None:
+        step, self._written_step = self._written_step, None
+        if step is not None:
+            self._store.abandon(step)
+
+    def _commit(self, point: _Point) -> Path:
+        return self._store.commit(point.step, point.driver_state, point.metrics)
+
+
+def _bytes_in(folder: Path | None) -> int:
+    """Size of the files in a folder; 0 when it is not there, or no longer."""
+    total = 0
+    for parent, _, names in os.walk(folder or ""):
+        for name in names:
+            # It may be renamed while it is looked at.
+            with contextlib.suppress(FileNotFoundError):
+                total += os.path.getsize(os.path.join(parent, name))
+    return total

@@ -1,0 +1,98 @@
+"""What a training step reports, by the names that ``docs/metrics.md`` explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from rlmath.grading.result import STATUSES
+from rlmath.monitor.repetition import compression_ratio, is_repetitive, repeated_ngrams
+from rlmath.types import GradedSample, Group, TrainingBatch
+
+if TYPE_CHECKING:
+    from rlmath.actor.settings import UpdateResult
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards, accuracy, lengths and what the graders said, over all samples of the step.
+
+    Groups that a filter dropped are among them; nothing when nothing was sampled.
+    """
+    if not groups:
+        return {}
+    samples = [s for group in groups for s in group.samples]
+    rewards = [s.reward for s in samples if s.reward is not None]
+    judged = [s.correct for s in samples if s.correct is not None]
+    lengths = [len(s.sample.token_ids) for s in samples]
+    metrics = {
+        "rollout/rewards": _mean(rewards),
+        "rollout/accuracy": _mean([float(c) for c in judged]),
+        "rollout/unscored_share": 1.0 - len(rewards) / len(samples),
+        "rollout/response_length": _mean(lengths),
+        "rollout/response_length_max": float(max(lengths)),
+        "rollout/truncated_share": _mean([s.sample.finish_reason == "length" for s in samples]),
+        "rollout/truncated_groups_share": _mean([_all_truncated(g) for g in groups]),
+        "rollout/compression_ratio": _mean([compression_ratio(s.sample.text) for s in samples]),
+        "rollout/repeated_ngrams_share": _mean(
+            [repeated_ngrams(s.sample.token_ids) for s in samples]
+        ),
+        "rollout/repetitive_share": _mean(
+            [is_repetitive(s.sample.text, s.sample.token_ids) for s in samples]
+        ),
+        "rollout/equal_reward_groups_share": _mean([_all_equal(g.samples) for g in groups]),
+        "rollout/solved_share": _mean([any(s.correct for s in g.samples) for g in groups]),
+        "rollout/prompt_length": _mean([len(g.problem.prompt_token_ids) for g in groups]),
+    }
+    for status in STATUSES:
+        metrics[f"grading/{status}_share"] = _mean([s.status == status for s in samples])
+    return metrics
+
+
+def batch_metrics(batch: TrainingBatch) -> dict[str, float]:
+    """Sizes of the step's batch."""
+    return {
+        "rollout/tokens": float(batch.tokens.numel()),
+        "rollout/response_tokens": float(batch.response_lengths.sum()),
+        "rollout/masked_tokens_share": 1.0 - float(batch.loss_mask.float().mean()),
+    }
+
+
+def update_metrics(result: UpdateResult) -> dict[str, float]:
+    """Means over the step's minibatches; counts are sums and maxima are maxima."""
+    minibatches = result.minibatches
+    metrics: dict[str, float] = {}
+    for name in minibatches[0] if minibatches else ():
+        values = [one[name] for one in minibatches]
+        if name == "discarded":
+            continue
+        if name.endswith("_max"):
+            metrics[f"train/{name}"] = max(values)
+        elif name == "lr" or name.endswith("_count"):
+            metrics[f"train/{name}"] = values[-1] if name == "lr" else sum(values)
+        else:
+            metrics[f"train/{name}"] = _mean(values)
+    if "train/entropy" in metrics:
+        # The field's name for the policy's mean entropy.
+        metrics["train/entropy_loss"] = metrics.pop("train/entropy")
+    metrics["train/clip_fraction"] = metrics.get("train/clip_fraction_low", 0.0) + metrics.get(
+        "train/clip_fraction_high", 0.0
+    )
+    metrics["train/early_stopped_minibatches"] = float(len(result.early_stopped))
+    # Those that early_stop_rest discards are not looked at, so they have no metrics.
+    unseen = sum(index >= len(minibatches) for index in result.early_stopped)
+    metrics["train/discarded_minibatches"] = sum(m["discarded"] for m in minibatches) + unseen
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _all_truncated(group: Group) -> bool:
+    return all(s.sample.finish_reason == "length" for s in group.samples)
+
+
+def _all_equal(samples: Sequence[GradedSample]) -> bool:
+    rewards = [s.reward for s in samples if s.reward is not None]
+    return all(a == b for a, b in pairwise(rewards))

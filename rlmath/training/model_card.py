@@ -1,0 +1,166 @@
+"""The model card of a run: its recipe, data, results and settings, from what the run has left."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlmath.checks import attempts
+from rlmath.errors import UserError
+from rlmath.evaluation.results import read_results, table
+from rlmath.monitor.files import replacing
+from rlmath.monitor.summary import read_summary
+
+CARD = "README.md"
+# An absolute path says more of a machine than a card should.
+_ABSOLUTE = re.compile(r"(?<![\w.~-])/(?:[^\s,\]'\"]*/)?([^/\s,\]'\"]+)")
+HF = "hf"
+# Settings that make the recipe, in the order in which they are read.
+_RECIPE = (
+    ("advantage", "algorithm.advantage"),
+    ("policy loss", "algorithm.loss"),
+    ("aggregation", "algorithm.aggregation"),
+    ("prompts per step", "algorithm.prompts_per_step"),
+    ("samples per prompt", "algorithm.group_size"),
+    ("minibatches per step", "algorithm.minibatches_per_step"),
+    ("clip, low and high", "algorithm.clip_low", "algorithm.clip_high"),
+    ("KL coefficient", "algorithm.kl_coef"),
+    ("learning rate", "actor.optimizer.lr"),
+    ("schedule", "actor.optimizer.schedule"),
+    (
+        "longest prompt and response, tokens",
+        "data.max_prompt_tokens",
+        "rollout.max_response_tokens",
+    ),
+    ("sampling temperature", "rollout.temperature"),
+    ("seed", "runner.seed"),
+)
+
+
+# Where and how a run is executed.
+_NOT_IN_RECIPE = ("cluster", "runner", "watchdog", "weights")
+
+
+def write_card(run_dir: Path) -> None:
+    """Put the card into the run's model folder."""
+    with replacing(run_dir / HF / CARD) as file:
+        file.write(model_card(run_dir).encode())
+
+
+def model_card(run_dir: Path, step: int | None = None) -> str:
+    """The card: recipe, data, results, from what the run has left.
+
+    Args:
+        run_dir: A training run's folder.
+        step: Of a checkpoint; ``None``: the run's end.
+
+    Raises:
+        UserError: It is no run's folder.
+    """
+    from omegaconf import OmegaConf
+
+    found = attempts.attempts(run_dir)
+    if not found:
+        raise UserError(f"{run_dir} is no training run's folder: there is no config.yaml in it")
+    config = OmegaConf.create(dict(attempts.in_force(found, step)))
+    summary = read_summary(run_dir)
+
+    def setting(key: str) -> str:
+        return str(OmegaConf.select(config, key))
+
+    base = Path(setting("model.path")).name
+    rows = [(name, ", ".join(setting(key) for key in keys)) for name, *keys in _RECIPE]
+    steps = step if step is not None else summary.get("steps")
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- rlmath",
+        "- reinforcement-learning",
+        "- math",
+        "---",
+        "",
+        f"# {run_dir.resolve().name}",
+        "",
+        f"{base}, trained with reinforcement learning on mathematics problems by rlmath"
+        + (f"; after step {steps}." if steps is not None else "."),
+        "",
+        "## Recipe",
+        "",
+        "| setting | value |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in rows),
+        "",
+        "Every setting is below, for `rlmath train`; of absolute paths the last part.",
+        "",
+        *_changes_lines(attempts.history(found, step)),
+        "## Data",
+        "",
+        *_data_lines(config),
+        "",
+        "## Results",
+        "",
+        *_result_lines(run_dir, summary, step),
+        "",
+        "## All settings",
+        "",
+        "```yaml",
+        _ABSOLUTE.sub(r"\1", OmegaConf.to_yaml(config)).rstrip(),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _changes_lines(history: Sequence[tuple[int, list[attempts.Change]]]) -> list[str]:
+    """What was in force before: each change of a setting, with the steps that it separates."""
+    if not history:
+        return []
+    rows = [
+        f"| {after} | `{one.key}` | {_shown(one.before)} | {_shown(one.now)} |"
+        for after, changes in history
+        for one in changes
+        if one.key.partition(".")[0] not in _NOT_IN_RECIPE
+    ]
+    if not rows:
+        return []
+    return [
+        "Settings that were changed during the run (the table above has the last values):",
+        "",
+        "| after step | setting | up to there | from there on |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _shown(value: Any) -> str:
+    return _ABSOLUTE.sub(r"\1", "null" if value is None else str(value)).replace("|", "\\|")
+
+
+def _data_lines(config: Any) -> list[str]:
+    weights = list(config.data.get("train_weights") or [])
+    files = [Path(str(path)).name for path in config.data.train_paths]
+    shares = [f", weight {weight:g}" for weight in weights] or [""] * len(files)
+    lines = [f"- training: `{name}`{share}" for name, share in zip(files, shares, strict=True)]
+    return lines + [f"- held out: `{Path(str(p)).name}`" for p in config.data.eval_paths]
+
+
+def _result_lines(run_dir: Path, summary: Mapping[str, Any], step: int | None) -> list[str]:
+    lines = []
+    before, after = summary.get("eval/accuracy_before"), summary.get("eval/accuracy_after")
+    if step is None and before is not None and after is not None:
+        lines.append(f"Accuracy on held-out problems went from {before:.3f} to {after:.3f}.")
+    if step is not None:
+        manifest = run_dir / "checkpoints" / f"step_{step:06d}" / "manifest.json"
+        if manifest.is_file():
+            metrics = json.loads(manifest.read_bytes()).get("metrics", {})
+            lines += [f"- `{k}`: {v:.4f}" for k, v in metrics.items() if k.startswith("eval/")]
+    entries = read_results(run_dir / "evaluation")
+    if entries and step is None:
+        lines += ["", table(entries), "", "Percent, ± one standard error over problems."]
+    return lines or ["Not evaluated."]

@@ -1,0 +1,374 @@
+"""The parts of a run, made from the settings, started side by side and ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlmath.actor.group import ActorGroup
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.optimizer import OptimizerSettings
+from rlmath.actor.parallel import Layout as ActorLayout
+from rlmath.actor.settings import ActorSettings
+from rlmath.checks.facts import read_model
+from rlmath.cluster.placement import placed
+from rlmath.cluster.session import ray_session
+from rlmath.cluster.watchdog import Part
+from rlmath.config.arithmetic import Layout, resolve_layout
+from rlmath.config.benchmarks import longest_response_tokens
+from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
+from rlmath.config.schema_precision import ProductDType
+from rlmath.device import choose_platform
+from rlmath.grading import MathGrader
+from rlmath.model.folder import TINY
+from rlmath.model.precision import Precision
+from rlmath.monitor import Monitor
+from rlmath.rewards.mix import RewardMix
+from rlmath.rollout import watchdog_probes as waiting
+from rlmath.rollout.collect import Collector
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec
+from rlmath.rollout.sampling import Sampling
+from rlmath.training.algorithm_settings import reference_settings
+from rlmath.types import Problem
+from rlmath.weights.transports import TransportPlan, choose_transport
+
+if TYPE_CHECKING:
+    import torch
+
+# The estimator that needs a value model.
+GAE = "gae"
+
+
+class Session:
+    """What a loop works with. Made by :func:`open_session`.
+
+    Attributes:
+        config: With the model's path resolved.
+        layout: Ranks and engines.
+    """
+
+    def __init__(
+        self, config: Config, layout: Layout, actor: ActorGroup | None, sampling: Sampling | None
+    ) -> None:
+        self.config, self.layout = config, layout
+        self._actor, self._sampling = actor, sampling
+
+    @property
+    def actor(self) -> ActorGroup:
+        """The Megatron ranks; the session was opened with an optimizer."""
+        assert self._actor is not None, "this session was opened without an optimizer"
+        return self._actor
+
+    @property
+    def sampling(self) -> Sampling:
+        """Engines and rewards; the session was opened with ``samples``."""
+        assert self._sampling is not None, "this session was opened without engines"
+        return self._sampling
+
+    def watched_parts(self, monitor: Monitor) -> list[Part]:
+        """What a run can wait for, for the watchdog."""
+        parts = [
+            Part(lambda: monitor.phase.changes, lambda: [f"the phase {monitor.phase.name}"]),
+            self.actor.watched(),
+        ]
+        if self._sampling is not None:
+            parts.append(waiting.engines(self._sampling.pool))
+            parts.append(waiting.grades(self._sampling.collector))
+        return parts
+
+
+@contextlib.contextmanager
+def open_session(
+    config: Config,
+    *,
+    optimizer: OptimizerConfig | None,
+    optimizer_steps: int = 1,
+    temperature: float = 1.0,
+    samples: bool = True,
+    problems: Iterable[Problem] = (),
+) -> Iterator[Session]:
+    """Start what a loop needs; see ``start`` for the order.
+
+    Args:
+        config: Checked settings.
+        optimizer: Of the actor; ``None``: no actor.
+        optimizer_steps: Of the whole run, where a decaying schedule ends if the settings leave it
+            open.
+        temperature: At which the actor takes log-probs.
+        samples: Whether engines and rewards are wanted.
+        problems: That will be sampled: the rewards' parameters are checked against their columns.
+
+    Raises:
+        UserError: The model, the cluster or the machine does not allow it.
+    """
+    config = with_model_folder(config)
+    # Without an optimizer there is no actor, whose layers would matter.
+    layers = "any" if optimizer is None else config.actor.layers.value
+    platform = choose_platform(config.cluster.device.value, layers)
+    platform.prepare_driver()
+    device = Device(platform.name)
+    layout = resolve_layout(config, device)
+    with contextlib.ExitStack() as stack:
+        rewards = stack.enter_context(reward_mix(config)) if samples else None
+        if rewards is not None:
+            rewards.check_columns(problems)
+        stack.enter_context(ray_session(config.cluster))
+        places = stack.enter_context(placed(layout, config.cluster.nodes))
+        pool = None
+        if samples:
+            pool = RolloutPool(
+                engine_spec(config, layout, trains=optimizer is not None),
+                num_engines=layout.engines,
+                stall_timeout_s=config.rollout.stall_timeout_s,
+                max_restarts=config.rollout.max_engine_restarts,
+                places=places.engines,
+            )
+            stack.callback(pool.shutdown)
+        actor = None
+        if optimizer is not None:
+            settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
+            if samples:
+                value = value_model_settings(config, settings, optimizer_steps)
+                settings = dataclasses.replace(settings, value=value)
+            actor = ActorGroup(
+                settings,
+                ActorLayout(
+                    layout.tensor_parallel,
+                    layout.pipeline_parallel,
+                    layout.data_parallel,
+                    context_parallel=layout.context_parallel,
+                    expert_parallel=config.actor.expert_parallel,
+                ),
+                device=device.value,
+                seed=config.runner.seed,
+                num_threads=config.actor.num_threads or cpu_threads(layout.actor_ranks),
+                log_dir=str(log_dir(config)),
+                actor_options=places.actor_ranks,
+            )
+            stack.callback(actor.shutdown)
+        start(actor, pool)
+        sampling = None
+        if pool is not None and rewards is not None:
+            if actor is not None:
+                connect_engines(config, actor, pool)
+            collector = Collector(rewards)
+            stack.callback(collector.close)
+            sampling = Sampling(pool, rewards, collector)
+        yield Session(config, layout, actor, sampling)
+
+
+def start(actor: ActorGroup | None, pool: RolloutPool | None) -> None:
+    """Start ranks and engines, side by side unless they share GPUs.
+
+    vLLM sizes its KV cache by the GPU's free memory before and after a trial run, and its check at
+    the start asks for all of ``rollout.gpu_memory_utilization`` to be free. Both mean something
+    only while the ranks on that GPU hold what they hold for good and allocate nothing: engines on
+    the ranks' GPUs start when all ranks are ready and have given back memory that they do not use.
+    A GPU has one engine, so no two measure at once.
+
+    Raises:
+        UserError: The model cannot be built or read, or an engine cannot start.
+        ActorError: A rank failed in another way.
+    """
+    if actor is None or pool is None or not pool.spec.sleeps:
+        if pool is not None:
+            pool.launch()
+        if actor is not None:
+            actor.launch()
+            actor.wait_until_ready()
+    else:
+        actor.launch()
+        actor.wait_until_ready()
+        actor.release_cached_memory()
+        pool.make_room = actor.release_cached_memory
+        pool.launch()
+    if pool is not None:
+        pool.wait_until_ready()
+
+
+def with_model_folder(config: Config) -> Config:
+    """The settings with ``model.path=tiny`` replaced by the folder of a tiny model made for it."""
+    if config.model.path != TINY:
+        return config
+    from rlmath.model.tiny import make_tiny_model
+
+    folder = Path(config.runner.run_dir) / "model"
+    if not (folder / "config.json").exists():
+        make_tiny_model(folder, seed=config.runner.seed)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
+
+
+def precision(config: Config) -> Precision:
+    """What actor and engines keep alike; a dense model has no router."""
+    given = config.precision
+    router = given.router_dtype if read_model(config.model.path).num_experts else ProductDType.model
+    return Precision(given.lm_head_dtype.value, router.value, given.batch_invariant)
+
+
+def log_dir(config: Config) -> Path:
+    """Where ranks and engines write their output."""
+    return Path(config.runner.run_dir).absolute() / "logs"
+
+
+def cpu_threads(ranks: int) -> int:
+    """Threads of each of so many CPU processes, so that together they fill the cores."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+@contextlib.contextmanager
+def reward_mix(config: Config) -> Iterator[RewardMix]:
+    """The rewards that ``reward`` describes, with the grader that they share.
+
+    Now and then the grader has SymPy check what its fast layers decided; where the two disagree,
+    ``run_dir/grading_disagreements.jsonl`` says so.
+    """
+    reward = config.reward
+    grader = MathGrader(
+        reward.num_workers,
+        reward.timeout_s,
+        fallback=reward.fallback.value,
+        disagreement_path=str(Path(config.runner.run_dir) / "grading_disagreements.jsonl"),
+    )
+    with (
+        contextlib.closing(grader),
+        RewardMix.from_config(
+            reward.items,
+            correct=reward.correct,
+            incorrect=reward.incorrect,
+            grader=grader,
+            on_error="raise" if reward.on_error is OnRewardError.stop else "none",
+            # A reward written for TRL gets message lists when the prompts are chats, as there.
+            completion_format="chat" if config.data.apply_chat_template else "text",
+        ) as mix,
+    ):
+        yield mix
+
+
+def engine_spec(config: Config, layout: Layout, *, trains: bool) -> EngineSpec:
+    """How each engine is set up; ``trains``: there is an actor, whose rollouts they sample."""
+    rollout = config.rollout
+    on_cuda = layout.device is Device.cuda
+    colocated = layout.placement is Placement.colocated
+    longest_response = longest_response_tokens(config, trains=trains)
+    return EngineSpec(
+        model_path=str(Path(config.model.path).absolute()),
+        dtype=config.model.dtype.value,  # type: ignore[arg-type]
+        device="cuda" if on_cuda else "cpu",
+        tensor_parallel=layout.engine_tensor_parallel,
+        max_sequence_tokens=config.data.max_prompt_tokens + longest_response,
+        max_running_sequences=rollout.max_running_sequences,
+        transport=choose_transport(
+            config.weights.transport.value,
+            device="cuda" if on_cuda else "cpu",
+            colocated=colocated,
+            nodes=config.cluster.nodes,
+        ),
+        log_dir=str(log_dir(config)),
+        # Of prompts without a whole block there is nothing to keep, and looking costs time.
+        prefix_caching=rollout.prefix_caching
+        and (on_cuda or config.data.max_prompt_tokens >= CPU_BLOCK_TOKENS),
+        enforce_eager=rollout.enforce_eager,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        cpu_kv_cache_gib=rollout.cpu_kv_cache_gib,
+        sleeps=on_cuda and colocated,
+        max_batched_tokens=rollout.max_batched_tokens,
+        async_scheduling=on_cuda if rollout.async_scheduling is None else rollout.async_scheduling,
+        precision=precision(config),
+    )
+
+
+def connect_engines(config: Config, actor: ActorGroup, pool: RolloutPool) -> None:
+    """Let actor and engines meet, now and whenever an engine has been started again."""
+
+    def bring_up(engines: Sequence[Any], version: int) -> None:
+        actor.connect_engines(transport_plan(config, pool, engines))
+        actor.send_weights(version)
+        pool.weights_verified = False
+
+    def reconnect() -> None:
+        actor.connect_engines(transport_plan(config, pool, pool.engines))
+
+    pool.bring_up, pool.reconnect = bring_up, reconnect
+    reconnect()
+
+
+def transport_plan(config: Config, pool: RolloutPool, engines: Sequence[Any]) -> TransportPlan:
+    """What the actor has to know to send weights to some of the pool's engines."""
+    return TransportPlan(
+        transport=pool.spec.transport,  # type: ignore[arg-type]
+        engines=tuple(engines),
+        ranks_per_engine=pool.spec.tensor_parallel,
+        bucket_size_mib=config.weights.bucket_size_mib,
+        run_id=uuid.uuid4().hex[:12],
+    )
+
+
+def optimizer_settings(
+    config: Config, optimizer: OptimizerConfig, optimizer_steps: int
+) -> OptimizerSettings:
+    """Adam and its schedule, which ends with the run unless the settings say where."""
+    return OptimizerSettings(
+        lr=optimizer.lr,
+        min_lr=optimizer.min_lr,
+        schedule=optimizer.schedule.value,
+        warmup_steps=optimizer.warmup_steps,
+        decay_steps=optimizer.decay_steps or optimizer_steps,
+        adam_beta1=optimizer.adam_beta1,
+        adam_beta2=optimizer.adam_beta2,
+        adam_eps=optimizer.adam_eps,
+        weight_decay=optimizer.weight_decay,
+        clip_grad_norm=optimizer.clip_grad_norm,
+        distributed=config.actor.distributed_optimizer,
+    )
+
+
+def actor_settings(
+    config: Config,
+    layout: Layout,
+    optimizer: OptimizerConfig,
+    optimizer_steps: int,
+    temperature: float,
+) -> ActorSettings:
+    """What each Megatron rank builds."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, config.model.dtype.value)
+    return ActorSettings(
+        model_path=str(Path(config.model.path).absolute()),
+        model=ModelSettings(
+            dtype=dtype,
+            sequence_parallel=config.actor.sequence_parallel,
+            recompute=config.actor.recompute.value,
+            recompute_num_layers=config.actor.recompute_num_layers,
+            precision=precision(config),
+            layers=config.actor.layers.value,
+        ),
+        optimizer=optimizer_settings(config, optimizer, optimizer_steps),
+        temperature=temperature,
+        max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
+        max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
+        reference=reference_settings(config),
+    )
+
+
+def value_model_settings(
+    config: Config, policy: ActorSettings, optimizer_steps: int
+) -> ActorSettings | None:
+    """The value model that the ranks build beside the policy; ``None``: the algorithm has none."""
+    if config.algorithm.advantage != GAE:
+        return None
+    optimizer = optimizer_settings(config, config.value.optimizer, optimizer_steps)
+    return ActorSettings(
+        model_path=policy.model_path,
+        model=policy.model,
+        optimizer=optimizer,
+        temperature=policy.temperature,
+        max_tokens_per_microbatch=policy.max_tokens_per_microbatch,
+        max_sequence_length=policy.max_sequence_length,
+    )

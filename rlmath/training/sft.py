@@ -1,0 +1,114 @@
+"""Supervised fine-tuning on worked examples: the light warm start before reinforcement learning.
+
+The same actor, packing and update as in training: an example is a sequence whose response has
+advantage 1, and the loss is ``reinforce``, whose value is then the negative log-likelihood of the
+responses, averaged over all their tokens. Prompts are read and not learned.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rlmath.actor.settings import UpdateSettings
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.checkpoint import CheckpointStore
+from rlmath.checks.attempts import SFT_CONFIG_FILE
+from rlmath.config.load import save
+from rlmath.config.schema import Config
+from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
+from rlmath.monitor import open_monitor
+from rlmath.training.checkpointing import open_saver
+from rlmath.training.session import open_session, with_model_folder
+from rlmath.types import TrainingBatch
+from rlmath.utils.run_lock import only_run_in
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Config) -> int:
+    """Fine-tune and leave a Hugging Face folder in ``run_dir/sft``. Returns the exit code."""
+    with only_run_in(config.runner.run_dir):
+        return fine_tune(config)
+
+
+def fine_tune(config: Config) -> int:
+    """:func:`run` in a folder that is ours alone."""
+    config = with_model_folder(config)
+    run_dir = Path(config.runner.run_dir)
+    save(config, run_dir / SFT_CONFIG_FILE)
+    tokenizer = load_tokenizer(config.model.path)
+    examples, report = load_examples(
+        config.sft.train_paths, config.data, config.sft.response_key, tokenizer
+    )
+    print(report.describe(config.data.max_prompt_tokens))
+    stream = ProblemStream(examples, seed=config.data.seed)
+    store = CheckpointStore(run_dir / "sft_checkpoints", keep=config.runner.keep_checkpoints)
+    checkpoint = store.resume(config.runner.resume) if config.sft.save_every else None
+    done = 0 if checkpoint is None else checkpoint.step
+    update = UpdateSettings(objective=ObjectiveSettings(loss="reinforce"))
+    sft = config.sft
+    with (
+        open_session(
+            config, optimizer=sft.optimizer, optimizer_steps=sft.steps, samples=False
+        ) as session,
+        # Steps of a fraction of a second: a dozen lines say enough.
+        open_monitor(
+            run_dir / "sft_log",
+            config.runner,
+            sft.steps,
+            done or None,
+            line_every=max(1, sft.steps // 12),
+        ) as monitor,
+        open_saver(config, store, session, {"stream": stream}) as saver,
+    ):
+        actor = session.actor
+        if checkpoint is not None:
+            saver.restore(checkpoint, None)
+        monitor.begin_step()
+        for step in range(done + 1, sft.steps + 1):
+            with monitor.phase("update"):
+                batch = batch_of(stream.next(sft.sequences_per_step))
+                result, first = actor.update(batch, update, seed=step)
+            (metrics,) = result.minibatches
+            monitor.count_tokens(batch.tokens.numel())
+            figures = {
+                "sft/loss": metrics["policy_loss"],
+                "sft/perplexity": float(torch.exp(-first.log_probs.mean())),
+                "sft/entropy": metrics["entropy"],
+                "sft/grad_norm": metrics["grad_norm"],
+                "sft/lr": metrics["lr"],
+                "sft/discarded": metrics["discarded"],
+            }
+            # Written down before it is saved: a checkpoint has all of its steps' metrics.
+            monitor.log_step(step, figures)
+            saver.step_done(step, figures)
+            if sft.save_every and (step % sft.save_every == 0 or step == sft.steps):
+                with monitor.phase("save"):
+                    saver.save()
+        saver.finish()
+        actor.save_hf(run_dir / "sft")
+    print(f"fine-tuned model: {run_dir / 'sft'}")
+    return 0
+
+
+def batch_of(examples: Sequence[Example]) -> TrainingBatch:
+    """Examples laid end to end, with advantage 1 for each response token."""
+    responses = torch.tensor([len(e.response_token_ids) for e in examples])
+    tokens = [t for e in examples for t in (*e.prompt_token_ids, *e.response_token_ids)]
+    total = int(responses.sum())
+    count = len(examples)
+    return TrainingBatch(
+        tokens=torch.tensor(tokens, dtype=torch.int64),
+        prompt_lengths=torch.tensor([len(e.prompt_token_ids) for e in examples]),
+        response_lengths=responses,
+        group_ids=torch.arange(count),
+        weights_versions=torch.zeros(count, dtype=torch.int64),
+        rewards=torch.zeros(count),
+        engine_log_probs=torch.zeros(total),
+        advantages=torch.ones(total),
+        loss_mask=torch.ones(total, dtype=torch.bool),
+    )

@@ -1,0 +1,160 @@
+"""Starts a run again from its last checkpoint when a part of it dies, hangs or collapses."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlmath.checkpoint import CheckpointStore
+from rlmath.cluster.watchdog import Stalled
+from rlmath.config.schema import Config
+from rlmath.errors import PartError, UserError, printable
+from rlmath.monitor import DECISIONS_FILE, read_metrics
+from rlmath.monitor.collapse import RollBack
+from rlmath.monitor.files import replacing, to_json
+from rlmath.training.checkpointing import open_store
+
+# What another start may mend. An error of the settings, the data or a reward comes again.
+PARTS_FAILED = (PartError, Stalled, ray.exceptions.RayError)
+ROLLBACKS_FILE = "rollbacks.json"
+
+
+def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
+    """Run ``attempt`` until it ends by itself.
+
+    After a part has failed it is run again, from the newest checkpoint, at most
+    ``runner.max_restarts`` times without a new checkpoint between; no more when its code raised the
+    same error at the same step twice running. After a collapse whose detector
+    asks for it, it is run again from the newest checkpoint before the collapse with a lower
+    learning rate, at most ``collapse.max_rollbacks`` times in the run's life.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        Exception: What ended the last attempt.
+    """
+    run_dir = Path(config.runner.run_dir)
+    store = open_store(config)
+    rollbacks = run_dir / ROLLBACKS_FILE
+    if config.runner.resume != "auto":
+        rollbacks.unlink(missing_ok=True)
+    restarts, saved = 0, _newest(store)
+    raised: _Raised | None = None
+    while True:
+        try:
+            return attempt(_with_lower_lr(config, rollbacks))
+        except PARTS_FAILED as error:
+            newest = _newest(store)
+            restarts = restarts + 1 if newest == saved else 1
+            saved = newest
+            before, raised = raised, _Raised.of(error, run_dir)
+            if raised is not None and raised == before:
+                _tell(run_dir, "a part failed", "no restart", str(error), raised.describe())
+                raise
+            if restarts > config.runner.max_restarts:
+                raise
+            choice = f"restart {restarts} of runner.max_restarts={config.runner.max_restarts}"
+            _tell(run_dir, "a part failed", choice, str(error), _redone(run_dir, newest))
+        except RollBack as collapse:
+            _roll_back(config, store, collapse, rollbacks)
+        # Without what the attempt had: its processes have ended, its memory may be large.
+        gc.collect()
+        if store.steps() or config.runner.resume == "never":
+            runner = dataclasses.replace(config.runner, resume="auto")
+            config = dataclasses.replace(config, runner=runner)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Raised:
+    """What a component raised, and in which step: the same error again means that a restart does
+    not help."""
+
+    step: int
+    error: str
+
+    @classmethod
+    def of(cls, error: BaseException, run_dir: Path) -> _Raised | None:
+        """``None``: a process ended or hung, which another start may mend."""
+        if not isinstance(error, PartError) or not error.raised:
+            return None
+        return cls(_last_step(run_dir) + 1, str(error).split("\n")[0])
+
+    def describe(self) -> str:
+        return (
+            f"step {self.step} failed again with the same error, so restarting would not help. Fix "
+            "the cause, then resume with runner.resume=auto"
+        )
+
+
+def _last_step(run_dir: Path) -> int:
+    return max((line["step"] for line in read_metrics(run_dir)), default=0)
+
+
+def _newest(store: CheckpointStore) -> int:
+    return max(store.steps(), default=0)
+
+
+def _redone(run_dir: Path, newest: int) -> str:
+    """Which steps a restart repeats, including the one that failed."""
+    last = _last_step(run_dir)
+    first = newest + 1
+    steps = f"step {first} is" if last < first else f"steps {first} to {last + 1} are"
+    start = f"the checkpoint of step {newest}" if newest else "the beginning"
+    return f"resumes from {start}; {steps} repeated"
+
+
+def _with_lower_lr(config: Config, rollbacks: Path) -> Config:
+    factor = _read(rollbacks)[-1]["lr_factor"] if _read(rollbacks) else 1.0
+    if factor == 1.0:
+        return config
+    optimizer = config.actor.optimizer
+    optimizer = dataclasses.replace(
+        optimizer, lr=optimizer.lr * factor, min_lr=optimizer.min_lr * factor
+    )
+    print(
+        f"learning rate {optimizer.lr:g}: {factor:g} of the settings' after {len(_read(rollbacks))}"
+        f" rollbacks ({rollbacks})",
+        flush=True,
+    )
+    return dataclasses.replace(config, actor=dataclasses.replace(config.actor, optimizer=optimizer))
+
+
+def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollbacks: Path) -> None:
+    """Put the checkpoints since the collapse aside, and note the lower learning rate."""
+    earlier = _read(rollbacks)
+    if len(earlier) >= config.collapse.max_rollbacks:
+        raise UserError(
+            f"the run collapsed again after {len(earlier)} rollbacks (collapse.max_rollbacks): "
+            f"{collapse.reason}. Checkpoints and metrics are in {config.runner.run_dir}."
+        ) from None
+    store.set_aside(newer_than=collapse.onset - 1)
+    to = _newest(store)
+    factor = config.collapse.rollback_lr_factor * (earlier[-1]["lr_factor"] if earlier else 1.0)
+    entry = {"step": collapse.step, "to": to, "lr_factor": factor, "reason": collapse.reason}
+    with replacing(rollbacks) as file:
+        file.write((json.dumps([*earlier, entry], indent=1) + "\n").encode())
+    run_dir = rollbacks.parent
+    choice = f"rollback {len(earlier) + 1}, learning rate times {factor:g}"
+    _tell(run_dir, "collapse", choice, collapse.reason, _redone(run_dir, to))
+
+
+def _read(rollbacks: Path) -> list[dict[str, Any]]:
+    if not rollbacks.is_file():
+        return []
+    entries: list[dict[str, Any]] = json.loads(rollbacks.read_text(encoding="utf-8"))
+    return entries
+
+
+def _tell(run_dir: Path, what: str, choice: str, reason: str, redone: str) -> None:
+    print(f"warning: {printable(reason)}\n{choice}: {redone}", file=sys.stderr, flush=True)
+    line = {"what": what, "choice": f"{choice}: {redone}", "reason": reason.split("\n")[0]}
+    with (run_dir / DECISIONS_FILE).open("a", encoding="utf-8") as file:
+        file.write(f"{to_json(line)}\n")

@@ -1,0 +1,1 @@
+"""Small helpers about processes, files and installed packages; they know nothing of training."""

@@ -1,0 +1,1 @@
+"""Whether Megatron, transformers and vLLM compute the same model, and where they diverge."""

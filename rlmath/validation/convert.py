@@ -1,0 +1,234 @@
+"""Between checkpoints of a run and Hugging Face folders, checked tensor by tensor.
+
+Checkpoints hold whole tensors in pieces of any layout, so one process converts them, with tensor
+and pipeline parallelism of 1, whatever the run had. It needs memory for the model once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlmath.device import Platform
+from rlmath.errors import UserError
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import ModelShape, read_model_shape
+from rlmath.validation.processes import ONE_RANK
+from rlmath.weights.fingerprint import compare_fingerprints, fingerprint
+from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.hf_files import HfFolderReader
+from rlmath.weights.megatron import save_to_hf
+from rlmath.weights.model_folder import Foreign, check_target
+
+_ACTOR = "actor"
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointModel:
+    """What a checkpoint says about its model.
+
+    Attributes:
+        folder: With the tensors.
+        shape: Sizes, as saved.
+        dtype: Of the weights.
+        layout: Tensor, pipeline and data parallelism of the run.
+    """
+
+    folder: Path
+    shape: dict[str, Any]
+    dtype: torch.dtype
+    layout: dict[str, int]
+
+
+def read_checkpoint(path: str | Path) -> CheckpointModel:
+    """Find the model in a checkpoint: ``checkpoints/step_...`` or the ``actor`` folder in it.
+
+    Raises:
+        UserError: It is neither.
+    """
+    for folder in (Path(path) / _ACTOR, Path(path)):
+        about = folder / "about.json"
+        if about.is_file():
+            saved = json.loads(about.read_text(encoding="utf-8"))
+            dtype = getattr(torch, saved["dtype"])
+            return CheckpointModel(folder, saved["shape"], dtype, saved["layout"])
+    raise UserError(
+        f"{path} is no checkpoint: it has neither {_ACTOR}/about.json nor about.json; give a "
+        "folder such as runs/<run>/checkpoints/step_000050"
+    )
+
+
+def model_of_run(path: str | Path) -> Path:
+    """The Hugging Face folder that a checkpoint's run started from, by the run's config.yaml.
+
+    Raises:
+        UserError: There is no config.yaml above the checkpoint, or its model is not there.
+    """
+    from omegaconf import OmegaConf
+
+    for parent in Path(path).resolve().parents:
+        config = parent / "config.yaml"
+        if config.is_file():
+            model = Path(str(OmegaConf.load(config).model.path))
+            if (model / "config.json").is_file():
+                return model
+            raise UserError(
+                f"{config} names the model {model}, which is not there now; give it with --model"
+            )
+    raise UserError(f"no config.yaml above {path}; name the model that it started from: --model")
+
+
+def to_hf(
+    checkpoint: str | Path,
+    folder: str | Path,
+    source: str | Path,
+    platform: Platform,
+    overwrite: bool = False,
+) -> int:
+    """Write a checkpoint's weights as a Hugging Face folder, read it and compare every tensor.
+
+    Args:
+        checkpoint: See ``read_checkpoint``.
+        folder: To write; see ``check_target`` for what it may hold.
+        source: Hugging Face folder that gives config.json and the tokenizer.
+        platform: From ``processes.open_process``.
+        overwrite: Replace whatever the folder holds.
+
+    Returns:
+        Number of tensors, all of which are equal bit by bit.
+
+    Raises:
+        UserError: The checkpoint is of another model than ``source``, or ``folder`` holds what is
+            not a model's.
+        WeightsError: What was written differs.
+    """
+    from rlmath.actor.model import ModelSettings, build_model, read_hf_config
+
+    saved = read_checkpoint(checkpoint)
+    check_export_target(folder, checkpoint, source, overwrite)
+    shape = read_model_shape(source)
+    _check_same_model(saved, shape, source)
+    module = build_model(
+        read_hf_config(str(source)),
+        ONE_RANK,
+        platform,
+        ModelSettings(saved.dtype),
+        shape.max_positions,
+    )
+    load_weights(module, saved.folder)
+    parallel = ParallelRank.from_megatron()
+    save_to_hf([module], folder, source, shape, parallel, overwrite=overwrite)
+    held = BucketGatherer([module], shape, parallel).fingerprints()
+    compare_fingerprints(held, _of_folder(folder), str(folder))
+    return len(held)
+
+
+def check_export_target(
+    folder: str | Path, checkpoint: str | Path, source: str | Path, overwrite: bool
+) -> None:
+    """Refuse to export where something would be lost; before anything slow starts.
+
+    ``overwrite`` allows everything but a file, and the folders that the export reads.
+
+    Raises:
+        UserError: See :func:`rlmath.weights.model_folder.check_target`.
+    """
+    read = Path(checkpoint), Path(source)
+    try:
+        check_target(folder, sources=read)
+    except Foreign:
+        if not overwrite:
+            raise
+
+
+def to_megatron(
+    source: str | Path, checkpoint: str | Path, dtype: torch.dtype, platform: Platform
+) -> int:
+    """Write a Hugging Face folder's weights as a checkpoint, load it and compare every tensor.
+
+    The checkpoint has weights alone; any layout can load it.
+
+    Args:
+        source: Hugging Face folder.
+        checkpoint: Folder to write; ``actor`` in it must not be there yet.
+        dtype: Of the weights.
+        platform: From ``processes.open_process``.
+
+    Returns:
+        Number of tensors, all of which are equal bit by bit.
+
+    Raises:
+        UserError: There is a checkpoint already.
+        WeightsError: What was written differs.
+    """
+    from rlmath.actor.actor import MegatronActor
+    from rlmath.actor.model import ModelSettings
+    from rlmath.actor.settings import ActorSettings
+    from rlmath.checkpoint.actor_state import save_actor
+
+    if (Path(checkpoint) / _ACTOR).exists():
+        raise UserError(f"{checkpoint} has a checkpoint already; choose another folder")
+    shape = read_model_shape(source)
+    settings = ActorSettings(
+        model_path=str(source),
+        model=ModelSettings(dtype),
+        optimizer=None,
+        temperature=1.0,
+        max_tokens_per_microbatch=1,
+        max_sequence_length=shape.max_positions,
+    )
+    actor = MegatronActor(settings, ONE_RANK, platform)
+    save_actor(actor, checkpoint, _ACTOR)
+    with torch.no_grad():
+        for parameter in actor.module.parameters():
+            parameter.fill_(float("nan"))
+    load_weights(actor.module, Path(checkpoint) / _ACTOR)
+    held = BucketGatherer([actor.module], shape, actor.parallel).fingerprints()
+    compare_fingerprints(_of_folder(source, dtype, shape.tied), held, str(checkpoint))
+    return len(held)
+
+
+def load_weights(module: torch.nn.Module, folder: Path) -> None:
+    """Fill a Megatron model from the tensors of a checkpoint, and nothing else of it.
+
+    Raises:
+        UserError: The checkpoint lacks a tensor, or cannot be read.
+    """
+    from megatron.core import dist_checkpointing
+
+    from rlmath.checkpoint.optimizer_state import sharding
+
+    wanted = module.sharded_state_dict(metadata=sharding())  # type: ignore[operator]
+    wanted = {key: value for key, value in wanted.items() if not key.endswith("_extra_state")}
+    try:
+        state = dist_checkpointing.load({"model": wanted}, str(folder))
+    except Exception as error:
+        raise UserError(f"{folder} cannot be loaded: {error}") from error
+    result = module.load_state_dict(state["model"], strict=False)
+    missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
+    if missing:
+        raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
+
+
+def _check_same_model(saved: CheckpointModel, shape: ModelShape, source: str | Path) -> None:
+    ours = json.loads(json.dumps(dataclasses.asdict(shape)))
+    differing = [key for key in ours if saved.shape.get(key) != ours[key]]
+    if differing:
+        was = ", ".join(f"{key}={saved.shape.get(key)}" for key in differing)
+        now = ", ".join(f"{key}={ours[key]}" for key in differing)
+        raise UserError(f"{saved.folder} has {was}, but {source}/config.json says {now}")
+
+
+def _of_folder(
+    folder: str | Path, dtype: torch.dtype | None = None, tied: bool = False
+) -> dict[str, int]:
+    """Fingerprints of a folder's tensors, as they would be in ``dtype``."""
+    with HfFolderReader(folder) as reader:
+        names = [n for n in reader.names() if not (tied and n == "lm_head.weight")]
+        return {
+            name: fingerprint(reader.read(name).to(dtype or reader.dtype(name))) for name in names
+        }

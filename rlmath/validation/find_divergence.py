@@ -1,0 +1,67 @@
+"""Where a Megatron model and its Hugging Face folder part: the first layer and the parameters.
+
+Both run the same tokens. Within each layer the values are compared in the order in which they are
+computed, so the first that differ come from right inputs, and the step between is at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rlmath.model.spec import ModelShape
+from rlmath.validation.hooks import EMBEDDING, HEAD, NORM, Values
+
+# Relative to the largest value: above what rounding leaves, below what a wrong weight does.
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+
+# What is compared in a layer, in order of computation, and which parameters are at fault there.
+_STEPS = {
+    "input_norm": "input_layernorm",
+    "q": "self_attn.q_proj (rows of query in linear_qkv)",
+    "k": "self_attn.k_proj (rows of key in linear_qkv)",
+    "v": "self_attn.v_proj (rows of value in linear_qkv)",
+    "attention": "rotary embedding, q_norm, k_norm or the attention itself",
+    "attention_out": "self_attn.o_proj (linear_proj)",
+    "mlp_norm": "post_attention_layernorm (pre_mlp_layernorm)",
+    "gate": "mlp.gate_proj (first half of linear_fc1)",
+    "up": "mlp.up_proj (second half of linear_fc1)",
+    "mlp": "mlp.down_proj (linear_fc2), or the experts and their router",
+}
+
+
+def first_difference(
+    ours: Values, theirs: Values, shape: ModelShape, dtype: torch.dtype
+) -> str | None:
+    """Name the first place where Megatron and ``transformers`` differ.
+
+    Args:
+        ours: From ``megatron_values``.
+        theirs: From ``hf_values``, of the same tokens.
+        shape: The model.
+        dtype: In which Megatron computed.
+
+    Returns:
+        Layer and parameters, with the difference; ``None`` when all is alike.
+    """
+    for key in _in_order(shape):
+        if key not in ours or key not in theirs:
+            # Transformer Engine fuses norms into the matrices that follow them.
+            continue
+        one, two = ours[key], theirs[key]
+        difference = float((one - two).abs().max() / two.abs().max().clamp_min(1e-30))
+        if not difference <= TOLERANCES[dtype]:
+            layer, step = key
+            where = f"layer {layer}, {_STEPS[step]}" if step in _STEPS else step
+            return f"{where}: values differ by {difference:.1e} of the largest"
+    return None
+
+
+def _in_order(shape: ModelShape) -> Iterator[tuple[int, str]]:
+    yield -1, EMBEDDING
+    for layer in range(shape.layers):
+        for step in _STEPS:
+            yield layer, step
+    yield shape.layers, NORM
+    yield shape.layers, HEAD

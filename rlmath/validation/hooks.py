@@ -1,0 +1,191 @@
+"""Values inside a model's layers, noted by hooks, whole although ranks hold parts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlmath.model.spec import ModelShape
+from rlmath.validation.probe import batch_of
+from rlmath.weights.parameters import unwrap
+
+if TYPE_CHECKING:
+    from rlmath.actor.actor import MegatronActor
+
+# By layer (-1: before the first) and step.
+Values = dict[tuple[int, str], Tensor]
+
+EMBEDDING = "embed_tokens (word_embeddings)"
+NORM = "norm (final_layernorm)"
+HEAD = "lm_head (output_layer)"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one rank saw of a value ``[tokens, width]``.
+
+    Attributes:
+        cut: What tensor ranks share: columns, rows (tokens), or nothing, as all have all of it.
+    """
+
+    value: Tensor
+    cut: Literal["columns", "rows", "nothing"] = "nothing"
+
+
+_Parts = dict[tuple[int, str], _Part]
+_Keep = Callable[[Tensor], _Parts]
+
+
+class _Taps:
+    """Hooks that note what modules take and give."""
+
+    def __init__(self) -> None:
+        self.parts: _Parts = {}
+        self._stack = ExitStack()
+
+    def output(self, module: nn.Module | None, keep: _Keep) -> None:
+        if module is None:
+            return
+
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple) else output
+            # A copy: without gradients Megatron adds the residual in place.
+            rows = value.detach().float().cpu().clone().reshape(-1, value.shape[-1])
+            self.parts.update(keep(rows))
+
+        self._stack.callback(module.register_forward_hook(hook).remove)
+
+    def input(self, module: nn.Module, keep: _Keep) -> None:
+        def hook(_: nn.Module, inputs: Any) -> None:
+            rows = inputs[0].detach().float().cpu().clone().reshape(len(inputs[0]), -1)
+            self.parts.update(keep(rows))
+
+        self._stack.callback(module.register_forward_pre_hook(hook).remove)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _as(key: tuple[int, str], cut: Literal["columns", "rows", "nothing"] = "nothing") -> _Keep:
+    return lambda rows: {key: _Part(rows, cut)}
+
+
+@torch.no_grad()
+def hf_values(folder: str | Path, tokens: list[int]) -> Values:
+    """What ``transformers`` computes from one sequence, in float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=torch.float32, local_files_only=True
+    ).eval()
+    taps = _Taps()
+    for number, layer in enumerate(model.model.layers):
+        attention = layer.self_attn
+        taps.output(layer.input_layernorm, _as((number, "input_norm")))
+        for name in ("q", "k", "v"):
+            taps.output(getattr(attention, f"{name}_proj"), _as((number, name)))
+        width = attention.o_proj.in_features
+        taps.input(
+            attention.o_proj,
+            lambda rows, at=number, width=width: {  # type: ignore[misc]
+                (at, "attention"): _Part(rows.reshape(-1, width))
+            },
+        )
+        taps.output(attention.o_proj, _as((number, "attention_out")))
+        taps.output(layer.post_attention_layernorm, _as((number, "mlp_norm")))
+        taps.output(getattr(layer.mlp, "gate_proj", None), _as((number, "gate")))
+        taps.output(getattr(layer.mlp, "up_proj", None), _as((number, "up")))
+        taps.output(layer.mlp, _as((number, "mlp")))
+    last = len(model.model.layers)
+    taps.output(model.model.embed_tokens, _as((-1, EMBEDDING)))
+    taps.output(model.model.norm, _as((last, NORM)))
+    taps.output(model.lm_head, _as((last, HEAD)))
+    model(torch.tensor([tokens]))
+    taps.close()
+    return {key: part.value for key, part in taps.parts.items()}
+
+
+@torch.no_grad()
+def megatron_values(actor: MegatronActor, tokens: list[int]) -> Values:
+    """What Megatron computes from one sequence, put together from all ranks, which all call this.
+
+    Args:
+        actor: At any tensor, pipeline, data and expert parallelism.
+        tokens: The sequence.
+    """
+    chunk: Any = unwrap(actor.module)
+    shape = actor.shape
+    # Sequence parallelism shares out the tokens of what the matrices leave whole.
+    whole: Literal["rows", "nothing"] = (
+        "rows" if actor.settings.model.sequence_parallel else "nothing"
+    )
+    taps = _Taps()
+    for layer in chunk.decoder.layers:
+        number = layer.layer_number - 1
+        attention = layer.self_attention
+        if hasattr(layer.input_layernorm, "weight"):
+            taps.output(layer.input_layernorm, _as((number, "input_norm"), whole))
+        taps.output(attention.linear_qkv, _as((number, "qkv"), "columns"))
+        taps.input(attention.linear_proj, _as((number, "attention"), "columns"))
+        taps.output(attention.linear_proj, _as((number, "attention_out"), whole))
+        if hasattr(layer.pre_mlp_layernorm, "weight"):
+            taps.output(layer.pre_mlp_layernorm, _as((number, "mlp_norm"), whole))
+        if not shape.is_moe_layer(number):
+            taps.output(layer.mlp.linear_fc1, _gate_and_up(number))
+        taps.output(layer.mlp, _as((number, "mlp"), whole))
+    embedding = getattr(chunk, "embedding", None)
+    taps.output(getattr(embedding, "word_embeddings", None), _as((-1, EMBEDDING), whole))
+    taps.output(chunk.decoder.final_layernorm, _as((shape.layers, NORM), whole))
+    taps.output(getattr(chunk, "output_layer", None), _as((shape.layers, HEAD), "columns"))
+    # Each data-parallel share has the sequence once.
+    actor.log_probs(batch_of([(tokens[:1], tokens[1:])] * actor.layout.data_parallel))
+    taps.close()
+    return _together(actor, taps.parts, len(tokens))
+
+
+def _together(actor: MegatronActor, parts: _Parts, num_tokens: int) -> Values:
+    """The first data-parallel share's values: over stages, and in the order of tensor ranks."""
+    mine = (actor.parallel.tp_rank, parts if actor.dp_rank == 0 else {})
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
+    found: dict[tuple[int, str], list[_Part]] = {}
+    for _, rank_parts in sorted(gathered, key=lambda pair: pair[0]):
+        for key, part in rank_parts.items():
+            found.setdefault(key, []).append(part)
+    values: Values = {}
+    for (layer, step), pieces in found.items():
+        tensors, cut = [part.value for part in pieces], pieces[0].cut
+        if cut == "nothing":
+            tensors = tensors[:1]
+        # Tokens behind the sequence's end pad it for the tensor ranks.
+        value = torch.cat(tensors, 0 if cut == "rows" else -1)[:num_tokens]
+        if step == "qkv":
+            values |= _query_key_value(layer, value, actor.shape)
+        else:
+            values[layer, step] = value[:, : actor.shape.vocab] if step == HEAD else value
+    return values
+
+
+def _gate_and_up(layer: int) -> _Keep:
+    def keep(rows: Tensor) -> _Parts:
+        gate, up = rows.chunk(2, -1)
+        return {(layer, "gate"): _Part(gate, "columns"), (layer, "up"): _Part(up, "columns")}
+
+    return keep
+
+
+def _query_key_value(layer: int, rows: Tensor, shape: ModelShape) -> Values:
+    """Megatron has each key-value group's query heads, key head and value head together."""
+    queries = shape.heads // shape.kv_heads
+    heads = rows.reshape(-1, shape.kv_heads, queries + 2, shape.head_dim)
+    parts = heads.split([queries, 1, 1], dim=2)
+    return {
+        (layer, name): part.flatten(1) for name, part in zip(("q", "k", "v"), parts, strict=True)
+    }

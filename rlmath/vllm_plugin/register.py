@@ -1,0 +1,53 @@
+"""Entry point through which vLLM finds what rlmath adds to it: a weight transfer, CPU kernels and
+sampling, routers in float32.
+
+vLLM calls ``register`` in each of its processes, workers included, and perhaps more than once. It
+does so in every vLLM process of the environment, so nothing is changed unless rlmath started the
+process: its engines set ``RLMATH_ENGINE=1``, which their workers inherit.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Set to 1 in the engines that rlmath starts; their workers inherit it.
+ENGINE_VARIABLE = "RLMATH_ENGINE"
+SHARED_MEMORY = "shared_memory"
+
+
+def register() -> None:
+    """Add ``shared_memory`` to both of vLLM's factories, norms to its operators, a router, and on
+    CPU a way to sample.
+
+    The transport's modules load when first used. A no-op in processes that rlmath did not start.
+    """
+    if os.environ.get(ENGINE_VARIABLE) != "1":
+        return
+    from vllm.distributed.weight_transfer import (
+        WeightTransferEngineFactory,
+        WeightTransferTrainerFactory,
+    )
+    from vllm.platforms import current_platform
+
+    from rlmath.vllm_plugin.engine_precision import register_router
+
+    if SHARED_MEMORY not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            SHARED_MEMORY,
+            "rlmath.weights.transports.shared_memory_engine",
+            "SharedMemoryEngine",
+        )
+    if SHARED_MEMORY not in WeightTransferTrainerFactory._registry:
+        WeightTransferTrainerFactory.register_engine(
+            SHARED_MEMORY,
+            "rlmath.weights.transports.shared_memory",
+            "SharedMemoryTrainer",
+        )
+    register_router()
+    if current_platform.is_cpu():
+        import rlmath.vllm_plugin.cpu_norms  # noqa: F401
+        from rlmath.device.gloo import share_device
+        from rlmath.vllm_plugin import cpu_sampling
+
+        cpu_sampling.install()
+        share_device()

@@ -1,0 +1,133 @@
+"""Settings of the algorithm that would do nothing, or cannot work, are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlmath.checks.algorithm import algorithm_problems
+from rlmath.config.load import load
+
+
+def problems(*overrides: str) -> list[str]:
+    settings = [f"algorithm.{text}" for text in overrides]
+    return list(algorithm_problems(load(["model.path=m", "runner.run_dir=r", *settings])))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["leave_one_out=true", "advantage=rloo"], ["leave_one_out=true", "advantage=grpo"]),
+        (["pass_at_k=2"], ["pass_at_k=2", "leave it at 4", "take advantage=pass_at_k"]),
+        (["advantage=pass_at_k", "pass_at_k=16"], ["at most one set of 16", "at most 15", "of 17"]),
+        (["loss=dppo", "clip_low=0.1"], ["clip_low=0.1", "loss=ppo_clip or gspo"]),
+        (["loss=gspo"], ["aggregation=token_mean", "gspo", "aggregation=seq_mean_token_mean"]),
+        (["loss=gspo_token"], ["take algorithm.aggregation=seq_mean_token_mean"]),
+        (["loss=gmpo"], ["take algorithm.aggregation=seq_mean_token_mean"]),
+        (["loss=sapo"], ["sapo", "algorithm.allow_other_aggregation=true"]),
+        (["loss=gmpo", "aggregation=seq_sum_constant"], ["aggregation=seq_sum_constant", "gmpo"]),
+        (["allow_other_aggregation=true"], ["allow_other_aggregation=true", "does nothing"]),
+        (["aggregation_constant_tokens=9"], ["take aggregation=seq_sum_constant"]),
+        (["whiten_tokens=true", "advantage=reinforce_pp"], ["whitened over tokens already"]),
+        (["whiten_tokens=true", "advantage=gae"], ["value.whiten_advantages"]),
+        (["advantage_epsilon=1e-4", "advantage=rloo"], ["advantage_epsilon=0.0001", "rloo"]),
+        (["leave_one_out_std=true", "advantage=rloo"], ["take advantage=grpo"]),
+        (["truncated_factor=0.5"], ["truncated_factor=0.5", "take truncated=scale"]),
+        (["truncated=scale", "advantage=gdpo"], ["truncated=scale", "reward stop_properly"]),
+        (
+            ["loss=sapo", "aggregation=seq_mean_token_mean", "dual_clip=3"],
+            ["dual_clip=3.0", "take loss=ppo_clip or gspo"],
+        ),
+        (["loss=cispo", "dual_clip=3"], ["dual_clip=3.0", "gmpo or dppo"]),
+        (["sapo_tau_negative=2"], ["sapo_tau_negative=2.0", "take loss=sapo"]),
+        (["dppo_divergence=kl"], ["dppo_divergence=kl", "leave it at tv", "take loss=dppo"]),
+        (["correction.low=0.5"], ["correction.low=0.5", "kind=none has no such bound"]),
+        (["correction.kind=token_truncate", "correction.low=0.5"], ["low=0.5", "token_mask"]),
+        (
+            ["correction.kind=token_mask", "correction.low=3", "correction.high=2"],
+            ["low=3: is above correction.high=2"],
+        ),
+        (["correction.kind=auto", "correction.high=3"], ["kind=auto has no such bound"]),
+        (["correction.kind=auto", "old_log_probs=engine"], ["old_log_probs=recompute"]),
+        (["correction.veto_below=1e-4", "old_log_probs=engine"], ["correction.veto_below=0.0001"]),
+        (["kl_in=reward", "kl_coef=0.1"], ["kl_estimator=k3", "take kl_estimator=k1"]),
+        (["kl_target=0.1"], ["kl_target=0.1", "kl_coef=0.0", "more than 0"]),
+        (["kl_horizon_samples=9", "kl_coef=1"], ["kl_horizon_samples=9", "kl_target=null"]),
+        (["reference.kind=reset"], ["reference.kind=reset", "kl_coef=0.0"]),
+        (["reference.every=2", "kl_coef=1"], ["every=2", "kind=averaged or reset"]),
+        (["reference.decay=0.5", "reference.kind=reset", "kl_coef=1"], ["take reference.kind="]),
+        (["entropy_coef_step=0.1"], ["entropy_coef_step=0.1", "entropy_target=null"]),
+        (["entropy_target=1", "entropy_coef=-0.1"], ["entropy_coef=-0.1", "entropy_coef_max=0.1"]),
+        (
+            ["entropy_top_share=0.2", "loss=gspo", "aggregation=seq_mean_token_mean"],
+            ["entropy_top_share=0.2", "ppo_clip"],
+        ),
+        (["filter.low=1"], ["filter.low=1", "take filter.keep=mean_range"]),
+        (["filter.oversample=2"], ["oversample=2.0", "keep=variance or accuracy or mean_range"]),
+        (["filter.keep=mean_range"], ["has no range"]),
+        (["filter.keep=mean_range", "filter.low=1", "filter.high=0"], ["low=1: is above"]),
+        (
+            ["filter.keep=variance", "filter.oversample=3", "filter.max_rounds=2"],
+            ["oversample=3", "max_rounds=2", "at most 2"],
+        ),
+        (["truncated_penalty=2"], ["truncated_penalty=2.0", "take truncated=penalise"]),
+        (["truncated=penalise", "advantage=gdpo"], ["reward stop_properly"]),
+        (
+            ["filter.keep=variance", "group_size=1", "advantage=reinforce_pp"],
+            ["always equal", "group_size of 2"],
+        ),
+        (["curriculum.too_easy=0.9"], ["too_easy=0.9", "take curriculum.rest=true"]),
+        (
+            ["curriculum.rest=true", "curriculum.too_easy=0.1", "curriculum.too_hard=0.1"],
+            ["too_hard=0.1: has to be less than curriculum.too_easy=0.1"],
+        ),
+        (
+            ["curriculum.length_stages=[{first_step: 2, max_response_tokens: 9}]"],
+            ["first steps are [2]"],
+        ),
+        (
+            ["curriculum.length_stages=[{first_step: 1, max_response_tokens: 99999}]"],
+            ["length_stages[0].max_response_tokens=99999", "max_response_tokens=27648"],
+        ),
+        (["group_size=1", "advantage=batch_std"], ["group_size=1: batch_std compares"]),
+    ],
+)
+def test_refused(overrides: list[str], expected: list[str]) -> None:
+    found = problems(*overrides)
+    assert len(found) == 1, found
+    for part in expected:
+        assert part in found[0]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["loss=cispo", "clip_low=1", "clip_high=4"],
+        ["loss=gspo", "aggregation=seq_mean_token_mean", "clip_low=3e-4", "clip_high=4e-4"],
+        ["loss=gspo", "aggregation=seq_mean_token_sum"],
+        ["loss=gspo", "allow_other_aggregation=true"],
+        ["loss=gmpo", "aggregation=seq_mean_token_mean", "dual_clip=3"],
+        ["loss=dppo", "dual_clip=1.1"],
+        ["loss=sapo", "aggregation=seq_mean_token_mean", "sapo_tau_negative=1.1"],
+        ["advantage=dr_grpo", "whiten_tokens=true", "advantage_epsilon=1e-4"],
+        ["leave_one_out=true", "leave_one_out_std=true"],
+        ["aggregation=seq_sum_constant", "aggregation_constant_tokens=3000"],
+        ["truncated=scale", "truncated_factor=0.5"],
+        ["loss=dppo", "dppo_divergence=kl", "dppo_threshold=0.1"],
+        ["advantage=pass_at_k", "pass_at_k=8"],
+        ["advantage=reinforce_pp", "group_size=1"],
+        ["correction.kind=token_mask", "correction.low=0.25", "correction.veto_below=1e-4"],
+        ["correction.kind=seq_truncate", "correction.high=5"],
+        ["correction.off_policy_mask_kl=0.1", "old_log_probs=engine"],
+        ["kl_coef=0.1", "kl_in=reward", "kl_estimator=k1", "kl_target=0.01"],
+        ["kl_coef=0.1", "reference.kind=averaged", "reference.every=2", "reference.decay=0.9"],
+        ["kl_coef=0.1", "reference.kind=reset", "reference.reset_optimizer=true"],
+        ["entropy_target=0.2", "entropy_top_share=0.2"],
+        ["entropy_top_share=0.2", "loss=gspo_token", "aggregation=seq_mean_token_mean"],
+        ["filter.keep=variance", "filter.oversample=1.5", "truncated=mask"],
+        ["filter.keep=mean_range", "filter.high=4", "truncated=penalise", "truncated_penalty=2"],
+        ["curriculum.rest=true", "curriculum.rest_steps=5"],
+        ["curriculum.length_stages=[{first_step: 1, max_response_tokens: 8192}]"],
+    ],
+)
+def test_allowed(overrides: list[str]) -> None:
+    assert problems(*overrides) == []

@@ -1,0 +1,200 @@
+"""A resumed run says what it changes, and is never continued as another experiment unasked."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from rlmath.checks import attempts
+from rlmath.cli import main
+from rlmath.config.load import load, save
+from rlmath.config.schema import Config
+from rlmath.training.model_card import model_card
+
+
+@cache
+def quickstart() -> Config:
+    return load(["experiment=quickstart"])
+
+
+def settings(run_dir: Path, *more: str) -> Config:
+    """The quickstart's settings with others, without composing them each time."""
+    config = OmegaConf.structured(quickstart())
+    for text in (f"runner.run_dir={run_dir}", "runner.resume=auto", *more):
+        key, _, value = text.partition("=")
+        OmegaConf.update(config, key, yaml.safe_load(value))
+    done = OmegaConf.to_object(config)
+    assert isinstance(done, Config)
+    return done
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    path = folder / f"step_{step:06d}"
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text("{}")
+    return path
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Of a run that is at step 8."""
+    folder = tmp_path / "mine"
+    save(settings(folder), folder / "config.yaml")
+    checkpoint(folder / "checkpoints", 4)
+    checkpoint(folder / "checkpoints", 8)
+    return folder
+
+
+def test_the_same_settings_continue_without_changes(run_dir: Path) -> None:
+    found = attempts.continuation(settings(run_dir))
+    assert found is not None and (found.step, found.changes) == (8, ())
+    assert attempts.refused(settings(run_dir)) == []
+
+
+def test_a_folder_without_a_complete_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_000007").mkdir(parents=True)  # no manifest
+    checkpoint(tmp_path / "checkpoints", 9).rename(tmp_path / "checkpoints" / "step_000009.partial")
+    save(settings(tmp_path, "algorithm.loss=gspo"), tmp_path / "config.yaml")
+    assert attempts.continuation(settings(tmp_path)) is None
+    assert attempts.refused(settings(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("algorithm.loss=gspo", "algorithm.loss"),
+        ("algorithm.filter.mask_duplicates=true", "algorithm.filter.mask_duplicates"),
+        ("reward.correct=1", "reward.correct"),
+        ("reward.items=[{name: math},{name: length}]", "reward.items"),
+        ("model.path=elsewhere/model", "model.path"),
+    ],
+)
+def test_another_experiment_is_refused_unless_accepted(
+    run_dir: Path, override: str, key: str
+) -> None:
+    (message,) = attempts.refused(settings(run_dir, override))
+    assert key in message and "step 8" in message
+    assert f"runner.accept_changes=[{key}]" in message
+    for accepted in (key, key.partition(".")[0]):
+        assert not attempts.refused(
+            settings(run_dir, override, f"runner.accept_changes=[{accepted}]")
+        )
+    assert attempts.refused(settings(run_dir, override, "runner.accept_changes=[reward.timeout_s]"))
+    assert not attempts.refused(settings(run_dir, override, "runner.resume=never"))
+    named = f"runner.resume={run_dir / 'checkpoints' / 'step_000008'}"
+    assert not attempts.refused(settings(run_dir, override, named))
+
+
+def test_other_settings_may_change_and_are_printed(run_dir: Path) -> None:
+    config = settings(run_dir, "actor.optimizer.lr=1e-7", "runner.steps=99", "reward.timeout_s=9")
+    assert attempts.refused(config) == []
+    found = attempts.continuation(config)
+    assert found is not None
+    keys = {change.key for change in found.changes}
+    assert keys == {"actor.optimizer.lr", "runner.steps", "reward.timeout_s"}
+    text = found.describe()
+    assert "after step 8 of 99" in text
+    assert all(key in text for key in keys) and "1e-07" in text
+
+
+def test_tiny_and_relative_paths_name_the_same_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(settings(Path("run"), "model.path=run/model"), Path("run/config.yaml"))
+    checkpoint(Path("run/checkpoints"), 1)
+    for path in ("tiny", "run/model", str(tmp_path / "run" / "model")):
+        assert attempts.refused(settings(tmp_path / "run", f"model.path={path}")) == []
+    assert attempts.refused(settings(tmp_path / "run", "model.path=run/other"))
+
+
+def test_a_saved_file_of_another_version_is_compared_where_both_know_a_key(run_dir: Path) -> None:
+    file = run_dir / "config.yaml"
+    text = file.read_text().replace("loss: ppo_clip", "loss: ppo_clip\n  gone_setting: 3")
+    file.write_text(text)
+    assert attempts.refused(settings(run_dir)) == []
+
+
+def test_accept_changes_names_what_exists_and_is_guarded(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["train", "--check", "experiment=quickstart", f"runner.run_dir={run_dir}"]
+    assert main([*common, "runner.accept_changes=[algorithm.los,actor.optimizer.lr]"]) == 2
+    said = capsys.readouterr().err
+    assert "algorithm.los;" in said and "algorithm.loss" in said
+    assert "actor.optimizer.lr may be changed" in said
+
+
+def test_a_finished_run_is_told_apart_from_one_that_has_not_exported(run_dir: Path) -> None:
+    config = settings(run_dir, "runner.steps=8")
+    found = attempts.continuation(config)
+    assert found is not None and not found.finished
+    (run_dir / "hf").mkdir()
+    (run_dir / "hf" / "config.json").write_text("{}")
+    found = attempts.continuation(config)
+    assert found is not None and found.finished
+    assert "already at step 8 of 8" in found.describe() and "runner.steps" in found.describe()
+    more = attempts.continuation(settings(run_dir, "runner.steps=9"))
+    assert more is not None and not more.finished
+
+
+def test_sft_guards_the_model_alone(tmp_path: Path) -> None:
+    base = ["sft.save_every=2", "sft.steps=6"]
+    save(settings(tmp_path, *base), tmp_path / "sft_config.yaml")
+    checkpoint(tmp_path / "sft_checkpoints", 6)
+    assert attempts.refused(settings(tmp_path, *base, "algorithm.loss=gspo"), "sft") == []
+    assert attempts.refused(settings(tmp_path, *base, "model.path=x"), "sft")
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / "config.json").write_text("{}")
+    found = attempts.continuation(settings(tmp_path, *base), "sft")
+    assert found is not None and found.finished and "sft.steps" in found.describe()
+    assert attempts.continuation(settings(tmp_path, "sft.save_every=0"), "sft") is None
+
+
+def test_each_attempt_keeps_its_settings_and_the_card_says_what_held_when(run_dir: Path) -> None:
+    attempts.record(settings(run_dir), after_step=0)
+    attempts.record(settings(run_dir, "algorithm.loss=gspo"), after_step=8)
+    attempts.record(settings(run_dir, "algorithm.loss=cispo"), after_step=12)
+    # A rollback: what came after step 8 is trained again.
+    attempts.record(settings(run_dir, "algorithm.loss=sapo"), after_step=8)
+    with (run_dir / "attempts.jsonl").open("a") as file:
+        file.write('{"after_step": 9, "conf')  # killed while it wrote
+    found = attempts.attempts(run_dir)
+    assert [one.after_step for one in found] == [0, 8]
+    loss = {
+        step: attempts.in_force(found, step)["algorithm"]["loss"] for step in (1, 8, 9, 20, None)
+    }
+    assert loss == {1: "ppo_clip", 8: "ppo_clip", 9: "sapo", 20: "sapo", None: "sapo"}
+    card = model_card(run_dir)
+    assert "| policy loss | sapo |" in card
+    assert "| 8 | `algorithm.loss` | ppo_clip | sapo |" in card
+    earlier = model_card(run_dir, step=8)
+    assert "| policy loss | ppo_clip |" in earlier and "| sapo |" not in earlier
+    assert len(list((run_dir / "configs").glob("*.yaml"))) == 4
+
+
+def test_check_shows_where_a_run_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": "1+1=", "solutions": ["\\boxed{2}"]}] * 64
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_dir = tmp_path / "run"
+    common = [
+        *("model.path=tiny", f"runner.run_dir={run_dir}", f"data.train_paths=[{data}]"),
+        *("algorithm.prompts_per_step=4", "algorithm.group_size=4", "cluster.device=cpu"),
+        *("data.max_prompt_tokens=16", "rollout.max_response_tokens=16"),
+        *("actor.max_tokens_per_microbatch=256", "runner.steps=20"),
+    ]
+    save(load(common), run_dir / "config.yaml")
+    checkpoint(run_dir / "checkpoints", 8)
+    assert main(["train", "--check", *common, "actor.optimizer.lr=5e-7"]) == 0
+    said = capsys.readouterr().out
+    assert "continues after step 8 of 20" in said and "actor.optimizer.lr" in said
+    assert main(["train", "--check", *common, "algorithm.advantage=rloo"]) == 2
+    assert "algorithm.advantage" in capsys.readouterr().err

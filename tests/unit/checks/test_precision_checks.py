@@ -1,0 +1,96 @@
+"""Layers and batch-invariant kernels: what a machine, a layout and a model allow."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B
+
+from rlmath.checks.facts import ModelFacts
+from rlmath.checks.precision import batch_invariance, batch_invariant_model, layers
+from rlmath.checks.run import find_problems
+from rlmath.config.load import load
+from rlmath.config.schema import Config, Device, DType, Layers
+
+BROKEN = "its extension for torch, transformer_engine_torch*.so, was not built"
+WITHOUT = dataclasses.replace(GPU_MACHINE, transformer_engine=BROKEN)
+
+
+def config(*, dtype: DType = DType.bfloat16, invariant: bool = False, **actor: Any) -> Config:
+    made = Config()
+    made.model.dtype, made.precision.batch_invariant = dtype, invariant
+    for name, value in actor.items():
+        setattr(made.actor, name, value)
+    return made
+
+
+def test_cuda_without_transformer_engine_is_refused_by_every_command_that_trains(
+    tmp_path: Any,
+) -> None:
+    settings = [f"model.path={tmp_path}", f"runner.run_dir={tmp_path}/run", "cluster=gpu8"]
+    loaded = load(settings)
+    for command in ("train", "sft"):
+        message = "\n".join(find_problems(loaded, command, WITHOUT))
+        for part in (BROKEN, "launchers/setup.sh cuda", "actor.layers=local", "Adam"):
+            assert part in message
+    assert "actor.layers" not in "\n".join(find_problems(loaded, "evaluate", WITHOUT))
+    loaded.cluster.device = Device.auto
+    assert BROKEN in "\n".join(find_problems(loaded, "train", WITHOUT))
+    loaded.precision.batch_invariant, loaded.actor.context_parallel = True, 2
+    assert "precision.batch_invariant" in "\n".join(find_problems(loaded, "train", GPU_MACHINE))
+
+
+def test_local_layers_are_taken_when_asked_for() -> None:
+    assert list(layers(config(), WITHOUT, Device.cuda))
+    assert list(layers(config(layers=Layers.transformer_engine), WITHOUT, Device.cuda))
+    assert not list(layers(config(layers=Layers.local), WITHOUT, Device.cuda))
+    assert not list(layers(config(), GPU_MACHINE, Device.cuda))
+
+
+def test_transformer_engine_on_a_cpu_is_refused() -> None:
+    (message,) = layers(config(layers=Layers.transformer_engine), CPU_MACHINE, Device.cpu)
+    assert "actor.layers=transformer_engine" in message and "CUDA only" in message
+    for chosen in (Layers.auto, Layers.local):
+        assert not list(layers(config(layers=chosen), CPU_MACHINE, Device.cpu))
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"layers": Layers.local}, "actor.layers=local has none"),
+        ({"context_parallel": 2}, "actor.context_parallel=1"),
+        ({"tensor_parallel": 4}, "take at most 2"),
+        ({"dtype": DType.float32}, "model.dtype=float32"),
+    ],
+)
+def test_where_batch_invariance_does_not_hold(changed: dict[str, Any], part: str) -> None:
+    (message,) = batch_invariance(
+        config(invariant=True, **changed), GPU_MACHINE, Device.cuda, "train"
+    )
+    assert message.startswith("precision.batch_invariant=true") and part in message
+    assert not list(batch_invariance(config(**changed), GPU_MACHINE, Device.cuda, "train"))
+
+
+def test_batch_invariance_where_it_holds() -> None:
+    asked = config(invariant=True, tensor_parallel=2, pipeline_parallel=2)
+    assert not list(batch_invariance(asked, GPU_MACHINE, Device.cuda, "train"))
+    # Engines alone: nothing of the actor matters.
+    asked.actor.context_parallel = 2
+    assert not list(batch_invariance(asked, GPU_MACHINE, Device.cuda, "evaluate"))
+
+
+def test_batch_invariance_on_a_cpu_without_flash_attention_and_of_experts() -> None:
+    asked = config(invariant=True)
+    (message,) = batch_invariance(asked, CPU_MACHINE, Device.cpu, "train")
+    assert "the kernels are CUDA's" in message
+    without = dataclasses.replace(GPU_MACHINE, flash_attention=False)
+    (message,) = batch_invariance(asked, without, Device.cuda, "train")
+    assert "flash-attn==2.8.3" in message
+    dense = ModelFacts(
+        "Qwen2ForCausalLM", 28, 1536, 8960, 12, 2, 128, QWEN_1_5B["vocab_size"], 4096, False
+    )
+    assert not list(batch_invariant_model(asked, dense))
+    (message,) = batch_invariant_model(asked, dataclasses.replace(dense, num_experts=64))
+    assert "64 experts have no batch-invariant" in message

@@ -1,0 +1,479 @@
+"""Each setting that cannot work is refused by name, with figures and with what would work."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B, QWEN_7B
+
+import rlmath
+from rlmath.checks.facts import ARCHITECTURES, Machine, ModelFacts, peek_rows, read_model
+from rlmath.checks.run import Command, check
+from rlmath.config.load import load
+from rlmath.config.ranges import RANGES
+from rlmath.config.schema import Device
+from rlmath.errors import ConfigError
+
+MakeModel = Callable[..., Path]
+MakeData = Callable[..., Path]
+
+
+@pytest.fixture
+def base(tmp_path: Path, make_data: MakeData) -> list[str]:
+    """Overrides that pass every check."""
+    return [
+        "model=tiny",
+        "actor=small",
+        "rollout=small",
+        f"data.train_paths=[{make_data()}]",
+        f"runner.run_dir={tmp_path / 'run'}",
+        "algorithm.prompts_per_step=32",
+    ]
+
+
+@pytest.fixture
+def refusal(base: list[str]) -> Callable[..., str]:
+    """The message for ``base`` with some more overrides."""
+
+    def refuse(*overrides: str, command: Command = "train", machine: Machine = CPU_MACHINE) -> str:
+        with pytest.raises(ConfigError) as caught:
+            check(load([*base, *overrides]), command, machine)
+        return str(caught.value)
+
+    return refuse
+
+
+def test_steps_of_an_engine_have_to_be_possible(refusal: Callable[..., str]) -> None:
+    assert "rollout.async_scheduling=true" in refusal("rollout.async_scheduling=true")
+    message = refusal("cluster=gpu8", "rollout.max_batched_tokens=255", machine=GPU_MACHINE)
+    assert "rollout.max_batched_tokens=255: 256 running sequences" in message
+
+
+def test_settings_that_can_work_pass(base: list[str]) -> None:
+    check(load(base), "train", CPU_MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("actor.optimizer.lr=-1", "actor.optimizer.lr=-1.0: has to be at least 0"),
+        ("actor.optimizer.lr=nan", "actor.optimizer.lr=nan: has to be at least 0"),
+        ("actor.optimizer.lr=inf", "actor.optimizer.lr=inf"),
+        ("actor.optimizer.adam_beta2=1", "at least 0 and less than 1"),
+        ("rollout.temperature=0", "rollout.temperature=0.0: has to be more than 0"),
+        ("eval.top_p=1.5", "eval.top_p=1.5: has to be more than 0 and at most 1"),
+        ("algorithm.group_size=0", "algorithm.group_size=0: has to be at least 1"),
+        ("actor.data_parallel=0", "actor.data_parallel=0: has to be at least 1, or null"),
+        ("rollout.gpu_memory_utilization=1.1", "more than 0 and at most 1"),
+        ("algorithm.early_stop_ratio=1", "has to be more than 1, or null"),
+        ("reward.items=[{name: math, weight: inf}]", "reward.items[0].weight=inf"),
+        ("runner.seed=4294967296", "at most 4294967295"),
+        ("actor.tensor_parallel=0", "actor.tensor_parallel=0"),
+    ],
+)
+def test_numbers_out_of_range(refusal: Callable[..., str], override: str, expected: str) -> None:
+    assert expected in refusal(override)
+
+
+def test_ranges_hold_at_their_ends() -> None:
+    share = RANGES["eval.top_p"]
+    assert [share.holds(x) for x in (0, 1e-9, 1, 1.0001, float("nan"))] == [
+        False, True, True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["algorithm.loss=pp_clip"], ["algorithm.loss=pp_clip", "did you mean ppo_clip?"]),
+        (["algorithm.advantage=gpro"], ["algorithm.advantage=gpro", "did you mean grpo?"]),
+        (["algorithm.aggregation=mean"], ["algorithm.aggregation=mean", "token_mean"]),
+        (["algorithm.kl_estimator=k9"], ["algorithm.kl_estimator=k9", "k1, k2, k3"]),
+        (["reward.items=[]"], ["reward.items=[]: at least one"]),
+        (["reward.items=[{name: mth}]"], ["reward.items[0].name=mth", "did you mean math?"]),
+        (["reward.items=[{name: no.py:f}]"], ["no such file: no.py"]),
+        (["reward.items=[{name: nosuchpackage.x:f}]"], ["no module nosuchpackage"]),
+        (
+            ["reward.items=[{name: math, params: {marker_: x}}]"],
+            ["reward.items[0].params.marker_: reward math has no such setting"],
+        ),
+        (["data.system_prompt=Think."], ["data.system_prompt", "data.apply_chat_template=true"]),
+        (["data.prompt_template=Solve"], ["data.prompt_template='Solve'", "{prompt}"]),
+        (["eval.temperature=0", "eval.samples=4"], ["eval.samples=4", "all samples"]),
+        (["algorithm.group_size=1"], ["algorithm.group_size=1", "at least 2"]),
+        (["algorithm.dual_clip=1.1"], ["algorithm.dual_clip=1.1", "more than 1 + clip_high = 1.2"]),
+        (["reward.correct=-5"], ["reward.correct=-5.0", "reward.incorrect=-5.0"]),
+        (["actor.sequence_parallel=true"], ["actor.sequence_parallel=true", "set it to false"]),
+        (["actor.recompute_num_layers=2"], ["actor.recompute=full", "null"]),
+        (
+            ["actor.recompute=full", "actor.recompute_num_layers=5"],
+            ["actor.recompute_num_layers=5", "4 layers / 1 stages = 4", "at most 4"],
+        ),
+        (
+            ["actor.optimizer.schedule=cosine", "actor.optimizer.min_lr=1"],
+            ["actor.optimizer.min_lr=1.0", "at most actor.optimizer.lr=2e-05"],
+        ),
+        (
+            [
+                "actor.optimizer.schedule=linear",
+                "actor.optimizer.warmup_steps=40",
+                "runner.steps=10",
+            ],
+            ["actor.optimizer.warmup_steps=40", "40 optimizer steps; take at most 39"],
+        ),
+        (
+            [
+                "actor.optimizer.schedule=linear",
+                "actor.optimizer.warmup_steps=40",
+                "actor.optimizer.decay_steps=20",
+            ],
+            ["actor.optimizer.decay_steps is 20 optimizer steps; take at most 19"],
+        ),
+        (["cluster.nodes=2"], ["cluster.nodes=2", "cluster.ray_address"]),
+        (["cluster.device=cuda"], ["cluster.device=cuda", "2.13.0+cpu", "cluster.device=cpu"]),
+        (["weights.transport=nccl"], ["weights.transport=nccl", "shared_memory, or auto"]),
+        (
+            ["actor.tensor_parallel=3"],
+            ["actor.tensor_parallel=3", "4 attention heads / 3 leaves 1", "works: 1, 2 or 4"],
+        ),
+        (["rollout.tensor_parallel=8"], ["rollout.tensor_parallel=8", "works: 1, 2 or 4"]),
+        (
+            ["actor.pipeline_parallel=3"],
+            ["actor.pipeline_parallel=3", "4 layers / 3 stages leaves 1", "works: 1, 2 or 4"],
+        ),
+        (
+            ["rollout.max_response_tokens=2000"],
+            [
+                "1024 prompt + 2000 response = 3024 tokens",
+                "2048 positions",
+                "rollout.max_response_tokens=1024 or less",
+                "data.max_prompt_tokens=48 or less",
+            ],
+        ),
+        (["eval.max_response_tokens=3000"], ["eval.max_response_tokens=3000", "4024 tokens"]),
+        (
+            ["algorithm.minibatches_per_step=3"],
+            [
+                "32 prompts x 16 samples = 512 sequences",
+                "/ 3 minibatches",
+                "170.667",
+                "algorithm.prompts_per_step=30 or 33",
+                "algorithm.group_size=15 or 18",
+                "algorithm.minibatches_per_step=2 or 4",
+            ],
+        ),
+        (
+            ["actor.data_parallel=3"],
+            ["3 data-parallel ranks", "actor.data_parallel=2 or 4"],
+        ),
+        (
+            # 9 blocks x 128 tokens x 2 x 4 layers x 2 heads x 32 x 4 bytes = 2.25 MiB
+            ["rollout.cpu_kv_cache_gib=0.002"],
+            [
+                "one sequence of 1088 tokens takes 9 blocks x 128 tokens x 2,048 bytes",
+                "0.0022 GiB",
+                "at least 0.25",
+            ],
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_impossible_settings(
+    refusal: Callable[..., str], overrides: list[str], expected: list[str]
+) -> None:
+    message = refusal(*overrides)
+    for part in expected:
+        assert part in message
+
+
+def test_sft_asks_for_its_own_files_and_batch(
+    refusal: Callable[..., str], make_data: MakeData
+) -> None:
+    assert "sft.train_paths is empty" in refusal("data.train_paths=[]", command="sft")
+    file = make_data({"prompt": "1+1", "answer": "2"}, name="examples.jsonl")
+    message = refusal(f"sft.train_paths=[{file}]", command="sft")
+    assert "sft.response_key=response" in message
+    assert "its fields are prompt, answer" in message
+    file = make_data({"prompt": "1+1", "response": "2"}, name="examples.jsonl")
+    message = refusal(f"sft.train_paths=[{file}]", "actor.data_parallel=3", command="sft")
+    assert "64 / 3 data-parallel ranks leaves 1; works: 63 or 66" in message
+
+
+def test_evaluate_asks_for_held_out_files(refusal: Callable[..., str]) -> None:
+    assert refusal("data.train_paths=[]", command="evaluate").startswith("data.eval_paths is empty")
+
+
+def test_data_files(refusal: Callable[..., str], make_data: MakeData, tmp_path: Path) -> None:
+    def with_file(path: Path, *more: str) -> str:
+        return refusal(f"data.train_paths=[{path}]", *more)
+
+    assert "no such file" in with_file(tmp_path / "none.jsonl")
+    assert "it is a folder" in with_file(tmp_path)
+    assert "end in .jsonl, .json, .parquet" in with_file(make_data(name="data.csv"))
+    assert "no rows" in with_file(make_data(name="empty.jsonl", text="\n"))
+    wrong = make_data({"question": "1+1", "answer": "2"}, name="wrong.jsonl")
+    assert f"data.prompt_key=prompt: {wrong}:1 has no such field" in with_file(wrong)
+    message = with_file(wrong, "data.prompt_key=question", "data.answer_key=answers")
+    assert "data.answer_key=answers" in message
+    assert "did you mean data.answer_key=answer?" in message
+    chat = make_data({"prompt": [{"role": "user"}], "solutions": ["2"]}, name="chat.jsonl")
+    assert "data.apply_chat_template=true" in with_file(chat)
+    none = make_data({"prompt": "1+1", "solutions": []}, name="none.jsonl")
+    assert "holds [], no answer" in with_file(none)
+    broken = make_data(name="broken.jsonl", text='\n{"prompt": "1", "solutions": ["1"]}\n{"pro\n')
+    assert f"{broken}:3: not a JSON object" in with_file(broken)
+    listed = make_data(name="rows.json", text='{"prompt": 1}')
+    assert "a list of rows, or an object with one list" in with_file(listed)
+    twice = make_data()
+    assert "is given 2 times" in refusal(f"data.train_paths=[{twice},{twice}]")
+    parquet = make_data(name="rows.parquet", text="not parquet")
+    assert "rows.parquet: cannot be read" in with_file(parquet)
+    assert "data.eval_paths" in refusal(f"data.eval_paths=[{tmp_path / 'no.jsonl'}]")
+
+
+def test_bad_rows_may_be_skipped(make_data: MakeData, tmp_path: Path) -> None:
+    text = '{"pro\n{"prompt": "1", "solutions": ["1"]}\n'
+    overrides = ["model=tiny", "actor=small", "rollout=small", f"runner.run_dir={tmp_path}/r"]
+    overrides += [f"data.train_paths=[{make_data(text=text)}]"]
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        check(load(overrides), "train", CPU_MACHINE)
+    check(load([*overrides, "data.malformed_rows=skip"]), "train", CPU_MACHINE)
+
+
+def test_rows_are_peeked_in_every_format(tmp_path: Path, make_data: MakeData) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"prompt": str(i), "solutions": [str(i)]} for i in range(9)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "r.parquet")
+    make_data(name="r.json", text=json.dumps(rows))
+    make_data(name="in.json", text=json.dumps({"version": 1, "rows": rows}))
+    make_data(*rows, name="r.jsonl")
+    for name in ("r.parquet", "r.json", "in.json", "r.jsonl"):
+        peeked = peek_rows(tmp_path / name)
+        assert [row for _, row in peeked] == rows[:4]
+        assert peeked[2][0].endswith((":3", ", row 3"))
+
+
+def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_path: Path) -> None:
+    message = refusal("model.path=Qwen/Qwen3-1.7B")
+    assert "model.path=Qwen/Qwen3-1.7B: no such folder" in message
+    assert "hf download" in message
+    assert "launchers/quickstart.sh" in refusal(f"model.path={tmp_path}/run/model")
+    folder = make_model(QWEN_1_5B)
+    (folder / "tokenizer.json").unlink()
+    (folder / "model.safetensors").unlink()
+    message = refusal(f"model.path={folder}")
+    assert "lacks a tokenizer" in message
+    assert "lacks weights" in message
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+    )
+    assert "lacks model-00001-of-00002.safetensors" in refusal(f"model.path={folder}")
+    (folder / "config.json").write_text("{")
+    assert "config.json cannot be read" in refusal(f"model.path={folder}")
+    (folder / "config.json").unlink()
+    assert "no config.json" in refusal(f"model.path={folder}")
+    folder = make_model(QWEN_1_5B | {"dtype": "float31"}, name="dtype")
+    assert "config.json cannot be read: dtype is 'float31'" in refusal(f"model.path={folder}")
+    folder = make_model({"num_attention_heads": 2}, name="half")
+    assert "config.json has no hidden_size" in refusal(f"model.path={folder}")
+    folder = make_model(QWEN_1_5B | {"architectures": ["GPT2LMHeadModel"]}, name="other")
+    message = refusal(f"model.path={folder}")
+    assert "its architecture is GPT2LMHeadModel" in message
+    assert "Qwen3ForCausalLM" in message
+    rope = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
+    message = refusal(f"model.path={make_model(QWEN_1_5B | rope, name='yarn')}")
+    assert "its rotary embedding is of type yarn" in message
+    folder = make_model(QWEN_1_5B, name="qwen")
+    message = refusal(f"model.path={folder}", "model.architecture=LlamaForCausalLM")
+    assert "model.architecture=LlamaForCausalLM" in message
+    (folder / "tokenizer_config.json").write_text("{}")
+    message = refusal(f"model.path={folder}", "data.apply_chat_template=true")
+    assert "has no chat template" in message
+
+
+def test_heads_that_a_cpu_engine_has_no_attention_for(
+    refusal: Callable[..., str], make_model: MakeModel
+) -> None:
+    model = make_model(QWEN_1_5B | {"head_dim": 48})
+    message = refusal(f"model.path={model}")
+    assert "its heads are 48 wide" in message and "32, 64, 80, 96" in message
+
+
+def test_memory_of_a_cpu_machine(refusal: Callable[..., str], make_model: MakeModel) -> None:
+    message = refusal(f"model.path={make_model(QWEN_7B)}", "model.dtype=float32")
+    assert "7.6" in message
+    assert "1 actor(s) x 8 bytes a parameter" in message
+    assert "this machine has 24.0 GiB" in message
+    averaged = [
+        "model.dtype=bfloat16",
+        "algorithm.kl_coef=0.1",
+        "algorithm.reference.kind=averaged",
+    ]
+    message = refusal(f"model.path={make_model(QWEN_7B, name='other')}", *averaged)
+    # The average in float32, and the policy's bfloat16 weights while it is in their place.
+    assert "1 reference model(s) of algorithm.kl_coef=0.1 x 6 bytes a parameter" in message
+
+
+def test_what_a_run_shall_go_on_from(refusal: Callable[..., str], tmp_path: Path) -> None:
+    assert "runner.resume=allways: is no folder; it takes auto" in refusal("runner.resume=allways")
+    assert "has no manifest.json" in refusal(f"runner.resume={tmp_path}")
+
+
+def test_a_data_set_of_the_hub_is_named_by_rule(refusal: Callable[..., str]) -> None:
+    message = refusal("data.train_paths=['hub:a/b:c:d:e']")
+    assert "data.train_paths: hub:a/b:c:d:e: write hub:ORGANISATION/NAME" in message
+
+
+def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
+    # 1.777e9 parameters x 14 bytes = 23.2 GiB a checkpoint, and 2 bytes = 3.3 GiB for the folder.
+    gpus = Machine(gpus=8, torch_build="2.13.0", memory_bytes=2**40, disk_bytes=90 * 2**30)
+    overrides = ["cluster=gpu8", f"model.path={make_model(QWEN_1_5B)}", "model.dtype=bfloat16"]
+    message = refusal(*overrides, machine=gpus)
+    assert "4 checkpoints (kept ones and one being written) x 23.2 GiB" in message
+    assert "make 96.0 GiB, but 90.0 GiB are free there; take another disk, or" in message
+    assert "runner.keep_checkpoints=2" in message
+    best = refusal(*overrides, "runner.best_metric=rollout/rewards", machine=gpus)
+    assert "5 checkpoints" in best and "runner.keep_checkpoints=1" in best
+    reset = ["algorithm.kl_coef=0.1", "algorithm.reference.kind=reset"]
+    assert "x 26.5 GiB" in refusal(*overrides, *reset, machine=gpus)  # 2 bytes more.
+
+
+def test_the_room_of_a_runs_own_checkpoints_counts_when_it_goes_on(
+    base: list[str], refusal: Callable[..., str], make_model: MakeModel, tmp_path: Path
+) -> None:
+    """Without it a run that fills its disk as planned could not be resumed."""
+    gpus = Machine(gpus=8, torch_build="2.13.0", memory_bytes=2**40, disk_bytes=27 * 2**30)
+    overrides = ["cluster=gpu8", f"model.path={make_model(QWEN_1_5B)}", "model.dtype=bfloat16"]
+    shard = tmp_path / "run" / "checkpoints" / "step_000050" / "shard"
+    shard.parent.mkdir(parents=True)
+    with shard.open("wb") as file:
+        file.truncate(3 * 24 * 2**30)  # Takes no room here.
+    check(load([*base, *overrides, "runner.resume=auto"]), "train", gpus)
+    anew = refusal(*overrides, "runner.resume=never", machine=gpus)
+    assert "27.0 GiB are free there; take another disk" in anew
+    with shard.open("wb") as file:
+        file.truncate(20 * 2**30)
+    message = refusal(*overrides, "runner.resume=auto", machine=gpus)
+    assert "27.0 GiB are free there and earlier checkpoints hold 20.0 GiB; take" in message
+
+
+def test_disk_space_is_asked_of_the_disk(tmp_path: Path) -> None:
+    free = Machine.here().free_bytes(tmp_path / "not" / "yet")
+    assert 0 < free <= shutil.disk_usage(tmp_path).total
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_run_dir_without_permission(refusal: Callable[..., str], tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    assert "no permission to write" in refusal(f"runner.run_dir={closed}/run")
+
+
+def test_a_run_dir_that_is_a_file(refusal: Callable[..., str], make_data: MakeData) -> None:
+    file = make_data(name="taken.jsonl")
+    assert f"{file} is a file" in refusal(f"runner.run_dir={file}/run")
+
+
+def test_gpus_of_this_machine(refusal: Callable[..., str]) -> None:
+    few = Machine(gpus=2, torch_build="2.13.0", memory_bytes=2**40)
+    message = refusal("cluster=gpu8", machine=few)
+    assert "cluster.gpus_per_node=8: this machine has 2" in message
+    hidden = Machine(gpus=2, torch_build="2.13.0+cpu", memory_bytes=2**40)
+    assert "torch here is 2.13.0+cpu, without CUDA" in refusal("cluster=gpu8", machine=hidden)
+    message = refusal("cluster=gpu8", "actor.tensor_parallel=3", machine=GPU_MACHINE)
+    assert "8 / 3 is no whole number of copies" in message
+    message = refusal("cluster=gpu8", "weights.transport=nccl", machine=GPU_MACHINE)
+    assert "weights.transport=nccl: on CUDA with colocated GPUs it has to be ipc" in message
+    many = ["cluster=gpu8", "weights.transport=nccl_m2n", "actor.pipeline_parallel=2"]
+    assert "with colocated GPUs it has to be ipc" in refusal(*many, machine=GPU_MACHINE)
+    message = refusal(*many, "cluster.placement=separate", "rollout.engines=4", machine=GPU_MACHINE)
+    assert "actor.pipeline_parallel=2 and actor.expert_parallel=1; take nccl" in message
+    assert "NVIDIA's nccl-extensions, which is not installed here" in message
+    assert "on 1 CPU node(s) it has to be shared_memory" in refusal(many[1])
+
+
+def test_all_problems_come_together_and_in_no_time(refusal: Callable[..., str]) -> None:
+    # CPU time: the wall clock of a busy machine says little.
+    start_s = time.process_time()
+    message = refusal("actor.tensor_parallel=3", "algorithm.loss=x", "model.dtype=float32")
+    assert message.splitlines()[0] == "2 errors"
+    assert time.process_time() - start_s < 2
+
+
+def test_device_follows_the_machine() -> None:
+    assert CPU_MACHINE.device(Device.auto) is Device.cpu
+    assert GPU_MACHINE.device(Device.auto) is Device.cuda
+    assert GPU_MACHINE.device(Device.cpu) is Device.cpu
+    here = Machine.here()
+    assert here.memory_bytes > 2**30
+
+
+def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert Machine.here().gpus == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert Machine.here().gpus == 0
+
+
+def test_architectures_are_those_that_the_actor_builds() -> None:
+    """Read from the actor's source, which takes Megatron to import."""
+    source = (Path(rlmath.__file__).parent / "actor" / "model.py").read_text()
+    (named,) = [
+        ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == "SUPPORTED_ARCHITECTURES"
+    ]
+    assert named == ARCHITECTURES
+
+
+def test_parameters_of_known_models(make_model: MakeModel) -> None:
+    def billions(facts: ModelFacts) -> float:
+        return facts.num_parameters / 1e9
+
+    assert billions(read_model(str(make_model(QWEN_1_5B)))) == pytest.approx(1.777, abs=0.001)
+    assert billions(read_model(str(make_model(QWEN_7B)))) == pytest.approx(7.615, abs=0.001)
+
+
+def test_the_tiny_model_is_as_it_is_made(tmp_path: Path) -> None:
+    from rlmath.model.tiny import make_tiny_model
+
+    assert read_model("tiny") == read_model(str(make_tiny_model(tmp_path / "tiny")))
+
+
+def test_experts_are_shared_out_whole(refusal: Callable[..., str], make_model: MakeModel) -> None:
+    sizes = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+        "moe_intermediate_size": 36,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 8,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 8,
+        "vocab_size": 100,
+    }
+    folder = make_model(QWEN_1_5B | sizes)
+    facts = read_model(str(folder))
+    # Layers 1, 3, 5 and 7 count, without 3.
+    assert (facts.mixture_layers, facts.num_expert_parameters) == (3, 3 * 6 * 3 * 64 * 36)
+    mixture = f"model.path={folder}"
+    message = refusal(mixture, "actor.expert_parallel=4", "actor.data_parallel=6")
+    assert "6 experts / 4 leaves 2, 1 tensor x 6 data-parallel ranks / 4 leaves 2" in message
+    assert "works: 1, 2, 3 or 6" in message
+    message = refusal(mixture, "actor.tensor_parallel=8")
+    assert "width of an expert 36 / 8 leaves 4" in message
+    assert "needs actor.sequence_parallel=true" in message
+    message = refusal("actor.expert_parallel=2", "actor.data_parallel=2")
+    assert "the model has no experts" in message

@@ -1,0 +1,68 @@
+"""A weight file that is not whole is found before anything loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from config_cases import QWEN_1_5B, write_model_folder, write_weights
+from safetensors.torch import save_file
+
+from rlmath.checks.weight_files import (
+    broken_json_files,
+    broken_weight_files,
+    weights_misfit,
+)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(10), "b": torch.ones(3, 4)}, file, metadata={"format": "pt"})
+    return file
+
+
+def test_a_whole_file_is_fine(weights: Path) -> None:
+    assert broken_weight_files(weights.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b[:-1], "is not whole: header"),
+        (lambda b: b + b"\0", "is not whole: header"),
+        (lambda b: b[:20], "is cut off"),
+        (lambda b: b"", "is cut off"),
+        (lambda b: b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS pointer"),
+        (lambda b: b[:8] + b"?" + b[9:], "header cannot be read"),
+    ],
+)
+def test_what_is_not_whole_is_named(weights: Path, change: object, message: str) -> None:
+    weights.write_bytes(change(weights.read_bytes()))  # type: ignore[operator]
+    (problem,) = broken_weight_files(weights.parent)
+    assert problem.startswith("model.safetensors ")
+    assert message in problem
+
+
+def test_weights_of_another_model_or_type_are_named(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, QWEN_1_5B)
+    assert weights_misfit(folder) is None
+    # Not the model's, and not read.
+    write_weights(folder / "adapter.safetensors", QWEN_1_5B | {"num_hidden_layers": 40})
+    assert weights_misfit(folder) is None
+    write_weights(folder / "model.safetensors", QWEN_1_5B | {"intermediate_size": 8968})
+    said = weights_misfit(folder) or ""
+    assert "mlp.gate_proj.weight is (8968, 1536), config.json says (8960, 1536)" in said
+    assert "and 79 more" in said  # 28 layers x 3 matrices, five of them named
+    header = b'{"model.norm.weight": {"dtype": "I32", "shape": [1536], "data_offsets": [0, 0]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "model.norm.weight has type I32" in (weights_misfit(folder) or "")
+
+
+def test_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, QWEN_1_5B)
+    assert broken_json_files(folder) == []
+    (folder / "generation_config.json").write_text("{")
+    (problem,) = broken_json_files(folder)
+    assert problem.startswith("generation_config.json cannot be read")

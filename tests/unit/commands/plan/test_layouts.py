@@ -1,0 +1,247 @@
+"""Plans: known layouts fit, what is proposed passes the checks of a run, the impossible is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.cli import main
+from rlmath.commands.plan import layouts
+from rlmath.commands.plan.gpus import GPUS, Efficiency
+from rlmath.commands.plan.layouts import Wish, checked, find_plans, overrides
+from rlmath.commands.plan.memory import ActorShape, usable_bytes
+from rlmath.commands.plan.models import KNOWN, attention_matrices, feed_forward_matrices
+from rlmath.commands.plan.time import (
+    Work,
+    actor_time_s,
+    decoding,
+    forward_flops,
+    slowest_stage_share,
+)
+from rlmath.config.load import options
+from rlmath.model.spec import model_shape
+
+# Samples of a problem, and tensor-parallel ranks of actor and engine in the published recipes.
+RECIPES = {
+    "DeepSeek-R1-Distill-Qwen-1.5B": (16, 2, 1),
+    "DeepSeek-R1-Distill-Qwen-7B": (32, 4, 2),
+}
+
+
+def wish(name: str, gpus: int, **more: Any) -> Wish:
+    group_size = RECIPES[name][0] if name in RECIPES else 16
+    given = {
+        "path": f"models/{name}",
+        "shape": model_shape(KNOWN[name]),
+        "gpu": GPUS["h100"],
+        "gpus": gpus,
+        "gpus_per_node": 8,
+        "work": Work(512, group_size, 4, 1024, 27648, 13824),
+        "max_tokens": 32768,
+        "max_running": 256,
+    }
+    return Wish(**(given | more))
+
+
+@pytest.mark.parametrize("gpus", [8, 128])
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_published_layouts_fit(name: str, gpus: int) -> None:
+    """Their tensor parallelism and 20 recomputed layers, on 80 GB, with engines' share of 0.6."""
+    _, tp, engine_tp = RECIPES[name]
+    asked = wish(name, gpus, tp=tp, pp=1, cp=1, engine_tp=engine_tp, recompute_layers=20)
+    (plan,) = find_plans(asked)
+    assert (plan.actor.tp, plan.actor.dp, plan.engine_tp) == (tp, gpus // tp, engine_tp)
+    assert plan.engine_share >= 0.6
+    assert plan.cache_tokens >= 27648 + 1024
+    for phase in plan.phases:
+        assert phase.num_bytes <= usable_bytes(80), phase.describe()
+
+
+@pytest.mark.parametrize("gpus", [8, 128])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
+    asked = wish(name, gpus)
+    plans = find_plans(asked)
+    assert {plan.actor.tp for plan in plans} >= {RECIPES[name][1]}
+    fastest = min(plan.step_s for plan in plans)
+    assert plans[0].step_s <= 1.03 * fastest
+    slower = [plan.step_s for plan in plans if plan.step_s > 1.03 * fastest]
+    assert [plan.step_s for plan in plans][-len(slower) :] == sorted(slower)
+    for plan in plans[:3]:
+        config, layout = checked(
+            asked, overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
+        )
+        assert layout.data_parallel == plan.actor.dp
+        assert layout.engines == plan.engines
+        assert config.actor.recompute_num_layers == (plan.actor.recompute_layers or None)
+
+
+def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
+    """7 B on one rank: 32,768 tokens x 152,064 logits and their gradient are 18.6 GiB alone."""
+    with pytest.raises(layouts.UserError) as refused:
+        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=1, pp=1, cp=1))
+    text = str(refused.value)
+    assert "actor TP 1 x PP 1 x DP 8, 28 of 28 layers recomputed: logits" in text
+    assert " state + " in text
+    assert "of which 76.0 are planned with" in text
+
+
+def test_fewer_layers_are_recomputed_where_there_is_more_memory() -> None:
+    small, large = (
+        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=2, pp=1, cp=1, gpu=GPUS[name]))[0]
+        for name in ("h100", "h200")
+    )
+    assert large.actor.recompute_layers < small.actor.recompute_layers
+
+
+def test_context_ranks_make_long_sequences_fit() -> None:
+    """7 B, one tensor rank, 28,672 tokens: too large for one GPU, not for four that share them."""
+    alone = {"tp": 1, "pp": 1, "max_tokens": 28672}
+    with pytest.raises(layouts.UserError):
+        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, cp=1, **alone))
+    asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, cp=4, **alone)
+    (plan,) = find_plans(asked)
+    settings = overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
+    config, layout = checked(asked, settings)
+    assert config.actor.context_parallel == layout.context_parallel == 4
+    assert layout.data_parallel == 2
+
+
+def test_plans_of_a_mixture_pass_the_checks() -> None:
+    """On 16 GPUs of 80 GB, as the preset has it: two tensor ranks, eight expert ranks."""
+    asked = wish("Qwen3-30B-A3B", 16, work=Work(512, 16, 4, 1024, 8192, 4096), max_tokens=9216)
+    plans = find_plans(asked)
+    assert {(plan.actor.tp, plan.actor.ep) for plan in plans} >= {(2, 8)}
+    for ep in (1, 4, 8):
+        plan = next(plan for plan in plans if plan.actor.ep == ep)
+        settings = overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
+        config, layout = checked(asked, settings)
+        assert config.actor.expert_parallel == ep
+        assert layout.actor_ranks == 16
+
+
+@pytest.mark.parametrize("name", [name for name in options("model") if name != "tiny"])
+def test_presets_are_known(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "layout", name, "--gpus", "16", "--response-tokens", "4096"]) == 0
+    assert "model.path=models/" in capsys.readouterr().out
+
+
+def test_the_largest_microbatch_is_the_largest() -> None:
+    """It fits when it is asked for, and 1,024 tokens more do not."""
+    asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=4, pp=1, cp=1)
+    (plan,) = find_plans(asked)
+    most = layouts.most_tokens(asked, plan.actor)
+    assert most > 32768
+    layers = {"recompute_layers": 28}
+    fits = wish(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=most, **layers)
+    assert find_plans(fits)[0].actor.max_tokens == most
+    more = wish(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=most + 1024, **layers)
+    with pytest.raises(layouts.UserError, match="logits"):
+        find_plans(more)
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    asked = wish("Qwen2.5-0.5B", 8, tp=1, pp=1, cp=1, work=Work(3, 4, 1, 100, 100, 50))
+    with pytest.raises(layouts.UserError, match=r"12 sequences / 1 minibatches / 8 copies = 1\.5"):
+        find_plans(asked)
+
+
+def test_flops_by_hand() -> None:
+    """Two for each weight; causal attention 2 x q x length a layer."""
+    shape = model_shape(KNOWN["Qwen2.5-7B"])
+    attention, dense = attention_matrices(shape), feed_forward_matrices(shape)
+    assert attention == 3584 * (3584 + 1024) + 3584 * 3584 + 4608
+    assert dense == 3 * 3584 * 18944
+    expected = 2 * (28 * (attention + dense) + 152064 * 3584) + 28 * 2 * 3584 * 1000
+    assert forward_flops(shape, 1000) == expected
+
+
+def test_an_update_is_three_forward_passes_and_one_more_when_recomputed() -> None:
+    shape, gpu, exact = model_shape(KNOWN["Qwen2.5-7B"]), GPUS["h100"], Efficiency(mfu=0.5)
+    work = Work(64, 8, 2, 1000, 2000, 1000)
+    forward = work.tokens * forward_flops(shape, 2000) / (0.5 * 989e12)
+    for layers, passes in ((0, 3), (28, 4), (14, 3.5)):
+        actor = ActorShape(1, 1, 1, layers, 32768)
+        log_probs, update = actor_time_s(shape, actor, work, gpu, exact, gpus_per_node=8)
+        assert log_probs == pytest.approx(forward)
+        assert update == pytest.approx(passes * forward)
+
+
+def test_the_last_stage_has_the_output_layer() -> None:
+    shape = model_shape(KNOWN["Qwen2.5-7B"])
+    assert slowest_stage_share(shape, 1, 1000) == pytest.approx(1)
+    assert 1.05 < slowest_stage_share(shape, 2, 1000) < 1.1
+
+
+def test_decoding_reads_weights_and_cache() -> None:
+    """One sequence, no latency: bytes over bandwidth, for every token."""
+    shape, gpu = model_shape(KNOWN["Qwen2.5-7B"]), GPUS["h100"]
+    exact = Efficiency(decode_bandwidth=1.0, decode_step_s=0.0)
+    work = Work(1, 1, 1, 100, 200, 200)
+    done = decoding(shape, 1, 1, 1e6, 256, work, gpu, exact)
+    per_token = (2 * 7_615_616_512 + 200 * 57_344) / 3350e9
+    assert done.running == 1
+    assert done.tail_s == 0
+    assert done.seconds == pytest.approx(200 * per_token)
+
+
+def test_the_cache_bounds_what_runs_at_once() -> None:
+    shape, gpu = model_shape(KNOWN["Qwen2.5-7B"]), GPUS["h100"]
+    work = Work(64, 8, 1, 1000, 4000, 4000)
+    assert decoding(shape, 1, 1, 50_000, 256, work, gpu, Efficiency()).running == 10
+    assert decoding(shape, 1, 1, 5e6, 256, work, gpu, Efficiency()).running == 256
+    assert decoding(shape, 8, 1, 5e6, 256, work, gpu, Efficiency()).running == 64
+
+
+def test_the_command_prints_settings_that_compose(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "layout", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "--gpus", "8"]
+    assert main(asked) == 0
+    text = capsys.readouterr().out
+    assert "512 prompts x 16 samples = 8,192 sequences a step" in text
+    assert "assumed, not measured" in text
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"] == 7_615_616_512
+    best = found["plans"][0]
+    assert best["step_s"] == pytest.approx(sum(best["seconds"].values()))
+    for line in best["overrides"]:
+        assert f"  {line}\n" in text
+    assert max(sum(terms.values()) for terms in best["phases_gib"].values()) <= found["usable_gib"]
+
+
+def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = "--layers 28 --hidden 3584 --ffn 18944 --heads 28 --kv-heads 4 --vocab 152064"
+    assert main(["plan", "layout", *flags.split(), "--gpus", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 7_615_616_512
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(KNOWN["Qwen3-8B"]))
+    assert main(["plan", "layout", str(config), "--gpus", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 8_190_735_360
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--gpus 8", "missing: --layers"),
+        ("Qwen2.5-7B --layers 3 --gpus 8", "the sizes are those of Qwen2.5-7B"),
+        ("Qwen9-7B --gpus 8", "known are Qwen2.5-0.5B"),
+        ("Qwen2.5-32B --gpus 8", "no layout of this model fits 8 GPUs of 80 GiB"),
+        ("Qwen2.5-7B --gpus 12", "nodes of 8 GPUs leave 4 of one; take 8"),
+        ("Qwen2.5-7B --gpus 8 --tp 3", "--tp 3 --pp any"),
+        ("Qwen2.5-3B --gpus 8 --response-tokens 40000", "take 31744 or less"),
+        ("Qwen2.5-7B --gpus 8 --mean-response-tokens 40000", "is more than --response-tokens"),
+        ("Qwen2.5-7B --gpus 0", "has to be at least 1"),
+        ("Qwen2.5-7B --gpus 8 --mfu 1.5", "at most 1"),
+        ("Qwen2.5-0.5B --gpus 1 --gpu-gib 12 --pp 1", "no layout of this model fits 1 GPUs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "layout", *arguments.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error

@@ -1,0 +1,302 @@
+"""Memory of a plan: against counts by hand, published counts, and what the weight tables say."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from rlmath.actor.logprobs import ROWS_PER_CHUNK
+from rlmath.commands.plan import activations
+from rlmath.commands.plan.activations import (
+    backward_bytes,
+    forward_bytes,
+    kept_bytes,
+    layer_bytes,
+    logits_bytes,
+)
+from rlmath.commands.plan.memory import (
+    GIB,
+    MIB,
+    ActorShape,
+    Step,
+    actor_phases,
+    buffer_bytes,
+    host_bytes,
+    kv_bytes,
+    stage_phases,
+    state_bytes,
+    trainer_sync_bytes,
+    value_state_bytes,
+    worst_state_bytes,
+)
+from rlmath.commands.plan.models import (
+    KNOWN,
+    active_matrices,
+    count_parameters,
+    expert_parameters_of_rank,
+    parameters_of_rank,
+)
+from rlmath.model.spec import ModelShape, model_shape
+from rlmath.weights.buckets import TensorMeta, cut_into_buckets
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.plan import SourceLayout, SourceRank, TargetLayout, plan_weights
+from rlmath.weights.sync_memory import sync_buffer_bytes
+
+# As the models' pages on the hub give them (numbers of parameters of their safetensors).
+PUBLISHED = {
+    "Qwen2.5-0.5B": 494_032_768,
+    "Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen2.5-3B": 3_085_938_688,
+    "Qwen2.5-7B": 7_615_616_512,
+    "Qwen2.5-14B": 14_770_033_664,
+    "Qwen2.5-32B": 32_763_876_352,
+    "Qwen2.5-72B": 72_706_203_648,
+    "DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
+    "Qwen3-8B": 8_190_735_360,
+    "Qwen3-14B": 14_768_307_200,
+    "Qwen3-32B": 32_762_123_264,
+    "Llama-3.2-1B": 1_235_814_400,
+    "Llama-3.1-8B": 8_030_261_248,
+    "Llama-3.1-70B": 70_553_706_496,
+}
+
+
+def shape(name: str = "DeepSeek-R1-Distill-Qwen-7B") -> ModelShape:
+    return model_shape(KNOWN[name])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_published(name: str) -> None:
+    assert count_parameters(shape(name)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_parameters_are_those_of_the_weight_tables(name: str) -> None:
+    tensors = hf_shapes(shape(name)).values()
+    assert count_parameters(shape(name)) == sum(torch.Size(size).numel() for size in tensors)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (1, 2), (2, 1), (4, 1), (2, 4)])
+def test_a_rank_holds_what_the_weight_plan_takes_from_it(tp: int, pp: int) -> None:
+    """Rank 0 of each stage: it gives its share of every matrix and what is the same on all."""
+    one = shape()
+    plan = plan_weights(one, SourceLayout(tp=tp, pp=pp), TargetLayout(1), 512.0, torch.bfloat16)
+    for stage in range(pp):
+        rank = SourceRank(pp=stage, tp=0, ep=0)
+        given = sum(
+            op.num_bytes for bucket in plan.buckets for op in bucket.gathers if op.rank == rank
+        )
+        held = parameters_of_rank(one, tp, pp, first=stage == 0, last=stage == pp - 1)
+        assert given == 2 * held
+
+
+MIXTURE = KNOWN["Qwen3-30B-A3B"]
+
+
+def test_a_mixture_has_the_parameters_of_qwen3_30b_a3b() -> None:
+    """30.5 billion, of which a token meets 3.3 with both embeddings."""
+    one = model_shape(MIXTURE)
+    assert count_parameters(one) == 30_532_122_624
+    tensors = hf_shapes(one).values()
+    assert count_parameters(one) == sum(torch.Size(size).numel() for size in tensors)
+    met = active_matrices(one) + 2 * 151936 * 2048
+    assert met / 1e9 == pytest.approx(3.35, abs=0.01)
+
+
+@pytest.mark.parametrize(("tp", "pp", "ep"), [(1, 1, 1), (1, 1, 8), (2, 1, 4), (1, 2, 2)])
+def test_a_rank_of_a_mixture_holds_its_experts(tp: int, pp: int, ep: int) -> None:
+    """Rank 0 of each stage, by the weight plan."""
+    one = model_shape(MIXTURE)
+    source = SourceLayout(tp=tp, pp=pp, ep=ep, expert_tp=tp if ep == 1 else 1)
+    plan = plan_weights(one, source, TargetLayout(1), 512.0, torch.bfloat16)
+    for stage in range(pp):
+        rank = SourceRank(pp=stage, tp=0, ep=0)
+        given = sum(
+            op.num_bytes for bucket in plan.buckets for op in bucket.gathers if op.rank == rank
+        )
+        held = parameters_of_rank(one, tp, pp, first=stage == 0, last=stage == pp - 1)
+        assert given == 2 * (held + expert_parameters_of_rank(one, tp, pp, ep))
+
+
+def test_context_ranks_share_tokens_and_the_optimizer() -> None:
+    """Each has half of the tokens and all weights; Adam's state is shared among all copies."""
+    alone = ActorShape(tp=2, pp=1, dp=4, recompute_layers=3, max_tokens=8192)
+    shared = ActorShape(tp=2, pp=1, dp=2, recompute_layers=3, max_tokens=8192, cp=2)
+    one = shape()
+    assert kept_bytes(one, shared, 1) == kept_bytes(one, alone, 1) / 2
+    assert worst_state_bytes(one, shared) == worst_state_bytes(one, alone)
+    assert (alone.ranks, shared.ranks) == (8, 8)
+
+
+def test_experts_have_copies_of_their_own() -> None:
+    """8 ranks share 128 experts whole: 1 copy of each, so all 18 bytes a parameter stay here."""
+    one = model_shape(MIXTURE)
+    actor = ActorShape(tp=2, pp=1, dp=4, recompute_layers=0, max_tokens=8192, ep=8)
+    experts = 48 * 16 * 3 * 2048 * 768
+    dense = parameters_of_rank(one, 2, 1, first=True, last=True)
+    assert worst_state_bytes(one, actor) == dense * (6 + 12 / 4) + experts * 18
+
+
+def test_bytes_of_a_parameter() -> None:
+    """Megatron-core's table: 18 on one rank, 6 + 12 / d on d."""
+    assert state_bytes(1, dp=1) == 18
+    assert state_bytes(1, dp=4) == 9
+    assert state_bytes(1_000, dp=12) == 7_000
+
+
+def test_activations_of_a_layer_after_korthikanti() -> None:
+    """Their 34 h without the two dropout masks (h each), with a third matrix (4 h wide, 2 bytes),
+    and queries and keys before their rotation: for keys as wide as the hidden state, a feed-forward
+    of 4 h."""
+    sizes = dict(KNOWN["Llama-3.1-8B"], num_key_value_heads=32, intermediate_size=4 * 4096)
+    one = model_shape(sizes)
+    softmax = 4 * one.heads
+    alone, shared = (ActorShape(tp, 1, 1, 0, 1000) for tp in (1, 8))
+    assert layer_bytes(one, alone) == (34 - 2 + 2 * 4 + 2 * 2) * one.hidden + softmax
+    assert layer_bytes(one, shared) == layer_bytes(one, alone) / 8
+
+
+def test_local_layers_keep_more() -> None:
+    """Each layer's cosines and sines, on every tensor rank."""
+    one = shape()
+    fused = ActorShape(tp=4, pp=1, dp=1, recompute_layers=0, max_tokens=1000)
+    local = dataclasses.replace(fused, layers="local")
+    assert layer_bytes(one, local) - layer_bytes(one, fused) == 10 * one.head_dim
+    assert forward_bytes(one, local) == 1000 * (12 * one.hidden + 8 * one.ffn) / 4
+
+
+def test_experts_keep_each_token_once_for_each_of_its_experts() -> None:
+    one = model_shape(MIXTURE)
+    actor = ActorShape(tp=1, pp=1, dp=8, recompute_layers=0, max_tokens=1000, ep=8)
+    dense = dataclasses.replace(one, experts=0, ffn=0)
+    more = layer_bytes(one, actor) - layer_bytes(dense, actor)
+    assert more == 2 * 8 * (2048 + 3 * 768) + 8 * 128
+
+
+def test_recomputed_layers_keep_their_input() -> None:
+    one = shape()
+    none = ActorShape(tp=4, pp=1, dp=2, recompute_layers=0, max_tokens=1000)
+    every = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=1000)
+    assert kept_bytes(one, every, in_flight=1) == 1000 * 28 * 2 * 3584 / 4
+    assert kept_bytes(one, none, in_flight=1) == 1000 * 28 * layer_bytes(one, none)
+    assert kept_bytes(one, none, in_flight=3) == 3 * kept_bytes(one, none, in_flight=1)
+
+
+def test_logits_by_hand() -> None:
+    """152,064 rows over 4 ranks = 38,016; 28,672 tokens; bfloat16 and its gradient, and 6 tables of
+    2,048 rows in float32."""
+    actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=28672)
+    expected = 38016 * (2 * 2 * 28672 + 6 * 4 * 2048)
+    assert logits_bytes(shape(), actor, backward=True) == expected
+    assert expected / GIB == pytest.approx(5.80, abs=0.01)
+
+
+def test_an_output_layer_in_float32_takes_twice_and_copies_its_weight() -> None:
+    actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=28672)
+    more = logits_bytes(shape(), actor, backward=True, in_float32=True) - logits_bytes(
+        shape(), actor, backward=True
+    )
+    assert more == 38016 * 2 * 2 * 28672 + 4 * 3584 * (38016 + 28672 / 4)
+
+
+def test_the_chunk_is_that_of_the_actor() -> None:
+    assert activations.SOFTMAX_ROWS == ROWS_PER_CHUNK
+
+
+def test_the_backward_pass_is_worst_where_it_begins_or_where_it_recomputes() -> None:
+    """With 7 of 28 layers kept whole it begins with most; with none it recomputes one."""
+    one = shape()
+    some = ActorShape(tp=4, pp=1, dp=2, recompute_layers=21, max_tokens=8192)
+    every = dataclasses.replace(some, recompute_layers=28)
+    assert backward_bytes(one, some, 1)["activations"] == kept_bytes(one, some, 1)
+    assert backward_bytes(one, every, 1)["activations"] == 8192 * 28 * 2 * 3584 / 4
+    assert backward_bytes(one, every, 1)["backward of a layer"] > 8192 * layer_bytes(one, every)
+
+
+def test_keys_and_values_of_a_token() -> None:
+    """Two of 28 layers x 4 heads x 128 x 2 bytes; 8 ranks hold copies of 4 heads."""
+    assert kv_bytes(shape(), 1) == 2 * 28 * 4 * 128 * 2
+    assert kv_bytes(shape(), 2) == 2 * 28 * 2 * 128 * 2
+    assert kv_bytes(shape(), 8) == kv_bytes(shape(), 4)
+
+
+def test_the_first_stage_has_most_in_flight() -> None:
+    """As many as there are stages, but no more than there are micro-batches."""
+    actor = ActorShape(tp=1, pp=4, dp=1, recompute_layers=0, max_tokens=8192)
+
+    def kept(stage: int, microbatches: int) -> float:
+        step = Step(microbatches, longest_tokens=8192)
+        phases = {phase.name: phase for phase in stage_phases(shape(), actor, step, stage)}
+        return phases["training"].terms["activations"]
+
+    one = kept(3, 100)
+    assert [kept(stage, 100) / one for stage in range(4)] == [4, 3, 2, 1]
+    assert [kept(stage, 2) / one for stage in range(4)] == [2, 2, 2, 1]
+
+
+def test_only_the_last_stage_has_logits() -> None:
+    actor = ActorShape(tp=1, pp=2, dp=1, recompute_layers=0, max_tokens=8192)
+    first, last = (stage_phases(shape(), actor, Step(8, 8192), stage) for stage in (0, 1))
+    assert "logits" in {phase.name for phase in last} - {phase.name for phase in first}
+    fullest = {phase.name: phase for phase in actor_phases(shape(), actor, Step(8, 8192))}
+    assert fullest["logits"].terms["process"] == 2 * GIB
+
+
+def test_a_reference_model_is_on_the_host() -> None:
+    """It changes places with the model's weights, so the GPU holds one of them at a time."""
+    one, actor = shape(), ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
+    without, held = Step(8, 8192), Step(8, 8192, reference=True)
+    phases = {phase.name: phase for phase in stage_phases(one, actor, held, 0)}
+    weights = 2 * parameters_of_rank(one, 4, 1, first=True, last=True)
+    assert phases["reference"].num_bytes == phases["log-probs"].num_bytes
+    assert host_bytes(one, actor, held, 8) - host_bytes(one, actor, without, 8) == 8 * weights
+
+
+def test_a_value_model_is_the_model_without_its_output_layer() -> None:
+    one, actor = shape(), ActorShape(tp=4, pp=2, dp=2, recompute_layers=14, max_tokens=8192)
+    table = 152064 // 4 * 3584
+    ends = {"first": False, "last": True}
+    policy = parameters_of_rank(one, 4, 2, **ends)
+    assert value_state_bytes(one, actor, **ends) == (policy - table) * 12
+    named = {p.name: p for p in stage_phases(one, actor, Step(8, 8192, value_model=True), 1)}
+    assert named["logits"].terms["value model"] == (policy - table) * 12
+    assert "value training" in named
+
+
+def test_a_tied_value_model_keeps_the_table_that_it_reads() -> None:
+    one = shape("Qwen2.5-1.5B")
+    alone = ActorShape(tp=2, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
+    assert value_state_bytes(one, alone, first=True, last=True) == worst_state_bytes(one, alone)
+
+
+def test_the_rotary_table_stays() -> None:
+    """28,672 positions, 128 wide in float32; and the buffer that local layers gather a sequence
+    into."""
+    fused = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=32768)
+    step = Step(8, longest_tokens=28672)
+    assert buffer_bytes(shape(), fused, step) == 28672 * 128 * 4
+    local = dataclasses.replace(fused, layers="local")
+    more = buffer_bytes(shape(), local, step) - buffer_bytes(shape(), fused, step)
+    assert more == 32768 * 2 * 3584
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-R1-Distill-Qwen-1.5B", "DeepSeek-R1-Distill-Qwen-7B"])
+def test_buffers_of_a_weight_sync_follow_the_buckets_and_stay_in_their_bound(name: str) -> None:
+    """One bucket, the next with its messages, the last tensor taken, and vLLM's buffer."""
+    one, bucket = shape(name), 512 * MIB
+    metas = [TensorMeta(n, size, torch.bfloat16) for n, size in hf_shapes(one).items()]
+    sizes = [sum(t.meta.num_bytes for t in b.tensors) for b in cut_into_buckets(metas, 512)]
+    largest = max(meta.num_bytes for meta in metas)
+    last = [0, *(b.tensors[-1].meta.num_bytes for b in cut_into_buckets(metas, 512))]
+    following = [*sizes[1:], 0]
+    expected = max(a + 2 * b + c for a, b, c in zip(sizes, following, last[:-1], strict=True))
+    actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
+    planned = trainer_sync_bytes(one, actor, bucket)
+    assert planned == pytest.approx(expected + max(largest, bucket), rel=0.06)
+    bound = sync_buffer_bytes("ipc", bucket, largest).trainer_bytes
+    assert planned <= bound
+    alone = ActorShape(tp=1, pp=1, dp=8, recompute_layers=28, max_tokens=8192)
+    assert trainer_sync_bytes(one, alone, bucket) < planned

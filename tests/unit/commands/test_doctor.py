@@ -1,0 +1,83 @@
+"""``rlmath doctor`` on this machine, and on machines that lack something."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from rlmath.cli import main
+from rlmath.commands import doctor
+
+
+def levels(findings: object) -> dict[str, str]:
+    return {finding.subject: finding.level for finding in findings}  # type: ignore[attr-defined]
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor"])
+    out = capsys.readouterr().out
+    assert "torch" in out
+    assert "shared memory" in out
+    assert "ports" in out
+    assert code == (2 if "\nbad " in f"\n{out}" else 0)
+
+
+def test_settings_are_checked_as_at_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"question": "1+1", "solutions": ["2"]}\n')
+    overrides = ["experiment=quickstart", "model=tiny", "model.path=tiny", "cluster.device=cpu"]
+    overrides += [f"data.train_paths=[{file}]", "data.eval_paths=[]", f"runner.run_dir={tmp_path}"]
+    assert main(["doctor", *overrides]) == 2
+    out = capsys.readouterr().out
+    assert "data.prompt_key=prompt" in out
+    assert "1 bad" in out
+    main(["doctor", *overrides, "data.prompt_key=question"])
+    assert "model, data, layout and sizes fit" in capsys.readouterr().out
+
+
+def test_fields_of_a_data_set_of_the_hub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"problem": "1+1", "solutions": ["2"]}\n')
+    overrides = ["experiment=quickstart", "model=tiny", "model.path=tiny", "cluster.device=cpu"]
+    overrides += [f"data.train_paths=['hub:{folder}']", "data.eval_paths=[]"]
+    overrides += [f"runner.run_dir={tmp_path}"]
+    main(["doctor", *overrides])
+    assert f"data.prompt_key=prompt: hub:{folder}:1 has no such field" in capsys.readouterr().out
+    main(["doctor", *overrides, "data.prompt_key=problem"])
+    assert "model, data, layout and sizes fit" in capsys.readouterr().out
+
+
+def test_a_wrong_version_and_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "sympy":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0" if name == "hydra-core" else real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = levels(doctor.packages())
+    assert found["hydra-core"] == found["sympy"] == "bad"
+
+
+def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 0, 2**26))
+    (finding,) = doctor.shared_memory()
+    assert finding.level == "bad"
+    assert "--shm-size" in finding.text
+    assert levels(doctor.disk(Path(".")))["disk"] == "note"
+
+
+def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostbyname", lambda _: "127.0.1.1")
+    assert levels(doctor.network())["host name"] == "note"

@@ -1,0 +1,95 @@
+"""The model card of a run, and what publishing says when it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlmath.cli import main
+from rlmath.config.load import load, save
+from rlmath.monitor.summary import update_summary
+from rlmath.training.model_card import model_card, write_card
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    overrides = ["experiment=qwen2.5-1.5b-grpo-megatron", f"runner.run_dir={folder}"]
+    overrides += ["data.train_paths=[x/dapo.jsonl,x/gsm8k.jsonl]", "data.train_weights=[3,1]"]
+    save(load(overrides), folder / "config.yaml")
+    update_summary(folder, {"steps": 70, "eval/accuracy_before": 0.25, "eval/accuracy_after": 0.5})
+    (folder / "hf").mkdir()
+    (folder / "hf" / "config.json").write_text("{}")
+    return folder
+
+
+def test_the_card_has_recipe_data_and_results(run_dir: Path) -> None:
+    metrics = {"accuracy": 0.3, "accuracy_standard_error": 0.05, "response_length": 812.0}
+    metrics |= dict.fromkeys(("pass_at_4", "maj_at_4"), 0.6)
+    shares = ("truncated", "no_answer", "bad_gold", "timeout", "error", "ungraded")
+    metrics |= {f"{name}_share": 0.0 for name in shares}
+    entry = {"problems": 30, "settings": {"samples": 4}, "metrics": metrics}
+    (run_dir / "evaluation").mkdir()
+    results = {"model": "m", "benchmarks": {"aime24": entry}}
+    (run_dir / "evaluation" / "results.json").write_text(json.dumps(results))
+    write_card(run_dir)
+    card = (run_dir / "hf" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "DeepSeek-R1-Distill-Qwen-1.5B, trained" in card
+    assert "after step 70" in card
+    assert "| samples per prompt | 16 |" in card
+    assert "| clip, low and high | 0.2, 0.2 |" in card
+    assert "- training: `dapo.jsonl`, weight 3" in card
+    assert "from 0.250 to 0.500" in card
+    assert "30.0 ± 5.0" in card
+    assert "max_tokens_per_microbatch" in card
+    # The run's folder is an absolute path.
+    assert "run_dir: mine" in card and str(run_dir.parent) not in card
+    assert "- x/dapo.jsonl" in card
+
+
+def test_a_checkpoints_card_has_its_own_figures(run_dir: Path) -> None:
+    folder = run_dir / "checkpoints" / "step_000050"
+    folder.mkdir(parents=True)
+    manifest = {"metrics": {"eval/accuracy": 0.4, "train/loss": 1.0}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    card = model_card(run_dir, step=50)
+    assert "after step 50" in card
+    assert "`eval/accuracy`: 0.4000" in card
+    assert "train/loss" not in card.split("## All settings")[0]
+
+
+def test_a_card_for_every_checkpoint(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    every = ["publish", str(run_dir), "me/mine", "--every-checkpoint", "--card-only"]
+    assert main(every) == 2
+    assert "there is none in" in capsys.readouterr().err
+    for step in (50, 100):
+        (run_dir / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
+    assert main(every) == 0
+    out = capsys.readouterr().out
+    assert out.index("after step 50.") < out.index("after step 100.")
+    assert main([*every, "--revision", "main"]) == 2
+    assert "each has a branch of its own" in capsys.readouterr().err
+
+
+def test_what_is_missing_is_said(
+    run_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert main(["publish", str(tmp_path), "me/mine"]) == 2
+    assert "no config.yaml" in capsys.readouterr().err
+    assert main(["publish", str(run_dir), "me/mine", "--card-only"]) == 0
+    assert "## Recipe" in capsys.readouterr().out
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert main(["publish", str(run_dir), "me/mine"]) == 2
+    assert "me/mine at main could not be published" in capsys.readouterr().err
+    assert not list(run_dir.glob(".publish_*"))
+    (run_dir / "hf" / "config.json").unlink()
+    assert main(["publish", str(run_dir), "me/mine"]) == 2
+    assert "name a --checkpoint" in capsys.readouterr().err

@@ -1,0 +1,43 @@
+"""The watchdog names the grade that a run waits for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlmath.cluster.watchdog import Stalled, watched
+from rlmath.rewards.mix import RewardMix
+from rlmath.rollout import watchdog_probes as waiting
+from rlmath.rollout.collect import Collector
+from rlmath.types import Problem, Sample
+
+# Hangs on one response until a file is there. A function sees all samples of a problem together.
+REWARD = """
+import pathlib, time
+def patient(completions, **columns):
+    while "hang" in completions and not pathlib.Path({path!r}).exists():
+        time.sleep(0.05)
+    return [1.0] * len(completions)
+"""
+
+
+def test_a_grade_that_does_not_come_is_named(tmp_path: Path) -> None:
+    release, file = tmp_path / "release", tmp_path / "reward.py"
+    file.write_text(REWARD.format(path=str(release)))
+    problem = Problem("train.jsonl:7", "1 + 1?", (1,), ("2",))
+    with RewardMix.from_config([{"name": f"{file}:patient"}]) as rewards:
+        collector = Collector(rewards)
+        grading = collector.begin(group_size=2)
+        grading.expect([problem])
+        for index, text in enumerate(("two", "hang")):
+            grading.take(Sample(problem.id, index, (5,), (-1.0,), text, "stop", 0, 0, 0))
+        try:
+            with pytest.raises(Stalled) as said, watched(0.5, [waiting.grades(collector)]):
+                grading.wait()
+        finally:
+            release.touch()
+            collector.close()
+    named = [line for line in str(said.value).splitlines() if line.startswith("  - ")]
+    of_problem = "of problem train.jsonl:7"
+    assert named == [f"  - the grade of sample {index} {of_problem}" for index in (0, 1)]

@@ -1,0 +1,117 @@
+"""What is saved when a run is cut short, and how long a save may take."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.checkpoint import CheckpointStore
+from rlmath.cluster.watchdog import Stalled, watched
+from rlmath.rewards.base import RewardError
+from rlmath.training.checkpointing import Saver
+
+
+class SlowRanks:
+    """Ranks whose disk takes a block every so often, and then no more."""
+
+    def __init__(self, blocks: int, every_s: float, then_hangs_s: float = 0.0) -> None:
+        self.blocks, self.every_s, self.then_hangs_s = blocks, every_s, then_hangs_s
+        self.changed = False
+
+    def save_checkpoint(self, folder: Path) -> None:
+        with (folder / "tensors").open("wb") as file:
+            for _ in range(self.blocks):
+                time.sleep(self.every_s)
+                file.write(bytes(2**20))
+                file.flush()
+        time.sleep(self.then_hangs_s)
+
+
+def saver_of(ranks: Any, folder: Path) -> Saver:
+    saver = Saver(CheckpointStore(folder, keep=1), ranks, {})
+    saver.step_done(1, {})
+    return saver
+
+
+def test_a_slow_disk_is_no_stall_as_long_as_the_checkpoint_grows(tmp_path: Path) -> None:
+    saver = saver_of(SlowRanks(blocks=12, every_s=0.1), tmp_path / "slow")
+    with watched(0.8, [saver.watched()]):
+        saver.save()
+    assert (tmp_path / "slow" / "step_000001" / "tensors").stat().st_size == 12 * 2**20
+
+
+def test_a_disk_that_stands_still_is_one(tmp_path: Path) -> None:
+    saver = saver_of(SlowRanks(blocks=2, every_s=0.05, then_hangs_s=30.0), tmp_path / "stands")
+    said = pytest.raises(Stalled, match=r"step_000001\.partial, 2\.0 MiB so far")
+    with said, watched(1.0, [saver.watched()]):
+        saver.save()
+    assert not list((tmp_path / "stands").iterdir())
+
+
+@pytest.mark.parametrize("cause", [RewardError("a reward raises"), SystemExit(143)])
+def test_steps_that_are_done_are_saved_when_a_run_is_cut_short(
+    tmp_path: Path, cause: BaseException, capsys: pytest.CaptureFixture
+) -> None:
+    saver = saver_of(SlowRanks(blocks=1, every_s=0.0), tmp_path)
+    with pytest.raises(type(cause)), saver.saving_when_cut_short():
+        raise cause
+    assert (tmp_path / "step_000001" / "manifest.json").is_file()
+    assert "; saved after step 1: runner.resume=auto resumes there" in capsys.readouterr().out
+
+
+def test_an_update_that_was_begun_is_not_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    ranks = SlowRanks(blocks=1, every_s=0.0)
+    saver = saver_of(ranks, tmp_path)
+    ranks.changed = True
+    with pytest.raises(RewardError), saver.saving_when_cut_short():
+        raise RewardError("a reward raises")
+    assert not list(tmp_path.iterdir())
+    assert "cut short by RewardError in the update of step 2" in capsys.readouterr().out
+
+
+def test_a_checkpoint_without_the_metric_of_the_best_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path, keep=1, best={"rollout/reward": "max"})
+    saver = Saver(store, SlowRanks(blocks=1, every_s=0.0), {})  # type: ignore[arg-type]
+    saver.step_done(1, {"rollout/rewards": 0.5})
+    saver.save()
+    assert "step 1 has no such metric" in (said := capsys.readouterr().err)
+    assert "did you mean rollout/rewards?" in said
+    saver.step_done(2, {"rollout/reward": 0.5})
+    saver.save()
+    assert not capsys.readouterr().err
+
+
+def test_what_ranks_wrote_early_becomes_a_checkpoint_when_the_step_is_done(tmp_path: Path) -> None:
+    ranks = SlowRanks(blocks=1, every_s=0.0)
+    saver = saver_of(ranks, tmp_path)
+    saver.write(2)
+    assert [one.name for one in tmp_path.iterdir()] == ["step_000002.partial"]
+    saver.step_done(2, {"eval/accuracy": 0.5})
+    saver.save()
+    found = CheckpointStore(tmp_path, keep=1).resume("auto")
+    assert found is not None and found.step == 2
+    assert found.metrics == {"eval/accuracy": 0.5}
+    assert (found.path / "tensors").stat().st_size == 2**20, "written once"
+    # One that was not written early is written by the save.
+    saver.step_done(3, {})
+    saver.save()
+    assert (tmp_path / "step_000003" / "tensors").is_file()
+
+
+def test_what_ranks_wrote_of_a_step_that_is_never_done_is_no_checkpoint(tmp_path: Path) -> None:
+    ranks = SlowRanks(blocks=1, every_s=0.0)
+    saver = saver_of(ranks, tmp_path)
+    saver.save()
+    ranks.changed = True
+    with pytest.raises(RewardError), saver.saving_when_cut_short():
+        saver.write(2)
+        raise RewardError("evaluation fails")
+    saver.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["step_000001"]

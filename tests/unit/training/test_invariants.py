@@ -1,0 +1,95 @@
+"""Identities of an update: figures that keep them, and each one broken on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor.settings import UpdateResult
+from rlmath.config.load import load
+from rlmath.config.schema import Config, OnMisalignment
+from rlmath.training.invariants import IdentityError, broken_identities, check_identities
+from rlmath.types import TrainingBatch
+
+KEPT = {"importance_ratio": 1.0, "kl": 0.0, "grad_norm": 1.0, "lr": 1e-3, "token_count": 4.0}
+
+
+def settings(*overrides: str) -> Config:
+    return load(["experiment=quickstart", "algorithm.minibatches_per_step=2", *overrides])
+
+
+def a_batch(advantage: float = 1.0) -> TrainingBatch:
+    ones = torch.ones(4, dtype=torch.int64)
+    return TrainingBatch(
+        tokens=torch.arange(8),
+        prompt_lengths=ones,
+        response_lengths=ones,
+        group_ids=torch.tensor([0, 0, 1, 1]),
+        rewards=torch.full((4,), advantage),
+        advantages=torch.full((4,), advantage),
+        loss_mask=torch.ones(4, dtype=torch.bool),
+        engine_log_probs=torch.zeros(4),
+        weights_versions=0 * ones,
+    )
+
+
+def broken(config: Config, *minibatches: dict[str, float], **changes: Any) -> list[str]:
+    result = UpdateResult(
+        [KEPT | one for one in minibatches], changes.pop("early_stopped", {}), None
+    )
+    batch = changes.pop("batch", a_batch())
+    return broken_identities(config, batch, result, **{"first_step": True, **changes})
+
+
+def test_a_right_step_breaks_none() -> None:
+    assert broken(settings(), {}, {"importance_ratio": 1.2, "kl": 0.3}) == []
+
+
+def test_the_first_ratio_is_one() -> None:
+    (sentence,) = broken(settings(), {"importance_ratio": 1.0004}, {})
+    assert "first minibatch is 1.0004000, not 1 to within 1e-05" in sentence
+    # Log-probs of the engine differ by right; bfloat16 rounds; a discarded one has its own word.
+    assert not broken(settings("algorithm.old_log_probs=engine"), {"importance_ratio": 1.1}, {})
+    assert not broken(settings("model.dtype=bfloat16"), {"importance_ratio": 1.0004}, {})
+    assert not broken(settings(), {"importance_ratio": 9.0}, {}, early_stopped={0: "above 5"})
+
+
+def test_without_a_learning_rate_all_ratios_are_one() -> None:
+    still = {"lr": 0.0}
+    assert not broken(settings(), still, still)
+    (sentence,) = broken(settings(), still, still | {"importance_ratio": 0.99})
+    assert "minibatch 1 is 0.9900000" in sentence and "learning rate is 0" in sentence
+
+
+def test_the_reference_is_the_policy_at_first() -> None:
+    config = settings("algorithm.kl_coef=0.1")
+    (sentence,) = broken(config, {"kl": 0.002}, {"kl": 0.3})
+    assert "KL to the reference is 0.002" in sentence
+    assert not broken(config, {"kl": 0.002}, {}, first_step=False)
+
+
+def test_no_advantage_no_gradient() -> None:
+    quiet = {"grad_norm": 0.0}
+    assert not broken(settings(), quiet, quiet, batch=a_batch(0.0))
+    (sentence,) = broken(settings(), quiet, {"grad_norm": 0.25}, batch=a_batch(0.0))
+    assert "gradient norm of minibatch 1 is 0.25" in sentence
+    with_entropy = settings("algorithm.entropy_coef=0.01")
+    assert not broken(with_entropy, {"grad_norm": 0.25}, {}, batch=a_batch(0.0))
+
+
+def test_on_fail_stops_or_warns() -> None:
+    config, warnings = settings(), []
+
+    class Listener:
+        warn = staticmethod(warnings.append)
+
+    result = UpdateResult([KEPT | {"importance_ratio": 2.0}], {}, None)
+    with pytest.raises(IdentityError, match=r"step 7: the importance ratio .* alignment\.on_fail"):
+        check_identities(config, a_batch(), result, 7, Listener())  # type: ignore[arg-type]
+    lenient = dataclasses.replace(config.alignment, on_fail=OnMisalignment.warn)
+    config = dataclasses.replace(config, alignment=lenient)
+    check_identities(config, a_batch(), result, 7, Listener())  # type: ignore[arg-type]
+    assert len(warnings) == 1 and warnings[0].startswith("step 7: the importance ratio")

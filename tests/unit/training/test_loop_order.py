@@ -1,0 +1,191 @@
+"""In which order a step saves, wakes the engines, evaluates and is written down."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmath.checkpoint import CheckpointStore
+from rlmath.training import loop as loop
+from rlmath.training.checkpointing import Saver
+
+
+class Run:
+    """The parts of a run that only note what is asked of them."""
+
+    def __init__(self, folder: Path, sleeps: bool) -> None:
+        self.events: list[str] = []
+        self.changed = False
+        self.spec = SimpleNamespace(sleeps=sleeps)
+        self.weights_version, self.weights_verified = 0, True
+        self.folder = folder
+
+    # The engines.
+    def settle(self) -> None: ...
+
+    def sleep(self) -> None:
+        self.events += ["sleep"] if self.spec.sleeps else []
+
+    def wake(self, part: str) -> None:
+        self.events += [f"wake {part}"] if self.spec.sleeps else []
+
+    def set_version(self, version: int) -> None:
+        self.weights_version = version
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    # The ranks.
+    def save_checkpoint(self, folder: Path) -> None:
+        self.events.append(f"write {int(folder.name[5:11])}")
+        (folder / "tensors").write_bytes(bytes(10))
+
+    def send_weights(self, version: int, verify: bool) -> None:
+        self.events.append(f"send {version}")
+
+    def save_hf(self, folder: Path) -> None:
+        self.events.append("export")
+
+
+class Monitor:
+    """Only the log of steps."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.on_phase: list[Any] = []
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        yield
+
+    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+        self._run.events.append(f"log {step}")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+@pytest.fixture
+def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs two steps without a group, of which the second is saved, up to where a run sums up."""
+
+    def run(sleeps: bool) -> Run:
+        parts = Run(tmp_path, sleeps)
+        store = CheckpointStore(tmp_path / "checkpoints", keep=1)
+        monitor = Monitor(parts)
+        rewards = SimpleNamespace(set_step=lambda *_: None, metrics=dict)
+        config: Any = SimpleNamespace(
+            runner=SimpleNamespace(
+                run_dir=str(tmp_path), steps=2, save_every=2, resume="auto", seed=0
+            ),
+            data=SimpleNamespace(
+                train_paths=[], max_prompt_tokens=1, train_weights=None, seed=0, shuffle=False
+            ),
+            rollout=SimpleNamespace(temperature=1.0),
+            actor=SimpleNamespace(optimizer=None),
+            algorithm=SimpleNamespace(minibatches_per_step=1),
+            collapse=None,
+            watchdog=SimpleNamespace(stall_s=0),
+            eval=SimpleNamespace(every=2),
+            weights=SimpleNamespace(verify_every=0),
+        )
+        config.model = SimpleNamespace(path="")
+        session = SimpleNamespace(
+            config=config,
+            layout=None,
+            actor=parts,
+            sampling=SimpleNamespace(pool=parts, rewards=rewards, collector=None),
+            watched_parts=lambda _: [],
+        )
+        nothing = SimpleNamespace(metrics={}, finished=[], shortage="", groups=[])
+        saver = Saver(store, parts, {})  # type: ignore[arg-type]
+        evaluated = lambda *_, **__: parts.events.append("evaluate") or {}  # noqa: E731
+        report = SimpleNamespace(describe=lambda _: "")
+        replaced: dict[str, Any] = {
+            "save": lambda *_: None,
+            "load_tokenizer": lambda _: None,
+            "load_problems": lambda *_: ([], report),
+            "load_held_out": lambda *_: [SimpleNamespace(problems=())],
+            "stream_of": lambda *_: None,
+            "Coefficients": lambda _: None,
+            "open_store": lambda _: store,
+            "attempts": SimpleNamespace(record=lambda *_, **__: None),
+            "open_session": lambda *_, **__: contextlib.nullcontext(session),
+            "open_monitor": lambda *_: contextlib.nullcontext(monitor),
+            "least_groups": lambda *_: 1,
+            "Sampler": lambda *_: SimpleNamespace(sample=lambda *_, **__: nothing),
+            "open_saver": lambda *_: contextlib.closing(saver),
+            "read_metrics": lambda _: [],
+            "CollapseDetectors": lambda *_: SimpleNamespace(see=lambda *_: []),
+            "watched": lambda *_: contextlib.nullcontext(),
+            "act": lambda *_: None,
+            "evaluate": evaluated,
+            "rollout_metrics": lambda _: {},
+            "summarize": lambda *_: None,
+            "write_card": lambda _: None,
+        }
+        for name, value in replaced.items():
+            monkeypatch.setattr(loop, name, value)
+        assert loop.train(config) == 0
+        assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
+        return parts
+
+    return run
+
+
+def test_ranks_write_while_colocated_engines_sleep(run_of: Any) -> None:
+    """The checkpoint still has the evaluation: it is one only after that."""
+    assert run_of(sleeps=True).events == [
+        *("evaluate", "log 0"),
+        *("sleep", "wake weights", "send 1", "wake kv_cache", "log 1"),
+        *("sleep", "write 2", "wake weights", "send 2", "wake kv_cache", "evaluate", "log 2"),
+        *("sleep", "export"),
+    ]
+
+
+def test_ranks_write_after_the_step_where_engines_have_their_own_memory(run_of: Any) -> None:
+    assert run_of(sleeps=False).events == [
+        *("evaluate", "log 0", "send 1", "log 1", "send 2", "evaluate", "log 2", "write 2"),
+        "export",
+    ]
+
+
+def test_a_rewards_parameters_are_checked_before_anything_starts(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
+    """Neither Ray nor an engine is up when a reward turns out to want what the data has not."""
+    from rlmath.rewards import RewardMix, RewardSettingError
+    from rlmath.training import session
+    from rlmath.types import Problem
+
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def f(completions, answer, **kwargs):\n    return [0.0 for _ in answer]\n")
+
+    def not_reached(*_: Any, **__: Any) -> None:
+        raise AssertionError("started")
+
+    replaced: dict[str, Any] = {
+        "with_model_folder": lambda config: config,
+        "choose_platform": lambda *_: SimpleNamespace(name="cpu", prepare_driver=lambda: None),
+        "resolve_layout": lambda *_: None,
+        "reward_mix": lambda _: RewardMix.from_config([f"{rewards}:f"]),
+        "ray_session": not_reached,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(session, name, value)
+    config: Any = SimpleNamespace(cluster=SimpleNamespace(device=SimpleNamespace(value="cpu")))
+
+    def start(**fields: Any) -> None:
+        problems = [Problem("rows:1", "?", (1,), ("4",), columns=fields)]
+        with session.open_session(config, optimizer=None, problems=problems):
+            pass
+
+    with pytest.raises(RewardSettingError, match=r"rewards.py:1\): .* answer in rows:1"):
+        start(solution="4")
+    with pytest.raises(AssertionError, match="started"):
+        start(answer="4")

@@ -1,0 +1,107 @@
+"""When a run is started again, from where, and when no more."""
+
+import dataclasses
+import json
+
+import pytest
+
+from rlmath.actor.group import ActorError
+from rlmath.checkpoint import CheckpointStore
+from rlmath.config.load import load
+from rlmath.monitor.collapse import RollBack
+from rlmath.training.supervise import supervise
+
+
+@pytest.fixture
+def config(tmp_path):
+    loaded = load(["model.path=m", f"runner.run_dir={tmp_path}", "data.train_paths=[t]"])
+    runner = dataclasses.replace(loaded.runner, resume="never", max_restarts=2)
+    return dataclasses.replace(loaded, runner=runner)
+
+
+class Attempts:
+    """Attempts that end as they are told: with an error, or with 0."""
+
+    def __init__(self, store, *ends):
+        self.store, self.ends, self.seen = store, list(ends), []
+
+    def __call__(self, config):
+        self.seen.append((config.runner.resume, config.actor.optimizer.lr))
+        saves, end = self.ends.pop(0)
+        for step in saves:
+            self.store.begin(step)
+            self.store.commit(step, {}, {})
+            with (self.store.folder.parent / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": step}) + "\n")
+        if end is not None:
+            raise end
+        return 0
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path / "checkpoints", keep=10)
+
+
+def test_restarts_are_counted_from_the_last_new_checkpoint(config, store, tmp_path, capsys):
+    dead = ActorError("Megatron rank 1 failed: its process ended")
+    attempts = Attempts(store, ([], dead), ([5], dead), ([], dead), ([], None))
+    assert supervise(config, attempts) == 0
+    # What never and auto mean: the first attempt begins anew, the others go on.
+    assert [resume for resume, _ in attempts.seen] == ["never", "auto", "auto", "auto"]
+    printed = capsys.readouterr().err
+    assert "resumes from the beginning; step 1 is repeated" in printed
+    assert "resumes from the checkpoint of step 5; step 6 is repeated" in printed
+    lines = [json.loads(x) for x in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+    assert [line["choice"].split(":")[0] for line in lines] == [
+        "restart 1 of runner.max_restarts=2",
+        "restart 1 of runner.max_restarts=2",
+        "restart 2 of runner.max_restarts=2",
+    ]
+
+
+def test_after_the_last_restart_the_error_is_the_runs_own(config, store):
+    dead = ActorError("rank 0 failed")
+    attempts = Attempts(store, ([5], dead), ([], dead), ([], dead))
+    with pytest.raises(ActorError):
+        supervise(config, attempts)
+    assert len(attempts.seen) == 3
+
+
+def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(config, store, tmp_path, capsys):
+    def raised(text="Megatron rank 0 failed: ValueError: no", log="one"):
+        return ActorError(f"{text}\n--- end of actor_0.log\n{log}", raised=True)
+
+    attempts = Attempts(store, ([5], raised()), ([], raised(log="another")), ([], None))
+    with pytest.raises(ActorError):
+        supervise(config, attempts)
+    assert len(attempts.seen) == 2
+    assert "no restart: step 6 failed again with the same error" in capsys.readouterr().err
+    last = json.loads((tmp_path / "decisions.jsonl").read_text().splitlines()[-1])
+    assert last["choice"].startswith("no restart")
+    # A step later, or another error.
+    for then in (([6], raised()), ([], raised("Megatron rank 0 failed: OSError: no"))):
+        assert supervise(config, Attempts(store, ([5], raised()), then, ([], None))) == 0
+
+
+def test_other_errors_are_not_tried_again(config, store):
+    attempts = Attempts(store, ([], ValueError("a reward is wrong")))
+    with pytest.raises(ValueError, match="a reward is wrong"):
+        supervise(config, attempts)
+
+
+def test_rollbacks_lower_the_rate_for_good(config, store, tmp_path):
+    attempts = Attempts(
+        store, ([5, 10, 15], RollBack(11, 13, "a")), ([15], RollBack(12, 14, "b")), ([], None)
+    )
+    assert supervise(config, attempts) == 0
+    lr = config.actor.optimizer.lr
+    assert [rate for _, rate in attempts.seen] == [lr, lr / 2, lr / 4]
+    assert store.steps() == [5, 10]
+    assert (tmp_path / "checkpoints_set_aside_2" / "step_000015").is_dir()
+    # The driver dies; the next start keeps the rate, and one that begins anew does not.
+    again = Attempts(store, ([], None), ([], None))
+    auto = dataclasses.replace(config.runner, resume="auto")
+    supervise(dataclasses.replace(config, runner=auto), again)
+    supervise(config, again)
+    assert [rate for _, rate in again.seen] == [lr / 4, lr]
