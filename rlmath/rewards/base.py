@@ -12,6 +12,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from rlmath.errors import ConfigError, UserError
@@ -41,16 +42,30 @@ class Reward:
             them in one call. False: it may be called on any part of a group.
         needs_tokens: It counts tokens and wants ``completion_ids``.
         thread_safe: It may be called from several threads at once.
+        is_asynchronous: It waits for others, a server for instance: :meth:`submit` returns before
+            the values are there, so that no thread waits with it.
     """
 
     needs_group: ClassVar[bool] = False
     needs_tokens: ClassVar[bool] = False
     thread_safe: ClassVar[bool] = True
+    is_asynchronous: ClassVar[bool] = False
     __name__: str = "reward"
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
         """One value per completion, in order; ``None`` where it cannot be scored."""
         raise TypeError(f"{type(self).__name__} defines no __call__")
+
+    def submit(self, completions: Sequence[Any], **columns: Any) -> Future[Values]:
+        """What a call would return, once it is there; of rewards that are asynchronous."""
+        raise TypeError(f"{type(self).__name__} is not asynchronous")
+
+    def probe(self) -> None:
+        """Find out before a run starts whether the reward can work at all.
+
+        Raises:
+            RewardSettingError: It cannot; the message says what is missing.
+        """
 
     def drain_metrics(self) -> dict[str, float]:
         """Figures of its own since the last call, by short name; they are then reset."""

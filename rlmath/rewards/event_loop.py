@@ -10,6 +10,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +32,11 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 async def _wait(awaitable: Awaitable[T]) -> T:
     return await awaitable
+
+
+def start_coroutine(awaitable: Awaitable[T]) -> Future[T]:
+    """Run on the shared loop; from any thread. Nothing waits."""
+    return asyncio.run_coroutine_threadsafe(_wait(awaitable), _running_loop())
 
 
 def run_coroutine(awaitable: Awaitable[T]) -> T:

@@ -13,13 +13,14 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rlmath.rewards.base import Reward, RewardError, RewardSettingError, Values, check_values
-from rlmath.rewards.event_loop import run_coroutine
+from rlmath.rewards.event_loop import run_coroutine, start_coroutine
 from rlmath.rewards.openrlhf import OpenRLHFReward
 
 # A callable with one of these parameters is a reward; any other makes a reward when called.
@@ -194,8 +195,9 @@ class FunctionReward(Reward):
     Keywords that the function does not take are left out. A coroutine function runs on one event
     loop that all of them share, so sessions that it keeps open stay usable.
 
-    A function may say of itself ``needs_group`` and ``thread_safe``. Without a word it gets whole
-    groups and one call at a time, as there.
+    A function may say of itself ``needs_group`` and ``thread_safe``. By default it gets whole
+    groups and one call at a time, as there. A coroutine function has many calls in flight, and no
+    thread waits for them, unless it says ``thread_safe = False``.
 
     Args:
         function: ``f(completions, **columns)``, sync or async.
@@ -209,11 +211,31 @@ class FunctionReward(Reward):
         # Instance attributes on purpose: the class-wide defaults do not fit a foreign function.
         self.needs_group = bool(getattr(target, "needs_group", True))  # type: ignore[misc]
         self.thread_safe = bool(getattr(target, "thread_safe", False))  # type: ignore[misc]
+        self.is_asynchronous = _is_coroutine(target) and getattr(  # type: ignore[misc]
+            target, "thread_safe", True
+        )
         self._takes_any = _takes_any(function)
         self._names = _parameters(function)
         self.required_columns: frozenset[str] = frozenset(_required(function))
 
     def __call__(self, *args: Any, **columns: Any) -> Values:
+        result, count = self._started(args, columns)
+        if inspect.isawaitable(result):
+            result = run_coroutine(result)
+        # NaN and infinity are kept out here as well, for calls by hand.
+        return check_values(self.__name__, result, count)[0]
+
+    def submit(self, *args: Any, **columns: Any) -> Future[Values]:
+        """Of a coroutine function: its values, once it has run on the shared event loop."""
+        awaitable, count = self._started(args, columns)
+
+        async def checked() -> Values:
+            return check_values(self.__name__, await awaitable, count)[0]
+
+        return start_coroutine(checked())
+
+    def _started(self, args: tuple[Any, ...], columns: dict[str, Any]) -> tuple[Any, int]:
+        """What the function returns, perhaps an awaitable, and the number of completions."""
         columns.update(self._by_name(args, columns))
         rows = columns.get("completions", columns.get("completion_ids"))
         if rows is None:
@@ -226,11 +248,7 @@ class FunctionReward(Reward):
                 f"reward {self.__name__}: it wants the column(s) {', '.join(sorted(missing))}, "
                 f"which the data's rows do not have"
             )
-        result = self.function(**columns)
-        if inspect.isawaitable(result):
-            result = run_coroutine(result)
-        # NaN and infinity are kept out here as well, for calls by hand.
-        return check_values(self.__name__, result, len(rows))[0]
+        return self.function(**columns), len(rows)
 
     def _by_name(self, args: tuple[Any, ...], columns: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of a call by hand: completions come first, then the function's own order.
@@ -248,6 +266,12 @@ class FunctionReward(Reward):
                 f"{len(own)}: {', '.join(own)}"
             )
         return dict(zip(own, args, strict=False))
+
+
+def _is_coroutine(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    )
 
 
 def _positional(function: Any) -> list[str]:

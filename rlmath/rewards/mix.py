@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ from rlmath.rewards.registry import get_reward, reward_class
 from rlmath.rewards.required_columns import check_required
 from rlmath.rewards.stats import RewardStats
 from rlmath.types import GradedSample, Problem, Sample
+from rlmath.utils.futures import resolve
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +97,18 @@ class ScoredSample:
 
 
 @dataclass
-class _Partial:
-    """Values so far, by label, of one completion."""
+class Partial:
+    """Values so far, by label, of one completion.
+
+    Attributes:
+        pending: Calls of asynchronous rewards that have not put their values here yet.
+    """
 
     values: dict[str, Value] = field(default_factory=dict)
     grade: Grade | None = None  # of the first reward that asked
     grades: dict[int, Grade] = field(default_factory=dict)  # by grader
     extra: dict[str, Any] = field(default_factory=dict)
+    pending: list[Future[None]] = field(default_factory=list)
 
 
 class RewardMix:
@@ -247,13 +254,24 @@ class RewardMix:
                 needed, ((p.id, group_columns(p, ()).keys() | _ADDED_COLUMNS) for p in problems)
             )
 
-    def prescore(self, completions: Sequence[Any], **columns: Any) -> list[_Partial]:
+    def probe(self) -> None:
+        """Find out before a run starts whether every reward can work at all.
+
+        Raises:
+            RewardSettingError: One cannot, a server that cannot be reached for instance.
+        """
+        for item in self.items:
+            item.reward.probe()
+
+    def prescore(self, completions: Sequence[Any], **columns: Any) -> list[Partial]:
         """Score what needs no group, while the rest of the group is still being sampled.
+
+        Does not wait for asynchronous rewards, see :class:`Partial`.
 
         Returns:
             One piece per completion, to be given to :meth:`score` in the group's order.
         """
-        partials = [_Partial() for _ in completions]
+        partials = [Partial() for _ in completions]
         self._evaluate(
             [i for i in self.items if not i.reward.needs_group], partials, completions, columns
         )
@@ -263,7 +281,7 @@ class RewardMix:
         self,
         completions: Sequence[Any],
         *,
-        prescored: Sequence[_Partial] | None = None,
+        prescored: Sequence[Partial] | None = None,
         **columns: Any,
     ) -> list[ScoredSample]:
         """Score completions: a whole group if :attr:`scope` says so, any number otherwise.
@@ -278,16 +296,47 @@ class RewardMix:
         Raises:
             RewardError: A reward raised or broke its contract (with ``on_error="raise"``).
         """
+        return self.totals(self.begin_score(completions, prescored=prescored, **columns))
+
+    def begin_score(
+        self,
+        completions: Sequence[Any],
+        *,
+        prescored: Sequence[Partial] | None = None,
+        **columns: Any,
+    ) -> list[Partial]:
+        """:meth:`score` up to where asynchronous rewards are waited for.
+
+        Returns:
+            One piece per completion, for :meth:`totals`.
+        """
         if prescored is not None and len(prescored) != len(completions):
             raise RewardSettingError(
                 f"{len(prescored)} prescored pieces for {len(completions)} completions"
             )
-        partials = list(prescored) if prescored is not None else [_Partial() for _ in completions]
+        partials = list(prescored) if prescored is not None else [Partial() for _ in completions]
         if completions:
             todo = [i for i in self.items if prescored is None or i.reward.needs_group]
             self._evaluate(todo, partials, completions, columns)
+        return partials
+
+    def totals(self, partials: Sequence[Partial]) -> list[ScoredSample]:
+        """Wait for what is pending, and add up.
+
+        Raises:
+            RewardError: A reward raised or broke its contract (with ``on_error="raise"``).
+        """
+        for partial in partials:
+            for call in partial.pending:
+                call.result()
         scored = [
-            ScoredSample(self._total(p.values), dict(p.values), p.grade, dict(p.extra))
+            # In the order of the settings, whatever came first.
+            ScoredSample(
+                self._total(p.values),
+                {item.label: p.values[item.label] for item in self.items if item.label in p.values},
+                p.grade,
+                dict(p.extra),
+            )
             for p in partials
         ]
         self._stats.add_values("total", (s.total for s in scored))
@@ -298,12 +347,25 @@ class RewardMix:
         problem: Problem,
         samples: Sequence[Sample],
         *,
-        prescored: Sequence[_Partial] | None = None,
+        prescored: Sequence[Partial] | None = None,
     ) -> list[GradedSample]:
         """Score samples of one problem, in order."""
-        scored = self.score(
+        return self.graded(samples, self.begin_group(problem, samples, prescored))
+
+    def begin_group(
+        self,
+        problem: Problem,
+        samples: Sequence[Sample],
+        prescored: Sequence[Partial] | None = None,
+    ) -> list[Partial]:
+        """:meth:`begin_score` for samples of one problem."""
+        return self.begin_score(
             [s.text for s in samples], prescored=prescored, **group_columns(problem, samples)
         )
+
+    def graded(self, samples: Sequence[Sample], partials: Sequence[Partial]) -> list[GradedSample]:
+        """The samples with their totals, in order; waits for what is pending."""
+        scored = self.totals(partials)
         return [
             GradedSample(
                 sample=sample,
@@ -316,7 +378,7 @@ class RewardMix:
             for sample, result in zip(samples, scored, strict=True)
         ]
 
-    def prescore_group(self, problem: Problem, samples: Sequence[Sample]) -> list[_Partial]:
+    def prescore_group(self, problem: Problem, samples: Sequence[Sample]) -> list[Partial]:
         """:meth:`prescore` for samples of one problem."""
         return self.prescore([s.text for s in samples], **group_columns(problem, samples))
 
@@ -359,7 +421,7 @@ class RewardMix:
     def _evaluate(
         self,
         items: Sequence[MixItem],
-        partials: Sequence[_Partial],
+        partials: Sequence[Partial],
         completions: Sequence[Any],
         columns: Mapping[str, Any],
     ) -> None:
@@ -372,28 +434,76 @@ class RewardMix:
             names = ", ".join(i.label for i in items if i.reward.needs_tokens)
             raise RewardSettingError(f"{names}: token lengths need the column completion_ids")
         for item in items:
-            values, seconds = self._call(item, partials, texts, columns)
-            for partial, value in zip(partials, values, strict=True):
-                partial.values[item.label] = value
-            self._stats.add_values(item.label, values, seconds)
+            started_s = time.monotonic()
+            if item.reward.is_asynchronous:
+                call = self._submit(item, partials, texts, columns, started_s)
+                for partial in partials:
+                    partial.pending.append(call)
+            else:
+                values = self._call(item, partials, texts, columns)
+                self._note(item, partials, values, started_s)
+
+    def _submit(
+        self,
+        item: MixItem,
+        partials: Sequence[Partial],
+        texts: list[str],
+        columns: Mapping[str, Any],
+        started_s: float,
+    ) -> Future[None]:
+        """A call of an asynchronous reward: done when its values are in ``partials``."""
+        noted: Future[None] = Future()
+        try:
+            if isinstance(item.reward, FunctionReward):
+                given = self._function_columns(item, partials, texts, columns)
+                coming = item.reward.submit(**given)
+            else:
+                coming = item.reward.submit(texts, **columns)
+        except Exception as error:
+            coming = Future()
+            coming.set_exception(error)
+
+        def note() -> None:
+            values = self._checked(item, coming.result, texts, columns)
+            self._note(item, partials, values, started_s)
+
+        coming.add_done_callback(lambda _: resolve(noted, note))
+        return noted
+
+    def _note(
+        self, item: MixItem, partials: Sequence[Partial], values: Values, started_s: float
+    ) -> None:
+        for partial, value in zip(partials, values, strict=True):
+            partial.values[item.label] = value
+        self._stats.add_values(item.label, values, time.monotonic() - started_s)
 
     def _call(
         self,
         item: MixItem,
-        partials: Sequence[_Partial],
+        partials: Sequence[Partial],
         texts: list[str],
         columns: Mapping[str, Any],
-    ) -> tuple[Values, float]:
-        started = time.monotonic()
-        try:
+    ) -> Values:
+        def call() -> Values:
             if isinstance(item.reward, GradedReward):
-                values = self._call_graded(item, item.reward, partials, texts, columns)
-            elif isinstance(item.reward, FunctionReward):
-                values = self._call_function(item, partials, texts, columns)
-            else:
-                with self._locks[item.label]:
-                    values = item.reward(texts, **columns)
-            values, _ = check_values(item.label, values, len(texts))
+                return self._call_graded(item, item.reward, partials, texts, columns)
+            with self._locks[item.label]:
+                if isinstance(item.reward, FunctionReward):
+                    return item.reward(**self._function_columns(item, partials, texts, columns))
+                return item.reward(texts, **columns)
+
+        return self._checked(item, call, texts, columns)
+
+    def _checked(
+        self,
+        item: MixItem,
+        call: Callable[[], Values],
+        texts: list[str],
+        columns: Mapping[str, Any],
+    ) -> Values:
+        """What a call returns, if it keeps the contract; else as ``on_error`` says."""
+        try:
+            values, _ = check_values(item.label, call(), len(texts))
         except RewardSettingError:
             raise
         except Exception as error:
@@ -404,13 +514,13 @@ class RewardMix:
             log.warning("reward %s gave None to %d completions: %s", item.label, len(texts), error)
             self._stats.add_error(item.label)
             values = [None] * len(texts)
-        return values, time.monotonic() - started
+        return values
 
     def _call_graded(
         self,
         item: MixItem,
         reward: GradedReward,
-        partials: Sequence[_Partial],
+        partials: Sequence[Partial],
         texts: list[str],
         columns: Mapping[str, Any],
     ) -> Values:
@@ -423,14 +533,14 @@ class RewardMix:
             self._stats.add_statuses(item.label, (p.grades[grader].status for p in partials))
         return reward(texts, **{**columns, GRADES_COLUMN: [p.grades[grader] for p in partials]})
 
-    def _call_function(
+    def _function_columns(
         self,
         item: MixItem,
-        partials: Sequence[_Partial],
+        partials: Sequence[Partial],
         texts: list[str],
         columns: Mapping[str, Any],
-    ) -> Values:
-        """A foreign function gets what TRL's trainer would give it."""
+    ) -> dict[str, Any]:
+        """What TRL's trainer would give a function."""
         completions: list[Any] = list(texts)
         if item.completion_format == "chat":
             completions = [[{"role": "assistant", "content": t}] for t in texts]
@@ -445,8 +555,7 @@ class RewardMix:
             extended["solution"] = [
                 a[0] if not isinstance(a, str) and len(a) == 1 else a for a in extended["answers"]
             ]
-        with self._locks[item.label]:
-            return item.reward(completions=completions, **extended)
+        return {**extended, "completions": completions}
 
 
 def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -473,7 +582,7 @@ def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]
     return columns
 
 
-def _extra_logger(partials: Sequence[_Partial]) -> Callable[[str, Sequence[Any]], None]:
+def _extra_logger(partials: Sequence[Partial]) -> Callable[[str, Sequence[Any]], None]:
     def log_extra(name: str, values: Sequence[Any]) -> None:
         for partial, value in zip(partials, values, strict=False):
             partial.extra[name] = value

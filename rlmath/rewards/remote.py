@@ -3,9 +3,10 @@
     request   {"query": [prompt + response, ...], "prompts": [...], "labels": [...]}
     reply     {"rewards": [...], "scores": [...], "extra_logs": {...}}
 
-Several addresses share the work: the completions are cut into as many parts, sent at once, and a
-part whose server fails goes to the next one. A part that no server could score in time is ``None``
-for each of its completions, and counted.
+Completions that finish one by one are gathered into batches, and many batches are in flight at
+once; no thread of the caller waits for them. Several addresses share the work, and a batch whose
+server fails goes to the next one. A batch that no server could score in time is ``None`` for each
+of its completions, and counted: those samples are never scored in another way.
 """
 
 from __future__ import annotations
@@ -13,17 +14,34 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
-from rlmath.rewards.base import Reward, RewardError, RewardSettingError, Values
+from rlmath.rewards.base import Reward, RewardError, RewardSettingError, Value, Values
+from rlmath.rewards.batcher import Batcher
+from rlmath.rewards.circuit_breaker import CircuitBreaker
 from rlmath.rewards.http_json import CallFailed, Endpoint, post_json
 from rlmath.rewards.openrlhf import ExtraLogs, openrlhf_inputs, read_reply
+from rlmath.utils.futures import gather
 
 log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Query:
+    """One completion on its way to a server."""
+
+    query: str
+    prompt: str
+    label: Any
+    value: Future[Value] = field(default_factory=Future)
 
 
 class RemoteReward(Reward):
@@ -32,18 +50,23 @@ class RemoteReward(Reward):
     Args:
         urls: One address, several with commas between, or a list of them.
         timeout_s: Limit of one call, in seconds.
-        total_timeout_s: Limit of all calls for one part together, retries and pauses included.
+        total_timeout_s: Limit of all calls for one batch together, retries and pauses included.
         retries: Further attempts after the first.
         backoff_s: Pause before the first retry; it doubles each time, up to ``max_backoff_s``,
             with a random part so that many callers do not come back at once.
         max_backoff_s: Longest pause.
-        max_batch_size: Most completions in one call; ``None``: no bound.
-        max_concurrent_calls: Calls under way at once; ``None``: 8 for each address.
+        batch_size: Most completions in one call.
+        batch_window_s: Longest time that a finished completion waits for others to share a call.
+        max_concurrent_calls: Calls in flight at once; ``None``: 32 for each address.
+        breaker_failures: Failed calls of a server in a row after which it is left alone.
+        breaker_cooldown_s: For how long. While all servers are left alone, completions are
+            unscored at once instead of after ``total_timeout_s``.
         headers: Sent with each call, an ``Authorization`` for instance.
-        needs_group: The servers compare a problem's completions, so they want them all at once.
+        needs_group: The servers compare a problem's completions: a call has all of one problem's.
     """
 
     __name__ = "remote"
+    is_asynchronous = True
 
     def __init__(
         self,
@@ -54,8 +77,11 @@ class RemoteReward(Reward):
         retries: int = 3,
         backoff_s: float = 0.5,
         max_backoff_s: float = 8.0,
-        max_batch_size: int | None = None,
+        batch_size: int = 64,
+        batch_window_s: float = 0.1,
         max_concurrent_calls: int | None = None,
+        breaker_failures: int = 8,
+        breaker_cooldown_s: float = 30.0,
         headers: Mapping[str, str] | None = None,
         needs_group: bool = False,
     ) -> None:
@@ -71,102 +97,198 @@ class RemoteReward(Reward):
                 f"remote: timeout_s={timeout_s} and total_timeout_s={total_timeout_s} must be "
                 f"above 0, retries={retries} and backoff_s={backoff_s} not below"
             )
-        if max_batch_size is not None and max_batch_size < 1:
-            raise RewardSettingError(f"remote: max_batch_size={max_batch_size}; at least 1")
+        for name, number in (
+            ("batch_size", batch_size),
+            ("max_concurrent_calls", max_concurrent_calls),
+            ("breaker_failures", breaker_failures),
+        ):
+            if number is not None and number < 1:
+                raise RewardSettingError(f"remote: {name}={number}; at least 1")
+        if batch_window_s < 0 or breaker_cooldown_s < 0:
+            raise RewardSettingError(
+                f"remote: batch_window_s={batch_window_s} and "
+                f"breaker_cooldown_s={breaker_cooldown_s} must not be below 0"
+            )
         self.timeout_s = timeout_s
         self.total_timeout_s = total_timeout_s
         self.retries = retries
         self.backoff_s = backoff_s
         self.max_backoff_s = max_backoff_s
-        self.max_batch_size = max_batch_size
+        self.batch_size = batch_size
         self.headers = dict(headers or {})
         self.needs_group = needs_group  # type: ignore[misc]
+        self._breakers = [
+            CircuitBreaker(breaker_failures, breaker_cooldown_s) for _ in self.endpoints
+        ]
         self._pool = ThreadPoolExecutor(
-            max_concurrent_calls or 8 * len(self.endpoints), thread_name_prefix="remote-reward"
+            max_concurrent_calls or 32 * len(self.endpoints), thread_name_prefix="remote-reward"
         )
+        self._batcher: Batcher[_Query] = Batcher(batch_size, batch_window_s, self._send)
         self._logs = ExtraLogs()
         self._lock = threading.Lock()
         self._counts = {"calls": 0, "retries": 0, "failed_calls": 0}
-        self._next = 0
+        self._unscored, self._last_error = 0, ""
+        self._turn = 0
         self._closing = threading.Event()
 
+    def submit(self, completions: Sequence[Any], **columns: Any) -> Future[Values]:
+        """Values that come later. Calls share requests unless ``needs_group``."""
+        queries = _queries(completions, columns)
+        if self.needs_group:
+            if queries:
+                self._send(queries)
+        elif not self._batcher.add(queries):
+            _cancel(queries)
+        return gather([query.value for query in queries])
+
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
-        queries, prompts, labels = openrlhf_inputs(completions, columns)
+        """The values of these completions: even parts, sent to all servers at once."""
+        queries = _queries(completions, columns)
         if not queries:
             return []
-        parts = []
-        for start, stop in self._cuts(len(queries)):
-            body = {
-                "query": queries[start:stop],
-                "prompts": prompts[start:stop],
-                "labels": labels[start:stop],
-            }
-            parts.append(self._pool.submit(self._score, body, stop - start, self._turn()))
-        return [value for part in parts for value in part.result()]
+        parts = 1
+        if not self.needs_group:
+            parts = max(min(len(self.endpoints), len(queries)), -(-len(queries) // self.batch_size))
+        bounds = [len(queries) * i // parts for i in range(parts + 1)]
+        for start, stop in itertools.pairwise(bounds):
+            self._send(queries[start:stop])
+        return [query.value.result() for query in queries]
 
-    def _cuts(self, count: int) -> list[tuple[int, int]]:
-        """Even parts: one for each server, or more where ``max_batch_size`` asks for it."""
-        pieces = 1 if self.needs_group else min(len(self.endpoints), count)
-        if self.max_batch_size is not None and not self.needs_group:
-            pieces = max(pieces, -(-count // self.max_batch_size))
-        bounds = [count * i // pieces for i in range(pieces + 1)]
-        return list(itertools.pairwise(bounds))
+    def probe(self) -> None:
+        """Connect to every server once.
 
-    def _turn(self) -> int:
+        Raises:
+            RewardSettingError: None of them can be reached.
+        """
+        failures = []
+        for endpoint in self.endpoints:
+            port = endpoint.port or (443 if endpoint.https else 80)
+            try:
+                socket.create_connection((endpoint.host, port), PROBE_TIMEOUT_S).close()
+            except OSError as error:
+                failures.append(f"{endpoint.url}: {error.strerror or error}")
+        if len(failures) == len(self.endpoints):
+            raise RewardSettingError(
+                f"remote: no reward server can be reached ({'; '.join(failures)}). Start it, or "
+                "correct its address in reward.items"
+            )
+        for failure in failures:
+            log.warning("remote reward: a server cannot be reached: %s", failure)
+
+    def _send(self, queries: list[_Query]) -> None:
+        """Have one call score these completions; returns at once."""
         with self._lock:
-            self._next += 1
-            return self._next
+            self._turn += 1
+            turn = self._turn
 
-    def _score(self, body: Mapping[str, Any], count: int, turn: int) -> Values:
-        """One part's rewards; ``None`` for all of it when every attempt failed."""
+        def score() -> None:
+            values: Values
+            try:
+                values = self._score(queries, turn)
+            except BaseException as error:
+                for query in queries:
+                    query.value.set_exception(error)
+                return
+            for query, value in zip(queries, values, strict=True):
+                query.value.set_result(value)
+
+        try:
+            call = self._pool.submit(score)
+        except RuntimeError:  # Closed.
+            _cancel(queries)
+            return
+        call.add_done_callback(lambda done: _cancel(queries) if done.cancelled() else None)
+
+    def _score(self, queries: Sequence[_Query], turn: int) -> Values:
+        """The rewards of one call; ``None`` for all of it when every attempt failed."""
+        body = {
+            "query": [query.query for query in queries],
+            "prompts": [query.prompt for query in queries],
+            "labels": [query.label for query in queries],
+        }
         deadline = time.monotonic() + self.total_timeout_s
         pause_s = self.backoff_s
         for attempt in range(self.retries + 1):
-            endpoint = self.endpoints[(turn + attempt) % len(self.endpoints)]
-            remaining_s = deadline - time.monotonic()
             try:
-                if remaining_s <= 0:
-                    raise CallFailed(
-                        f"{endpoint.url}: total_timeout_s={self.total_timeout_s:g} is used up",
-                        retry=False,
-                    )
-                self._count("calls")
-                reply = post_json(
-                    endpoint,
-                    body,
-                    timeout_s=min(self.timeout_s, remaining_s),
-                    headers=self.headers,
-                )
-                return read_reply(self.__name__, reply, count, self._logs)
+                reply = self._call(body, turn + attempt, deadline)
+                return read_reply(self.__name__, reply, len(queries), self._logs)
             except (CallFailed, RewardError) as error:
                 last = attempt == self.retries or not getattr(error, "retry", True)
                 if last or self._closing.is_set():
                     self._count("failed_calls")
-                    log.warning(
-                        "remote reward: %d completions got None after %d attempt(s): %s",
-                        count,
-                        attempt + 1,
-                        error,
-                    )
+                    with self._lock:
+                        self._unscored += len(queries)
+                        self._last_error = str(error)
                     break
                 self._count("retries")
                 wait_s = max(pause_s, getattr(error, "retry_after_s", 0.0))
                 wait_s = min(wait_s, self.max_backoff_s) * random.uniform(0.5, 1.0)
                 self._closing.wait(min(wait_s, max(0.0, deadline - time.monotonic())))
                 pause_s = min(2 * pause_s, self.max_backoff_s)
-        return [None] * count
+        return [None] * len(queries)
+
+    def _call(self, body: Mapping[str, Any], turn: int, deadline: float) -> Any:
+        """One attempt, at the first server from ``turn`` on that is not left alone."""
+        count = len(self.endpoints)
+        for index in (i % count for i in range(turn, turn + count)):
+            if self._breakers[index].allows():
+                break
+        else:
+            raise CallFailed(
+                f"all {count} servers fail and are left alone for a while (breaker_failures, "
+                "breaker_cooldown_s)",
+                retry=False,
+            )
+        endpoint, breaker = self.endpoints[index], self._breakers[index]
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise CallFailed(
+                f"{endpoint.url}: total_timeout_s={self.total_timeout_s:g} is used up", retry=False
+            )
+        self._count("calls")
+        try:
+            reply = post_json(
+                endpoint, body, timeout_s=min(self.timeout_s, remaining_s), headers=self.headers
+            )
+        except CallFailed as error:
+            # A server that refuses a request is there.
+            (breaker.failed if error.retry else breaker.succeeded)()
+            raise
+        breaker.succeeded()
+        return reply
 
     def _count(self, name: str) -> None:
         with self._lock:
             self._counts[name] += 1
 
     def drain_metrics(self) -> dict[str, float]:
-        """``calls``, ``retries``, ``failed_calls``, and the means of the servers' own figures."""
+        """``calls``, ``retries``, ``failed_calls``, ``servers_down``, and the means of the servers'
+        own figures. Says in one line how many completions are unscored since the last call."""
         with self._lock:
             counts = {name: float(n) for name, n in self._counts.items()}
+            unscored, error = self._unscored, self._last_error
             self._counts = dict.fromkeys(self._counts, 0)
-        return {**self._logs.drain(), **counts}
+            self._unscored = 0
+        if unscored:
+            log.warning(
+                "remote reward: %d completions are unscored (%d failed calls); the last error: %s",
+                unscored,
+                counts["failed_calls"],
+                error,
+            )
+        down = sum(breaker.is_open for breaker in self._breakers)
+        return {**self._logs.drain(), **counts, "servers_down": float(down)}
 
     def close(self) -> None:
         self._closing.set()
+        _cancel(self._batcher.close())
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _queries(completions: Sequence[Any], columns: Mapping[str, Any]) -> list[_Query]:
+    return [_Query(*one) for one in zip(*openrlhf_inputs(completions, columns), strict=True)]
+
+
+def _cancel(queries: Sequence[_Query]) -> None:
+    for query in queries:
+        query.value.cancel()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from rlmath.rewards.mix import RewardMix
+from rlmath.rewards.mix import Partial, RewardMix
 from rlmath.types import Group, Problem, Sample
+from rlmath.utils.futures import gather, resolve, when_all
 
 
 class Grading:
     """Groups that become complete and graded while others are still sampled.
 
-    What compares the samples of a problem is graded when its last sample is there.
+    What compares the samples of a problem is graded when its last sample is there. No thread waits
+    for asynchronous rewards: what they leave pending is picked up when it is there.
 
     Args:
         rewards: What to grade with.
@@ -24,7 +26,7 @@ class Grading:
     def __init__(self, rewards: RewardMix, threads: ThreadPoolExecutor, group_size: int) -> None:
         self._rewards, self._threads, self._group_size = rewards, threads, group_size
         self._problems: dict[str, Problem] = {}
-        self._arrived: dict[str, list[tuple[Sample, Future[Any]]]] = {}
+        self._arrived: dict[str, list[tuple[Sample, Future[list[Partial]]]]] = {}
         self._graded: dict[str, Future[Group]] = {}
         self._given: set[str] = set()
         self._pieces: dict[tuple[str, int], Future[Any]] = {}
@@ -39,11 +41,11 @@ class Grading:
         """Begin to grade a sample; it answers a problem that was announced."""
         problem = self._problems[sample.problem_id]
         own = self._arrived[problem.id]
-        piece = self._threads.submit(self._rewards.prescore_group, problem, [sample])
+        piece = self._run(lambda: self._rewards.prescore_group(problem, [sample]))
         self._pieces[problem.id, sample.index] = piece
         own.append((sample, piece))
         if len(own) == self._group_size:
-            self._graded[problem.id] = self._threads.submit(self._finish, problem, own)
+            self._graded[problem.id] = self._finish(problem, own)
 
     def finished(self, block: bool = False) -> list[Group]:
         """Groups that have been graded since the last call.
@@ -80,14 +82,45 @@ class Grading:
                 found += [(id_, sample.index) for sample, _ in self._arrived[id_]]
         return list(dict.fromkeys(found))
 
-    def _finish(self, problem: Problem, arrived: list[tuple[Sample, Future[Any]]]) -> Group:
-        """The group of a problem. Its samples were handed to the threads earlier, so none of the
-        pieces waits for a thread that this call holds."""
+    def _finish(
+        self, problem: Problem, arrived: list[tuple[Sample, Future[list[Partial]]]]
+    ) -> Future[Group]:
+        """The group of a problem, once its pieces and what compares its samples are there."""
         arrived = sorted(arrived, key=lambda item: item[0].index)
         samples = [sample for sample, _ in arrived]
-        pieces = [piece for _, future in arrived for piece in future.result()]
-        graded = self._rewards.score_group(problem, samples, prescored=pieces)
-        return Group(problem, tuple(graded))
+        pieces = gather([piece for _, piece in arrived])
+        group: Future[Group] = Future()
+
+        def compare(_: Future[Any]) -> None:
+            whole = self._run(
+                lambda: self._rewards.begin_group(
+                    problem, samples, [one for piece in pieces.result() for one in piece]
+                )
+            )
+            whole.add_done_callback(add_up)
+
+        def add_up(whole: Future[list[Partial]]) -> None:
+            resolve(
+                group, lambda: Group(problem, tuple(self._rewards.graded(samples, whole.result())))
+            )
+
+        pieces.add_done_callback(compare)
+        return group
+
+    def _run(self, work: Callable[[], list[Partial]]) -> Future[list[Partial]]:
+        """What ``work`` returns, called by a thread, once nothing of it is pending."""
+        result: Future[list[Partial]] = Future()
+
+        def started(call: Future[list[Partial]]) -> None:
+            failed = call.cancelled() or call.exception() is not None
+            pending = [] if failed else [one for piece in call.result() for one in piece.pending]
+            when_all(pending, lambda: resolve(result, call.result))
+
+        try:
+            self._threads.submit(work).add_done_callback(started)
+        except RuntimeError as error:  # The threads have ended.
+            result.set_exception(error)
+        return result
 
 
 class Collector:

@@ -43,7 +43,7 @@ def test_several_servers_share_the_work():
         with get_reward(f"{one.url},{two.url}") as reward:
             assert reward(["a" * n for n in range(1, 8)]) == [float(n) for n in range(1, 8)]
             assert len(one.requests) == len(two.requests) == 1
-        with get_reward("remote", urls=[one.url, two.url], max_batch_size=2) as reward:
+        with get_reward("remote", urls=[one.url, two.url], batch_size=2) as reward:
             assert reward(["a" * n for n in range(1, 8)]) == [float(n) for n in range(1, 8)]
             assert max(len(r["query"]) for r in one.requests[1:] + two.requests[1:]) <= 2
         with get_reward("remote", urls=[one.url, two.url], needs_group=True) as reward:
@@ -187,7 +187,7 @@ def test_one_failed_part_does_not_spoil_the_others():
         else:
             lengths(exchange)
 
-    with serve(answer) as server, get_reward(server.url, max_batch_size=1, **FAST) as reward:
+    with serve(answer) as server, get_reward(server.url, batch_size=1, **FAST) as reward:
         assert reward(["a", "bad", "abc"]) == [1.0, None, 3.0]
 
 
