@@ -118,6 +118,7 @@ def open_session(
         rewards = stack.enter_context(reward_mix(config)) if samples else None
         if rewards is not None:
             rewards.check_columns(problems)
+            rewards.probe()
         stack.enter_context(ray_session(config.cluster))
         places = stack.enter_context(placed(layout, config.cluster.nodes))
         pool = None
