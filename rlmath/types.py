@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+from rlmath.utils.lazy_torch import Tensor, torch
 
 FinishReason = Literal["stop", "length"]
 

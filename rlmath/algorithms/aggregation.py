@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.registry import Registry
+from rlmath.utils.lazy_torch import Tensor, torch
 
 # (mask [R] bool, sequence of each token [R], group of each token [R], N, constant_length) -> [R]
 _Kind = Callable[[Tensor, Tensor, Tensor, int, "int | None"], Tensor]
@@ -30,7 +28,7 @@ def token_weights(
     group_ids: Tensor,
     *,
     constant_length: int | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Weight of each response token in the loss of an optimizer minibatch.
 
@@ -57,7 +55,7 @@ def token_weights(
         group_ids: ``[N]`` int64.
         constant_length: Tokens, for ``seq_sum_constant`` alone; the response limit is the usual
             choice.
-        dtype: Of the result. The arithmetic is in float64.
+        dtype: Of the result; ``None``: float32. The arithmetic is in float64.
 
     Returns:
         ``[R]``, of the mask's device.
@@ -80,7 +78,7 @@ def token_weights(
     n = lengths.numel()
     sequence = torch.repeat_interleave(torch.arange(n, device=device), lengths)
     group = torch.unique(group_ids.to(device), return_inverse=True)[1][sequence]
-    return weigh(loss_mask.bool(), sequence, group, n, constant_length).to(dtype)
+    return weigh(loss_mask.bool(), sequence, group, n, constant_length).to(dtype or torch.float32)
 
 
 def _per(ids: Tensor, mask: Tensor, size: int) -> Tensor:

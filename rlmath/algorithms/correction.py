@@ -25,10 +25,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.mismatch import Mismatch
+from rlmath.utils.lazy_torch import Tensor, torch
 
 # Lower and upper bound of each kind; None: unbounded.
 _BOUNDS: dict[str, tuple[float | None, float | None]] = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 def next_entropy_coef(

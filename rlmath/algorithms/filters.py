@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
-from torch import Tensor
+from rlmath.utils.lazy_torch import Tensor, torch
 
 GroupRule = Literal["all", "variance", "accuracy", "mean_range"]
 TruncatedRule = Literal["keep", "mask", "penalise", "scale"]

@@ -24,10 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.registry import Registry
+from rlmath.utils.lazy_torch import Tensor, torch
 
 # Bounds of k3's input and value, in nats.
 K3_INPUT_LIMIT = 20.0

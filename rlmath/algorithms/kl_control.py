@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-from torch import Tensor
+from rlmath.utils.lazy_torch import Tensor, torch
 
 ReferenceKind = Literal["frozen", "averaged", "reset"]
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
-import torch
-from torch import Tensor
+from rlmath.utils.lazy_torch import Tensor, torch
+
 
 # Bins of d for quantiles: logarithmic in |d| on both sides of 0, 50 to a factor of ten, so that a
 # quantile of d is right to about 5 % of itself whether it is 1e-6 or 10.
-_MAGNITUDES = torch.logspace(-8, 2, 501, dtype=torch.float64)
-_EDGES = torch.cat([-_MAGNITUDES.flip(0), _MAGNITUDES])
+@cache
+def _magnitudes() -> Tensor:
+    return torch.logspace(-8, 2, 501, dtype=torch.float64)
+
+
+@cache
+def _edges() -> Tensor:
+    return torch.cat([-_magnitudes().flip(0), _magnitudes()])
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,9 @@ class Mismatch:
         rank = max(1, math.ceil(share * int(below[-1])))
         at = int(torch.searchsorted(below, rank))
         # Bin i lies between edges i - 1 and i. Of these the upper one, except across 0.
-        if at == _MAGNITUDES.numel():
+        if at == _magnitudes().numel():
             return 1.0
-        return math.exp(float(_EDGES[min(at, _EDGES.numel() - 1)]))
+        return math.exp(float(_edges()[min(at, _edges().numel() - 1)]))
 
     def metrics(self) -> dict[str, float]:
         """Numbers to log; those of no tokens are those of perfect agreement.
@@ -128,7 +135,7 @@ def measure(
         scale=scale,
         w_sum=float(w.sum()),
         w_square_sum=float(w.square().sum()),
-        histogram=torch.bincount(torch.bucketize(d, _EDGES), minlength=_EDGES.numel() + 1),
+        histogram=torch.bincount(torch.bucketize(d, _edges()), minlength=_edges().numel() + 1),
     )
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.losses import LossInputs, LossOutput, get_loss
 from rlmath.algorithms.losses.base import LOG_RATIO_LIMIT
 from rlmath.algorithms.off_policy import off_policy_keep
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOutput:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from rlmath.algorithms.losses import LossInputs
+from rlmath.utils.lazy_torch import Tensor
 
 
 def off_policy_keep(inputs: LossInputs, max_kl: float) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 def value_losses(

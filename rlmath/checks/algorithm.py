@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
-from rlmath.algorithms.settings import WITH_DUAL_CLIP
-from rlmath.config.names import aggregations_of_losses
-from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
-from rlmath.config.schema_algorithm import (
+from rlmath.algorithms.losses.base import AGGREGATIONS_OF_LOSSES
+from rlmath.config.algorithm import (
     CorrectionKind,
     GroupRule,
     KlPlace,
-    ReferenceKind,
     TruncatedRule,
 )
-from rlmath.config.settings import by_key, value_text
+from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
+from rlmath.config.settings import by_key, value_of, value_text
 
 # Advantages that compare the samples of a problem with each other.
 _OF_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "batch_std", "gdpo", "pass_at_k")
@@ -24,45 +20,6 @@ _OF_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "batch_std", "
 _CLIPPED = ("ppo_clip", "gspo", "gspo_token", "cispo", "gmpo")
 
 
-@dataclass(frozen=True)
-class _ReadBy:
-    """Settings that do nothing unless another one has one of these values."""
-
-    keys: tuple[str, ...]
-    chooser: str
-    choices: tuple[Any, ...]
-
-
-_READ_BY = (
-    _ReadBy(("leave_one_out", "leave_one_out_std"), "advantage", ("grpo",)),
-    _ReadBy(("aggregation_constant_tokens",), "aggregation", ("seq_sum_constant",)),
-    _ReadBy(("pass_at_k",), "advantage", ("pass_at_k",)),
-    _ReadBy(("clip_low", "clip_high"), "loss", _CLIPPED),
-    _ReadBy(("dual_clip",), "loss", WITH_DUAL_CLIP),
-    _ReadBy(("sapo_tau_positive", "sapo_tau_negative"), "loss", ("sapo",)),
-    _ReadBy(("dppo_divergence", "dppo_threshold"), "loss", ("dppo",)),
-    _ReadBy(("filter.low", "filter.high"), "filter.keep", (GroupRule.mean_range,)),
-    _ReadBy(("filter.oversample",), "filter.keep", tuple(GroupRule)[1:]),
-    _ReadBy(("truncated_penalty",), "truncated", (TruncatedRule.penalise,)),
-    _ReadBy(("truncated_factor",), "truncated", (TruncatedRule.scale,)),
-    _ReadBy(
-        tuple(
-            f"curriculum.{name}"
-            for name in ("too_easy", "too_hard", "rest_steps", "decay", "min_visits")
-        ),
-        "curriculum.rest",
-        (True,),
-    ),
-    _ReadBy(("reference.every",), "reference.kind", (ReferenceKind.averaged, ReferenceKind.reset)),
-    _ReadBy(("reference.decay",), "reference.kind", (ReferenceKind.averaged,)),
-    _ReadBy(("reference.reset_optimizer",), "reference.kind", (ReferenceKind.reset,)),
-)
-# Settings that do nothing at the default of another one: (they, that one, what it should be).
-_NEED = (
-    (("kl_in", "kl_target", "reference.kind"), "kl_coef", "more than 0"),
-    (("kl_horizon_samples",), "kl_target", "a number"),
-    (("entropy_coef_step", "entropy_coef_max"), "entropy_target", "a number"),
-)
 # Losses of which a token's gradient reaches all tokens of its sequence.
 _OF_SEQUENCES = ("gspo", "gmpo")
 _CORRECTIONS = {
@@ -81,7 +38,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     """A message for each setting of ``algorithm`` that cannot work as it is."""
     algorithm = config.algorithm
     yield from _value_model(config)
-    yield from _unread(algorithm)
+    yield from _unused(config)
     yield from _group_size(algorithm)
     yield from _whitening(algorithm)
     yield from _aggregation(algorithm)
@@ -97,30 +54,29 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _curriculum(config)
 
 
-def _unread(algorithm: AlgorithmConfig) -> Iterator[str]:
-    """Settings that were changed and that the chosen advantage or loss does not read."""
-    for rule in _READ_BY:
-        chosen = _value(algorithm, rule.chooser)
-        if chosen in rule.choices:
+def _unused(config: Config) -> Iterator[str]:
+    """Settings of ``algorithm`` that were changed and that nothing uses, see ``OnlyWith``."""
+    for key, setting in by_key().items():
+        rule = setting.only_with
+        if rule is None or not key.startswith("algorithm."):
             continue
-        for key in rule.keys:
-            value, default = _value(algorithm, key), by_key()[f"algorithm.{key}"].default
-            if value != default:
-                yield (
-                    f"algorithm.{key}={value_text(value)}: algorithm.{rule.chooser}="
-                    f"{value_text(chosen)} does not read it; leave it at {value_text(default)}, or "
-                    f"take {rule.chooser}={' or '.join(value_text(c) for c in rule.choices)}"
-                )
-    for keys, other, needed in _NEED:
-        value, default = _value(algorithm, other), by_key()[f"algorithm.{other}"].default
-        for key in keys if value == default else ():
-            own, own_default = _value(algorithm, key), by_key()[f"algorithm.{key}"].default
-            if own != own_default:
-                yield (
-                    f"algorithm.{key}={value_text(own)}: does nothing while algorithm.{other}="
-                    f"{value_text(value)}; make that {needed}, or leave this at "
-                    f"{value_text(own_default)}"
-                )
+        value, chosen = value_of(config, key), value_of(config, rule.setting)
+        used = chosen in rule.choices if rule.choices else chosen != by_key()[rule.setting].default
+        if used or value == setting.default:
+            continue
+        default = value_text(setting.default)
+        if rule.choices:
+            name = rule.setting.removeprefix("algorithm.")
+            yield (
+                f"{key}={value_text(value)}: {rule.setting}={value_text(chosen)} does not read it; "
+                f"leave it at {default}, or take {name}="
+                f"{' or '.join(value_text(choice) for choice in rule.choices)}"
+            )
+        else:
+            yield (
+                f"{key}={value_text(value)}: does nothing while {rule.setting}="
+                f"{value_text(chosen)}; make that {rule.words}, or leave this at {default}"
+            )
 
 
 def _value_model(config: Config) -> Iterator[str]:
@@ -128,22 +84,15 @@ def _value_model(config: Config) -> Iterator[str]:
     if config.algorithm.advantage == "gae":
         return
     for key, setting in by_key().items():
-        found: Any = config
-        for name in key.split("."):
-            found = getattr(found, name, None)
-        if key.startswith("value.") and found != setting.default:
+        if not key.startswith("value."):
+            continue
+        found = value_of(config, key)
+        if found != setting.default:
             yield (
                 f"{key}={value_text(found)}: there is a value model with algorithm.advantage=gae "
                 f"only, not {config.algorithm.advantage}; leave it at "
                 f"{value_text(setting.default)}"
             )
-
-
-def _value(algorithm: AlgorithmConfig, key: str) -> Any:
-    found: Any = algorithm
-    for name in key.split("."):
-        found = getattr(found, name)
-    return found
 
 
 def _group_size(algorithm: AlgorithmConfig) -> Iterator[str]:
@@ -179,7 +128,7 @@ def _whitening(algorithm: AlgorithmConfig) -> Iterator[str]:
 def _aggregation(algorithm: AlgorithmConfig) -> Iterator[str]:
     """A loss of sequences has to be summed as its paper does, unless that is asked for."""
     loss, kind = algorithm.loss, algorithm.aggregation
-    defined = aggregations_of_losses().get(loss, ())
+    defined = AGGREGATIONS_OF_LOSSES.get(loss, ())
     fits = not defined or kind in defined
     if not fits and not algorithm.allow_other_aggregation:
         yield (

@@ -24,11 +24,11 @@ from rlmath.checks.facts import (
 )
 from rlmath.checks.layout import GIB
 from rlmath.checks.weight_files import broken_json_files, broken_weight_files, weights_misfit
+from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.arithmetic import Layout
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
-from rlmath.config.schema_algorithm import ReferenceKind
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.folder import TINY, has_chat_template
 

@@ -1,11 +1,10 @@
 """Every check of the settings, before anything starts: in seconds, and all problems at once.
 
 Each check is a generator of messages. A message begins with the setting's key, shows the
-arithmetic, and names values that would work. Ranges are in ``ranges.py``; what divides what is in
-``check_layout.py``; files, memory and disk are in ``check_files.py``; what is evaluated is in
-``check_benchmarks.py``; what the algorithm does not allow is in ``check_algorithm.py``; what layers
-and kernels are there is in ``check_precision.py``; this file has the order and the other
-contradictions.
+arithmetic, and names values that would work. Ranges stand with the fields (``utils/setting.py``);
+what divides what is in ``layout.py``; files, memory and disk are in ``files.py``; what is evaluated
+is in ``benchmarks.py``; what the algorithm does not allow is in ``algorithm.py``; what layers and
+kernels are there is in ``precision.py``; this file has the order and the other contradictions.
 """
 
 from __future__ import annotations
@@ -16,6 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from rlmath.algorithms.advantages import ADVANTAGES
+from rlmath.algorithms.aggregation import AGGREGATIONS
+from rlmath.algorithms.kl import KL_ESTIMATORS
+from rlmath.algorithms.losses import LOSSES
 from rlmath.checks import attempts
 from rlmath.checks import files as check_files
 from rlmath.checks import layout as check_layout
@@ -24,8 +27,7 @@ from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.facts import Machine, ModelFacts, read_model
 from rlmath.config import arithmetic
-from rlmath.config.names import registered_names, reward_names
-from rlmath.config.ranges import out_of_range
+from rlmath.config.collapse import DETECTORS
 from rlmath.config.schema import (
     Config,
     Device,
@@ -35,9 +37,9 @@ from rlmath.config.schema import (
     Schedule,
     Transport,
 )
-from rlmath.config.schema_reliability import DETECTORS
-from rlmath.config.settings import by_key
+from rlmath.config.settings import by_key, out_of_range
 from rlmath.errors import ConfigError
+from rlmath.rewards.registry import available_rewards, reward_class, settings_of
 
 Command = Literal["train", "sft", "evaluate"]
 
@@ -136,21 +138,20 @@ def _model_or_none(config: Config) -> ModelFacts | None:
 
 def _names(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
-    chosen = {
-        "algorithm.advantage": algorithm.advantage,
-        "algorithm.loss": algorithm.loss,
-        "algorithm.aggregation": algorithm.aggregation,
-        "algorithm.kl_estimator": algorithm.kl_estimator,
-    }
-    for key, name in chosen.items():
-        known = registered_names()[key]
+    chosen = (
+        (ADVANTAGES.names(), "algorithm.advantage", algorithm.advantage),
+        (LOSSES.names(), "algorithm.loss", algorithm.loss),
+        (AGGREGATIONS.names(), "algorithm.aggregation", algorithm.aggregation),
+        (KL_ESTIMATORS.names(), "algorithm.kl_estimator", algorithm.kl_estimator),
+    )
+    for known, key, name in chosen:
         if name not in known:
             yield f"{key}={name}: there is none of that name; {_among(name, known)}"
     if not config.reward.items:
         yield "reward.items=[]: at least one reward is needed, such as [{name: math}]"
     for index, item in enumerate(config.reward.items):
         key = f"reward.items[{index}]"
-        if item.name in reward_names():
+        if item.name in available_rewards():
             yield from _reward_params(key, item)
         else:
             yield from _reward_path(f"{key}.name={item.name}", item.name)
@@ -159,8 +160,6 @@ def _names(config: Config) -> Iterator[str]:
 def _reward_params(key: str, item: RewardItem) -> Iterator[str]:
     if not item.params:
         return
-    from rlmath.rewards.registry import reward_class, settings_of
-
     known = settings_of(reward_class(item.name))
     for name in sorted(set(item.params) - set(known)):
         names = _among(name, known) if known else "it has none"
@@ -184,7 +183,7 @@ def _reward_path(key: str, name: str) -> Iterator[str]:
             )
     else:
         yield (
-            f"{key}: there is no reward of that name; {_among(name, reward_names())}, "
+            f"{key}: there is no reward of that name; {_among(name, available_rewards())}, "
             "package.module:function, or file.py:function"
         )
 

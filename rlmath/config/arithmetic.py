@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rlmath.config.algorithm import GroupRule
 from rlmath.config.schema import Config, Device, Placement
-from rlmath.config.schema_algorithm import GroupRule
 from rlmath.errors import ConfigError
 
 

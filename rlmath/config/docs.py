@@ -1,4 +1,4 @@
-"""Writes ``docs/settings.md`` from the schema: ``python -m rlmath.config.docs``."""
+"""Writes ``docs/settings.md`` from the fields of the sections: ``python -m rlmath.config.docs``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-from rlmath.config.ranges import RANGES
 from rlmath.config.settings import Setting, settings
 
 SETTINGS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
@@ -15,7 +14,7 @@ SETTINGS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _HEAD = """# Settings
 
 Every setting, its type, default and range. This page is written by `python -m rlmath.config.docs`
-from `rlmath/config/schema.py`; change it there.
+from the sections in `rlmath/config/`; change it there.
 
 A setting is given on the command line as `key=value` (`rlmath train experiment=quickstart
 actor.optimizer.lr=5e-5`), or in a file of `conf/`. Groups of settings have named options, chosen
@@ -45,10 +44,9 @@ def _section(setting: Setting) -> str:
 
 
 def _row(setting: Setting) -> str:
-    limits = RANGES.get(setting.key)
     kind = setting.type_text
-    if limits is not None and str(limits) != "finite":
-        kind = f"{kind}, {limits}"
+    if str(setting.limits) != "finite":
+        kind = f"{kind}, {setting.limits}"
     given = setting.default is MISSING
     default = setting.default_text if given else f"`{setting.default_text}`"
     cells = (f"`{setting.key}`", kind, default, setting.doc)

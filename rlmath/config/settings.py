@@ -1,16 +1,15 @@
 """The settings of the schema as a flat list: key, type, default and documentation of each.
 
-Read from the dataclasses and the comments above their fields, so that error messages and
+Read from the fields, see ``rlmath/utils/setting.py``, so that error messages, checks and
 ``docs/settings.md`` say what the schema says.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -18,7 +17,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from rlmath.config import schema
+from rlmath.config.schema import Config
+from rlmath.utils.setting import OnlyWith, Range, about
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,10 @@ class Setting:
         type: The annotation, without ``None``.
         optional: Whether ``null`` is allowed.
         default: ``MISSING`` when it has to be given.
-        doc: The comment above the field.
+        doc: What it does.
+        limits: The range of a number.
+        only_with: When it is used; its ``setting`` is a full key.
+        common: One of the settings that most users change.
     """
 
     key: str
@@ -39,6 +42,9 @@ class Setting:
     optional: bool
     default: Any
     doc: str
+    limits: Range
+    only_with: OnlyWith | None
+    common: bool
 
     @property
     def choices(self) -> list[str]:
@@ -82,7 +88,7 @@ def value_text(value: Any) -> str:
 @cache
 def settings() -> tuple[Setting, ...]:
     """Every setting of :class:`rlmath.config.schema.Config`, in the schema's order."""
-    return tuple(_walk(schema.Config, ""))
+    return tuple(_walk(Config, ""))
 
 
 @cache
@@ -102,16 +108,50 @@ def sections() -> tuple[str, ...]:
     return tuple(found)
 
 
-def _walk(cls: type, prefix: str) -> typing.Iterator[Setting]:
+def value_of(config: Any, key: str) -> Any:
+    """The value of a setting without ``[]``."""
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def out_of_range(config: Config) -> Iterator[str]:
+    """A message for each number outside its range."""
+    for setting in settings():
+        if setting.type not in (int, float):
+            continue
+        for key, value in _values(config, setting.key):
+            if value is not None and not setting.limits.holds(value):
+                null = ", or null" if setting.optional else ""
+                yield f"{key}={value}: has to be {setting.limits}{null}"
+
+
+def _values(config: Config, key: str) -> Iterator[tuple[str, float | None]]:
+    """The key and value of a setting; of each item for a key with ``[]``."""
+    if "[]" in key:
+        outer, inner = key.split("[].")
+        for index, item in enumerate(value_of(config, outer)):
+            yield f"{outer}[{index}].{inner}", getattr(item, inner)
+    else:
+        yield key, value_of(config, key)
+
+
+def _walk(cls: type, prefix: str) -> Iterator[Setting]:
     hints = typing.get_type_hints(cls)
-    docs = _comments(cls)
     for field in dataclasses.fields(cls):
         key = prefix + field.name
         annotation, optional = _without_none(hints[field.name])
         if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
             yield from _walk(annotation, key + ".")
             continue
-        yield Setting(key, annotation, optional, _default(field), docs.get(field.name, ""))
+        said = about(field)
+        assert said is not None, f"{key} is not declared with setting()"
+        rule = said.only_with
+        if rule is not None and "." not in rule.setting:
+            rule = dataclasses.replace(rule, setting=prefix + rule.setting)
+        yield Setting(
+            key, annotation, optional, _default(field), said.doc, said.limits, rule, said.common
+        )
         item = (*typing.get_args(annotation), None)[0]
         if dataclasses.is_dataclass(item) and isinstance(item, type):
             yield from _walk(item, key + "[].")
@@ -142,22 +182,3 @@ def _type_in_words(kind: Any) -> str:
     if origin is list:
         return "list of " + {str: "texts"}.get(args[0], _type_in_words(args[0]) + "s")
     return "mapping"
-
-
-def _comments(cls: type) -> dict[str, str]:
-    """Field name to the comment lines that stand directly above the field."""
-    lines = inspect.getsource(cls).splitlines()
-    tree = ast.parse(inspect.getsource(cls))
-    (body,) = tree.body
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for node in body.body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-            continue
-        comment: list[str] = []
-        row = node.lineno - 2
-        while row >= 0 and lines[row].strip().startswith("#"):
-            comment.insert(0, lines[row].strip().lstrip("#").strip())
-            row -= 1
-        found[node.target.id] = " ".join(comment)
-    return found

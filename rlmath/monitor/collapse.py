@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from rlmath.config.schema_reliability import CollapseAction, CollapseConfig
+from rlmath.config.collapse import CollapseAction, CollapseConfig
 from rlmath.errors import UserError
 
 # Steps of the medians and means that move along.

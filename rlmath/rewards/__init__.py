@@ -10,9 +10,15 @@
 See ``docs/rewards.md``.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from rlmath.rewards.base import Reward, RewardError, RewardSettingError
-from rlmath.rewards.mix import MixItem, RewardMix, ScoredSample
 from rlmath.rewards.registry import available_rewards, get_reward, register_reward
+
+if TYPE_CHECKING:
+    from rlmath.rewards.mix import MixItem as MixItem
+    from rlmath.rewards.mix import RewardMix as RewardMix
+    from rlmath.rewards.mix import ScoredSample as ScoredSample
 
 __all__ = [
     "MixItem",
@@ -25,3 +31,12 @@ __all__ = [
     "get_reward",
     "register_reward",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # With the grader, which a check of the settings does without.
+    if name in ("MixItem", "RewardMix", "ScoredSample"):
+        from rlmath.rewards import mix
+
+        return getattr(mix, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

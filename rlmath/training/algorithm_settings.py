@@ -7,9 +7,9 @@ from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.kl_control import reference_weight
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.config.algorithm import KlPlace
 from rlmath.config.arithmetic import Layout
 from rlmath.config.schema import AlgorithmConfig, Config
-from rlmath.config.schema_algorithm import KlPlace
 from rlmath.rewards.mix import RewardMix
 
 

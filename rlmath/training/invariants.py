@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import Config, DType, OldLogProbs, OnMisalignment
-from rlmath.config.schema_algorithm import KlPlace
 from rlmath.errors import UserError
 from rlmath.monitor import Monitor
 

@@ -21,8 +21,8 @@ from rlmath.algorithms.kl_control import kl_in_reward
 from rlmath.algorithms.mismatch import Mismatch, measure, measure_by_lag
 from rlmath.batching.from_groups import advantage_rewards
 from rlmath.checks.facts import read_model
+from rlmath.config.algorithm import CorrectionKind, KlPlace
 from rlmath.config.schema import AlgorithmConfig, Config, DType, OldLogProbs, OnMisalignment
-from rlmath.config.schema_algorithm import CorrectionKind, KlPlace
 from rlmath.errors import UserError
 from rlmath.model.precision import log_prob_limit
 from rlmath.monitor import Monitor

@@ -21,8 +21,8 @@ from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import Part
 from rlmath.config.arithmetic import Layout, resolve_layout
 from rlmath.config.benchmarks import longest_response_tokens
+from rlmath.config.precision import ProductDType
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
-from rlmath.config.schema_precision import ProductDType
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
 from rlmath.model.folder import TINY

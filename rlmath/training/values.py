@@ -11,8 +11,8 @@ from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.algorithms.advantages import gae
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.algorithms.kl import kl_estimate
+from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import Config
-from rlmath.config.schema_algorithm import KlPlace
 from rlmath.training.algorithm_settings import aggregation_constant
 from rlmath.training.session import GAE, Session
 from rlmath.types import TrainingBatch

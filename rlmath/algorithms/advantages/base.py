@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.registry import Registry
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 class Advantage(Protocol):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 @ADVANTAGES.register("batch_std")

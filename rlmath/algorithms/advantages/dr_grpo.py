@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+from rlmath.utils.lazy_torch import Tensor
 
 
 @ADVANTAGES.register("dr_grpo")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
 from rlmath.algorithms.advantages.whiten import whiten
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 @ADVANTAGES.register("gdpo")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 @ADVANTAGES.register("pass_at_k")

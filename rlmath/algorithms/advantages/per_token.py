@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
 from rlmath.algorithms.advantages.whiten import whiten
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups, needs_token_counts
 from rlmath.algorithms.advantages.whiten import whiten
+from rlmath.utils.lazy_torch import Tensor
 
 
 @ADVANTAGES.register("reinforce_pp")

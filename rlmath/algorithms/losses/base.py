@@ -18,11 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.registry import Registry
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.utils.lazy_torch import Tensor, torch
 
 # Bound of a token's log importance ratio, in nats. In float32 ``exp`` overflows above 88.7, and the
 # gradient of a clip of infinity is not a number. verl (``compute_policy_loss_vanilla``) and
@@ -142,8 +140,7 @@ def policy_loss(
 
     Args:
         aggregations: Those that make the sum over tokens the objective of the loss's paper, the
-            paper's own first; empty: any. The settings' check reads them from the source
-            (``rlmath.config.names``), so they have to be written out.
+            paper's own first; empty: any.
     """
     if aggregations:
         AGGREGATIONS_OF_LOSSES[name] = aggregations

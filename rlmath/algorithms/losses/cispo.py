@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.utils.lazy_torch import Tensor
 
 
 @policy_loss("cispo")

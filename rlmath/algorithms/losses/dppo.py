@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
 from rlmath.algorithms.losses.dual_clip import dual_clipped
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 @policy_loss("dppo")

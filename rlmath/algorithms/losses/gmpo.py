@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
 from rlmath.algorithms.losses.dual_clip import dual_clipped
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 @policy_loss("gmpo", aggregations=("seq_mean_token_mean",))

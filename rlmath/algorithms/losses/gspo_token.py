@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
 from rlmath.algorithms.losses.gspo import clipped
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.utils.lazy_torch import Tensor
 
 
 @policy_loss("gspo_token", aggregations=("seq_mean_token_mean",))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 @policy_loss("sapo", aggregations=("seq_mean_token_mean",))

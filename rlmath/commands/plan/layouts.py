@@ -30,8 +30,8 @@ from rlmath.commands.plan.models import facts_of
 from rlmath.commands.plan.time import Decoding, Work, actor_time_s, decoding, refit_time_s
 from rlmath.config.arithmetic import Layout, resolve_layout
 from rlmath.config.load import load
-from rlmath.config.ranges import out_of_range
 from rlmath.config.schema import Config, Device
+from rlmath.config.settings import out_of_range
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.spec import ModelShape
 

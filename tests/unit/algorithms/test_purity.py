@@ -11,7 +11,13 @@ import rlmath
 ROOT = Path(rlmath.__file__).parent
 FILES = sorted([*(ROOT / "algorithms").rglob("*.py"), *(ROOT / "batching").rglob("*.py")])
 ALLOWED = {*sys.stdlib_module_names, "torch"}
-OWN = ("rlmath.algorithms", "rlmath.batching", "rlmath.types")
+OWN = (
+    "rlmath.algorithms",
+    "rlmath.batching",
+    "rlmath.types",
+    "rlmath.utils.lazy_torch",
+    "rlmath.utils.setting",
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -17,8 +17,8 @@ import rlmath
 from rlmath.checks.facts import ARCHITECTURES, Machine, ModelFacts, peek_rows, read_model
 from rlmath.checks.run import Command, check
 from rlmath.config.load import load
-from rlmath.config.ranges import RANGES
 from rlmath.config.schema import Device
+from rlmath.config.settings import by_key
 from rlmath.errors import ConfigError
 
 MakeModel = Callable[..., Path]
@@ -83,7 +83,7 @@ def test_numbers_out_of_range(refusal: Callable[..., str], override: str, expect
 
 
 def test_ranges_hold_at_their_ends() -> None:
-    share = RANGES["eval.top_p"]
+    share = by_key()["eval.top_p"].limits
     assert [share.holds(x) for x in (0, 1e-9, 1, 1.0001, float("nan"))] == [
         False, True, True, False, False,
     ]  # fmt: skip

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rlmath.config.schema_reliability import DETECTORS, CollapseAction, CollapseConfig
+from rlmath.config.collapse import DETECTORS, CollapseAction, CollapseConfig
 from rlmath.monitor.collapse import Collapsed, CollapseDetectors, RollBack, act
 from rlmath.monitor.repetition import compression_ratio, is_repetitive, repeated_ngrams
 

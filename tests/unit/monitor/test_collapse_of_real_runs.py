@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from rlmath.config.schema_reliability import DETECTORS, CollapseConfig
+from rlmath.config.collapse import DETECTORS, CollapseConfig
 from rlmath.monitor.collapse import CollapseDetectors
 
 RUNS = Path(__file__).parent / "collapsed"

@@ -11,13 +11,12 @@ from rlmath.actor.settings import UpdateResult, UpdateSettings
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.dynamic_sampling import PoolCounts
-from rlmath.algorithms.losses import LossInputs, metric_means
+from rlmath.algorithms.losses import LOSSES, LossInputs, metric_means
 from rlmath.algorithms.mismatch import measure
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_groups import training_batch
 from rlmath.config.load import load
-from rlmath.config.names import registered_names
 from rlmath.config.schema import AlgorithmConfig
 from rlmath.data import ProblemStream
 from rlmath.evaluation.metrics import benchmark_metrics, tagged
@@ -55,7 +54,7 @@ def update_tags():
         entropy=one,
     )
     tags: set[str] = set()
-    for loss in registered_names()["algorithm.loss"]:
+    for loss in LOSSES.names():
         settings = [ObjectiveSettings(loss=loss, off_policy_mask_kl=1.0)]
         if loss == "ppo_clip":
             settings.append(ObjectiveSettings(loss=loss, dual_clip=3.0))

@@ -1,0 +1,70 @@
+"""Settings of ``actor``: layout and memory of the Megatron ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rlmath.config.optimizer import OptimizerConfig
+from rlmath.utils.setting import setting
+
+
+class Layers(Enum):
+    auto = "auto"
+    transformer_engine = "transformer_engine"
+    local = "local"
+
+
+class Recompute(Enum):
+    none = "none"
+    selective = "selective"
+    full = "full"
+
+
+@dataclass
+class ActorConfig:
+    tensor_parallel: int = setting(1, "Tensor-parallel size.", least=1)
+    pipeline_parallel: int = setting(1, "Pipeline-parallel size.", least=1)
+    context_parallel: int = setting(
+        1, "Context-parallel size: ranks that share the tokens of each sequence.", least=1
+    )
+    data_parallel: int | None = setting(
+        None, "Data-parallel size; null: all remaining ranks on CUDA, 1 on CPU.", least=1
+    )
+    expert_parallel: int = setting(
+        1,
+        "Expert-parallel size of a MoE model, a divisor of tensor_parallel x data_parallel; each "
+        "expert is whole on its rank. 1: every model copy has all experts, split over its "
+        "tensor-parallel ranks.",
+        least=1,
+    )
+    layers: Layers = setting(
+        Layers.auto,
+        "Layer implementation: Transformer Engine, or Megatron's own (local). auto uses "
+        "Transformer Engine on CUDA and fails if it is missing or broken; on CPU it uses local.",
+    )
+    sequence_parallel: bool = setting(
+        False,
+        "Split activations along the sequence between tensor-parallel ranks where matrices are not "
+        "split.",
+    )
+    distributed_optimizer: bool = setting(
+        True, "Shard the optimizer state over data-parallel ranks."
+    )
+    recompute: Recompute = setting(
+        Recompute.none,
+        "Activation recomputation: none, selective (attention), or full (whole layers).",
+    )
+    recompute_num_layers: int | None = setting(
+        None, "recompute=full: number of recomputed layers per pipeline stage; null: all.", least=1
+    )
+    max_tokens_per_microbatch: int = setting(
+        32768,
+        "Maximum tokens per micro-batch, shared by its context-parallel ranks. A longer sequence "
+        "forms a micro-batch alone.",
+        least=1,
+    )
+    num_threads: int | None = setting(
+        None, "CPU threads per rank; null: all cores divided between the ranks.", least=1
+    )
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -1,0 +1,394 @@
+"""Settings of ``algorithm``: sampling, advantages, loss, KL and entropy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from omegaconf import MISSING
+
+from rlmath.algorithms.settings import WITH_DUAL_CLIP
+from rlmath.utils.setting import OnlyWith, setting
+
+
+class OldLogProbs(Enum):
+    recompute = "recompute"
+    engine = "engine"
+
+
+class CorrectionKind(Enum):
+    none = "none"
+    auto = "auto"
+    token_truncate = "token_truncate"
+    token_mask = "token_mask"
+    seq_truncate = "seq_truncate"
+    seq_mask_geometric = "seq_mask_geometric"
+    seq_mask_sum = "seq_mask_sum"
+
+
+class DppoDivergence(Enum):
+    tv = "tv"
+    kl = "kl"
+
+
+class KlPlace(Enum):
+    loss = "loss"
+    reward = "reward"
+
+
+class ReferenceKind(Enum):
+    frozen = "frozen"
+    averaged = "averaged"
+    reset = "reset"
+
+
+class GroupRule(Enum):
+    all = "all"
+    variance = "variance"
+    accuracy = "accuracy"
+    mean_range = "mean_range"
+
+
+class TruncatedRule(Enum):
+    keep = "keep"
+    mask = "mask"
+    penalise = "penalise"
+    scale = "scale"
+
+
+@dataclass
+class FilterConfig:
+    keep: GroupRule = setting(
+        GroupRule.all,
+        "Groups to train on: all, groups with unequal rewards (variance), groups with correct and "
+        "incorrect samples (accuracy), or groups with a mean reward between low and high "
+        "(mean_range). A dropped group is replaced by another problem while others still generate "
+        "(dynamic sampling).",
+    )
+    low: float | None = setting(
+        None,
+        "keep=mean_range: minimum mean reward; null: none.",
+        only_with=OnlyWith("keep", (GroupRule.mean_range,)),
+    )
+    high: float | None = setting(
+        None,
+        "keep=mean_range: maximum mean reward; null: none.",
+        only_with=OnlyWith("keep", (GroupRule.mean_range,)),
+    )
+    max_unscored_share: float = setting(
+        0.5,
+        "Drop a group if more than this fraction of its samples could not be scored.",
+        least=0,
+        most=1,
+    )
+    max_rounds: int = setting(
+        4,
+        "Sample at most this many times prompts_per_step problems for a step; if too few groups "
+        "pass, the step is smaller.",
+        least=1,
+    )
+    oversample: float = setting(
+        1.0,
+        "Problems sampled at once per missing group; values above 1 avoid waiting for refills, and "
+        "surplus groups are carried over to the next step.",
+        least=1,
+        most=4,
+        only_with=OnlyWith("keep", (GroupRule.variance, GroupRule.accuracy, GroupRule.mean_range)),
+    )
+    mask_duplicates: bool = setting(
+        False, "Mask repeated copies of a response within a group out of the loss."
+    )
+
+
+@dataclass
+class LengthStage:
+    first_step: int = setting(MISSING, "First step of the stage, from 1.", least=1)
+    max_response_tokens: int = setting(
+        MISSING, "Maximum response length of the stage, in tokens.", least=1
+    )
+
+
+@dataclass
+class CurriculumConfig:
+    rest: bool = setting(
+        False, "Skip problems that are almost always or almost never solved for rest_steps steps."
+    )
+    too_easy: float = setting(
+        0.95,
+        "Skip a problem whose running pass rate is at least this.",
+        above=0,
+        most=1,
+        only_with=OnlyWith("rest", (True,)),
+    )
+    too_hard: float = setting(
+        0.05,
+        "Skip a problem whose running pass rate is at most this.",
+        least=0,
+        below=1,
+        only_with=OnlyWith("rest", (True,)),
+    )
+    rest_steps: int = setting(
+        50,
+        "Steps until a skipped problem is tried again.",
+        least=1,
+        only_with=OnlyWith("rest", (True,)),
+    )
+    decay: float = setting(
+        0.5,
+        "Decay of the running pass rate per visit.",
+        least=0,
+        below=1,
+        only_with=OnlyWith("rest", (True,)),
+    )
+    min_visits: int = setting(
+        2,
+        "Minimum visits before a problem may be skipped.",
+        least=1,
+        only_with=OnlyWith("rest", (True,)),
+    )
+    length_stages: list[LengthStage] = setting(
+        list,
+        "Maximum response length by step, at most rollout.max_response_tokens, such as "
+        "[{first_step: 1, max_response_tokens: 8192}, {first_step: 500, max_response_tokens: "
+        "16384}]; empty: always rollout.max_response_tokens.",
+    )
+
+
+@dataclass
+class ReferenceConfig:
+    kind: ReferenceKind = setting(
+        ReferenceKind.frozen,
+        "Reference model of the KL penalty: the initial policy (frozen), a running average of the "
+        "policy (averaged), or an earlier policy (reset).",
+        only_with=OnlyWith("algorithm.kl_coef", words="more than 0"),
+    )
+    every: int = setting(
+        1,
+        "Update an averaged or reset reference every N steps.",
+        least=1,
+        only_with=OnlyWith("kind", (ReferenceKind.averaged, ReferenceKind.reset)),
+    )
+    decay: float = setting(
+        0.99,
+        "Decay of an averaged reference per update.",
+        least=0,
+        below=1,
+        only_with=OnlyWith("kind", (ReferenceKind.averaged,)),
+    )
+    reset_optimizer: bool = setting(
+        False,
+        "Also reset Adam's moments when the reference is reset (ProRL).",
+        only_with=OnlyWith("kind", (ReferenceKind.reset,)),
+    )
+
+
+@dataclass
+class CorrectionConfig:
+    kind: CorrectionKind = setting(
+        CorrectionKind.none,
+        "Off-policy correction of the trainer-engine mismatch with w = exp(logp_actor - "
+        "logp_engine): none, token_truncate (TIS), token_mask (IcePop), seq_truncate, "
+        "seq_mask_geometric, seq_mask_sum, or auto, which measures each step and chooses none, "
+        "token_truncate or token_mask.",
+    )
+    low: float | None = setting(
+        None, "Lower bound; null: the kind's default, see docs/algorithms.md.", above=0
+    )
+    high: float | None = setting(None, "Upper bound; null: the kind's default.", above=0)
+    veto_below: float | None = setting(
+        None,
+        "Exclude sequences that contain a token with w below this; null: off. 1e-4 is common.",
+        above=0,
+        below=1,
+    )
+    off_policy_mask_kl: float | None = setting(
+        None,
+        "Exclude a sequence with negative advantage from the policy loss if its mean log(engine / "
+        "current probability) exceeds this, in nats; null: off.",
+        least=0,
+    )
+
+
+@dataclass
+class AlgorithmConfig:
+    prompts_per_step: int = setting(512, "Problems sampled per step.", least=1)
+    group_size: int = setting(16, "Samples per problem.", least=1)
+    minibatches_per_step: int = setting(
+        4,
+        "Optimizer steps per rollout; the sequences of a step are split into this many "
+        "minibatches.",
+        least=1,
+    )
+    advantage: str = setting("grpo", "Advantage estimator; see rlmath/algorithms/advantages/.")
+    leave_one_out: bool = setting(
+        False,
+        "grpo: use the mean of the group's other samples as the baseline.",
+        only_with=OnlyWith("advantage", ("grpo",)),
+    )
+    leave_one_out_std: bool = setting(
+        False,
+        "grpo: use the standard deviation of the group's other samples; where these are all equal, "
+        "the difference from the baseline is not divided.",
+        only_with=OnlyWith("advantage", ("grpo",)),
+    )
+    advantage_epsilon: float = setting(
+        1e-6, "Added to the standard deviation that advantages are divided by.", least=0
+    )
+    whiten_tokens: bool = setting(
+        False, "Whiten advantages over all response tokens of the step after the estimator."
+    )
+    pass_at_k: int = setting(
+        4,
+        "k of the pass_at_k estimator: the number of samples of which one must be correct.",
+        least=1,
+        only_with=OnlyWith("advantage", ("pass_at_k",)),
+    )
+    loss: str = setting("ppo_clip", "Policy loss; see rlmath/algorithms/losses/.")
+    aggregation: str = setting(
+        "token_mean", "How token losses are aggregated; see rlmath/algorithms/aggregation.py."
+    )
+    aggregation_constant_tokens: int | None = setting(
+        None,
+        "Divisor of seq_sum_constant, in tokens; null: rollout.max_response_tokens.",
+        least=1,
+        only_with=OnlyWith("aggregation", ("seq_sum_constant",)),
+    )
+    allow_other_aggregation: bool = setting(
+        False,
+        "Allow an aggregation that the loss is not defined for; the result is not the published "
+        "method.",
+    )
+    # At 1 there is no lower bound.
+    clip_low: float = setting(
+        0.2,
+        "Lower clip range: the importance ratio is clipped at 1 - clip_low.",
+        least=0,
+        most=1,
+        only_with=OnlyWith("loss", ("ppo_clip", "gspo", "gspo_token", "cispo", "gmpo")),
+    )
+    clip_high: float = setting(
+        0.2,
+        "Upper clip range: the importance ratio is clipped at 1 + clip_high.",
+        least=0,
+        only_with=OnlyWith("loss", ("ppo_clip", "gspo", "gspo_token", "cispo", "gmpo")),
+    )
+    dual_clip: float | None = setting(
+        None,
+        "Dual clip: for negative advantages the loss is at most this times |advantage|; null: off. "
+        "Only with losses that are unbounded there: ppo_clip, gspo, gspo_token, gmpo and dppo.",
+        above=1,
+        only_with=OnlyWith("loss", WITH_DUAL_CLIP),
+    )
+    sapo_tau_positive: float = setting(
+        1.0,
+        "sapo: gate temperature for positive advantages.",
+        above=0,
+        only_with=OnlyWith("loss", ("sapo",)),
+    )
+    sapo_tau_negative: float = setting(
+        1.05,
+        "sapo: gate temperature for negative advantages.",
+        above=0,
+        only_with=OnlyWith("loss", ("sapo",)),
+    )
+    dppo_divergence: DppoDivergence = setting(
+        DppoDivergence.tv,
+        "dppo: divergence that is bounded, total variation (tv) or KL (kl).",
+        only_with=OnlyWith("loss", ("dppo",)),
+    )
+    dppo_threshold: float | None = setting(
+        None,
+        "dppo: maximum divergence of a token whose update would increase it; null: 0.15 (tv) or "
+        "0.05 nats (kl).",
+        above=0,
+        only_with=OnlyWith("loss", ("dppo",)),
+    )
+    kl_coef: float = setting(
+        0.0,
+        "Coefficient of the KL penalty against the reference model; 0: no reference model is "
+        "loaded.",
+        least=0,
+    )
+    kl_estimator: str = setting("k3", "KL estimator: k1, k2, k3 or k3_unbiased.")
+    kl_in: KlPlace = setting(
+        KlPlace.loss,
+        "Add the KL penalty to the loss, or subtract it from the reward of each token (k1 only).",
+        only_with=OnlyWith("kl_coef", words="more than 0"),
+    )
+    kl_target: float | None = setting(
+        None,
+        "Adapt kl_coef towards this mean KL per token, in nats; null: kl_coef is constant.",
+        above=0,
+        only_with=OnlyWith("kl_coef", words="more than 0"),
+    )
+    kl_horizon_samples: int = setting(
+        10000,
+        "Number of samples over which a 20 % deviation from kl_target changes kl_coef by 20 %.",
+        least=1,
+        only_with=OnlyWith("kl_target", words="a number"),
+    )
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    entropy_coef: float = setting(
+        0.0, "Coefficient of the entropy bonus; negative values decrease entropy."
+    )
+    entropy_target: float | None = setting(
+        None,
+        "Adapt entropy_coef towards this entropy, in nats per token; null: entropy_coef is "
+        "constant.",
+        above=0,
+    )
+    entropy_coef_step: float = setting(
+        0.005,
+        "Change of entropy_coef per step while adapting to entropy_target.",
+        above=0,
+        only_with=OnlyWith("entropy_target", words="a number"),
+    )
+    entropy_coef_max: float = setting(
+        0.1,
+        "Maximum entropy_coef while adapting to entropy_target.",
+        above=0,
+        only_with=OnlyWith("entropy_target", words="a number"),
+    )
+    entropy_top_share: float = setting(
+        1.0,
+        "Fraction of the step's tokens, those with the highest entropy, that have a policy loss; "
+        "1: all. The other tokens still count in denominators and in the KL, entropy and value "
+        "terms.",
+        above=0,
+        most=1,
+    )
+    early_stop_ratio: float | None = setting(
+        5.0,
+        "Discard a minibatch whose mean importance ratio exceeds this; null: discard only "
+        "non-finite minibatches.",
+        above=1,
+    )
+    early_stop_rest: bool = setting(
+        False, "Also discard the remaining minibatches of the step after a discarded one."
+    )
+    old_log_probs: OldLogProbs = setting(
+        OldLogProbs.recompute,
+        "Old log-probs: recomputed by the actor before the update, or taken from the engine.",
+    )
+    truncated: TruncatedRule = setting(
+        TruncatedRule.keep,
+        "Truncated responses: keep, mask out of the loss (their rewards still count in their "
+        "groups), subtract truncated_penalty from their rewards (penalise), or multiply their "
+        "rewards by truncated_factor (scale), which suits non-negative rewards.",
+    )
+    truncated_penalty: float = setting(
+        1.0,
+        "Amount that truncated=penalise subtracts.",
+        above=0,
+        only_with=OnlyWith("truncated", (TruncatedRule.penalise,)),
+    )
+    truncated_factor: float = setting(
+        0.0,
+        "Factor of truncated=scale; 0: truncated responses have reward 0.",
+        least=0,
+        below=1,
+        only_with=OnlyWith("truncated", (TruncatedRule.scale,)),
+    )
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)

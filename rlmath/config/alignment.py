@@ -1,0 +1,35 @@
+"""Settings of ``alignment``: the check of trainer-engine log-prob agreement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rlmath.utils.setting import setting
+
+
+class OnMisalignment(Enum):
+    stop = "stop"
+    warn = "warn"
+
+
+@dataclass
+class AlignmentConfig:
+    every: int = setting(
+        1,
+        "Check trainer-engine log-prob agreement before the first update and every N steps; 0: "
+        "measure only, never fail.",
+        least=0,
+    )
+    # At least 1: a mean of exp of something that is not negative.
+    max_mean_exp_abs_diff: float | None = setting(
+        None,
+        "Maximum mean of exp|logp_actor - logp_engine|; null: 1.0001 in float32, 1.02 in bfloat16, "
+        "1.05 in bfloat16 for MoE models.",
+        least=1,
+    )
+    on_fail: OnMisalignment = setting(
+        OnMisalignment.stop,
+        "If that limit is exceeded or an invariant of the update is violated (ratio 1, KL 0): stop "
+        "the run, or warn and continue.",
+    )

@@ -1,0 +1,61 @@
+"""Settings of ``data``: problems and prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rlmath.utils.setting import setting
+
+
+class MalformedRow(Enum):
+    stop = "stop"
+    skip = "skip"
+
+
+class OverlongPrompt(Enum):
+    stop = "stop"
+    filter = "filter"
+
+
+@dataclass
+class DataConfig:
+    train_paths: list[str] = setting(
+        list,
+        "Training problems: .jsonl, .json or .parquet files, or Hugging Face datasets written as "
+        "hub:ORGANIZATION/NAME:CONFIGURATION:SPLIT.",
+    )
+    train_weights: list[float] = setting(
+        list,
+        "Sampling weight of each entry of train_paths, independent of its number of rows; empty: "
+        "all rows count equally.",
+    )
+    eval_paths: list[str] = setting(list, "Files with held-out problems; empty: no evaluation.")
+    prompt_key: str = setting(
+        "prompt",
+        "Field with the prompt: a string, or a list of chat messages (with apply_chat_template).",
+    )
+    answer_key: str = setting(
+        "solutions", "Field with the accepted answer or a list of accepted answers."
+    )
+    apply_chat_template: bool = setting(
+        False, "Apply the tokenizer's chat template; a string becomes one user message."
+    )
+    system_prompt: str | None = setting(
+        None, "System message of every prompt; requires apply_chat_template."
+    )
+    prompt_template: str | None = setting(
+        None, "Template that contains {prompt}, applied before tokenization."
+    )
+    max_prompt_tokens: int = setting(1024, "Maximum prompt length, in tokens.", least=1)
+    overlong_prompts: OverlongPrompt = setting(
+        OverlongPrompt.filter, "Longer prompts: stop before the run, or filter (skip and count)."
+    )
+    malformed_rows: MalformedRow = setting(
+        MalformedRow.stop, "Malformed rows: stop with file, line and field, or skip and count."
+    )
+    shuffle: bool = setting(True, "Shuffle the training problems in each epoch.")
+    seed: int = setting(0, "Seed of the data order.", least=0, most=2**32 - 1)
+    max_eval_problems: int | None = setting(
+        None, "Maximum number of held-out problems, taken from the start; null: all.", least=1
+    )

@@ -1,0 +1,70 @@
+"""Settings of ``reward``: rewards and grading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+from rlmath.utils.setting import setting
+
+
+class Fallback(Enum):
+    none = "none"
+    marker = "marker"
+    number = "number"
+
+
+class CompletionFormat(Enum):
+    text = "text"
+    chat = "chat"
+
+
+class OnRewardError(Enum):
+    stop = "stop"
+    skip = "skip"
+
+
+@dataclass
+class RewardItem:
+    name: str = setting(
+        MISSING,
+        "Registered name, import path (package.module:function) or file path (file.py:function).",
+    )
+    weight: float = setting(1.0, "Weight of this reward in the sum.")
+    params: dict[str, Any] = setting(dict, "Arguments of the reward.")
+    label: str | None = setting(None, "Name in metrics; null: derived from name.")
+    required: bool = setting(False, "A sample that this reward cannot score gets no reward at all.")
+    completion_format: CompletionFormat | None = setting(
+        None,
+        "What a function from elsewhere gets as completions: strings (text) or lists of messages "
+        "(chat); null: chat with data.apply_chat_template, otherwise text.",
+    )
+    needs_group: bool | None = setting(
+        None,
+        "Call it with all completions of a problem at once; null: as the reward declares, and true "
+        "for a function that does not say.",
+    )
+
+
+@dataclass
+class RewardConfig:
+    items: list[RewardItem] = setting(
+        lambda: [RewardItem(name="math")], "Rewards; the reward of a sample is their weighted sum."
+    )
+    correct: float = setting(5.0, "Reward of a correct final answer.")
+    incorrect: float = setting(-5.0, "Reward of an incorrect or missing final answer.")
+    on_error: OnRewardError = setting(
+        OnRewardError.stop,
+        "A reward function that raises: stop the run, or count it and leave the sample unscored "
+        "(none).",
+    )
+    fallback: Fallback = setting(
+        Fallback.none,
+        "Where to search for an answer that is not boxed: none, after a marker, or the last "
+        "number.",
+    )
+    num_workers: int = setting(2, "Worker processes of the grader.", least=1)
+    timeout_s: float = setting(1.5, "Time limit of one comparison, in seconds.", above=0)

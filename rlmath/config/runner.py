@@ -1,0 +1,60 @@
+"""Settings of ``runner``: the run: steps, checkpoints, output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from rlmath.utils.setting import setting
+
+
+@dataclass
+class RunnerConfig:
+    run_dir: str = setting(MISSING, "Output folder of the run.")
+    steps: int = setting(1000, "Number of training steps (rollouts).", least=1)
+    seed: int = setting(
+        0, "Random seed of everything except the data order.", least=0, most=2**32 - 1
+    )
+    save_every: int = setting(
+        50, "Save a checkpoint every N steps and after the last; 0: only after the last.", least=0
+    )
+    keep_checkpoints: int = setting(3, "Number of newest checkpoints to keep.", least=1)
+    best_metric: str | None = setting(
+        None,
+        "Also keep the checkpoint with the best value of this metric, such as eval/accuracy or "
+        "eval/aime24/pass_at_8; null: off.",
+    )
+    best_is_lowest: bool = setting(False, "The lowest value of best_metric is best.")
+    background_checkpoints: bool = setting(
+        False, "Write checkpoints in the background from a copy in host memory."
+    )
+    max_restarts: int = setting(
+        3,
+        "Maximum number of automatic restarts from the last checkpoint after a rank or engine "
+        "failed, without a new checkpoint in between; 0: never restart.",
+        least=0,
+    )
+    resume: str = setting(
+        "auto",
+        "auto: resume from the newest complete checkpoint in run_dir; never: start over; a "
+        "checkpoint folder: resume from it.",
+    )
+    accept_changes: list[str] = setting(
+        list,
+        "Settings or sections of model.path, algorithm and reward that a resumed run may change, "
+        "such as [algorithm.loss,reward]; any other change of these is an error.",
+    )
+    samples_every: int = setting(1, "Write all samples to samples/ every N steps.", least=1)
+    tensorboard_samples: int = setting(
+        4, "Sampled responses shown as text in TensorBoard per step.", least=0
+    )
+    check_export_sequences: int = setting(
+        0,
+        "After the run, compare the actor's log-probs with transformers on the exported model for "
+        "this many sequences; 0: off.",
+        least=0,
+    )
+    progress: bool | None = setting(
+        None, "Live progress display; null: on if the output is a terminal."
+    )

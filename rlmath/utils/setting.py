@@ -1,0 +1,117 @@
+"""A field of a section of the settings: its default, meaning, range and when it is used.
+
+A section is a dataclass. It stands with the component that takes it, or in ``rlmath/config/``:
+
+    @dataclass
+    class RunnerConfig:
+        steps: int = setting(1000, "Number of training steps (rollouts).", least=1)
+
+Error messages, checks and ``docs/settings.md`` read the same fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+_KEY = "rlmath.setting"
+
+
+@dataclass(frozen=True)
+class Range:
+    """An interval; ``above`` and ``below`` are open ends, ``least`` and ``most`` closed ones."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether ``value`` is finite and in the interval."""
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        named = {
+            "at least": self.least,
+            "more than": self.above,
+            "at most": self.most,
+            "less than": self.below,
+        }
+        ends = [f"{words} {end:.12g}" for words, end in named.items() if end is not None]
+        return " and ".join(ends) or "finite"
+
+
+@dataclass(frozen=True)
+class OnlyWith:
+    """The condition under which a setting is used; otherwise it has to keep its default.
+
+    Attributes:
+        setting: A setting of the same section, or a full key such as ``algorithm.kl_coef``.
+        choices: Values of that setting with which this one is used; empty: any value but its
+            default, described by ``words``.
+        words: ``more than 0``.
+    """
+
+    setting: str
+    choices: tuple[Any, ...] = ()
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class About:
+    """What :func:`setting` says about a field.
+
+    Attributes:
+        doc: What the setting does, then what special values mean.
+        limits: The range of a number.
+        only_with: When it is used; ``None``: always.
+        common: One of the settings that most users change.
+    """
+
+    doc: str
+    limits: Range
+    only_with: OnlyWith | None
+    common: bool
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    only_with: OnlyWith | None = None,
+    common: bool = False,
+) -> Any:
+    """A dataclass field with its documentation.
+
+    Args:
+        default: The default, or a function that makes it (``list``).
+        doc: What the setting does, then what special values mean.
+        least: The range of a number; see :class:`Range` for this and the next three.
+        above: See ``least``.
+        most: See ``least``.
+        below: See ``least``.
+        only_with: When the setting is used; otherwise a changed value is an error.
+        common: Show it among the settings that most users change.
+    """
+    about = About(doc, Range(least, above, most, below), only_with, common)
+    kind = {"default_factory": default} if callable(default) else {"default": default}
+    field: Any = dataclasses.field(**kind, metadata={_KEY: about})
+    return field
+
+
+def about(field: dataclasses.Field[Any]) -> About | None:
+    """What was said about a field; ``None`` for a subsection."""
+    found: About | None = field.metadata.get(_KEY)
+    return found
