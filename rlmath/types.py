@@ -108,8 +108,8 @@ class TrainingBatch:
         weights_versions: ``[N]`` int64, of the engine that sampled.
         rewards: ``[N]`` float32.
         engine_log_probs: ``[R]`` float32, from the engine that sampled.
-        advantages: ``[R]`` float32, per response token.
         loss_mask: ``[R]`` bool; false tokens are read but take no part in the loss.
+        advantages: ``[R]`` float32, per response token; ``None`` until they are computed.
         old_log_probs: ``[R]`` float32, of the actor before this step's first update.
         ref_log_probs: ``[R]`` float32, of the reference model; ``None`` when there is none.
         policy_factors: ``[R]`` float32, factors of the tokens' weights in the policy term alone
@@ -125,8 +125,8 @@ class TrainingBatch:
     weights_versions: Tensor
     rewards: Tensor
     engine_log_probs: Tensor
-    advantages: Tensor
     loss_mask: Tensor
+    advantages: Tensor | None = None
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     policy_factors: Tensor | None = None
@@ -158,8 +158,8 @@ class TrainingBatch:
             weights_versions=self.weights_versions[rows],
             rewards=self.rewards[rows],
             engine_log_probs=self.engine_log_probs[of_responses],
-            advantages=self.advantages[of_responses],
             loss_mask=self.loss_mask[of_responses],
+            advantages=responses(self.advantages),
             old_log_probs=responses(self.old_log_probs),
             ref_log_probs=responses(self.ref_log_probs),
             policy_factors=responses(self.policy_factors),

@@ -9,33 +9,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlmath.algorithms.advantages import AdvantageSettings, token_advantages
+from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.filters import TruncatedRule, duplicates, handle_truncated
 from rlmath.types import GradedSample, Group, TrainingBatch
 
 
 def training_batch(
     groups: Sequence[Group],
-    advantage: AdvantageSettings,
     *,
     truncated: TruncatedRule = "keep",
     mask_duplicates: bool = False,
 ) -> TrainingBatch:
-    """Lay the samples of all groups end to end, with an advantage for each.
+    """Concatenate the samples of all groups, without padding.
 
-    A sample without a reward is kept, so that the batch keeps its size, but takes no part: its
-    advantage is 0 and its tokens are masked.
+    A sample without a reward is kept, so that the batch keeps its size, but its tokens are masked.
 
     Args:
         groups: At least one, each with at least one sample.
-        advantage: The estimator, see ``rlmath/algorithms/advantages/``.
         truncated: With ``mask``, responses that were cut off at the limit are masked as well. Their
             rewards still count in their group's statistics. (``penalise`` and ``scale`` are for
             ``penalised``.)
         mask_duplicates: So are later copies of the same response in a group.
 
     Returns:
-        The batch, without old and reference log-probs.
+        The batch, without advantages and without old and reference log-probs.
     """
     samples = [sample for group in groups for sample in group.samples]
     prompts = [group.problem.prompt_token_ids for group in groups for _ in group.samples]
@@ -53,9 +50,6 @@ def training_batch(
         ]
         takes_part &= ~torch.tensor(copies)
     loss_mask = torch.repeat_interleave(takes_part, responses)
-    advantages = token_advantages(
-        advantage_rewards(samples, advantage), group_ids, responses, loss_mask, advantage
-    )
     tokens: list[int] = []
     log_probs: list[float] = []
     for prompt, graded in zip(prompts, samples, strict=True):
@@ -70,7 +64,6 @@ def training_batch(
         weights_versions=torch.tensor([s.sample.weights_version for s in samples]),
         rewards=rewards.nan_to_num(0.0),
         engine_log_probs=torch.tensor(log_probs, dtype=torch.float32),
-        advantages=advantages,
         loss_mask=loss_mask,
     )
 
@@ -99,11 +92,12 @@ def _truncated(samples: Sequence[GradedSample]) -> Tensor:
     return torch.tensor([s.sample.finish_reason == "length" for s in samples])
 
 
-def advantage_rewards(samples: Sequence[GradedSample], advantage: AdvantageSettings) -> Tensor:
-    """What the estimator reads: totals ``[N]``, or for ``gdpo`` each reward on its own ``[N, K]``.
+def estimator_rewards(groups: Sequence[Group], advantage: AdvantageSettings) -> Tensor:
+    """What the estimator reads: totals ``[N]``, or for ``gdpo`` each reward separately ``[N, K]``.
 
-    Not-a-number stands where nothing could score a sample, or one of its rewards.
+    NaN where nothing could score a sample, or one of its rewards.
     """
+    samples = [sample for group in groups for sample in group.samples]
     names = list(advantage.reward_weights) if advantage.name == "gdpo" else []
     if not names:
         return torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32)

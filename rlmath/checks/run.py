@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rlmath.algorithms.advantages import ADVANTAGES
+from rlmath.algorithms.advantages import advantage_names
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES
@@ -139,7 +139,7 @@ def _model_or_none(config: Config) -> ModelFacts | None:
 def _names(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
     chosen = (
-        (ADVANTAGES.names(), "algorithm.advantage", algorithm.advantage),
+        (advantage_names(), "algorithm.advantage", algorithm.advantage),
         (LOSSES.names(), "algorithm.loss", algorithm.loss),
         (AGGREGATIONS.names(), "algorithm.aggregation", algorithm.aggregation),
         (KL_ESTIMATORS.names(), "algorithm.kl_estimator", algorithm.kl_estimator),

@@ -1,24 +1,21 @@
-"""Weights of the KL term and the entropy bonus, which may follow what training does."""
+"""Controllers of the KL and entropy coefficients."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlmath.algorithms.entropy import active_entropy_coef, next_entropy_coef
 from rlmath.algorithms.kl_control import next_kl_coef
 from rlmath.config.schema import AlgorithmConfig
 
-if TYPE_CHECKING:
-    from rlmath.actor.settings import UpdateSettings
-
 
 class Coefficients:
-    """The two weights, from step to step; in checkpoints.
+    """The two coefficients, from step to step; their state is part of checkpoints.
 
     Attributes:
         kl_coef: For the next update.
-        entropy_coef: The controller's; what an update gets is :meth:`entropy_coef_at`.
+        entropy_coef: The controller's; an update uses :meth:`entropy_coef_at`.
     """
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:
@@ -27,19 +24,19 @@ class Coefficients:
         self.entropy_coef = algorithm.entropy_coef
 
     def entropy_coef_at(self, entropy: float | None) -> float:
-        """The bonus' weight in this step's update, and the controller's next move.
+        """The coefficient of this step's update; advances the controller.
 
         Args:
-            entropy: Mean entropy of the step's tokens before the update, in nats; needed with a
+            entropy: Mean entropy of the step's tokens before the update, in nats; required with a
                 target.
         """
         settings = self._algorithm
         target = settings.entropy_target
         if target is None:
             return self.entropy_coef
-        assert entropy is not None, "a target for the entropy takes the entropy"
+        assert entropy is not None, "entropy_target requires the entropy"
         if not math.isfinite(entropy):
-            return self.entropy_coef  # The update will say what is wrong.
+            return self.entropy_coef  # The update reports what is wrong.
         active = active_entropy_coef(self.entropy_coef, entropy, target)
         self.entropy_coef = next_entropy_coef(
             self.entropy_coef,
@@ -50,15 +47,16 @@ class Coefficients:
         )
         return active
 
-    def metrics(self, used: UpdateSettings) -> dict[str, float]:
-        """The weights of a step's update."""
-        return {
-            "train/kl_coef": self.kl_coef,
-            "train/entropy_coef": used.objective.entropy_coef,
-        }
+    def metrics(self, entropy_coef: float) -> dict[str, float]:
+        """The coefficients of a step's update.
+
+        Args:
+            entropy_coef: From :meth:`entropy_coef_at`.
+        """
+        return {"train/kl_coef": self.kl_coef, "train/entropy_coef": entropy_coef}
 
     def see_kl(self, kl: float | None, samples: int) -> None:
-        """Steer the KL term's weight by the mean KL of a step's tokens, in nats."""
+        """Update the KL coefficient from the mean KL of a step's tokens, in nats."""
         settings = self._algorithm
         if settings.kl_target is not None and kl is not None and math.isfinite(kl):
             self.kl_coef = next_kl_coef(
@@ -66,7 +64,7 @@ class Coefficients:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights that are steered; others are the settings' own."""
+        """The coefficients that have a target; the others come from the settings."""
         state = {}
         if self._algorithm.kl_target is not None:
             state["kl_coef"] = self.kl_coef
@@ -75,7 +73,7 @@ class Coefficients:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint. A weight that is steered only from now on begins as set."""
+        """Restore. A coefficient that had no target before starts from its setting."""
         if self._algorithm.kl_target is not None:
             self.kl_coef = float(state.get("kl_coef", self.kl_coef))
         if self._algorithm.entropy_target is not None:

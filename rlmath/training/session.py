@@ -15,6 +15,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout as ActorLayout
 from rlmath.actor.settings import ActorSettings
+from rlmath.algorithms.advantages import needs_value_model
 from rlmath.checks.facts import read_model
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
@@ -40,9 +41,6 @@ from rlmath.weights.transports import TransportPlan, choose_transport
 
 if TYPE_CHECKING:
     import torch
-
-# The estimator that needs a value model.
-GAE = "gae"
 
 
 class Session:
@@ -362,7 +360,7 @@ def value_model_settings(
     config: Config, policy: ActorSettings, optimizer_steps: int
 ) -> ActorSettings | None:
     """The value model that the ranks build beside the policy; ``None``: the algorithm has none."""
-    if config.algorithm.advantage != GAE:
+    if not needs_value_model(config.algorithm.advantage):
         return None
     optimizer = optimizer_settings(config, config.value.optimizer, optimizer_steps)
     return ActorSettings(

@@ -1,10 +1,15 @@
-"""Estimators of advantages by name; each is one file.
+"""Advantage estimators by name; each is one file.
 
-``gae`` stands apart: it works on tokens and a value model. Under its name the registry has what it
-is without one, and ``rlmath/training/values.py`` puts the real one in its place.
+``gae`` is in a registry of its own: it works on tokens and a value model.
 """
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, Advantage
+from rlmath.algorithms.advantages.base import (
+    ADVANTAGES,
+    VALUE_ADVANTAGES,
+    Advantage,
+    advantage_names,
+    needs_value_model,
+)
 from rlmath.algorithms.advantages.batch_std import batch_std
 from rlmath.algorithms.advantages.dr_grpo import dr_grpo
 from rlmath.algorithms.advantages.gae import gae
@@ -18,14 +23,17 @@ from rlmath.algorithms.advantages.rloo import rloo
 
 __all__ = [
     "ADVANTAGES",
+    "VALUE_ADVANTAGES",
     "Advantage",
     "AdvantageSettings",
+    "advantage_names",
     "batch_std",
     "dr_grpo",
     "gae",
     "gdpo",
     "get_advantage",
     "grpo",
+    "needs_value_model",
     "pass_at_k",
     "reinforce_pp",
     "reinforce_pp_baseline",

@@ -5,6 +5,7 @@ A sample without a reward (not-a-number) takes no part in any statistic and gets
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rlmath.algorithms.registry import Registry
@@ -31,6 +32,18 @@ class Advantage(Protocol):
 
 
 ADVANTAGES: Registry[Advantage] = Registry("algorithm.advantage")
+# Estimators that need a value model: from token rewards and values to advantages and returns.
+VALUE_ADVANTAGES: Registry[Callable[..., tuple[Tensor, Tensor]]] = Registry("algorithm.advantage")
+
+
+def advantage_names() -> list[str]:
+    """All names of ``algorithm.advantage``, sorted."""
+    return sorted([*ADVANTAGES.names(), *VALUE_ADVANTAGES.names()])
+
+
+def needs_value_model(name: str) -> bool:
+    """Whether the estimator called ``name`` works on tokens and a value model."""
+    return name in VALUE_ADVANTAGES.names()
 
 
 class Groups:

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.advantages.base import ADVANTAGES
+from rlmath.algorithms.advantages.base import VALUE_ADVANTAGES
 from rlmath.utils.lazy_torch import Tensor, torch
 
 
-@ADVANTAGES.register("gae")
-def reward_to_come(
-    rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None
-) -> Tensor:
-    """The advantage of a sequence's tokens before the value model has been asked: its reward.
-
-    That is what :func:`gae` gives with values of 0 and ``gamma = lam = 1``.
-    """
-    return rewards.double().nan_to_num(0.0).to(rewards.dtype)
-
-
+@VALUE_ADVANTAGES.register("gae")
 def gae(
     token_rewards: Tensor,
     values: Tensor,

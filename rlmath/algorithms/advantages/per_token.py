@@ -50,7 +50,7 @@ class AdvantageSettings:
 
 
 # Estimators that divide by nothing.
-_UNSCALED = ("dr_grpo", "rloo", "gae")
+_UNSCALED = ("dr_grpo", "rloo")
 
 
 # What the estimators that whiten over tokens whiten: a penalty per token belongs before that.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -94,5 +95,5 @@ def random_batch(model: str, lengths: list[int], prompt_tokens: int = 4) -> Trai
     batch = batch_of([(row[:prompt_tokens], row[prompt_tokens:]) for row in sequences])
     signs = torch.ones(len(batch))
     signs[1::2] = -1.0
-    batch.advantages.copy_(torch.repeat_interleave(signs, batch.response_lengths))
-    return batch
+    advantages = torch.repeat_interleave(signs, batch.response_lengths)
+    return dataclasses.replace(batch, advantages=advantages)

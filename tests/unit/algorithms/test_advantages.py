@@ -14,8 +14,7 @@ from rlmath.algorithms.advantages import ADVANTAGES, gae, gdpo, get_advantage, g
 NAN = float("nan")
 COUNTED = ("reinforce_pp", "reinforce_pp_baseline")
 
-# Without a value model gae has no baseline.
-ESTIMATORS = [name for name in ADVANTAGES.names() if name != "gae"]
+ESTIMATORS = ADVANTAGES.names()
 
 
 def run(name, rewards, group_ids, counts=None, dtype=torch.float64, **settings_):

@@ -7,7 +7,7 @@ import torch
 
 from rlmath.algorithms.advantages import AdvantageSettings, get_advantage, token_advantages
 from rlmath.algorithms.kl_control import kl_in_reward
-from rlmath.batching.from_groups import advantage_rewards, training_batch
+from rlmath.batching.from_groups import estimator_rewards, training_batch
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 REWARDS = torch.tensor([5.0, -5.0, -5.0, 5.0, 5.0], dtype=torch.float64)
@@ -112,24 +112,33 @@ def test_a_kl_penalty_is_whitened_with_the_reward(name):
     assert torch.allclose(advantages(name, zero, mask)[mask], advantages(name, None, mask)[mask])
 
 
+def of_batch(batch, groups, settings):
+    rewards = estimator_rewards(groups, settings)
+    return token_advantages(
+        rewards, batch.group_ids, batch.response_lengths, batch.loss_mask, settings
+    )
+
+
 def test_gdpo_reads_each_reward_on_its_own():
     """1 + 0 and 0 + 1 add up to the same; on their own, with weights 3 and 1, they do not."""
     both = group({"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 0.0}, None)
     settings = AdvantageSettings("gdpo", reward_weights={"a": 3.0, "b": 1.0})
-    table = advantage_rewards(both.samples, settings)
+    table = estimator_rewards([both], settings)
     assert table[:3].tolist() == [[1, 0], [0, 1], [0, 0]] and table[3].isnan().all()
-    batch = training_batch([both], settings)
-    first, second = float(batch.advantages[0]), float(batch.advantages[1])
-    assert first > second > float(batch.advantages[3])
-    assert batch.advantages[6:].tolist() == [0.0] * 4 and not batch.loss_mask[6:].any()
+    batch = training_batch([both])
+    found = of_batch(batch, [both], settings)
+    first, second = float(found[0]), float(found[1])
+    assert first > second > float(found[3])
+    assert found[6:].tolist() == [0.0] * 4 and not batch.loss_mask[6:].any()
     assert batch.rewards.tolist() == [1, 1, 0, 0]
 
 
 def test_truncated_responses_count_in_the_statistics_but_not_in_the_loss():
     cut = group({"a": 1.0}, {"a": 0.0}, {"a": 0.0}, cut_off=(1,))
-    batch = training_batch([cut], AdvantageSettings("dr_grpo"), truncated="mask")
+    batch = training_batch([cut], truncated="mask")
     assert batch.loss_mask.tolist() == [True, False, False, True, True, True]
-    assert batch.advantages[0] == pytest.approx(2 / 3)
+    found = of_batch(batch, [cut], AdvantageSettings("dr_grpo"))
+    assert found[0] == pytest.approx(2 / 3)
 
 
 def test_later_copies_of_a_response_can_be_masked():
@@ -139,7 +148,8 @@ def test_later_copies_of_a_response_can_be_masked():
         for i, (ids, r) in enumerate([((3, 4), 1.0), ((3, 5), 0.0), ((3, 4), 1.0)])
     ]
     both = [Group(problem, tuple(samples))] * 2
-    batch = training_batch(both, AdvantageSettings("dr_grpo"), mask_duplicates=True)
+    batch = training_batch(both, mask_duplicates=True)
     # In each group the third response; the second group's first is no copy of the first group's.
     assert batch.loss_mask.tolist() == [True, True, True, True, False, False] * 2
-    assert batch.advantages[:3].tolist() == pytest.approx([1 / 3, 1 / 3, -2 / 3])
+    found = of_batch(batch, both, AdvantageSettings("dr_grpo"))
+    assert found[:3].tolist() == pytest.approx([1 / 3, 1 / 3, -2 / 3])

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from rlmath.algorithms.advantages import ADVANTAGES
+from rlmath.algorithms.advantages import ADVANTAGES, VALUE_ADVANTAGES
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES
@@ -25,7 +25,7 @@ def test_every_setting_is_there() -> None:
 
 
 def test_every_choice_is_there() -> None:
-    for registry in (ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, LOSSES):
+    for registry in (ADVANTAGES, VALUE_ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, LOSSES):
         assert set(registry.names()) <= WRITTEN
     for setting in settings():
         if setting.key.startswith("algorithm.") and setting.choices:

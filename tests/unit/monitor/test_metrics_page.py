@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlmath.actor.settings import UpdateResult, UpdateSettings
-from rlmath.algorithms.advantages import AdvantageSettings
+from rlmath.actor.settings import UpdateResult
 from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.dynamic_sampling import PoolCounts
 from rlmath.algorithms.losses import LOSSES, LossInputs, metric_means
@@ -25,7 +24,7 @@ from rlmath.rewards.stats import RewardStats
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.controllers import Coefficients
 from rlmath.training.metrics import rollout_metrics, update_metrics
-from rlmath.training.prepare import corrected, mismatch_metrics
+from rlmath.training.mismatch import apply_correction, mismatch_metrics
 from rlmath.types import Group, Problem
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -64,7 +63,7 @@ def update_tags():
             figures |= {name: float(value) for name, value in output.metric_maxima.items()}
             others = dict.fromkeys(("grad_norm", "lr", "discarded"), 0.0)
             tags |= set(update_metrics(UpdateResult([figures | others], {}, None)))
-    return tags | set(Coefficients(AlgorithmConfig()).metrics(UpdateSettings()))
+    return tags | set(Coefficients(AlgorithmConfig()).metrics(entropy_coef=0.0))
 
 
 def reward_tags():
@@ -91,10 +90,10 @@ def mismatch_tags(group):
         )
         for index, one in enumerate(group.samples)
     )
-    batch = training_batch([Group(group.problem, samples)], AdvantageSettings())
+    batch = training_batch([Group(group.problem, samples)])
     tags = set(mismatch_metrics(batch.engine_log_probs, batch, now=5))
     batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
-    _, figures = corrected(batch, CorrectionSettings("token_mask"), None, 1)
+    _, figures = apply_correction(batch, CorrectionSettings("token_mask"), None, 1)
     return {re.sub(r"lag_\d+", "lag_<n>", tag) for tag in tags | set(figures)}
 
 
@@ -134,6 +133,9 @@ def test_what_the_curves_show_is_set_in_bold():
     "source",
     [
         "training/loop.py",
+        "training/step.py",
+        "training/prepare.py",
+        "training/mismatch.py",
         "evaluation/run.py",
         "training/sft.py",
         "training/metrics.py",

@@ -1,4 +1,4 @@
-"""Identities of an update: figures that keep them, and each one broken on purpose."""
+"""Invariants of an update: metrics that satisfy them, and each one violated on purpose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from rlmath.actor.settings import UpdateResult
 from rlmath.config.load import load
 from rlmath.config.schema import Config, OnMisalignment
-from rlmath.training.invariants import IdentityError, broken_identities, check_identities
+from rlmath.training.invariants import InvariantError, check_invariants, violations
 from rlmath.types import TrainingBatch
 
 KEPT = {"importance_ratio": 1.0, "kl": 0.0, "grad_norm": 1.0, "lr": 1e-3, "token_count": 4.0}
@@ -41,7 +41,7 @@ def broken(config: Config, *minibatches: dict[str, float], **changes: Any) -> li
         [KEPT | one for one in minibatches], changes.pop("early_stopped", {}), None
     )
     batch = changes.pop("batch", a_batch())
-    return broken_identities(config, batch, result, **{"first_step": True, **changes})
+    return violations(config, batch, result, **{"first_step": True, **changes})
 
 
 def test_a_right_step_breaks_none() -> None:
@@ -87,9 +87,9 @@ def test_on_fail_stops_or_warns() -> None:
         warn = staticmethod(warnings.append)
 
     result = UpdateResult([KEPT | {"importance_ratio": 2.0}], {}, None)
-    with pytest.raises(IdentityError, match=r"step 7: the importance ratio .* alignment\.on_fail"):
-        check_identities(config, a_batch(), result, 7, Listener())  # type: ignore[arg-type]
+    with pytest.raises(InvariantError, match=r"step 7: the importance ratio .* alignment\.on_fail"):
+        check_invariants(config, a_batch(), result, 7, Listener())  # type: ignore[arg-type]
     lenient = dataclasses.replace(config.alignment, on_fail=OnMisalignment.warn)
     config = dataclasses.replace(config, alignment=lenient)
-    check_identities(config, a_batch(), result, 7, Listener())  # type: ignore[arg-type]
+    check_invariants(config, a_batch(), result, 7, Listener())  # type: ignore[arg-type]
     assert len(warnings) == 1 and warnings[0].startswith("step 7: the importance ratio")

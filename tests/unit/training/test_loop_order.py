@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from rlmath.checkpoint import CheckpointStore
-from rlmath.training import loop as loop
+from rlmath.rollout.sampler import Sampled
+from rlmath.training import loop, step
 from rlmath.training.checkpointing import Saver
 
 
@@ -102,7 +103,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             sampling=SimpleNamespace(pool=parts, rewards=rewards, collector=None),
             watched_parts=lambda _: [],
         )
-        nothing = SimpleNamespace(metrics={}, finished=[], shortage="", groups=[])
+        nothing = Sampled(metrics={}, finished=(), shortage="", groups=())
         saver = Saver(store, parts, {})  # type: ignore[arg-type]
         evaluated = lambda *_, **__: parts.events.append("evaluate") or {}  # noqa: E731
         report = SimpleNamespace(describe=lambda _: "")
@@ -125,12 +126,12 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "watched": lambda *_: contextlib.nullcontext(),
             "act": lambda *_: None,
             "evaluate": evaluated,
-            "rollout_metrics": lambda _: {},
             "summarize": lambda *_: None,
             "write_card": lambda _: None,
         }
         for name, value in replaced.items():
             monkeypatch.setattr(loop, name, value)
+        monkeypatch.setattr(step, "Passes", SimpleNamespace(of=lambda *_: None))
         assert loop.train(config) == 0
         assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
         return parts

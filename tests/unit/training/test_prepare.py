@@ -1,234 +1,148 @@
-"""What is measured and corrected before an update, from a batch with planted differences."""
+"""A step's batch from its groups: passes in order, factors, and advantages once at the end."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
-import math
-from pathlib import Path
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.config.load import load
-from rlmath.config.schema import RunnerConfig
-from rlmath.monitor import open_monitor
-from rlmath.training.algorithm_settings import correction_settings, update_settings
-from rlmath.training.prepare import (
-    AlignmentError,
-    aligned,
-    alignment_limit,
-    compared,
-    corrected,
-    mismatch_metrics,
-    needs_first_pass,
-    passes_first,
-)
-from rlmath.training.prepare import with_log_probs as prepare
-from rlmath.types import TrainingBatch
+from rlmath.training.passes import Passes
+from rlmath.training.prepare import add_policy_factors, build_batch, prepare
+from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
 
-MIXTURE_SIZES = (
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "vocab_size",
-    "max_position_embeddings",
-    "num_experts",
-    "moe_intermediate_size",
-)
-GIVEN = ["model.path=tiny", "runner.run_dir=r"]
+GIVEN = ["model.path=tiny", "runner.run_dir=r", "alignment.max_mean_exp_abs_diff=9"]
+# Rewards and response lengths of two groups of two.
+REWARDS, LENGTHS = (1.0, 0.0, 0.0, 1.0), (2, 1, 3, 1)
+ACTOR = torch.tensor([-1.0, -2.0, -0.5, -1.5, -0.25, -1.0, -2.0])
+REFERENCE = ACTOR - torch.tensor([0.5, 0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+ENTROPY = torch.tensor([0.9, 0.1, 0.2, 0.8, 0.3, 0.7, 0.6])
+VALUES = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
 
 
-def batch_of(differences: list[list[float]], versions: list[int]) -> TrainingBatch:
-    """Sequences whose actor's log-probs are -1 and whose engine's are lower by ``differences``."""
-    lengths = torch.tensor([len(row) for row in differences])
-    flat = torch.tensor([d for row in differences for d in row])
-    n, r = len(differences), flat.numel()
-    return TrainingBatch(
-        tokens=torch.zeros(2 * n + r, dtype=torch.int64),
-        prompt_lengths=torch.full((n,), 2),
-        response_lengths=lengths,
-        group_ids=torch.arange(n),
-        weights_versions=torch.tensor(versions),
-        rewards=torch.zeros(n),
-        engine_log_probs=-1.0 - flat,
-        advantages=torch.ones(r),
-        loss_mask=torch.ones(r, dtype=torch.bool),
-        old_log_probs=torch.full((r,), -1.0),
+class Actor:
+    """Returns planted numbers and records the order of the passes."""
+
+    def __init__(self) -> None:
+        self.passes: list[str] = []
+
+    def log_probs(self, batch: TrainingBatch, reference: bool = False) -> tuple[Tensor, Tensor]:
+        assert batch.advantages is None, "advantages come last"
+        self.passes.append("reference" if reference else "old")
+        return (REFERENCE if reference else ACTOR), ENTROPY
+
+    def values(self, batch: TrainingBatch) -> Tensor:
+        self.passes.append("values")
+        return VALUES
+
+
+class Monitor:
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        yield
+
+
+def groups() -> list[Group]:
+    samples = [
+        GradedSample(
+            Sample(
+                f"p{i // 2}",
+                i % 2,
+                tuple(range(10 * i, 10 * i + n)),
+                (-1.0,) * n,
+                *("", "stop", 4, 0, 0),
+            ),
+            reward,
+            None,
+            "ungraded",
+        )
+        for i, (reward, n) in enumerate(zip(REWARDS, LENGTHS, strict=True))
+    ]
+    problems = [Problem(f"p{i}", "?", (1, 2), ("2",)) for i in range(2)]
+    return [Group(problem, tuple(samples[2 * i : 2 * i + 2])) for i, problem in enumerate(problems)]
+
+
+def prepared(*overrides: str, step: int = 2, kl_coef: float = 0.0) -> tuple[Any, list[str]]:
+    config, actor = load([*GIVEN, *overrides]), Actor()
+    rewards = SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)])
+    sampling = SimpleNamespace(pool=SimpleNamespace(weights_version=4), rewards=rewards)
+    session: Any = SimpleNamespace(config=config, actor=actor, sampling=sampling)
+    passes = Passes.of(config, step)
+    found = prepare(session, groups(), passes, kl_coef, Monitor(), step)  # type: ignore[arg-type]
+    return found, actor.passes
+
+
+def test_one_minibatch_needs_no_pass() -> None:
+    found, passes = prepared("algorithm.minibatches_per_step=1", "algorithm.advantage=dr_grpo")
+    assert passes == [] and found.entropy is None
+    assert found.batch.old_log_probs is None and found.batch.ref_log_probs is None
+    assert found.batch.advantages.tolist() == [0.5, 0.5, -0.5, -0.5, -0.5, -0.5, 0.5]
+    assert found.metrics["rollout/response_tokens"] == 7
+
+
+def test_several_minibatches_need_the_old_log_probs() -> None:
+    found, passes = prepared("algorithm.minibatches_per_step=2")
+    assert passes == ["old"]
+    assert torch.equal(found.batch.old_log_probs, ACTOR)
+    assert found.entropy == pytest.approx(float(ENTROPY.mean()))
+    assert {"alignment/k3", "mismatch/k3"} <= set(found.metrics)
+
+
+def test_rollout_log_probs_can_be_the_old_ones() -> None:
+    found, passes = prepared("algorithm.old_log_probs=engine", "algorithm.entropy_top_share=0.5")
+    assert passes == ["old"]
+    assert found.batch.old_log_probs.tolist() == [-1.0] * 7
+    assert int(found.batch.policy_factors.sum()) == 4
+
+
+def test_a_kl_in_the_reward_costs_this_token_and_those_before_it() -> None:
+    found, passes = prepared(
+        *("algorithm.minibatches_per_step=2", "algorithm.advantage=dr_grpo"),
+        *("algorithm.kl_in=reward", "algorithm.kl_estimator=k1", "algorithm.kl_coef=0.1"),
+        kl_coef=0.2,
     )
+    assert passes == ["old", "reference"]
+    # Cost of the tokens from each one to its response's end.
+    cost = torch.tensor([0.5, 0.0, 0.25, 0.75, 0.75, 0.25, 0.0])
+    plain = torch.tensor([0.5, 0.5, -0.5, -0.5, -0.5, -0.5, 0.5])
+    assert torch.allclose(found.batch.advantages, plain - 0.2 * cost)
 
 
-def test_mismatch_by_lag() -> None:
-    batch = batch_of([[0.0, 0.0], [math.log(2.0)]], versions=[4, 3])
-    assert batch.old_log_probs is not None
-    found = mismatch_metrics(batch.old_log_probs, batch, now=4)
-    assert found["mismatch/mean_w"] == pytest.approx(4 / 3)
-    assert found["mismatch/effective_sample_size"] == pytest.approx(16 / 6 / 3)
-    assert found["mismatch/lag_0/mean_w"] == 1.0
-    assert found["mismatch/lag_1/mean_w"] == pytest.approx(2.0)
-    assert found["mismatch/lag_1/k3"] == pytest.approx(1.0 - math.log(2.0))
-    assert found["mismatch/lag_1/token_count"] == 1
-    fresh = dataclasses.replace(batch, weights_versions=torch.tensor([4, 4]))
-    assert not [k for k in mismatch_metrics(batch.old_log_probs, fresh, now=4) if "lag" in k]
-
-
-def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
-    config = load([*GIVEN, "alignment.max_mean_exp_abs_diff=1.05"])
-    batch = batch_of([[0.0, 0.0], [0.7]], versions=[4, 3])
-    assert batch.old_log_probs is not None
-    found = aligned(config, batch.old_log_probs, batch, 4, judge=True)
-    assert found["alignment/max_abs_diff"] == 0.0
-    with pytest.raises(
-        AlignmentError, match=r"2\.0138 over 1 tokens.*response token 2.*sequence 1"
-    ):
-        aligned(config, batch.old_log_probs, batch, 3, judge=True)
-    found = aligned(config, batch.old_log_probs, batch, 3, judge=False)
-    assert found["alignment/mean_exp_abs_diff"] > 2
-    assert aligned(config, batch.old_log_probs, batch, 9, judge=True) == {}
-
-
-def test_the_limit_is_that_of_the_type_unless_given(tmp_path: Path) -> None:
-    sizes = dict.fromkeys(MIXTURE_SIZES, 4) | {"architectures": ["Qwen3MoeForCausalLM"]}
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    mixture = [*GIVEN, f"model.path={tmp_path}"]
-    assert alignment_limit(load([*mixture, "model.dtype=bfloat16"])) == 1.05
-    assert alignment_limit(load([*mixture, "model.dtype=float32"])) == 1.0001
-    assert alignment_limit(load([*GIVEN, "model.dtype=float32"])) == 1.0001
-    assert alignment_limit(load([*GIVEN, "model.dtype=bfloat16"])) == 1.02
-    assert alignment_limit(load([*GIVEN, "alignment.max_mean_exp_abs_diff=1.5"])) == 1.5
-
-
-def session_of(*overrides: str) -> Any:
-    pool = SimpleNamespace(weights_version=4)
-    return SimpleNamespace(config=load([*GIVEN, *overrides]), sampling=SimpleNamespace(pool=pool))
-
-
-def test_the_gate_judges_the_first_step_and_every_so_manieth(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    apart = batch_of([[0.5, 0.5], [0.7]], versions=[4, 4])
-    assert apart.old_log_probs is not None
-    session = session_of("alignment.every=5")
-    with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
-        for step in (1, 5, 10):
-            with pytest.raises(AlignmentError, match="validate_logprobs"):
-                compared(session, apart.old_log_probs, apart, monitor, step)
-        assert compared(session, apart.old_log_probs, apart, monitor, 6)
-        never = session_of("alignment.every=0")
-        assert compared(never, apart.old_log_probs, apart, monitor, 1)
-        warned = session_of("alignment.on_fail=warn")
-        assert "warning" not in capsys.readouterr().err
-        assert compared(warned, apart.old_log_probs, apart, monitor, 1)
-        assert "above 1.02" in capsys.readouterr().err
-
-
-def test_the_gate_stands_before_the_first_update() -> None:
-    one = "algorithm.minibatches_per_step=1"
-    assert passes_first(load([*GIVEN, one]), 1)
-    assert not passes_first(load([*GIVEN, one]), 2)
-    assert not passes_first(load([*GIVEN, one, "alignment.every=0"]), 1)
-
-
-def test_tokens_that_are_the_same_are_measured_once() -> None:
-    """The shortcut of ``compared`` gives what the long way gives."""
-    batch = batch_of([[0.1, 0.2], [0.7]], versions=[4, 4])
-    session = session_of("alignment.max_mean_exp_abs_diff=9")
-    assert batch.old_log_probs is not None
-    found = compared(session, batch.old_log_probs, batch, None, 1)  # type: ignore[arg-type]
-    assert mismatch_metrics(batch.old_log_probs, batch, now=4).items() <= found.items()
-    masked = dataclasses.replace(batch, loss_mask=torch.tensor([True, True, False]))
-    found = compared(session, batch.old_log_probs, masked, None, 1)  # type: ignore[arg-type]
-    assert found["mismatch/mean_w"] < found["alignment/mean_w"]
-
-
-def test_auto_writes_down_what_it_took_and_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    same = batch_of([[0.0, 0.0], [0.0]], versions=[0, 0])
-    apart = batch_of([[0.0, 0.0], [math.log(8.0)]], versions=[0, 0])
-    auto = CorrectionSettings("auto")
-    with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
-        untouched, figures = corrected(same, auto, monitor, 1)
-        assert untouched.policy_factors is None and figures["correction/kind"] == 0
-        masked, figures = corrected(apart, auto, monitor, 2)
-        again, _ = corrected(apart, auto, monitor, 3)
-    assert masked.policy_factors is not None and again.policy_factors is not None
-    assert masked.policy_factors.tolist() == [1.0, 1.0, 0.0]  # IcePop: 8 is above 5.
-    assert figures["correction/rejected_tokens"] == pytest.approx(1 / 3)
-    lines = [json.loads(x) for x in (tmp_path / "decisions.jsonl").read_text().splitlines()]
-    assert [line["choice"] for line in lines] == ["none", "token_mask", "token_mask"]
-    assert "effective sample size" in lines[1]["reason"]
-    assert capsys.readouterr().out.count("takes token_mask") == 1
-
-
-def test_weights_of_a_minibatch_are_those_of_the_whole_batch() -> None:
-    batch = batch_of([[0.5, 0.1], [math.log(8.0)], [-0.2]], versions=[0, 0, 0])
-    settings = CorrectionSettings("seq_truncate", veto_below=1e-4)
-    found, _ = corrected(batch, settings, None, 1)  # type: ignore[arg-type]
-    assert found.policy_factors is not None
-    assert found.policy_factors.tolist() == pytest.approx(
-        [math.exp(0.6)] * 2 + [2.0, math.exp(-0.2)]
+def test_gae_reads_values_and_the_kl() -> None:
+    found, passes = prepared(
+        *("algorithm.advantage=gae", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"),
+        *("algorithm.kl_coef=0.1", "value.whiten_advantages=false"),
+        kl_coef=0.2,
     )
-    part = found.select([2, 0]).policy_factors
-    assert part is not None
-    assert part.tolist() == found.policy_factors[[3, 0, 1]].tolist()
+    assert passes == ["old", "reference", "values"]
+    # With gamma and lambda 1 the return is the reward to come, less the KL's cost.
+    reward = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    cost = torch.tensor([0.5, 0.0, 0.25, 0.75, 0.75, 0.25, 0.0])
+    assert torch.allclose(found.batch.returns, reward - 0.2 * cost)
+    assert torch.allclose(found.batch.advantages, found.batch.returns - VALUES)
 
 
 def test_top_entropy_tokens_are_a_factor_of_the_policy_term_and_the_mask_stays() -> None:
-    """Also when a sequence's tokens are corrected as well; nothing else loses a token."""
-    batch = batch_of([[0.1, 0.1, 0.1, 0.1], [0.3]], versions=[4, 4])
-    assert batch.old_log_probs is not None
-    entropy = torch.tensor([0.9, 0.1, 0.2, 0.8, 0.3])
-    mask = torch.tensor([True, True, False, True, True])
-    batch = dataclasses.replace(batch, loss_mask=mask)
-    session = session_of(
-        "alignment.max_mean_exp_abs_diff=9",
-        "algorithm.entropy_top_share=0.5",
-        "algorithm.correction.kind=token_truncate",
-        "algorithm.correction.high=1.2",
-    )
-    session.actor = SimpleNamespace(log_probs=lambda _: (batch.old_log_probs, entropy))
-    prepared = prepare(session, batch, None, 1)  # type: ignore[arg-type]
-    assert torch.equal(prepared.batch.loss_mask, mask)
-    factors = prepared.batch.policy_factors
-    assert factors is not None
-    assert factors.tolist() == pytest.approx([math.exp(0.1), 0.0, 0.0, math.exp(0.1), 0.0])
-    assert prepared.entropy == pytest.approx(2.1 / 4)
-
-
-def test_every_number_of_the_losses_arrives() -> None:
+    """Also when the tokens of a sequence are corrected; nothing else loses a token."""
     config = load(
         [
             *GIVEN,
-            "algorithm.loss=dppo",
-            "algorithm.dppo_divergence=kl",
-            "algorithm.dppo_threshold=0.125",
-            "algorithm.sapo_tau_positive=2",
-            "algorithm.sapo_tau_negative=3",
-            "algorithm.correction.off_policy_mask_kl=0.5",
+            "algorithm.entropy_top_share=0.5",
+            "algorithm.correction.kind=token_truncate",
+            "algorithm.correction.high=1.2",
         ]
     )
-    objective = update_settings(config, kl_coef=0.0, entropy_coef=0.0).objective
-    assert (objective.dppo_divergence, objective.dppo_limit) == ("kl", 0.125)
-    assert (objective.sapo_tau_positive, objective.sapo_tau_negative) == (2.0, 3.0)
-    assert objective.off_policy_mask_kl == 0.5
-
-
-def test_a_forward_pass_before_the_update_only_when_something_needs_it() -> None:
-    def needed(*overrides: str) -> bool:
-        return needs_first_pass(load([*GIVEN, *overrides]).algorithm)
-
-    one = "algorithm.minibatches_per_step=1"
-    assert needed() and not needed(one)
-    assert needed(one, "algorithm.correction.kind=auto")
-    assert needed(one, "algorithm.correction.veto_below=1e-4")
-    assert needed(one, "algorithm.entropy_top_share=0.2", "algorithm.old_log_probs=engine")
-    assert needed(one, "algorithm.entropy_target=1")
-    assert needed(one, "algorithm.kl_in=reward")
-    assert not needed("algorithm.old_log_probs=engine", "algorithm.kl_in=reward")
-    settings = load([*GIVEN, "algorithm.correction.kind=token_mask", "algorithm.correction.high=4"])
-    assert correction_settings(settings.algorithm).bounds("token_mask") == (0.5, 4.0)
+    mask = torch.tensor([True, True, False, True, True, True, False])
+    batch = build_batch(config, groups())
+    batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs + 0.1, loss_mask=mask)
+    found, metrics = add_policy_factors(config, batch, ENTROPY, None, 1)  # type: ignore[arg-type]
+    assert torch.equal(found.loss_mask, mask)
+    assert found.policy_factors is not None and metrics["correction/kind"] == 1
+    kept = [1.1051709, 0, 0, 1.1051709, 0, 1.1051709, 0]
+    assert found.policy_factors.tolist() == pytest.approx(kept)

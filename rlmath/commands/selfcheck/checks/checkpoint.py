@@ -15,7 +15,7 @@ from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.rollout.weight_sync import refit
-from rlmath.training.prepare import alignment_limit
+from rlmath.training.mismatch import alignment_limit
 from rlmath.types import TrainingBatch
 from rlmath.weights.fingerprint import fingerprint
 

@@ -13,7 +13,7 @@ from rlmath.commands.selfcheck.record import Record
 from rlmath.errors import PartError, UserError
 from rlmath.model.spec import read_model_shape
 from rlmath.rollout.weight_sync import refit
-from rlmath.training.prepare import alignment_limit
+from rlmath.training.mismatch import alignment_limit
 from rlmath.weights.pieces import hf_shapes
 
 # A stale engine may have taken the first version all the same.

@@ -1,0 +1,174 @@
+"""Rollout log-probs against the actor's: the gate, what is measured, and the correction."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.correction import CorrectionSettings, choose, correct
+from rlmath.algorithms.mismatch import Mismatch, measure, measure_by_lag
+from rlmath.checks.facts import read_model
+from rlmath.config.algorithm import CorrectionKind
+from rlmath.config.schema import Config, DType, OnMisalignment
+from rlmath.errors import UserError
+from rlmath.model.precision import log_prob_limit
+from rlmath.monitor import Monitor
+from rlmath.training.session import Session
+from rlmath.types import TrainingBatch
+
+# The metrics of a Mismatch that say what importance weights would do.
+_WEIGHTS = ("mean_w", "p99_w", "k3", "effective_sample_size")
+
+# A curve holds numbers: the kinds in the order of the settings, ``none`` is 0.
+KIND_NUMBERS = {
+    kind: number
+    for number, kind in enumerate(k.value for k in CorrectionKind if k is not CorrectionKind.auto)
+}
+
+
+class AlignmentError(UserError):
+    """Engine and actor disagree on the log-probs of the same tokens under the same weights."""
+
+
+def check_mismatch(
+    session: Session,
+    log_probs: Tensor,
+    batch: TrainingBatch,
+    monitor: Monitor,
+    step: int,
+    *,
+    gate: bool,
+) -> dict[str, float]:
+    """Measure the mismatch, overall and by the age of the weights, and apply the gate.
+
+    Args:
+        log_probs: ``[R]`` of the actor before the first update, in nats.
+        batch: With the rollout log-probs of the same tokens.
+        gate: Whether a difference above the limit fails the run (``alignment.on_fail``).
+
+    Returns:
+        ``alignment/...`` and ``mismatch/...``.
+
+    Raises:
+        AlignmentError: The difference is above the limit.
+    """
+    config, now = session.config, session.sampling.pool.weights_version
+    try:
+        alignment = check_alignment(config, log_probs, batch, now, gate=gate)
+    except AlignmentError as error:
+        if config.alignment.on_fail is OnMisalignment.stop:
+            raise
+        monitor.warn(f"step {step}: {error}")
+        alignment = check_alignment(config, log_probs, batch, now, gate=False)
+    if batch.loss_mask.all() and (batch.weights_versions == now).all():
+        # The same tokens: tens of millions of them are not measured twice.
+        return alignment | {f"mismatch/{name}": alignment[f"alignment/{name}"] for name in _WEIGHTS}
+    return alignment | mismatch_metrics(log_probs, batch, now)
+
+
+def check_alignment(
+    config: Config, log_probs: Tensor, batch: TrainingBatch, now: int, *, gate: bool
+) -> dict[str, float]:
+    """Compare engine and actor on the tokens that the engine sampled with the current weights.
+
+    Tokens sampled by older weights differ for a good reason and are left out.
+
+    Args:
+        log_probs: ``[R]`` of the actor, in nats.
+        now: The actor's weights version.
+        gate: Whether a difference above the limit is an error.
+
+    Raises:
+        AlignmentError: It is, and the difference is.
+    """
+    same = torch.repeat_interleave(batch.weights_versions == now, batch.response_lengths)
+    if not same.any():
+        return {}
+    metrics = measure(log_probs, batch.engine_log_probs, same).metrics()
+    if gate and not metrics["mean_exp_abs_diff"] <= (limit := alignment_limit(config)):
+        difference = torch.where(same, (log_probs - batch.engine_log_probs).abs(), -1.0)
+        worst = int(difference.nan_to_num(torch.inf).argmax())
+        sequence = int((torch.cumsum(batch.response_lengths, 0) <= worst).sum())
+        raise AlignmentError(
+            f"mean exp|logp_actor - logp_engine| is {metrics['mean_exp_abs_diff']:.4f} over "
+            f"{int(same.sum())} tokens, above {limit:g} (alignment.max_mean_exp_abs_diff; by "
+            f"default that of model.dtype={config.model.dtype.value}); worst at response token "
+            f"{worst}, in sequence {sequence} of the batch: actor {float(log_probs[worst]):.4f}, "
+            f"engine {float(batch.engine_log_probs[worst]):.4f}. The engine runs other weights or "
+            "another precision than the actor, so training on its samples would be wrong. "
+            "toolkits/validate_logprobs.py names the first layer that differs; "
+            "alignment.on_fail=warn continues with a warning"
+        )
+    return {f"alignment/{name}": value for name, value in metrics.items()}
+
+
+def alignment_limit(config: Config) -> float:
+    """Largest mean of exp|difference| at which engine and actor count as the same model."""
+    given = config.alignment.max_mean_exp_abs_diff
+    if given is not None:
+        return given
+    is_moe = read_model(config.model.path).num_experts > 0
+    return log_prob_limit(config.model.dtype is DType.float32, is_moe)
+
+
+def mismatch_metrics(log_probs: Tensor, batch: TrainingBatch, now: int) -> dict[str, float]:
+    """What importance weights would do on the tokens of the loss.
+
+    Args:
+        log_probs: ``[R]`` of the actor before the update, in nats.
+        batch: With the rollout log-probs.
+        now: The actor's weights version; samples of older ones lag behind.
+    """
+    lags = now - batch.weights_versions
+    by_lag = measure_by_lag(
+        log_probs, batch.engine_log_probs, batch.response_lengths, lags, batch.loss_mask
+    )
+    total: Mismatch | None = None
+    for one in by_lag.values():
+        total = one if total is None else total + one
+    assert total is not None
+    found = total.metrics()
+    metrics = {f"mismatch/{name}": found[name] for name in _WEIGHTS}
+    if set(by_lag) != {0}:
+        for lag, one in by_lag.items():
+            found = one.metrics()
+            metrics |= {f"mismatch/lag_{lag}/{name}": found[name] for name in _WEIGHTS}
+            metrics[f"mismatch/lag_{lag}/token_count"] = float(one.tokens)
+    return metrics
+
+
+def apply_correction(
+    batch: TrainingBatch, settings: CorrectionSettings, monitor: Monitor, step: int
+) -> tuple[TrainingBatch, dict[str, float]]:
+    """The batch with policy factors against the mismatch, from whole sequences.
+
+    ``auto`` records which kind it chose, and why.
+
+    Args:
+        batch: With ``old_log_probs``, unless nothing is corrected.
+
+    Returns:
+        The batch and ``correction/...``.
+    """
+    if settings.kind == "none" and settings.veto_below is None:
+        return batch, {}
+    assert batch.old_log_probs is not None
+    if settings.kind == "auto":
+        seen = measure(batch.old_log_probs, batch.engine_log_probs, batch.loss_mask)
+        kind, reason = choose(seen)
+        monitor.note(step, "algorithm.correction.kind=auto", kind, reason)
+        settings = dataclasses.replace(settings, kind=kind)
+    found = correct(
+        batch.old_log_probs,
+        batch.engine_log_probs,
+        batch.loss_mask,
+        batch.response_lengths,
+        settings,
+    )
+    metrics = {f"correction/{name}": value for name, value in found.metrics.items()}
+    metrics["correction/kind"] = float(KIND_NUMBERS[found.kind])
+    if settings.kind == "none" and settings.veto_below is None:
+        return batch, metrics
+    return dataclasses.replace(batch, policy_factors=found.weights.float()), metrics

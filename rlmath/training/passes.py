@@ -1,0 +1,54 @@
+"""Which passes over its batch a training step makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlmath.algorithms.advantages import needs_value_model
+from rlmath.config.algorithm import CorrectionKind, KlPlace
+from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of one step, decided once before it begins.
+
+    Attributes:
+        old_log_probs: Compute the actor's log-probs before the first update. Without this pass,
+            those of the first minibatch come with its update.
+        gate: Fail the run, or warn, when actor and engines disagree on the log-probs.
+        reference: Compute the reference model's log-probs.
+        values: Compute values before the update, and train the value model.
+        policy: Update the policy; not while the value model warms up.
+    """
+
+    old_log_probs: bool
+    gate: bool
+    reference: bool
+    values: bool
+    policy: bool
+
+    @classmethod
+    def of(cls, config: Config, step: int) -> Passes:
+        """The passes of a step, counted from 1."""
+        algorithm, every = config.algorithm, config.alignment.every
+        values = needs_value_model(algorithm.advantage)
+        # The gate comes before anything is learned.
+        first_gate = step == 1 and every > 0
+        return cls(
+            old_log_probs=needs_old_log_probs(algorithm) or first_gate,
+            gate=first_gate or (every > 0 and step % every == 0),
+            reference=algorithm.kl_coef > 0,
+            values=values,
+            policy=not values or step > config.value.warmup_steps,
+        )
+
+
+def needs_old_log_probs(algorithm: AlgorithmConfig) -> bool:
+    """Whether the algorithm needs the actor's log-probs before the first update."""
+    correction = algorithm.correction
+    corrects = correction.kind is not CorrectionKind.none or correction.veto_below is not None
+    needs_entropy = algorithm.entropy_target is not None or algorithm.entropy_top_share < 1
+    recomputes = algorithm.old_log_probs is OldLogProbs.recompute
+    earlier = algorithm.minibatches_per_step > 1 or algorithm.kl_in is KlPlace.reward
+    return corrects or needs_entropy or (recomputes and earlier)

@@ -1,0 +1,150 @@
+"""One training step: sample, prepare, update, sync, log.
+
+The names of its phases are those of the metrics ``timing/...``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from rlmath.monitor import Monitor
+from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.rollout.weight_sync import refit
+from rlmath.training.algorithm_settings import reference_share, update_settings
+from rlmath.training.controllers import Coefficients
+from rlmath.training.invariants import check_invariants
+from rlmath.training.metrics import rollout_metrics, update_metrics
+from rlmath.training.mismatch import check_mismatch
+from rlmath.training.passes import Passes
+from rlmath.training.prepare import Prepared, prepare
+from rlmath.training.session import Session
+from rlmath.training.values import update_values
+from rlmath.types import TrainingBatch
+
+
+def train_step(
+    session: Session,
+    sampler: Sampler,
+    coefficients: Coefficients,
+    monitor: Monitor,
+    step: int,
+    write: Callable[[], None] | None = None,
+) -> tuple[dict[str, float], TrainingBatch | None]:
+    """Sample and grade groups, update from them, and sync the weights to the engines.
+
+    Args:
+        write: Writes the ranks' part of this step's checkpoint, before the engines wake.
+
+    Returns:
+        The step's metrics except the timings, which the monitor has, and its batch; ``None`` when
+        too few groups passed the filter.
+    """
+    passes = Passes.of(session.config, step)
+    sampled = sample(session, sampler, monitor, step)
+    log_samples(sampled, monitor, step)
+    if not sampled.groups:
+        # Engines that slept have no weights.
+        sync_weights(session, monitor, step, write)
+        return sampled.metrics, None
+    prepared = prepare(session, sampled.groups, passes, coefficients.kl_coef, monitor, step)
+    updated = update(session, prepared, passes, coefficients, monitor, step)
+    sync_weights(session, monitor, step, write)
+    monitor.count_tokens(prepared.batch.tokens.numel())
+    return sampled.metrics | prepared.metrics | updated, prepared.batch
+
+
+def sample(session: Session, sampler: Sampler, monitor: Monitor, step: int) -> Sampled:
+    """Sample and grade the groups of a step; the engines sleep when this returns.
+
+    Returns:
+        The groups, with the metrics of sampling, engines, rollouts and rewards.
+    """
+    sampling, pool = session.sampling, session.sampling.pool
+    sampling.rewards.set_step(step, session.config.runner.steps)
+    with monitor.phase("generate"):
+        # Grading starts with the first finished sample.
+        sampled = sampler.sample(
+            step, pool, sampling.collector, while_grading=lambda: monitor.phase("grade")
+        )
+    pool.sleep()
+    more = pool.metrics() | rollout_metrics(sampled.finished) | sampling.rewards.metrics()
+    return dataclasses.replace(sampled, metrics=sampled.metrics | more)
+
+
+def log_samples(sampled: Sampled, monitor: Monitor, step: int) -> None:
+    """Write the samples to a file, and warn when there are too few groups."""
+    monitor.log_samples(step, sampled.finished)
+    if sampled.shortage:
+        monitor.warn(f"step {step}: {sampled.shortage}")
+
+
+def update(
+    session: Session,
+    prepared: Prepared,
+    passes: Passes,
+    coefficients: Coefficients,
+    monitor: Monitor,
+    step: int,
+) -> dict[str, float]:
+    """Train the value model and the policy, and update the coefficients and the reference.
+
+    Returns:
+        ``value/...`` and ``train/...``.
+    """
+    algorithm, batch = session.config.algorithm, prepared.batch
+    entropy_coef = coefficients.entropy_coef_at(prepared.entropy)
+    metrics = coefficients.metrics(entropy_coef)
+    with monitor.phase("update"):
+        if passes.values:
+            metrics |= update_values(session, batch, step)
+        if passes.policy:
+            kl_coef = coefficients.kl_coef
+            metrics |= update_policy(session, batch, passes, kl_coef, entropy_coef, monitor, step)
+        coefficients.see_kl(metrics.get("train/kl"), samples=len(batch))
+        if share := reference_share(algorithm, step):
+            session.actor.renew_reference(share, algorithm.reference.reset_optimizer)
+    return metrics
+
+
+def update_policy(
+    session: Session,
+    batch: TrainingBatch,
+    passes: Passes,
+    kl_coef: float,
+    entropy_coef: float,
+    monitor: Monitor,
+    step: int,
+) -> dict[str, float]:
+    """Optimizer steps of the policy, checked by their invariants.
+
+    Returns:
+        ``train/...``; and the mismatch, unless it was measured before the update.
+    """
+    config = session.config
+    settings = update_settings(config, kl_coef, entropy_coef)
+    result, first = session.actor.update(batch, settings, seed=config.runner.seed + step)
+    check_invariants(config, batch, result, step, monitor)
+    metrics = update_metrics(result)
+    if not passes.old_log_probs:
+        metrics |= check_mismatch(
+            session, first.log_probs, first.batch, monitor, step, gate=passes.gate
+        )
+    for index, reason in result.early_stopped.items():
+        monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
+    for index, text in result.clamped.items():
+        monitor.warn(f"step {step}: minibatch {index}: {text}")
+    return metrics
+
+
+def sync_weights(
+    session: Session, monitor: Monitor, step: int, write: Callable[[], None] | None
+) -> None:
+    """Write the ranks' part of a checkpoint if one is due, then sync the weights to the engines,
+    which wake for them."""
+    if write is not None:
+        with monitor.phase("save"):
+            write()
+    with monitor.phase("refit"):
+        every = session.config.weights.verify_every
+        refit(session.actor, session.sampling.pool, version=step, verify_every=every)
