@@ -231,6 +231,10 @@ RULES: list[tuple[str, How]] = [
         named_in("tests/dryrun/test_plan_agrees.py", "compare"),
     ),
     (r"python -m rlmath.quickstart.make ", named_in("tests/e2e/conftest.py", "quickstart.make")),
+    (
+        r"\.venv/bin/python -m tests.e2e.golden_curve",
+        named_in("tests/e2e/test_golden_curve.py", "golden_curve"),
+    ),
     (r"python toolkits/prepare_data.py ", check_sources),
     (r"python toolkits/decontaminate.py ", run_in_shell),
     (r"python toolkits/filter_by_pass_rate.py ", check_filter),
