@@ -133,10 +133,10 @@ def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str,
 
 
 def _model_bytes(model: Path, dtype: torch.dtype) -> int:
-    from rlmath.model.spec import read_model_shape
+    from rlmath.model.spec import read_model_spec
     from rlmath.weights.pieces import hf_shapes
 
-    shapes = hf_shapes(read_model_shape(model)).values()
+    shapes = hf_shapes(read_model_spec(model)).values()
     return sum(torch.Size(shape).numel() for shape in shapes) * dtype.itemsize
 
 

@@ -42,3 +42,11 @@ class ConfigError(UserError):
             return cls(problems[0])
         lines = [f"{len(problems)} errors", *problems]
         return cls("\n  - ".join(lines))
+
+
+class ModelError(UserError):
+    """A config.json that is missing, cannot be read, or describes a model that is not supported."""
+
+
+class WeightsError(UserError):
+    """Weights that are missing, unknown, of another shape, or cannot be laid out as asked."""

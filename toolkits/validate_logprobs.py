@@ -70,19 +70,19 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _layout(arguments: argparse.Namespace) -> tuple[Layout, bool]:
     """Megatron's layout, and whether it shares tokens; refused where the model does not divide."""
-    from rlmath.model.spec import read_model_shape
+    from rlmath.model.spec import read_model_spec
     from rlmath.weights.plan import SourceLayout, TargetLayout, plan_weights
 
     tp, pp, ep = arguments.tp, arguments.pp, arguments.ep
     # Experts spread over as many copies of the other layers as they need.
     layout = Layout(tp, pp, math.lcm(tp, ep) // tp, expert_parallel=ep)
-    shape = read_model_shape(arguments.model)
+    spec = read_model_spec(arguments.model)
     source = SourceLayout(tp, pp, ep, expert_tp=layout.expert_tensor_parallel)
-    plan_weights(shape, source, TargetLayout())
+    plan_weights(spec, source, TargetLayout())
     if arguments.sequence_parallel and tp == 1:
         raise UserError("--sequence-parallel: shares tokens between tensor ranks; --tp is 1")
     # Tensor ranks would all send every token to the experts.
-    return layout, arguments.sequence_parallel or (shape.experts > 0 and tp > 1)
+    return layout, arguments.sequence_parallel or (spec.experts > 0 and tp > 1)
 
 
 def _sequences(path: Path, model: Path, count: int) -> list[tuple[list[int], list[int]]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from rlmath.actor.exchange import exchanged
 from rlmath.actor.farthest import Farthest, say_clamped
 from rlmath.actor.loss_fields import LossFields
-from rlmath.actor.model import build_model, read_hf_config
+from rlmath.actor.model import build_model
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
 from rlmath.actor.packing import Pack, pack_share
 from rlmath.actor.parallel import Layout
@@ -48,12 +48,11 @@ class MegatronActor:
         from megatron.core import parallel_state
 
         from rlmath.model.rank_layout import ParallelRank
-        from rlmath.model.spec import read_model_shape
+        from rlmath.model.spec import read_model_spec
         from rlmath.weights.megatron import load_from_hf
 
         self.settings, self.layout, self.platform = settings, layout, platform
-        self.hf_config = read_hf_config(settings.model_path)
-        self.shape = read_model_shape(settings.model_path)
+        self.spec = read_model_spec(settings.model_path)
         self.parallel = ParallelRank.from_megatron()
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.cp_rank = parallel_state.get_context_parallel_rank()
@@ -65,9 +64,9 @@ class MegatronActor:
         )
 
         self.module = build_model(
-            self.hf_config, layout, platform, settings.model, settings.max_sequence_length
+            self.spec, layout, platform, settings.model, settings.max_sequence_length
         )
-        load_from_hf([self.module], settings.model_path, self.shape, self.parallel)
+        load_from_hf([self.module], settings.model_path, self.spec, self.parallel)
         self.reference: list[Tensor] | None = None
         if settings.reference.kind != "none":
             # An average in bfloat16 would lose each step's small share.
@@ -217,7 +216,7 @@ class MegatronActor:
         return of_log_probs(
             function,
             temperature=self.settings.temperature,
-            vocab_size=self.shape.vocab,
+            vocab_size=self.spec.vocab,
             batch_invariant=self.settings.model.precision.batch_invariant,
         )
 

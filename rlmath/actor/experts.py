@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from rlmath.actor.parallel import Layout
-from rlmath.model.spec import ModelShape
+from rlmath.model.spec import ModelSpec
 
 ROUTER_DTYPES = ("model", "float32")
 
 
 def mixture_settings(
-    shape: ModelShape, layout: Layout, router_dtype: str, on_te: bool
+    spec: ModelSpec, layout: Layout, router_dtype: str, on_te: bool
 ) -> dict[str, Any]:
     """Fields of Megatron's ``TransformerConfig`` for the experts; none for a dense model.
 
@@ -23,16 +23,16 @@ def mixture_settings(
         router_dtype: ``model`` or ``float32``, of the product that gives the router's logits.
         on_te: Transformer Engine's layers, which multiply all experts of a rank at once.
     """
-    if not shape.experts:
+    if not spec.experts:
         return {}
     return {
-        "num_moe_experts": shape.experts,
-        "moe_ffn_hidden_size": shape.moe_ffn,
-        "moe_router_topk": shape.experts_per_token,
-        "moe_router_pre_softmax": not shape.norm_topk_prob,
+        "num_moe_experts": spec.experts,
+        "moe_ffn_hidden_size": spec.moe_ffn,
+        "moe_router_topk": spec.experts_per_token,
+        "moe_router_pre_softmax": not spec.norm_topk_prob,
         "moe_router_load_balancing_type": "none",
         "moe_router_dtype": "fp32" if router_dtype == "float32" else None,
-        "moe_layer_freq": [int(shape.is_moe_layer(n)) for n in range(shape.layers)],
+        "moe_layer_freq": [int(spec.is_moe_layer(n)) for n in range(spec.layers)],
         "moe_grouped_gemm": on_te,
         "expert_model_parallel_size": layout.expert_parallel,
         "expert_tensor_parallel_size": layout.expert_tensor_parallel,

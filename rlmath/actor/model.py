@@ -1,4 +1,4 @@
-"""A Megatron ``GPTModel`` with the architecture that a Hugging Face folder describes."""
+"""A Megatron ``GPTModel`` of a model spec."""
 
 from __future__ import annotations
 
@@ -16,17 +16,7 @@ from rlmath.device import Platform
 from rlmath.device.batch_invariant import enable_batch_invariance
 from rlmath.errors import UserError
 from rlmath.model.precision import Precision
-from rlmath.model.spec import model_shape
-
-# Architectures with Llama's block: RMSNorm, rotary positions, gated SiLU MLP, grouped-query
-# attention. What differs is read from the config: biases, normed queries and keys, tied embeddings,
-# experts.
-SUPPORTED_ARCHITECTURES = (
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "LlamaForCausalLM",
-)
+from rlmath.model.spec import ModelSpec, padded_vocab_size
 
 
 @dataclass(frozen=True)
@@ -51,37 +41,16 @@ class ModelSettings:
     layers: str = "auto"
 
 
-def read_hf_config(folder: str) -> Any:
-    """The ``transformers`` config of a model folder.
-
-    Raises:
-        UserError: The architecture is not one that can be built here.
-    """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    names = list(config.architectures or [])
-    if not set(names) & set(SUPPORTED_ARCHITECTURES):
-        raise UserError(
-            f"model.path={folder}: architecture {names or 'not named'} in config.json cannot be "
-            f"trained; supported: {', '.join(SUPPORTED_ARCHITECTURES)}."
-        )
-    return config
-
-
-def padded_vocab_size(vocab_size: int, tensor_parallel: int) -> int:
-    """Rows of the embedding table: the vocabulary, rounded up to a multiple of tensor ranks."""
-    return -(-vocab_size // tensor_parallel) * tensor_parallel
-
-
-def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: ModelSettings) -> Any:
-    """Megatron's ``TransformerConfig`` for a Hugging Face config."""
+def transformer_config(
+    spec: ModelSpec, layout: Layout, platform: Platform, settings: ModelSettings
+) -> Any:
+    """Megatron's ``TransformerConfig`` for a model."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     on_te = platform.layer_spec == "transformer_engine"
     recompute: dict[str, Any] = {}
     if settings.recompute == "full":
-        layers_per_stage = -(-hf.num_hidden_layers // layout.pipeline_parallel)
+        layers_per_stage = -(-spec.layers // layout.pipeline_parallel)
         recompute = {
             "recompute_granularity": "full",
             "recompute_method": "block",
@@ -92,19 +61,19 @@ def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: Mo
     elif settings.recompute == "selective":
         recompute = {"recompute_granularity": "selective"}
     return TransformerConfig(
-        num_layers=hf.num_hidden_layers,
-        hidden_size=hf.hidden_size,
-        ffn_hidden_size=hf.intermediate_size,
-        num_attention_heads=hf.num_attention_heads,
-        num_query_groups=hf.num_key_value_heads,
-        kv_channels=head_dim(hf),
+        num_layers=spec.layers,
+        hidden_size=spec.hidden,
+        ffn_hidden_size=spec.ffn,
+        num_attention_heads=spec.heads,
+        num_query_groups=spec.kv_heads,
+        kv_channels=spec.head_dim,
         normalization="RMSNorm",
-        layernorm_epsilon=hf.rms_norm_eps,
+        layernorm_epsilon=spec.norm_eps,
         activation_func=F.silu,
         gated_linear_unit=True,
         add_bias_linear=False,
-        add_qkv_bias=has_qkv_bias(hf),
-        qk_layernorm=hf.architectures[0] in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+        add_qkv_bias=spec.family.qkv_bias,
+        qk_layernorm=spec.family.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         # Weights always come from a folder, so nothing need be drawn at random. Initialisation is
@@ -131,9 +100,7 @@ def transformer_config(hf: Any, layout: Layout, platform: Platform, settings: Mo
         **fusion_settings(on_te),
         **_invariance(settings.precision, on_te),
         **recompute,
-        **mixture_settings(
-            model_shape(hf.to_dict()), layout, settings.precision.router_dtype, on_te
-        ),
+        **mixture_settings(spec, layout, settings.precision.router_dtype, on_te),
     )
 
 
@@ -165,20 +132,8 @@ def _leave_as_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def head_dim(hf: Any) -> int:
-    """Width of one attention head."""
-    return getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-
-
-def has_qkv_bias(hf: Any) -> bool:
-    """Whether query, key and value projections carry a bias."""
-    if hf.architectures[0] == "Qwen2ForCausalLM":
-        return True
-    return bool(getattr(hf, "attention_bias", False))
-
-
 def build_model(
-    hf: Any,
+    spec: ModelSpec,
     layout: Layout,
     platform: Platform,
     settings: ModelSettings,
@@ -189,7 +144,6 @@ def build_model(
     The parallel state must be initialised (:func:`rlmath.actor.parallel.initialize`).
 
     Args:
-        hf: A ``transformers`` config, see :func:`read_hf_config`.
         max_sequence_length: Longest sequence that will come, in tokens.
 
     Raises:
@@ -198,24 +152,24 @@ def build_model(
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
 
-    config = transformer_config(hf, layout, platform, settings)
+    config = transformer_config(spec, layout, platform, settings)
     if config.batch_invariant_mode:
         enable_batch_invariance()
     model = GPTModel(
         config=config,
         transformer_layer_spec=layer_spec(config, platform),
-        vocab_size=padded_vocab_size(hf.vocab_size, layout.tensor_parallel),
+        vocab_size=padded_vocab_size(spec.vocab, layout.tensor_parallel),
         max_sequence_length=max_sequence_length,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=bool(hf.tie_word_embeddings),
+        share_embeddings_and_output_weights=spec.tied,
         position_embedding_type="rope",
         rotary_base=10000,
         parallel_output=True,
     )
     # Megatron's own rope scaling knows Llama 3.1's constants only; transformers' formulas know
     # every published variant, and are what the engine and the reference use.
-    model.rotary_pos_emb.inv_freq = rope_inverse_frequencies(hf).to(platform.torch_device)
+    model.rotary_pos_emb.inv_freq = rope_inverse_frequencies(spec).to(platform.torch_device)
     keep_one_rotary_table(model.rotary_pos_emb)
     if settings.precision.lm_head_dtype == "float32" and model.post_process:
         _multiply_in_float32(model.output_layer)
@@ -232,24 +186,29 @@ def _multiply_in_float32(output_layer: Any) -> None:
     output_layer._forward_impl = in_float32
 
 
-def rope_inverse_frequencies(hf: Any) -> torch.Tensor:
+def rope_inverse_frequencies(spec: ModelSpec) -> torch.Tensor:
     """``[head_dim / 2]`` float32 inverse frequencies of the rotary embedding.
 
     Raises:
-        UserError: The rope type scales attention as well, which Megatron's rope cannot.
+        UserError: The kind scales attention as well, which Megatron's rope cannot.
     """
+    from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    rope = dict(hf.rope_parameters)
-    kind = rope.get("rope_type", "default")
-    if kind == "default":
-        dim = head_dim(hf)
-        exponent = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-        return 1.0 / (rope["rope_theta"] ** exponent)
-    inverse, attention_scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
+    rope = spec.rope
+    if rope.kind == "default":
+        exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
+        return 1.0 / (rope.theta**exponent)
+    # The formulas take their figures from a config of any model.
+    config = LlamaConfig(
+        head_dim=spec.head_dim,
+        max_position_embeddings=spec.max_positions,
+        rope_parameters={"rope_type": rope.kind, "rope_theta": rope.theta, **rope.parameters},
+    )
+    inverse, attention_scaling = ROPE_INIT_FUNCTIONS[rope.kind](config, torch.device("cpu"))
     if attention_scaling != 1.0:
         raise UserError(
-            f"rope type {kind!r} scales attention by {attention_scaling:.4f}, which the actor does "
-            "not; supported: default, linear, llama3."
+            f"rope type {rope.kind!r} scales attention by {attention_scaling:.4f}, which the actor "
+            "does not"
         )
     return inverse

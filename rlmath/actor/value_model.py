@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlmath.actor.context import together
 from rlmath.actor.loss_fields import LossFields
-from rlmath.actor.model import build_model, read_hf_config
+from rlmath.actor.model import build_model
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
 from rlmath.actor.packing import Pack, pack_share
 from rlmath.actor.parallel import Layout
@@ -76,7 +76,7 @@ class ValueModel:
     """This process's part of the value model. All ranks call the same methods alike.
 
     Has what ``rlmath.checkpoint.actor_state`` saves of an actor: module, optimizer, scheduler,
-    settings, shape and layout.
+    settings, spec and layout.
 
     Args:
         settings: Of the value model: its folder, its optimizer.
@@ -86,25 +86,25 @@ class ValueModel:
         from megatron.core import parallel_state
 
         from rlmath.model.rank_layout import ParallelRank
-        from rlmath.model.spec import read_model_shape
+        from rlmath.model.spec import read_model_spec
         from rlmath.weights.megatron import load_from_hf
 
         assert settings.optimizer is not None, "a value model is there to be trained"
         self.settings, self.layout, self.platform = settings, layout, platform
-        self.shape = read_model_shape(settings.model_path)
+        self.spec = read_model_spec(settings.model_path)
         parallel = ParallelRank.from_megatron()
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.cp_rank = parallel_state.get_context_parallel_rank()
         last = parallel_state.is_pipeline_last_stage()
         self.reports = last and parallel.tp_rank == 0 and self.cp_rank == 0
         module: Any = build_model(
-            read_hf_config(settings.model_path),
+            self.spec,
             layout,
             platform,
             settings.model,
             settings.max_sequence_length,
         )
-        load_from_hf([module], settings.model_path, self.shape, parallel)
+        load_from_hf([module], settings.model_path, self.spec, parallel)
         if parallel_state.is_pipeline_last_stage():
             module.output_layer = ValueHead(module.config, platform.torch_device)
         # Tied embeddings are read by the first stage only now.

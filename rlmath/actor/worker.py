@@ -107,7 +107,7 @@ class ActorWorker:
 
         self._disconnect_engines()
         self.gatherer = BucketGatherer(
-            [self.actor.module], self.actor.shape, self.actor.parallel, plan.bucket_size_mib
+            [self.actor.module], self.actor.spec, self.actor.parallel, plan.bucket_size_mib
         )
         self.connection = connect(plan, self.gatherer, self.platform)
 
@@ -149,7 +149,7 @@ class ActorWorker:
         from rlmath.weights.megatron import save_to_hf
 
         save_to_hf(
-            [self.actor.module], folder, source, self.actor.shape, self.actor.parallel, card=card
+            [self.actor.module], folder, source, self.actor.spec, self.actor.parallel, card=card
         )
 
     def save_checkpoint(self, folder: str) -> None:

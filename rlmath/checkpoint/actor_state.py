@@ -302,7 +302,7 @@ def _about(actor: MegatronActor) -> dict[str, Any]:
     """What has to be equal for a load, and the layout, which need not be."""
     optimizer = actor.settings.optimizer
     return {
-        "shape": json.loads(json.dumps(dataclasses.asdict(actor.shape))),
+        "shape": json.loads(json.dumps(dataclasses.asdict(actor.spec))),
         "dtype": str(actor.settings.model.dtype).removeprefix("torch."),
         "optimizer": None
         if optimizer is None
@@ -329,13 +329,14 @@ def _check_same(actor: MegatronActor, saved: dict[str, Any], target: Path) -> No
         ("optimizer", "actor.distributed_optimizer"),
         ("reference", "algorithm.reference.kind"),
     ):
-        if own[key] == saved[key]:
-            continue
         was, now = saved[key], own[key]
         if key == "shape":
-            differing = sorted(k for k in now if was.get(k) != now[k])
-            was = ", ".join(f"{k}={was.get(k)}" for k in differing)
+            # Fields that came or went since it was saved say nothing.
+            differing = sorted(k for k in now if k in was and was[k] != now[k])
+            was = ", ".join(f"{k}={was[k]}" for k in differing)
             now = ", ".join(f"{k}={now[k]}" for k in differing)
+        if was == now:
+            continue
         raise UserError(
             f"{target} was saved with {key} {was}, and this run has {now}; set {setting} as it "
             "was, or start anew with runner.resume=never"

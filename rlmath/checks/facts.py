@@ -1,4 +1,4 @@
-"""What the checks need to know of the model's folder, the data files and the machine.
+"""What the checks need to know of the data files and the machine, and which files a model has.
 
 Reads a few small files and nothing else: no torch, no transformers, no weights.
 """
@@ -6,7 +6,6 @@ Reads a few small files and nothing else: no torch, no transformers, no weights.
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 import json
 import os
 import shutil
@@ -19,65 +18,9 @@ from rlmath.errors import ConfigError
 from rlmath.model.folder import TINY
 from rlmath.utils import transformer_engine as te_install
 
-ARCHITECTURES = (
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "LlamaForCausalLM",
-)
-MIXTURES = ("Qwen3MoeForCausalLM",)
-# Kinds of rotary embedding that Megatron's can express: those that leave attention's scale alone.
-ROPE_TYPES = ("default", "linear", "llama3")
-# What ``config.json`` may say of the weights' type.
-WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # Rows that are looked at in each data file; the whole file is read when the run starts.
 PEEKED_ROWS = 4
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """Sizes from a Hugging Face ``config.json``.
-
-    Attributes:
-        num_experts: Experts of a mixture layer; 0 for a dense model.
-        expert_size: Feed-forward width of one expert.
-        mixture_layers: Layers that are mixtures.
-    """
-
-    architecture: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    rope_type: str = "default"
-    num_experts: int = 0
-    expert_size: int = 0
-    mixture_layers: int = 0
-
-    @property
-    def num_expert_parameters(self) -> int:
-        """Weights of all experts, which expert-parallel ranks share between them."""
-        one = 3 * self.hidden_size * self.expert_size
-        return self.mixture_layers * self.num_experts * one
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of the matrices and embeddings; norms and biases are left out."""
-        queries = self.num_heads * self.head_dim
-        keys_and_values = 2 * self.num_kv_heads * self.head_dim
-        attention = self.hidden_size * (2 * queries + keys_and_values)
-        feed_forward = 3 * self.hidden_size * self.intermediate_size
-        embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
-        dense = (self.num_layers - self.mixture_layers) * feed_forward
-        routers = self.mixture_layers * self.num_experts * self.hidden_size
-        experts = routers + self.num_expert_parameters
-        return self.num_layers * attention + dense + experts + embeddings
 
 
 @dataclass(frozen=True)
@@ -135,63 +78,6 @@ class Machine:
         )
 
 
-def read_model(path: str) -> ModelFacts:
-    """The sizes of the model in a Hugging Face folder.
-
-    Raises:
-        ConfigError: ``config.json`` is missing, cannot be read, or lacks a size.
-    """
-    if path == TINY:
-        return _tiny_model()
-    file = Path(path) / "config.json"
-    if not file.is_file():
-        raise ConfigError(f"model.path={path}: there is no config.json in it")
-    try:
-        raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        heads = int(raw["num_attention_heads"])
-        hidden = int(raw["hidden_size"])
-        # The first since transformers 5, the second before.
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        architecture = (raw.get("architectures") or ["(none)"])[0]
-        # Again two names; transformers takes it for an attribute of torch.
-        dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-        if dtype not in WEIGHT_DTYPES:
-            raise ValueError(f"dtype is {dtype!r} and none of {', '.join(WEIGHT_DTYPES)}")
-        return ModelFacts(
-            architecture=architecture,
-            num_layers=int(raw["num_hidden_layers"]),
-            hidden_size=hidden,
-            intermediate_size=int(raw["intermediate_size"]),
-            num_heads=heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden // heads),
-            vocab_size=int(raw["vocab_size"]),
-            max_position_embeddings=int(raw["max_position_embeddings"]),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            rope_type=str(rope.get("rope_type") or rope.get("type") or "default"),
-            **(_experts(raw) if architecture in MIXTURES else {}),
-        )
-    except KeyError as error:
-        raise ConfigError(
-            f"model.path={path}: config.json has no {error.args[0]}; "
-            f"the models that work are {', '.join(ARCHITECTURES)}"
-        ) from error
-    except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ConfigError(f"model.path={path}: config.json cannot be read: {error}") from error
-
-
-def _experts(raw: dict[str, Any]) -> dict[str, int]:
-    """What a mixture has besides; published files say num_experts, transformers 5 otherwise."""
-    key = "num_experts" if raw.get("num_experts") is not None else "num_local_experts"
-    step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
-    layers = range(int(raw["num_hidden_layers"]))
-    return {
-        "num_experts": int(raw[key]),
-        "expert_size": int(raw["moe_intermediate_size"]),
-        "mixture_layers": sum(n not in dense and (n + 1) % step == 0 for n in layers),
-    }
-
-
 def missing_model_files(path: str) -> list[str]:
     """Files that a model's folder should have and has not."""
     if path == TINY:
@@ -243,28 +129,6 @@ def existing_parent(path: str | Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
-
-
-def _tiny_model() -> ModelFacts:
-    from rlmath.model.tiny import make_tiny_model
-    from rlmath.model.tiny_tokenizer import SPECIAL_TOKENS
-
-    sizes = {
-        name: parameter.default
-        for name, parameter in inspect.signature(make_tiny_model).parameters.items()
-    }
-    return ModelFacts(
-        architecture="Qwen2ForCausalLM",
-        num_layers=sizes["num_layers"],
-        hidden_size=sizes["hidden_size"],
-        intermediate_size=sizes["intermediate_size"],
-        num_heads=sizes["num_heads"],
-        num_kv_heads=sizes["num_kv_heads"],
-        head_dim=sizes["hidden_size"] // sizes["num_heads"],
-        vocab_size=256 + len(SPECIAL_TOKENS),
-        max_position_embeddings=sizes["max_position_embeddings"],
-        tie_word_embeddings=sizes["tie_word_embeddings"],
-    )
 
 
 def _jsonl_rows(path: Path) -> list[tuple[str, Any]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rlmath.checks.facts import ModelFacts
 from rlmath.config.arithmetic import Layout, batch_of
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.schema import Config, Device, DType, Recompute
+from rlmath.model.spec import ModelSpec
 
 # vLLM hands out its CPU cache in blocks of so many tokens.
 CPU_BLOCK_TOKENS = 128
@@ -64,7 +64,7 @@ def batch_divides(config: Config, layout: Layout, command: str) -> Iterator[str]
     )
 
 
-def model_splits(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
+def model_splits(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
     """Tensor and pipeline ranks get whole heads, columns and layers."""
     if command != "evaluate":
         yield from _tensor_parallel("actor", config.actor.tensor_parallel, model)
@@ -73,27 +73,27 @@ def model_splits(config: Config, model: ModelFacts, command: str) -> Iterator[st
         yield from _tensor_parallel("rollout", config.rollout.tensor_parallel, model)
 
 
-def experts(config: Config, model: ModelFacts, layout: Layout) -> Iterator[str]:
+def experts(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:
     """Expert-parallel ranks get whole experts, or tensor ranks equal parts of each."""
     ranks, tensor = config.actor.expert_parallel, config.actor.tensor_parallel
     of_stage = tensor * layout.data_parallel
-    if not model.num_experts:
+    if not model.experts:
         if ranks > 1:
             yield (
                 f"actor.expert_parallel={ranks}: the model has no experts to share out; set it to 1"
             )
         return
-    if model.num_experts % ranks or of_stage % ranks:
-        works = [n for n in range(1, of_stage + 1) if model.num_experts % n == of_stage % n == 0]
+    if model.experts % ranks or of_stage % ranks:
+        works = [n for n in range(1, of_stage + 1) if model.experts % n == of_stage % n == 0]
         yield (
-            f"actor.expert_parallel={ranks}: {model.num_experts} experts / {ranks} leaves "
-            f"{model.num_experts % ranks}, {tensor} tensor x {layout.data_parallel} data-parallel "
+            f"actor.expert_parallel={ranks}: {model.experts} experts / {ranks} leaves "
+            f"{model.experts % ranks}, {tensor} tensor x {layout.data_parallel} data-parallel "
             f"ranks / {ranks} leaves {of_stage % ranks}; works: {one_of(works)}"
         )
-    if ranks == 1 and model.expert_size % tensor:
+    if ranks == 1 and model.moe_ffn % tensor:
         yield (
-            f"actor.tensor_parallel={tensor}: width of an expert {model.expert_size} / {tensor} "
-            f"leaves {model.expert_size % tensor}; share experts out whole, with "
+            f"actor.tensor_parallel={tensor}: width of an expert {model.moe_ffn} / {tensor} "
+            f"leaves {model.moe_ffn % tensor}; share experts out whole, with "
             "actor.expert_parallel of 2 or more"
         )
     if layout.context_parallel > 1:
@@ -109,58 +109,53 @@ def experts(config: Config, model: ModelFacts, layout: Layout) -> Iterator[str]:
         )
 
 
-def _tensor_parallel(part: str, ranks: int, model: ModelFacts) -> Iterator[str]:
+def _tensor_parallel(part: str, ranks: int, model: ModelSpec) -> Iterator[str]:
     def obstacles(n: int) -> list[str]:
         found = []
-        if model.num_heads % n:
-            found.append(f"{model.num_heads} attention heads / {n} leaves {model.num_heads % n}")
+        if model.heads % n:
+            found.append(f"{model.heads} attention heads / {n} leaves {model.heads % n}")
         # With more ranks than key-value heads, ranks share copies of a head.
-        if model.num_kv_heads % n and n % model.num_kv_heads:
+        if model.kv_heads % n and n % model.kv_heads:
             found.append(
-                f"{model.num_kv_heads} key-value heads are neither a multiple nor a divisor of {n}"
+                f"{model.kv_heads} key-value heads are neither a multiple nor a divisor of {n}"
             )
-        if model.intermediate_size % n:
-            found.append(
-                f"feed-forward width {model.intermediate_size} / {n} leaves "
-                f"{model.intermediate_size % n}"
-            )
-        if part == "rollout" and model.expert_size % n:
-            found.append(
-                f"width of an expert {model.expert_size} / {n} leaves {model.expert_size % n}"
-            )
+        if model.ffn % n:
+            found.append(f"feed-forward width {model.ffn} / {n} leaves {model.ffn % n}")
+        if part == "rollout" and model.moe_ffn % n:
+            found.append(f"width of an expert {model.moe_ffn} / {n} leaves {model.moe_ffn % n}")
         return found
 
     if obstacles(ranks):
-        works = [n for n in range(1, model.num_heads + 1) if not obstacles(n)]
+        works = [n for n in range(1, model.heads + 1) if not obstacles(n)]
         yield (
             f"{part}.tensor_parallel={ranks}: the model does not divide so: "
             f"{', '.join(obstacles(ranks))}; works: {one_of(works)}"
         )
 
 
-def _layers(config: Config, model: ModelFacts) -> Iterator[str]:
+def _layers(config: Config, model: ModelSpec) -> Iterator[str]:
     stages, recomputed = config.actor.pipeline_parallel, config.actor.recompute_num_layers
-    if model.num_layers % stages:
-        works = [n for n in range(1, model.num_layers + 1) if model.num_layers % n == 0]
+    if model.layers % stages:
+        works = [n for n in range(1, model.layers + 1) if model.layers % n == 0]
         yield (
-            f"actor.pipeline_parallel={stages}: {model.num_layers} layers / {stages} stages leaves "
-            f"{model.num_layers % stages}; works: {one_of(works)}"
+            f"actor.pipeline_parallel={stages}: {model.layers} layers / {stages} stages leaves "
+            f"{model.layers % stages}; works: {one_of(works)}"
         )
         return
-    in_stage = model.num_layers // stages
+    in_stage = model.layers // stages
     full = config.actor.recompute is Recompute.full
     if full and recomputed is not None and recomputed > in_stage:
         yield (
-            f"actor.recompute_num_layers={recomputed}: {model.num_layers} layers / {stages} stages "
+            f"actor.recompute_num_layers={recomputed}: {model.layers} layers / {stages} stages "
             f"= {in_stage} layers a stage; take at most {in_stage}, or null for all"
         )
 
 
-def lengths(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
+def lengths(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
     """Prompt and response fit the positions that the model knows."""
     if command == "sft":
         return
-    prompt, most = config.data.max_prompt_tokens, model.max_position_embeddings
+    prompt, most = config.data.max_prompt_tokens, model.max_positions
     benchmarks = benchmarks_of(config)
     responses: dict[str, int] = {
         f"{benchmark.length_key}.max_response_tokens": benchmark.max_response_tokens
@@ -183,7 +178,7 @@ def lengths(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
             )
 
 
-def cpu_attention(model: ModelFacts, command: str) -> Iterator[str]:
+def cpu_attention(model: ModelSpec, command: str) -> Iterator[str]:
     """A CPU engine has attention for heads of certain widths alone."""
     if command != "sft" and model.head_dim not in CPU_HEAD_DIMS:
         yield (
@@ -192,7 +187,7 @@ def cpu_attention(model: ModelFacts, command: str) -> Iterator[str]:
         )
 
 
-def kv_cache(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
+def kv_cache(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
     """A CPU engine's cache holds one sequence of the longest kind."""
     if command == "sft":
         return
@@ -200,15 +195,15 @@ def kv_cache(config: Config, model: ModelFacts, command: str) -> Iterator[str]:
         config, trains=command == "train"
     )
     blocks = -(-longest // CPU_BLOCK_TOKENS)
-    heads = max(1, model.num_kv_heads // config.rollout.tensor_parallel)
+    heads = max(1, model.kv_heads // config.rollout.tensor_parallel)
     value_bytes = 4 if config.model.dtype is DType.float32 else 2
-    token_bytes = 2 * model.num_layers * heads * model.head_dim * value_bytes
+    token_bytes = 2 * model.layers * heads * model.head_dim * value_bytes
     needed_gib = blocks * CPU_BLOCK_TOKENS * token_bytes / GIB
     if needed_gib > config.rollout.cpu_kv_cache_gib:
         yield (
             f"rollout.cpu_kv_cache_gib={config.rollout.cpu_kv_cache_gib:g}: one sequence of "
             f"{longest} tokens takes {blocks} blocks x {CPU_BLOCK_TOKENS} tokens x {token_bytes:,} "
-            f"bytes (keys and values of {model.num_layers} layers x {heads} heads x "
+            f"bytes (keys and values of {model.layers} layers x {heads} heads x "
             f"{model.head_dim} x {value_bytes} bytes) = {needed_gib:.3g} GiB; take at least "
             f"{_round_up(needed_gib):g}"
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlmath.checks.facts import Machine, ModelFacts
+from rlmath.checks.facts import Machine
 from rlmath.config.schema import Config, Device, DType, Layers
+from rlmath.model.spec import ModelSpec
 from rlmath.utils import transformer_engine as te_install
 
 _KEY = "precision.batch_invariant=true"
@@ -71,10 +72,10 @@ def batch_invariance(
         )
 
 
-def batch_invariant_model(config: Config, model: ModelFacts) -> Iterator[str]:
+def batch_invariant_model(config: Config, model: ModelSpec) -> Iterator[str]:
     """Models of which every product has a batch-invariant kernel."""
-    if config.precision.batch_invariant and model.num_experts:
+    if config.precision.batch_invariant and model.experts:
         yield (
-            f"{_KEY}: the grouped products of {model.num_experts} experts have no batch-invariant "
+            f"{_KEY}: the grouped products of {model.experts} experts have no batch-invariant "
             "kernel in Megatron; set it to false, or take a dense model"
         )

@@ -25,7 +25,7 @@ from rlmath.checks import layout as check_layout
 from rlmath.checks import precision as check_precision
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.benchmarks import benchmark_problems
-from rlmath.checks.facts import Machine, ModelFacts, read_model
+from rlmath.checks.facts import Machine
 from rlmath.config import arithmetic
 from rlmath.config.collapse import DETECTORS
 from rlmath.config.schema import (
@@ -38,7 +38,8 @@ from rlmath.config.schema import (
     Transport,
 )
 from rlmath.config.settings import by_key, out_of_range
-from rlmath.errors import ConfigError
+from rlmath.errors import ConfigError, ModelError
+from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.rewards.registry import available_rewards, reward_class, settings_of
 
 Command = Literal["train", "sft", "evaluate"]
@@ -128,11 +129,11 @@ def _accepted_changes(config: Config) -> Iterator[str]:
             )
 
 
-def _model_or_none(config: Config) -> ModelFacts | None:
+def _model_or_none(config: Config) -> ModelSpec | None:
     """The model's sizes; ``None`` when ``model_folder`` has already said what is wrong."""
     try:
-        return read_model(config.model.path)
-    except ConfigError:
+        return read_model_spec(config.model.path)
+    except ModelError:
         return None
 
 

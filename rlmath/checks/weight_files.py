@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from rlmath.errors import UserError
-from rlmath.model.spec import read_model_shape
+from rlmath.model.spec import read_model_spec
 from rlmath.weights.pieces import first_of, misfits
 
 # The header's length stands in the first bytes, little-endian.
@@ -40,7 +40,7 @@ def broken_json_files(folder: Path) -> list[str]:
 def weights_misfit(folder: Path) -> str | None:
     """How tensors in whole files differ from what config.json says, or what is wrong with that."""
     try:
-        shape = read_model_shape(folder)
+        spec = read_model_spec(folder)
     except UserError as error:
         return str(error)
     if not all(file.is_file() for file in _model_files(folder)):
@@ -59,7 +59,7 @@ def weights_misfit(folder: Path) -> str | None:
         ]
     if other:
         return f"weights have to be of type {', '.join(TYPES)}, and {first_of(sorted(other))}"
-    problems = misfits(shape, found)
+    problems = misfits(spec, found)
     return f"the weights are not those of config.json: {first_of(problems)}" if problems else None
 
 

@@ -2,15 +2,17 @@
 
 Adding a family is adding a ``Family`` to ``FAMILIES``. ``{layer}`` and ``{expert}`` stand for
 numbers that count over the whole model on the Hugging Face side. Sizes are names that
-``ModelShape.size`` knows.
+``ModelSpec.size`` knows; ``ModelSpec.has`` says which layers have an entry.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
-from rlmath.model.spec import ModelShape, WeightsError
+from rlmath.errors import ModelError
 
 
 class Rule(Enum):
@@ -78,34 +80,25 @@ class Entry:
     def per_expert(self) -> bool:
         return "{expert}" in self.hf[0].name
 
-    def applies(self, shape: ModelShape, layer: int | None = None) -> bool:
-        """Whether a model has it, and for entries of a layer, whether that layer has it."""
-        if self.when is When.dense_layer:
-            return layer is not None and not shape.is_moe_layer(layer)
-        if self.when is When.moe_layer:
-            return layer is not None and shape.is_moe_layer(layer)
-        return {
-            When.always: True,
-            When.qkv_bias: shape.qkv_bias,
-            When.qk_norm: shape.qk_norm,
-            When.untied: not shape.tied,
-            When.tied: shape.tied,
-        }[self.when]
-
 
 @dataclass(frozen=True)
 class Family:
-    """Models whose tensors have the same names.
+    """Models that differ in their sizes only.
+
+    All have RMS norms, rotary positions, grouped-query attention and a gated SiLU feed-forward.
 
     Attributes:
         name: For messages and ``rlmath plan weights``.
         architectures: Values of ``architectures`` in config.json.
-        entries: The table, in the order in which tensors are written and sent.
+        entries: The table of tensors, in the order in which they are written and sent.
         ignored_suffixes: Endings of tensor names that files may hold and nobody reads.
         qkv_bias: Query, key and value have biases.
         qk_norm: Queries and keys are normalized per head.
-        moe: Some layers are mixtures of experts.
-        has_attention_bias_option: config.json may ask for biases that the table does not list.
+        moe: Layers can be mixtures of experts (MoE).
+        ropes: Kinds of rotary embedding that the actor computes.
+        refused_options: Fields of config.json that ask, when they are true, for what the table does
+            not list or the actor does not compute.
+        defaults: Fields that config.json may leave out, and what transformers takes for them.
     """
 
     name: str
@@ -115,7 +108,9 @@ class Family:
     qkv_bias: bool = False
     qk_norm: bool = False
     moe: bool = False
-    has_attention_bias_option: bool = True
+    ropes: tuple[str, ...] = ("default", "linear", "llama3")
+    refused_options: tuple[str, ...] = ("attention_bias", "mlp_bias", "use_sliding_window")
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 _M = "decoder.layers.{layer}."
@@ -249,25 +244,42 @@ _HEAD = (
 _DENSE = _EMBEDDING + _ATTENTION + _DENSE_MLP + _HEAD
 
 FAMILIES = (
-    # Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen.
-    Family("qwen2", ("Qwen2ForCausalLM",), _DENSE, qkv_bias=True, has_attention_bias_option=False),
-    Family("qwen3", ("Qwen3ForCausalLM",), _DENSE, qk_norm=True),
+    # Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen. They always have the biases, and no option for them.
+    Family(
+        "qwen2",
+        ("Qwen2ForCausalLM",),
+        _DENSE,
+        qkv_bias=True,
+        refused_options=("use_sliding_window",),
+        defaults={"rms_norm_eps": 1e-6},
+    ),
+    Family(
+        "qwen3",
+        ("Qwen3ForCausalLM",),
+        _DENSE,
+        qk_norm=True,
+        defaults={"rms_norm_eps": 1e-6, "head_dim": 128},
+    ),
     # Llama 3, 3.1, 3.2 and DeepSeek-R1-Distill-Llama.
-    Family("llama3", ("LlamaForCausalLM",), _DENSE),
+    Family("llama3", ("LlamaForCausalLM",), _DENSE, defaults={"rms_norm_eps": 1e-6}),
     Family(
         "qwen3_moe",
         ("Qwen3MoeForCausalLM",),
         _EMBEDDING + _ATTENTION + _DENSE_MLP + _QWEN_MOE_MLP + _HEAD,
         qk_norm=True,
         moe=True,
+        defaults={"rms_norm_eps": 1e-6},
     ),
 )
 
+ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
+
 
 def family_of(architecture: str) -> Family:
-    """The family of an architecture; raises ``WeightsError`` naming those that there are."""
+    """The family of an architecture; raises ``ModelError`` naming those that there are."""
     for family in FAMILIES:
         if architecture in family.architectures:
             return family
-    known = ", ".join(name for family in FAMILIES for name in family.architectures)
-    raise WeightsError(f"no weight table for architecture {architecture!r}; there are: {known}")
+    raise ModelError(
+        f"architecture {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}"
+    )

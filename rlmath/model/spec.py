@@ -1,18 +1,24 @@
-"""Sizes of a model's tensors, read from config.json without transformers."""
+"""What a model is: sizes and family, from config.json. Nothing else reads that file.
+
+Needs neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.errors import UserError
+from rlmath.errors import ModelError
+from rlmath.model.families import Entry, Family, When, family_of
+from rlmath.model.folder import TINY
 
-
-class WeightsError(UserError):
-    """Weights that are missing, unknown, of another shape, or cannot be laid out as asked."""
+# What config.json may say of the weights' type.
+WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class Rope:
 
     Attributes:
         theta: Base of the frequencies.
-        kind: ``default``, ``llama3``, ``yarn``, ``linear`` or ``dynamic``, as config.json has it.
+        kind: One of the family's ``ropes``, such as ``default`` or ``llama3``.
         parameters: The other fields of the scaling, such as ``factor``; empty for ``default``.
     """
 
@@ -31,8 +37,8 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """Sizes of one decoder-only model.
+class ModelSpec:
+    """One decoder-only model.
 
     Attributes:
         architecture: As config.json names it, such as ``Qwen2ForCausalLM``.
@@ -44,15 +50,13 @@ class ModelShape:
         ffn: Width of a dense layer's feed-forward.
         vocab: Rows of the embedding in the Hugging Face files, before any padding of ours.
         tied: The output layer is the embedding.
-        qkv_bias: Query, key and value have biases.
-        qk_norm: Queries and keys are normalized per head.
         norm_eps: Epsilon of all RMS norms.
         rope: Rotary position embedding.
         max_positions: Longest sequence that the model was made for, in tokens.
-        experts: Experts of a mixture layer; 0 for a dense model.
+        experts: Experts of an MoE layer; 0 for a dense model.
         experts_per_token: Experts that a token goes to.
         moe_ffn: Width of one expert.
-        dense_layers: Layers of a mixture model that have an ordinary feed-forward.
+        dense_layers: Layers of an MoE model that have an ordinary feed-forward.
         norm_topk_prob: The chosen experts' weights are normalized to 1.
     """
 
@@ -65,8 +69,6 @@ class ModelShape:
     ffn: int
     vocab: int
     tied: bool
-    qkv_bias: bool
-    qk_norm: bool
     norm_eps: float
     rope: Rope
     max_positions: int
@@ -78,14 +80,38 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise WeightsError(
+            raise ModelError(
                 f"{self.heads} query heads do not divide into {self.kv_heads} key-value groups: "
                 f"{self.heads} / {self.kv_heads} leaves {self.heads % self.kv_heads}"
             )
 
+    @property
+    def family(self) -> Family:
+        """What the model has in common with others of its architecture."""
+        return family_of(self.architecture)
+
     def is_moe_layer(self, layer: int) -> bool:
         """Whether decoder layer ``layer`` (from 0) is a mixture of experts."""
         return self.experts > 0 and layer not in self.dense_layers
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers that are mixtures of experts."""
+        return self.layers - len(self.dense_layers) if self.experts else 0
+
+    def has(self, entry: Entry, layer: int | None = None) -> bool:
+        """Whether the model has a table entry, and for entries of a layer, that layer."""
+        if entry.when is When.dense_layer:
+            return layer is not None and not self.is_moe_layer(layer)
+        if entry.when is When.moe_layer:
+            return layer is not None and self.is_moe_layer(layer)
+        return {
+            When.always: True,
+            When.qkv_bias: self.family.qkv_bias,
+            When.qk_norm: self.family.qk_norm,
+            When.untied: not self.tied,
+            When.tied: self.tied,
+        }[entry.when]
 
     def size(self, dimension: str) -> int:
         """Length of a named dimension of the tables in ``families.py``."""
@@ -101,6 +127,27 @@ class ModelShape:
         }
         return sizes[dimension]
 
+    @property
+    def num_parameters(self) -> int:
+        """All weights of the model, a tied embedding once."""
+        return sum(self._count(entry) for entry in self.family.entries)
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """Weights of all experts, which expert-parallel ranks share between them."""
+        return sum(self._count(entry) for entry in self.family.entries if entry.per_expert)
+
+    def _count(self, entry: Entry) -> int:
+        """Weights of an entry, over all layers and experts; a copy of another entry's has none."""
+        if entry.when is When.tied:
+            return 0
+        if entry.per_layer:
+            copies = sum(self.has(entry, layer) for layer in range(self.layers))
+        else:
+            copies = int(self.has(entry))
+        copies *= self.experts if entry.per_expert else 1
+        return copies * sum(math.prod(map(self.size, tensor.dims)) for tensor in entry.hf)
+
 
 def padded_vocab_size(vocab: int, tp_size: int, multiple: int = 1) -> int:
     """Rows of the embedding in Megatron: the next number that TP ranks share evenly.
@@ -115,112 +162,165 @@ def padded_vocab_size(vocab: int, tp_size: int, multiple: int = 1) -> int:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a model folder.
+    """config.json of a model folder, to be written elsewhere; ``read_model_spec`` understands it.
 
     Raises:
-        WeightsError: The folder or the file is missing, or it is not a JSON object.
+        ModelError: The folder or the file is missing, or it is not a JSON object.
     """
-    path = Path(folder) / "config.json"
+    path = Path(folder) / CONFIG_FILE
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise WeightsError(
+        raise ModelError(
             f"no config.json in {folder}: a Hugging Face model folder has config.json, "
             "*.safetensors and a tokenizer"
         ) from None
-    except json.JSONDecodeError as error:
-        raise WeightsError(f"{path} is not JSON: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path} cannot be read: {error}; take the file that was published with the model"
+        ) from None
     if not isinstance(config, dict):
-        raise WeightsError(f"{path} holds a {type(config).__name__}, not an object")
+        raise ModelError(f"{path} holds a {type(config).__name__}, not an object")
     return config
 
 
-def read_model_shape(folder: str | Path) -> ModelShape:
-    """The shape of the model in a Hugging Face folder; raises ``WeightsError`` as its parts do."""
-    return model_shape(read_config(folder))
+def read_model_spec(folder: str | Path) -> ModelSpec:
+    """The model in a Hugging Face folder, or the tiny model, which a run makes for itself.
+
+    Raises:
+        ModelError: As ``read_config`` and ``model_spec`` do.
+    """
+    if str(folder) == TINY:
+        from rlmath.model.tiny import tiny_config
+
+        return model_spec(tiny_config(), TINY)
+    return model_spec(read_config(folder), str(Path(folder) / CONFIG_FILE))
 
 
-def model_shape(config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a config.json describes.
+def model_spec(config: Mapping[str, Any], source: str = CONFIG_FILE) -> ModelSpec:
+    """The model that a config.json describes.
 
     Args:
         config: Contents of config.json, in the form of transformers 5 (``rope_parameters``) or
             older (``rope_theta`` and ``rope_scaling``).
+        source: Where they are from, for messages.
 
     Raises:
-        WeightsError: A field is missing, the architecture has no table in ``families.py``, or a
-            feature is on that the tables do not cover.
+        ModelError: A field is missing or of another type, the architecture is not supported, or a
+            feature is on that is not; the message names the file, the field and what works.
     """
-    # Here and not above: families.py needs ModelShape.
-    from rlmath.model.families import family_of
+    try:
+        return _spec(config)
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from None
 
-    architecture = (_get(config, "architectures") or ["none"])[0]
-    family = family_of(architecture)
-    _refuse_unsupported(config, architecture, family.has_attention_bias_option)
-    heads = int(_get(config, "num_attention_heads"))
-    hidden = int(_get(config, "hidden_size"))
-    layers = int(_get(config, "num_hidden_layers"))
+
+def _spec(config: Mapping[str, Any]) -> ModelSpec:
+    fields = _Fields(config)
+    family = family_of(fields.architecture())
+    fields = _Fields({**family.defaults, **{k: v for k, v in config.items() if v is not None}})
+    _refuse_unsupported(fields, family)
+    heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
+    layers = fields.whole("num_hidden_layers")
     # Published files say num_experts, transformers 5 saves num_local_experts.
-    key = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
-    experts = int(_get(config, key)) if family.moe else 0
-    return ModelShape(
-        architecture=architecture,
+    key = "num_experts" if "num_experts" in fields.given else "num_local_experts"
+    experts = fields.whole(key) if family.moe else 0
+    return ModelSpec(
+        architecture=fields.architecture(),
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
-        ffn=int(_get(config, "intermediate_size")),
-        vocab=int(_get(config, "vocab_size")),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_rope(config),
-        max_positions=int(config.get("max_position_embeddings", 32768)),
+        kv_heads=fields.whole("num_key_value_heads", heads),
+        head_dim=fields.whole("head_dim", hidden // heads),
+        ffn=fields.whole("intermediate_size"),
+        vocab=fields.whole("vocab_size"),
+        tied=fields.flag("tie_word_embeddings"),
+        norm_eps=fields.number("rms_norm_eps"),
+        rope=_rope(fields, family),
+        max_positions=fields.whole("max_position_embeddings"),
         experts=experts,
-        experts_per_token=int(_get(config, "num_experts_per_tok")) if experts else 0,
-        moe_ffn=int(_get(config, "moe_intermediate_size")) if experts else 0,
-        dense_layers=_dense_layers(config, layers) if experts else (),
-        norm_topk_prob=bool(config.get("norm_topk_prob", False)),
+        experts_per_token=fields.whole("num_experts_per_tok") if experts else 0,
+        moe_ffn=fields.whole("moe_intermediate_size") if experts else 0,
+        dense_layers=_dense_layers(fields, layers) if experts else (),
+        norm_topk_prob=fields.flag("norm_topk_prob"),
     )
 
 
-def _get(config: Mapping[str, Any], key: str) -> Any:
-    if config.get(key) is None:
-        raise WeightsError(f"config.json has no {key!r}")
-    return config[key]
+@dataclass(frozen=True)
+class _Fields:
+    """Typed access to the fields of a config.json."""
+
+    given: Mapping[str, Any]
+
+    def architecture(self) -> str:
+        names = self.given.get("architectures")
+        if not isinstance(names, list | tuple) or not names:
+            raise ModelError("no field architectures, which names the class of the model")
+        return str(names[0])
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self._value(key, default)
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(f"{key} is {value!r}, and has to be a whole number of at least 1")
+        return value
+
+    def number(self, key: str) -> float:
+        value = self._value(key, None)
+        if not isinstance(value, int | float):
+            raise ModelError(f"{key} is {value!r}, and has to be a number")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        return bool(self.given.get(key, False))
+
+    def _value(self, key: str, default: int | None) -> Any:
+        value = self.given.get(key, default)
+        if value is None:
+            raise ModelError(
+                f"no field {key}; take the config.json that was published with the model"
+            )
+        return value
 
 
-def _refuse_unsupported(
-    config: Mapping[str, Any], architecture: str, has_attention_bias_option: bool
-) -> None:
+def _refuse_unsupported(fields: _Fields, family: Family) -> None:
     """Features that would load without complaint and then compute something else."""
-    if config.get("hidden_act", "silu") != "silu":
-        raise WeightsError(f"hidden_act is {config['hidden_act']!r}; the families here use silu")
-    if config.get("use_sliding_window"):
-        raise WeightsError("use_sliding_window is true; only full attention is supported")
-    if has_attention_bias_option and config.get("attention_bias"):
-        raise WeightsError(f"attention_bias is true; {architecture} is supported without it")
-    if config.get("mlp_bias"):
-        raise WeightsError(f"mlp_bias is true; {architecture} is supported without it")
-    if config.get("quantization_config"):
-        raise WeightsError("quantization_config is set; train from unquantized weights")
+    given = fields.given
+    if given.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"hidden_act is {given['hidden_act']!r}; only silu is supported")
+    for option in family.refused_options:
+        if fields.flag(option):
+            raise ModelError(
+                f"{option} is true; {', '.join(family.architectures)} is supported without it"
+            )
+    if given.get("quantization_config"):
+        raise ModelError("quantization_config is set; train from unquantized weights")
+    # transformers takes it for an attribute of torch.
+    dtype = given.get("dtype") or given.get("torch_dtype") or WEIGHT_DTYPES[0]
+    if dtype not in WEIGHT_DTYPES:
+        raise ModelError(f"dtype is {dtype!r} and none of {', '.join(WEIGHT_DTYPES)}")
 
 
-def _rope(config: Mapping[str, Any]) -> Rope:
+def _rope(fields: _Fields, family: Family) -> Rope:
     """transformers 5 keeps one dict; before it there were a number and an optional dict."""
-    fields = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = fields.pop("rope_theta", None) or config.get("rope_theta", 10000.0)
-    kind = fields.pop("rope_type", None) or fields.pop("type", None) or "default"
-    fields.pop("type", None)
-    if kind == "default":
-        fields = {}
-    return Rope(float(theta), str(kind), fields)
+    key = "rope_parameters" if fields.given.get("rope_parameters") else "rope_scaling"
+    scaling = fields.given.get(key) or {}
+    if not isinstance(scaling, Mapping):
+        raise ModelError(f"{key} is {scaling!r}, and has to be an object")
+    scaling = dict(scaling)
+    theta = scaling.pop("rope_theta", None) or fields.given.get("rope_theta", 10000.0)
+    kind = str(scaling.pop("rope_type", None) or scaling.get("type") or "default")
+    scaling.pop("type", None)
+    if kind not in family.ropes:
+        raise ModelError(
+            f"{key} asks for a rotary embedding of type {kind}; supported: "
+            f"{', '.join(family.ropes)}"
+        )
+    return Rope(float(theta), kind, {} if kind == "default" else scaling)
 
 
-def _dense_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Qwen's rule: every ``decoder_sparse_step``-th layer is a mixture unless listed otherwise."""
-    step = int(config.get("decoder_sparse_step", 1))
-    listed = set(config.get("mlp_only_layers") or ())
+def _dense_layers(fields: _Fields, layers: int) -> tuple[int, ...]:
+    """Qwen's rule: every ``decoder_sparse_step``-th layer is an MoE unless listed otherwise."""
+    step = fields.whole("decoder_sparse_step", 1)
+    listed = set(fields.given.get("mlp_only_layers", ()))
     return tuple(n for n in range(layers) if n in listed or (n + 1) % step)

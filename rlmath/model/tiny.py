@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from rlmath.model.tiny_tokenizer import build_tokenizer
+from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, build_tokenizer
 
 
-def make_tiny_model(
-    folder: str | Path,
-    seed: int = 0,
+def tiny_config(
     *,
     num_layers: int = 4,
     hidden_size: int = 128,
@@ -18,16 +17,13 @@ def make_tiny_model(
     num_kv_heads: int = 2,
     max_position_embeddings: int = 2048,
     tie_word_embeddings: bool = False,
-) -> Path:
-    """Write a randomly initialised Qwen2 model with its tokenizer as a Hugging Face folder.
+) -> dict[str, Any]:
+    """Fields of the tiny model's config.json, without those that the tokenizer decides.
 
     With the defaults it has 0.66 million parameters and a vocabulary of 261, which is odd: any
     tensor parallelism pads it. Heads, key-value heads and layers divide by TP 2 and PP 2 or 4.
-    The same seed gives the same bytes.
 
     Args:
-        folder: Made if missing; files of the same names in it are replaced.
-        seed: Of the initial weights.
         num_layers: Transformer layers.
         hidden_size: Width; a multiple of ``num_heads``.
         intermediate_size: Width of the feed-forward layers.
@@ -35,9 +31,6 @@ def make_tiny_model(
         num_kv_heads: Key-value heads.
         max_position_embeddings: Longest sequence, in tokens.
         tie_word_embeddings: Use the input embedding as the output matrix as well.
-
-    Returns:
-        The folder.
 
     Raises:
         ValueError: A size that does not divide as said above.
@@ -49,35 +42,57 @@ def make_tiny_model(
             f"(remainder {hidden_size % num_heads}) and key-value heads must divide heads "
             f"(remainder {num_heads % num_kv_heads})"
         )
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "max_position_embeddings": max_position_embeddings,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": tie_word_embeddings,
+        "dtype": "float32",
+        # 1/sqrt(width): a small model starts to learn several times sooner than with 0.02.
+        "initializer_range": hidden_size**-0.5,
+    }
+
+
+def make_tiny_model(folder: str | Path, seed: int = 0, **sizes: Any) -> Path:
+    """Write a randomly initialised Qwen2 model with its tokenizer as a Hugging Face folder.
+
+    The same seed gives the same bytes.
+
+    Args:
+        folder: Made if missing; files of the same names in it are replaced.
+        seed: Of the initial weights.
+        sizes: As for :func:`tiny_config`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: As :func:`tiny_config`.
+    """
+    config_fields = tiny_config(**sizes)
     import torch
     from safetensors.torch import save_file
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
     folder = Path(folder)
-    tokenizer = build_tokenizer(max_position_embeddings)
+    tokenizer = build_tokenizer(config_fields["max_position_embeddings"])
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        max_position_embeddings=max_position_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=tie_word_embeddings,
-        architectures=["Qwen2ForCausalLM"],
+        **config_fields,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-        # 1/sqrt(width): a small model starts to learn several times sooner than with 0.02.
-        initializer_range=hidden_size**-0.5,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    if tie_word_embeddings:
+    if config.tie_word_embeddings:
         del weights["lm_head.weight"]
     generation = GenerationConfig(
         bos_token_id=None,

@@ -17,6 +17,8 @@ SYSTEM = "<|system|>"
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, SYSTEM, USER, ASSISTANT)
+# One token for each byte.
+VOCABULARY_SIZE = 256 + len(SPECIAL_TOKENS)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from rlmath.algorithms.correction import CorrectionSettings, choose, correct
 from rlmath.algorithms.mismatch import Mismatch, measure, measure_by_lag
-from rlmath.checks.facts import read_model
 from rlmath.config.algorithm import CorrectionKind
 from rlmath.config.schema import Config, DType, OnMisalignment
 from rlmath.errors import UserError
 from rlmath.model.precision import log_prob_limit
+from rlmath.model.spec import read_model_spec
 from rlmath.monitor import Monitor
 from rlmath.training.session import Session
 from rlmath.types import TrainingBatch
@@ -109,7 +109,7 @@ def alignment_limit(config: Config) -> float:
     given = config.alignment.max_mean_exp_abs_diff
     if given is not None:
         return given
-    is_moe = read_model(config.model.path).num_experts > 0
+    is_moe = read_model_spec(config.model.path).experts > 0
     return log_prob_limit(config.model.dtype is DType.float32, is_moe)
 
 

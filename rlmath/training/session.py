@@ -16,7 +16,6 @@ from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout as ActorLayout
 from rlmath.actor.settings import ActorSettings
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.checks.facts import read_model
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import Part
@@ -28,6 +27,7 @@ from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
 from rlmath.model.folder import TINY
 from rlmath.model.precision import Precision
+from rlmath.model.spec import read_model_spec
 from rlmath.monitor import Monitor
 from rlmath.rewards.mix import RewardMix
 from rlmath.rollout import watchdog_probes as waiting
@@ -206,7 +206,8 @@ def with_model_folder(config: Config) -> Config:
 def precision(config: Config) -> Precision:
     """What actor and engines keep alike; a dense model has no router."""
     given = config.precision
-    router = given.router_dtype if read_model(config.model.path).num_experts else ProductDType.model
+    is_moe = read_model_spec(config.model.path).experts > 0
+    router = given.router_dtype if is_moe else ProductDType.model
     return Precision(given.lm_head_dtype.value, router.value, given.batch_invariant)
 
 

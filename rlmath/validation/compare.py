@@ -20,8 +20,9 @@ from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import ActorSettings
 from rlmath.algorithms.mismatch import measure
 from rlmath.device import Platform
+from rlmath.errors import WeightsError
 from rlmath.model.precision import log_prob_limit
-from rlmath.model.spec import WeightsError, read_model_shape
+from rlmath.model.spec import read_model_spec
 from rlmath.types import TrainingBatch
 from rlmath.validation.find_divergence import TOLERANCES, first_difference
 from rlmath.validation.hf_log_probs import hf_log_probs
@@ -171,14 +172,14 @@ def compare_with_transformers(
     Returns:
         On rank 0; ``None`` on the others.
     """
-    shape = read_model_shape(folder)
+    spec = read_model_spec(folder)
     settings = ActorSettings(
         model_path=str(folder),
         model=ModelSettings(dtype, sequence_parallel=sequence_parallel),
         optimizer=None,
         temperature=1.0,
         max_tokens_per_microbatch=4096,
-        max_sequence_length=shape.max_positions,
+        max_sequence_length=spec.max_positions,
     )
     return compare(MegatronActor(settings, layout, platform), folder, batch, others)
 
@@ -225,7 +226,7 @@ def compare(
     found = gathered_log_probs(actor, batch)
     dtype, report = actor.settings.model.dtype, None
     if dist.get_rank() == 0:
-        limit = log_prob_limit(dtype is torch.float32, mixture=actor.shape.experts > 0)
+        limit = log_prob_limit(dtype is torch.float32, mixture=actor.spec.experts > 0)
         sides = {"transformers": hf_log_probs(folder, batch, 1.0)} | (others or {})
         comparisons = [
             comparison(("megatron", name), found, values, batch) for name, values in sides.items()
@@ -240,7 +241,7 @@ def compare(
     ours = megatron_values(actor, first)
     if report is None:
         return None
-    place = first_difference(ours, hf_values(folder, first), actor.shape, dtype)
+    place = first_difference(ours, hf_values(folder, first), actor.spec, dtype)
     alike = f"no layer: all values are within {TOLERANCES[dtype]:g} of the largest"
     return replace(report, difference=place or alike)
 

@@ -16,7 +16,7 @@ import torch
 from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.model.rank_layout import ParallelRank
-from rlmath.model.spec import ModelShape, read_model_shape
+from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.validation.processes import ONE_RANK
 from rlmath.weights.fingerprint import compare_fingerprints, fingerprint
 from rlmath.weights.gather import BucketGatherer
@@ -33,13 +33,13 @@ class CheckpointModel:
 
     Attributes:
         folder: With the tensors.
-        shape: Sizes, as saved.
+        spec: Sizes, as saved.
         dtype: Of the weights.
         layout: Tensor, pipeline and data parallelism of the run.
     """
 
     folder: Path
-    shape: dict[str, Any]
+    spec: dict[str, Any]
     dtype: torch.dtype
     layout: dict[str, int]
 
@@ -106,23 +106,23 @@ def to_hf(
             not a model's.
         WeightsError: What was written differs.
     """
-    from rlmath.actor.model import ModelSettings, build_model, read_hf_config
+    from rlmath.actor.model import ModelSettings, build_model
 
     saved = read_checkpoint(checkpoint)
     check_export_target(folder, checkpoint, source, overwrite)
-    shape = read_model_shape(source)
-    _check_same_model(saved, shape, source)
+    spec = read_model_spec(source)
+    _check_same_model(saved, spec, source)
     module = build_model(
-        read_hf_config(str(source)),
+        spec,
         ONE_RANK,
         platform,
         ModelSettings(saved.dtype),
-        shape.max_positions,
+        spec.max_positions,
     )
     load_weights(module, saved.folder)
     parallel = ParallelRank.from_megatron()
-    save_to_hf([module], folder, source, shape, parallel, overwrite=overwrite)
-    held = BucketGatherer([module], shape, parallel).fingerprints()
+    save_to_hf([module], folder, source, spec, parallel, overwrite=overwrite)
+    held = BucketGatherer([module], spec, parallel).fingerprints()
     compare_fingerprints(held, _of_folder(folder), str(folder))
     return len(held)
 
@@ -172,14 +172,14 @@ def to_megatron(
 
     if (Path(checkpoint) / _ACTOR).exists():
         raise UserError(f"{checkpoint} has a checkpoint already; choose another folder")
-    shape = read_model_shape(source)
+    spec = read_model_spec(source)
     settings = ActorSettings(
         model_path=str(source),
         model=ModelSettings(dtype),
         optimizer=None,
         temperature=1.0,
         max_tokens_per_microbatch=1,
-        max_sequence_length=shape.max_positions,
+        max_sequence_length=spec.max_positions,
     )
     actor = MegatronActor(settings, ONE_RANK, platform)
     save_actor(actor, checkpoint, _ACTOR)
@@ -187,8 +187,8 @@ def to_megatron(
         for parameter in actor.module.parameters():
             parameter.fill_(float("nan"))
     load_weights(actor.module, Path(checkpoint) / _ACTOR)
-    held = BucketGatherer([actor.module], shape, actor.parallel).fingerprints()
-    compare_fingerprints(_of_folder(source, dtype, shape.tied), held, str(checkpoint))
+    held = BucketGatherer([actor.module], spec, actor.parallel).fingerprints()
+    compare_fingerprints(_of_folder(source, dtype, spec.tied), held, str(checkpoint))
     return len(held)
 
 
@@ -214,11 +214,11 @@ def load_weights(module: torch.nn.Module, folder: Path) -> None:
         raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
 
 
-def _check_same_model(saved: CheckpointModel, shape: ModelShape, source: str | Path) -> None:
-    ours = json.loads(json.dumps(dataclasses.asdict(shape)))
-    differing = [key for key in ours if saved.shape.get(key) != ours[key]]
+def _check_same_model(saved: CheckpointModel, spec: ModelSpec, source: str | Path) -> None:
+    ours = json.loads(json.dumps(dataclasses.asdict(spec)))
+    differing = [key for key in ours if key in saved.spec and saved.spec[key] != ours[key]]
     if differing:
-        was = ", ".join(f"{key}={saved.shape.get(key)}" for key in differing)
+        was = ", ".join(f"{key}={saved.spec.get(key)}" for key in differing)
         now = ", ".join(f"{key}={ours[key]}" for key in differing)
         raise UserError(f"{saved.folder} has {was}, but {source}/config.json says {now}")
 

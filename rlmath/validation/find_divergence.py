@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rlmath.model.spec import ModelShape
+from rlmath.model.spec import ModelSpec
 from rlmath.validation.hooks import EMBEDDING, HEAD, NORM, Values
 
 # Relative to the largest value: above what rounding leaves, below what a wrong weight does.
@@ -32,20 +32,20 @@ _STEPS = {
 
 
 def first_difference(
-    ours: Values, theirs: Values, shape: ModelShape, dtype: torch.dtype
+    ours: Values, theirs: Values, spec: ModelSpec, dtype: torch.dtype
 ) -> str | None:
     """Name the first place where Megatron and ``transformers`` differ.
 
     Args:
         ours: From ``megatron_values``.
         theirs: From ``hf_values``, of the same tokens.
-        shape: The model.
+        spec: The model.
         dtype: In which Megatron computed.
 
     Returns:
         Layer and parameters, with the difference; ``None`` when all is alike.
     """
-    for key in _in_order(shape):
+    for key in _in_order(spec):
         if key not in ours or key not in theirs:
             # Transformer Engine fuses norms into the matrices that follow them.
             continue
@@ -58,10 +58,10 @@ def first_difference(
     return None
 
 
-def _in_order(shape: ModelShape) -> Iterator[tuple[int, str]]:
+def _in_order(spec: ModelSpec) -> Iterator[tuple[int, str]]:
     yield -1, EMBEDDING
-    for layer in range(shape.layers):
+    for layer in range(spec.layers):
         for step in _STEPS:
             yield layer, step
-    yield shape.layers, NORM
-    yield shape.layers, HEAD
+    yield spec.layers, NORM
+    yield spec.layers, HEAD

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlmath.model.spec import ModelShape
+from rlmath.model.spec import ModelSpec
 from rlmath.validation.probe import batch_of
 from rlmath.weights.parameters import unwrap
 
@@ -121,7 +121,7 @@ def megatron_values(actor: MegatronActor, tokens: list[int]) -> Values:
         tokens: The sequence.
     """
     chunk: Any = unwrap(actor.module)
-    shape = actor.shape
+    spec = actor.spec
     # Sequence parallelism shares out the tokens of what the matrices leave whole.
     whole: Literal["rows", "nothing"] = (
         "rows" if actor.settings.model.sequence_parallel else "nothing"
@@ -137,13 +137,13 @@ def megatron_values(actor: MegatronActor, tokens: list[int]) -> Values:
         taps.output(attention.linear_proj, _as((number, "attention_out"), whole))
         if hasattr(layer.pre_mlp_layernorm, "weight"):
             taps.output(layer.pre_mlp_layernorm, _as((number, "mlp_norm"), whole))
-        if not shape.is_moe_layer(number):
+        if not spec.is_moe_layer(number):
             taps.output(layer.mlp.linear_fc1, _gate_and_up(number))
         taps.output(layer.mlp, _as((number, "mlp"), whole))
     embedding = getattr(chunk, "embedding", None)
     taps.output(getattr(embedding, "word_embeddings", None), _as((-1, EMBEDDING), whole))
-    taps.output(chunk.decoder.final_layernorm, _as((shape.layers, NORM), whole))
-    taps.output(getattr(chunk, "output_layer", None), _as((shape.layers, HEAD), "columns"))
+    taps.output(chunk.decoder.final_layernorm, _as((spec.layers, NORM), whole))
+    taps.output(getattr(chunk, "output_layer", None), _as((spec.layers, HEAD), "columns"))
     # Each data-parallel share has the sequence once.
     actor.log_probs(batch_of([(tokens[:1], tokens[1:])] * actor.layout.data_parallel))
     taps.close()
@@ -167,9 +167,9 @@ def _together(actor: MegatronActor, parts: _Parts, num_tokens: int) -> Values:
         # Tokens behind the sequence's end pad it for the tensor ranks.
         value = torch.cat(tensors, 0 if cut == "rows" else -1)[:num_tokens]
         if step == "qkv":
-            values |= _query_key_value(layer, value, actor.shape)
+            values |= _query_key_value(layer, value, actor.spec)
         else:
-            values[layer, step] = value[:, : actor.shape.vocab] if step == HEAD else value
+            values[layer, step] = value[:, : actor.spec.vocab] if step == HEAD else value
     return values
 
 
@@ -181,10 +181,10 @@ def _gate_and_up(layer: int) -> _Keep:
     return keep
 
 
-def _query_key_value(layer: int, rows: Tensor, shape: ModelShape) -> Values:
+def _query_key_value(layer: int, rows: Tensor, spec: ModelSpec) -> Values:
     """Megatron has each key-value group's query heads, key head and value head together."""
-    queries = shape.heads // shape.kv_heads
-    heads = rows.reshape(-1, shape.kv_heads, queries + 2, shape.head_dim)
+    queries = spec.heads // spec.kv_heads
+    heads = rows.reshape(-1, spec.kv_heads, queries + 2, spec.head_dim)
     parts = heads.split([queries, 1, 1], dim=2)
     return {
         (layer, name): part.flatten(1) for name, part in zip(("q", "k", "v"), parts, strict=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from rlmath.model.spec import WeightsError, read_model_shape
+from rlmath.errors import WeightsError
+from rlmath.model.spec import read_model_spec
 from rlmath.types import TrainingBatch
 
 
@@ -36,8 +37,8 @@ def batch_of(sequences: Sequence[tuple[list[int], list[int]]]) -> TrainingBatch:
 
 def random_batch(folder: str | Path, sequences: int = 4, tokens: int = 64) -> TrainingBatch:
     """Random tokens of a model's vocabulary, the same each time, of uneven lengths."""
-    shape = read_model_shape(folder)
+    spec = read_model_spec(folder)
     generator = torch.Generator().manual_seed(0)
-    longest = min(tokens, shape.max_positions)
-    drawn = torch.randint(shape.vocab, (sequences, longest), generator=generator).tolist()
+    longest = min(tokens, spec.max_positions)
+    drawn = torch.randint(spec.vocab, (sequences, longest), generator=generator).tolist()
     return batch_of([(row[:4], row[4 : longest - 3 * n]) for n, row in enumerate(drawn)])

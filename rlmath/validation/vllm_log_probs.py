@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlmath.model.spec import WeightsError
+from rlmath.errors import WeightsError
 from rlmath.types import TrainingBatch
 
 START_TIMEOUT_S = 600.0

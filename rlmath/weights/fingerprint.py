@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from rlmath.model.spec import WeightsError
+from rlmath.errors import WeightsError
 
 # Elements worked on at once, as many as stay in a core's cache at 8 bytes of each.
 _CHUNK_ELEMENTS = 1 << 17

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
-from rlmath.model.spec import ModelShape, WeightsError
+from rlmath.model.spec import ModelSpec
 from rlmath.weights.buckets import (
     Bucket,
     TensorMeta,
@@ -79,7 +80,7 @@ class BucketGatherer:
 
     Args:
         model_chunks: ``GPTModel``s of this stage, one per virtual stage, bare or wrapped.
-        shape: The model.
+        spec: The model.
         parallel: This rank.
         bucket_size_mib: See ``cut_into_buckets``.
         dtype: Type to send; ``None``: each parameter's own.
@@ -95,7 +96,7 @@ class BucketGatherer:
     def __init__(
         self,
         model_chunks: Sequence[nn.Module],
-        shape: ModelShape,
+        spec: ModelSpec,
         parallel: ParallelRank,
         bucket_size_mib: float = 512,
         dtype: torch.dtype | None = None,
@@ -105,7 +106,7 @@ class BucketGatherer:
         self._local: dict[Run, _Place] = {}
         # Of a tied embedding, on the last stage; the first stage sends the original.
         self._copies: dict[Run, _Place] = {}
-        for parameter in local_parameters(model_chunks, shape, parallel):
+        for parameter in local_parameters(model_chunks, spec, parallel):
             into = self._copies if parameter.is_copy else self._local
             for piece in parameter.layout.pieces:
                 place = _Place(parameter.tensor, piece.dim, piece.local_start, piece.length)
@@ -114,10 +115,10 @@ class BucketGatherer:
             self.device = parameter.tensor.device
         holders = self._exchange(dtype)
         self._holders = {run: ranks for run, (ranks, _) in holders.items()}
-        self._runs = _runs_by_tensor(hf_shapes(shape), holders)
+        self._runs = _runs_by_tensor(hf_shapes(spec), holders)
         self.tensors = [
             TensorMeta(name, whole, holders[self._runs[name][0]][1])
-            for name, whole in hf_shapes(shape).items()
+            for name, whole in hf_shapes(spec).items()
         ]
         self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
 

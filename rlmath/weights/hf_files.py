@@ -14,7 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rlmath.model.spec import WeightsError, read_config
+from rlmath.errors import WeightsError
+from rlmath.model.spec import model_spec, read_config
 from rlmath.weights.model_folder import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -305,10 +306,11 @@ def write_model_files(
             shutil.copyfile(source / name, folder / name)
     _write_json(folder / "generation_config.json", generation_config(source))
     if card is None:
+        architecture = model_spec(config).architecture
         card = (
             "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- rlmath\n"
             f"---\n\n# {name or folder.name}\n\n"
-            f"A {config['architectures'][0]} trained with rlmath. Weights are in {config[key]}.\n"
+            f"A {architecture} trained with rlmath. Weights are in {config[key]}.\n"
         )
     (folder / "README.md").write_text(card, encoding="utf-8")
 

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
-from rlmath.model.spec import ModelShape, WeightsError
+from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter
 from rlmath.weights.parameters import local_parameters
@@ -26,7 +27,7 @@ from rlmath.weights.pieces import first_of, misfits
 def load_from_hf(
     model_chunks: Sequence[nn.Module],
     folder: str | Path,
-    shape: ModelShape,
+    spec: ModelSpec,
     parallel: ParallelRank,
 ) -> None:
     """Fill this rank's Megatron parameters from a Hugging Face folder.
@@ -39,7 +40,7 @@ def load_from_hf(
             distributed optimizer call this before the optimizer copies its main parameters, or
             have it reload them (``reload_model_params``).
         folder: With safetensors.
-        shape: ``read_model_shape`` of that folder.
+        spec: ``read_model_spec`` of that folder.
         parallel: This rank.
 
     Raises:
@@ -47,8 +48,8 @@ def load_from_hf(
             model; the message names it.
     """
     with HfFolderReader(folder) as reader:
-        check_folder(reader, shape)
-        for parameter in local_parameters(model_chunks, shape, parallel):
+        check_folder(reader, spec)
+        for parameter in local_parameters(model_chunks, spec, parallel):
             filled = 0
             for piece in parameter.layout.pieces:
                 rows = reader.read(piece.hf_name, piece.dim, piece.hf_start, piece.length)
@@ -59,7 +60,7 @@ def load_from_hf(
             parameter.tensor.narrow(dim, filled, parameter.tensor.shape[dim] - filled).zero_()
 
 
-def check_folder(reader: HfFolderReader, shape: ModelShape) -> None:
+def check_folder(reader: HfFolderReader, spec: ModelSpec) -> None:
     """Compare the names and shapes in the files with what the model's table expects.
 
     Raises:
@@ -68,16 +69,16 @@ def check_folder(reader: HfFolderReader, shape: ModelShape) -> None:
     """
     for name in reader.names():
         reader.dtype(name)  # Whole numbers would be taken for weights, without a word.
-    problems = misfits(shape, {name: reader.shape(name) for name in reader.names()})
+    problems = misfits(spec, {name: reader.shape(name) for name in reader.names()})
     if problems:
         raise WeightsError(
-            f"{reader.folder} does not fit {shape.architecture}: {first_of(problems)}"
+            f"{reader.folder} does not fit {spec.architecture}: {first_of(problems)}"
         )
 
 
 def hf_tensors(
     model_chunks: Sequence[nn.Module],
-    shape: ModelShape,
+    spec: ModelSpec,
     parallel: ParallelRank,
     bucket_size_mib: float = 512,
     destination: int | None = 0,
@@ -89,7 +90,7 @@ def hf_tensors(
 
     Args:
         model_chunks: As for ``load_from_hf``.
-        shape: The model.
+        spec: The model.
         parallel: This rank.
         bucket_size_mib: A bucket holds whole tensors of about this size together; a larger tensor
             is a bucket of its own.
@@ -100,7 +101,7 @@ def hf_tensors(
         Name and tensor in model order, the same on each run; an empty list per bucket on ranks
         that get none. The tensors are the caller's: no view of a parameter.
     """
-    gatherer = BucketGatherer(model_chunks, shape, parallel, bucket_size_mib, dtype)
+    gatherer = BucketGatherer(model_chunks, spec, parallel, bucket_size_mib, dtype)
     yield from gatherer.gather(destination)
 
 
@@ -108,7 +109,7 @@ def save_to_hf(
     model_chunks: Sequence[nn.Module],
     folder: str | Path,
     source: str | Path,
-    shape: ModelShape,
+    spec: ModelSpec,
     parallel: ParallelRank,
     bucket_size_mib: float = 512,
     shard_size_mib: int = 4096,
@@ -124,7 +125,7 @@ def save_to_hf(
         model_chunks: As for ``load_from_hf``.
         folder: To write; an older model there is replaced, other files in it are kept.
         source: Folder that gives config.json, generation_config.json and the tokenizer.
-        shape: The model.
+        spec: The model.
         parallel: This rank.
         bucket_size_mib: As for ``hf_tensors``.
         shard_size_mib: Largest safetensors file.
@@ -135,7 +136,7 @@ def save_to_hf(
     Raises:
         WeightsError: As ``hf_tensors``, or on the writing rank when the folder cannot be written.
     """
-    gatherer = BucketGatherer(model_chunks, shape, parallel, bucket_size_mib, dtype)
+    gatherer = BucketGatherer(model_chunks, spec, parallel, bucket_size_mib, dtype)
     writes = parallel.global_rank == 0
     if not writes:
         for _ in gatherer.gather(0):

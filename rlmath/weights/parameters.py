@@ -10,9 +10,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from rlmath.errors import WeightsError
 from rlmath.model.families import Entry, When, family_of
 from rlmath.model.rank_layout import ParallelRank
-from rlmath.model.spec import ModelShape, WeightsError
+from rlmath.model.spec import ModelSpec
 from rlmath.weights.pieces import LocalTensor, local_tensor
 
 
@@ -34,14 +35,14 @@ class LocalParameter:
 
 
 def local_parameters(
-    model_chunks: Sequence[nn.Module], shape: ModelShape, parallel: ParallelRank
+    model_chunks: Sequence[nn.Module], spec: ModelSpec, parallel: ParallelRank
 ) -> list[LocalParameter]:
     """All parameters of this rank's model chunks, in the order of the modules.
 
     Args:
         model_chunks: Megatron ``GPTModel``s of this pipeline stage, one per virtual stage, bare or
             wrapped (DDP, Float16Module).
-        shape: The model.
+        spec: The model.
         parallel: This rank.
 
     Raises:
@@ -54,11 +55,11 @@ def local_parameters(
         numbers = _global_layers(chunk)
         seen: dict[int | None, set[Entry]] = {number: set() for number in numbers}
         for name, parameter in chunk.named_parameters():
-            entry, layer, expert = _find(name, shape, numbers, parallel)
+            entry, layer, expert = _find(name, spec, numbers, parallel)
             is_expert = entry.per_expert
             layout = local_tensor(
                 entry,
-                shape,
+                spec,
                 parallel.expert_tp_rank if is_expert else parallel.tp_rank,
                 parallel.expert_tp_size if is_expert else parallel.tp_size,
                 parameter.shape[0] * parallel.tp_size,
@@ -69,12 +70,12 @@ def local_parameters(
                 raise WeightsError(
                     f"Megatron's {name} (global layer {layer}) has shape "
                     f"{tuple(parameter.shape)} on tensor rank {parallel.tp_rank} of "
-                    f"{parallel.tp_size}; {shape.architecture} needs {layout.shape}"
+                    f"{parallel.tp_size}; {spec.architecture} needs {layout.shape}"
                 )
             seen.setdefault(layer, set()).add(entry)
             is_copy = entry.when is When.tied
             result.append(LocalParameter(name, parameter, layout, is_copy))
-        _check_layers_whole(seen, shape)
+        _check_layers_whole(seen, spec)
     return result
 
 
@@ -107,37 +108,37 @@ def _patterns(architecture: str) -> tuple[tuple[re.Pattern[str], Entry], ...]:
 
 
 def _find(
-    name: str, shape: ModelShape, layers: list[int], parallel: ParallelRank
+    name: str, spec: ModelSpec, layers: list[int], parallel: ParallelRank
 ) -> tuple[Entry, int | None, int | None]:
     """The entry of a parameter, with its global layer and expert."""
-    for pattern, entry in _patterns(shape.architecture):
+    for pattern, entry in _patterns(spec.architecture):
         match = pattern.fullmatch(name)
         if match is None:
             continue
         found = match.groupdict()
         layer = layers[int(found["layer"])] if "layer" in found else None
-        if not entry.applies(shape, layer):
+        if not spec.has(entry, layer):
             continue
         expert = None
         if "expert" in found:
-            expert = parallel.ep_rank * (shape.experts // parallel.ep_size) + int(found["expert"])
+            expert = parallel.ep_rank * (spec.experts // parallel.ep_size) + int(found["expert"])
         return entry, layer, expert
     raise WeightsError(
-        f"Megatron's parameter {name} is in no table of {shape.architecture} for this model "
-        f"(qkv_bias={shape.qkv_bias}, qk_norm={shape.qk_norm}, tied={shape.tied}, "
-        f"experts={shape.experts}); see rlmath/model/families.py"
+        f"Megatron's parameter {name} is in no table of {spec.architecture} for this model "
+        f"(qkv_bias={spec.family.qkv_bias}, qk_norm={spec.family.qk_norm}, tied={spec.tied}, "
+        f"experts={spec.experts}); see rlmath/model/families.py"
     )
 
 
-def _check_layers_whole(seen: dict[int | None, set[Entry]], shape: ModelShape) -> None:
+def _check_layers_whole(seen: dict[int | None, set[Entry]], spec: ModelSpec) -> None:
     """A layer that lacks a parameter would train without it and nobody would notice."""
-    entries = family_of(shape.architecture).entries
+    entries = spec.family.entries
     for layer, found in seen.items():
         if layer is None:
             continue
         for entry in entries:
-            if entry.per_layer and entry.applies(shape, layer) and entry not in found:
+            if entry.per_layer and spec.has(entry, layer) and entry not in found:
                 raise WeightsError(
                     f"Megatron's layer {layer} has no {' or '.join(entry.megatron)} "
-                    f"({shape.architecture} holds {entry.hf[0].name} in it)"
+                    f"({spec.architecture} holds {entry.hf[0].name} in it)"
                 )

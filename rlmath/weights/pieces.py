@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rlmath.model.families import Entry, HfTensor, Rule, family_of
-from rlmath.model.spec import ModelShape, WeightsError
+from rlmath.errors import WeightsError
+from rlmath.model.families import Entry, HfTensor, Rule
+from rlmath.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -46,29 +47,29 @@ class LocalTensor:
     pieces: tuple[Piece, ...]
 
 
-def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+def hf_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the model's Hugging Face files, in the order of sending.
 
     The order is that of the model: embedding, layers, final norm, output layer.
     """
     result: dict[str, tuple[int, ...]] = {}
-    for entry, layer, expert in walk(shape):
+    for entry, layer, expert in walk(spec):
         for tensor in entry.hf:
             name = tensor.name.format(layer=layer, expert=expert)
-            result.setdefault(name, tuple(shape.size(dim) for dim in tensor.dims))
+            result.setdefault(name, tuple(spec.size(dim) for dim in tensor.dims))
     return result
 
 
-def misfits(shape: ModelShape, found: Mapping[str, tuple[int, ...]]) -> list[str]:
+def misfits(spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Tensors of a Hugging Face folder that are missing, unknown or of another shape, in words.
 
     Args:
-        shape: What config.json says.
+        spec: What config.json says.
         found: Shape of each tensor in the files.
     """
-    expected = hf_shapes(shape)
-    ignored = family_of(shape.architecture).ignored_suffixes
-    if shape.tied:
+    expected = hf_shapes(spec)
+    ignored = spec.family.ignored_suffixes
+    if spec.tied:
         # Some files hold the tied output layer a second time; transformers and vLLM skip it too.
         ignored = (*ignored, "lm_head.weight")
     present = {name for name in found if not name.endswith(ignored)}
@@ -89,31 +90,31 @@ def first_of(problems: list[str]) -> str:
     return "; ".join(problems[:5]) + more
 
 
-def walk(shape: ModelShape) -> Iterator[tuple[Entry, int | None, int | None]]:
+def walk(spec: ModelSpec) -> Iterator[tuple[Entry, int | None, int | None]]:
     """Every (entry, layer, expert) of the model, in model order; ``None`` where it has none."""
-    entries = family_of(shape.architecture).entries
+    entries = spec.family.entries
     first = next(i for i, entry in enumerate(entries) if entry.per_layer)
     in_layers = [entry for entry in entries if entry.per_layer]
     for entry in entries[:first]:
-        if entry.applies(shape):
+        if spec.has(entry):
             yield entry, None, None
-    for layer in range(shape.layers):
+    for layer in range(spec.layers):
         for entry in in_layers:
-            if not entry.applies(shape, layer) or entry.per_expert:
+            if not spec.has(entry, layer) or entry.per_expert:
                 continue
             yield entry, layer, None
-        for expert in range(shape.experts if shape.is_moe_layer(layer) else 0):
+        for expert in range(spec.experts if spec.is_moe_layer(layer) else 0):
             for entry in in_layers:
                 if entry.per_expert:
                     yield entry, layer, expert
     for entry in entries[first:]:
-        if not entry.per_layer and entry.applies(shape):
+        if not entry.per_layer and spec.has(entry):
             yield entry, None, None
 
 
 def local_tensor(
     entry: Entry,
-    shape: ModelShape,
+    spec: ModelSpec,
     tp_rank: int,
     tp_size: int,
     padded_vocab: int,
@@ -124,7 +125,7 @@ def local_tensor(
 
     Args:
         entry: Of the family's table.
-        shape: The model.
+        spec: The model.
         tp_rank: For an expert's entry, the rank in the expert tensor-parallel group.
         tp_size: Likewise.
         padded_vocab: Rows of the embedding over all ranks, with padding; only the vocabulary rule
@@ -136,14 +137,14 @@ def local_tensor(
         WeightsError: The ranks cannot share the tensor evenly.
     """
     tensors = tuple(HfTensor(t.name.format(layer=layer, expert=expert), t.dims) for t in entry.hf)
-    sizes = [tuple(shape.size(dim) for dim in t.dims) for t in tensors]
+    sizes = [tuple(spec.size(dim) for dim in t.dims) for t in tensors]
     if entry.rule is Rule.replicated:
         name, size = tensors[0].name, sizes[0]
         return LocalTensor(size, (Piece(name, 0, 0, 0, size[0]),))
     if entry.rule is Rule.vocabulary:
         return _vocabulary(tensors[0].name, sizes[0], tp_rank, tp_size, padded_vocab)
     if entry.rule is Rule.qkv:
-        return _qkv([t.name for t in tensors], sizes[0], shape, tp_rank, tp_size)
+        return _qkv([t.name for t in tensors], sizes[0], spec, tp_rank, tp_size)
     dim = 1 if entry.rule is Rule.row else 0
     what = f"{tensors[0].name}: {tensors[0].dims[dim]}"
     run = share(what, sizes[0][dim], tp_size)
@@ -169,16 +170,16 @@ def _vocabulary(
 
 
 def _qkv(
-    names: list[str], query_size: tuple[int, ...], shape: ModelShape, tp_rank: int, tp_size: int
+    names: list[str], query_size: tuple[int, ...], spec: ModelSpec, tp_rank: int, tp_size: int
 ) -> LocalTensor:
     """The rank's run of rows, cut where query, key and value heads meet."""
-    groups, head = shape.kv_heads, shape.head_dim
+    groups, head = spec.kv_heads, spec.head_dim
     if groups % tp_size and tp_size % groups:
         raise WeightsError(
             f"{names[1]}: {groups} key-value heads over TP {tp_size}: one must divide the other"
         )
-    share(f"{names[0]}: query heads", shape.heads, tp_size)
-    queries = shape.heads // groups * head
+    share(f"{names[0]}: query heads", spec.heads, tp_size)
+    queries = spec.heads // groups * head
     run = share(f"{names[0]}: rows of query, key and value", groups * (queries + 2 * head), tp_size)
     begin, end = tp_rank * run, (tp_rank + 1) * run
     pieces = []

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from rlmath.errors import WeightsError
 from rlmath.model.families import Entry, Rule, When
-from rlmath.model.spec import ModelShape, WeightsError, padded_vocab_size
+from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets
 from rlmath.weights.pieces import hf_shapes, local_tensor, share, walk
 
@@ -106,14 +107,14 @@ class WeightsPlan:
     """What an update of one engine moves.
 
     Attributes:
-        shape, source, target: What was asked.
+        spec, source, target: What was asked.
         dtype: In which tensors travel.
         stages: Global layers of each chunk of each pipeline stage.
         padded_vocab: Rows of the embedding in the trainer.
         buckets: In the order of sending.
     """
 
-    shape: ModelShape
+    spec: ModelSpec
     source: SourceLayout
     target: TargetLayout
     dtype: torch.dtype
@@ -133,7 +134,7 @@ class WeightsPlan:
 
 
 def plan_weights(
-    shape: ModelShape,
+    spec: ModelSpec,
     source: SourceLayout,
     target: TargetLayout,
     bucket_size_mib: float = 512,
@@ -142,7 +143,7 @@ def plan_weights(
     """Plan an update.
 
     Args:
-        shape: The model.
+        spec: The model.
         source: The trainer's layout.
         target: The engine's layout.
         bucket_size_mib: See ``cut_into_buckets``.
@@ -151,29 +152,29 @@ def plan_weights(
     Raises:
         WeightsError: The model cannot be laid out so; the message shows the arithmetic.
     """
-    stages = stage_layers(shape.layers, source)
-    if shape.experts % source.ep:
+    stages = stage_layers(spec.layers, source)
+    if spec.experts % source.ep:
         raise WeightsError(
-            f"{shape.experts} experts do not divide over {source.ep} expert-parallel ranks: "
-            f"{shape.experts} / {source.ep} = {shape.experts / source.ep:.2f}"
+            f"{spec.experts} experts do not divide over {source.ep} expert-parallel ranks: "
+            f"{spec.experts} / {source.ep} = {spec.experts / source.ep:.2f}"
         )
-    if source.ep > 1 and not shape.experts:
+    if source.ep > 1 and not spec.experts:
         raise WeightsError(f"{source.ep} expert-parallel ranks, but the model has no experts")
-    padded = padded_vocab_size(shape.vocab, source.tp)
+    padded = padded_vocab_size(spec.vocab, source.tp)
     stage_of = {
         layer: pp for pp, chunks in enumerate(stages) for chunk in chunks for layer in chunk
     }
     gathers: dict[str, list[Operation]] = {}
     loads: dict[str, list[Operation]] = {}
-    sizes = hf_shapes(shape)
-    for entry, layer, expert in walk(shape):
+    sizes = hf_shapes(spec)
+    for entry, layer, expert in walk(spec):
         if entry.when is When.tied:
             # The last stage's copy of the embedding; the first stage sends it.
             continue
         stage = _stage(entry, layer, stage_of, source.pp)
-        for op in _gathers(entry, shape, source, stage, padded, layer, expert, sizes, dtype):
+        for op in _gathers(entry, spec, source, stage, padded, layer, expert, sizes, dtype):
             gathers.setdefault(op.tensor, []).append(op)
-        for op in _loads(entry, shape, target, layer, expert, sizes, dtype):
+        for op in _loads(entry, spec, target, layer, expert, sizes, dtype):
             loads.setdefault(op.tensor, []).append(op)
     metas = [TensorMeta(name, size, dtype) for name, size in sizes.items()]
     buckets = tuple(
@@ -184,7 +185,7 @@ def plan_weights(
         )
         for bucket in cut_into_buckets(metas, bucket_size_mib)
     )
-    return WeightsPlan(shape, source, target, dtype, stages, padded, buckets)
+    return WeightsPlan(spec, source, target, dtype, stages, padded, buckets)
 
 
 def stage_layers(layers: int, source: SourceLayout) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -233,7 +234,7 @@ def _stage(entry: Entry, layer: int | None, stage_of: dict[int, int], pp: int) -
 
 def _gathers(
     entry: Entry,
-    shape: ModelShape,
+    spec: ModelSpec,
     source: SourceLayout,
     stage: int,
     padded: int,
@@ -245,9 +246,9 @@ def _gathers(
     """What each trainer rank gives; what all of them hold, the first gives."""
     ep, ranks = 0, source.tp
     if expert is not None:
-        ep, ranks = expert // (shape.experts // source.ep), source.expert_tp_size
+        ep, ranks = expert // (spec.experts // source.ep), source.expert_tp_size
     for tp in range(1 if entry.rule is Rule.replicated else ranks):
-        local = local_tensor(entry, shape, tp, ranks, padded, layer, expert)
+        local = local_tensor(entry, spec, tp, ranks, padded, layer, expert)
         for piece in local.pieces:
             yield _operation(
                 piece.hf_name,
@@ -260,7 +261,7 @@ def _gathers(
 
 def _loads(
     entry: Entry,
-    shape: ModelShape,
+    spec: ModelSpec,
     target: TargetLayout,
     layer: int | None,
     expert: int | None,
@@ -271,7 +272,7 @@ def _loads(
     for tensor in entry.hf:
         name = tensor.name.format(layer=layer, expert=expert)
         for rank in range(target.tp):
-            run = _engine_run(entry, tensor.dims, name, rank, shape, target, expert)
+            run = _engine_run(entry, tensor.dims, name, rank, spec, target, expert)
             if run is not None:
                 yield _operation(name, rank, run, sizes, dtype)
 
@@ -281,14 +282,14 @@ def _engine_run(
     dims: Sequence[str],
     name: str,
     rank: int,
-    shape: ModelShape,
+    spec: ModelSpec,
     target: TargetLayout,
     expert: int | None,
 ) -> tuple[int, int, int] | None:
     """(dim, start, length) of what an engine rank keeps; ``None`` for nothing."""
-    rows = shape.size(dims[0])
+    rows = spec.size(dims[0])
     if expert is not None and target.expert_parallel:
-        held = share("experts", shape.experts, target.tp)
+        held = share("experts", spec.experts, target.tp)
         return (0, 0, rows) if expert // held == rank else None
     if entry.rule is Rule.replicated:
         return (0, 0, rows)
@@ -298,23 +299,23 @@ def _engine_run(
         length = min(run, rows - rank * run)
         return (0, rank * run, length) if length > 0 else None
     if dims[0] == "key_value":
-        return _engine_key_value(name, rank, shape, target.tp)
+        return _engine_key_value(name, rank, spec, target.tp)
     if dims[0] == "query":
-        share(f"{name}: query heads", shape.heads, target.tp)
+        share(f"{name}: query heads", spec.heads, target.tp)
     dim = 1 if entry.rule is Rule.row else 0
-    run = share(f"{name}: {dims[dim]}", shape.size(dims[dim]), target.tp)
+    run = share(f"{name}: {dims[dim]}", spec.size(dims[dim]), target.tp)
     return (dim, rank * run, run)
 
 
-def _engine_key_value(name: str, rank: int, shape: ModelShape, tp: int) -> tuple[int, int, int]:
+def _engine_key_value(name: str, rank: int, spec: ModelSpec, tp: int) -> tuple[int, int, int]:
     """With more ranks than key-value heads, several ranks hold the same head."""
-    groups = shape.kv_heads
+    groups = spec.kv_heads
     if groups % tp and tp % groups:
         raise WeightsError(
             f"{name}: {groups} key-value heads over {tp} engine ranks: one must divide the other"
         )
     heads = max(1, groups // tp)
-    return (0, rank * groups // tp * shape.head_dim, heads * shape.head_dim)
+    return (0, rank * groups // tp * spec.head_dim, heads * spec.head_dim)
 
 
 def _operation(

@@ -78,15 +78,15 @@ def check(case: str, found: dict[str, Any], *, marks: bool) -> None:
 def _names(case: str, found: dict[str, Any], marks: bool) -> None:
     """Parameters have the names that weights are loaded and sent by."""
     from rlmath.model.families import When
-    from rlmath.model.spec import model_shape
+    from rlmath.model.spec import model_spec
     from rlmath.weights.pieces import walk
     from tests.contracts.te_layers_program import CASES, hf_config
 
     of = CASES[case]
-    shape = model_shape(hf_config(of["kind"], of.get("tied", False)).to_dict())
+    spec = model_spec(hf_config(of["kind"], of.get("tied", False)).to_dict())
     known: set[str] = set()
-    here = shape.experts // of.get("ep", 1)
-    for entry, layer, expert in walk(shape):
+    here = spec.experts // of.get("ep", 1)
+    for entry, layer, expert in walk(spec):
         if entry.when is When.tied or (expert is not None and expert >= here):
             continue
         names = {name.format(layer=layer, expert=expert) for name in entry.megatron}

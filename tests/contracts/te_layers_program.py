@@ -72,6 +72,7 @@ def describe(case: dict[str, Any], platform: Any, dtype: torch.dtype) -> dict[st
     from rlmath.actor.parallel import Layout
     from rlmath.device.environment import rank_environment
     from rlmath.model.precision import Precision
+    from rlmath.model.spec import model_spec
 
     # A rank has models of one kind; Megatron writes the attention's into the environment.
     for name in ("FLASH", "FUSED", "UNFUSED"):
@@ -96,9 +97,9 @@ def describe(case: dict[str, Any], platform: Any, dtype: torch.dtype) -> dict[st
         batch_invariant=precision.batch_invariant,
     )
     settings = ModelSettings(dtype, sequence_parallel=tp > 1, precision=precision)
-    hf = hf_config(case["kind"], case.get("tied", False))
+    spec = model_spec(hf_config(case["kind"], case.get("tied", False)).to_dict())
     try:
-        model = build_model(hf, layout, platform, settings, 256)
+        model = build_model(spec, layout, platform, settings, 256)
         told = accumulate_into_main_grads(model)
         layer = model.decoder.layers[0]  # type: ignore[union-attr, index]
         fused = {

@@ -61,15 +61,19 @@ ROWS = [
         says=("return inv_freq_llama, attention_factor",),
     ),
     Row(
+        "transformers:LlamaConfig",
+        "what the angles are computed from (rlmath/actor/model.py)",
+        has=("head_dim", "max_position_embeddings", "rope_parameters", "standardize_rope_params"),
+    ),
+    Row(
         "transformers:Qwen2Config",
-        "sizes of the model (rlmath/actor/model.py, rlmath/model/tiny.py)",
+        "the tiny model (rlmath/model/tiny.py)",
         has=(
             "hidden_size",
             "intermediate_size",
             "num_hidden_layers",
             "num_attention_heads",
             "num_key_value_heads",
-            "rms_norm_eps",
             "rope_parameters",
             "vocab_size",
             "tie_word_embeddings",

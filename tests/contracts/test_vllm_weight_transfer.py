@@ -24,7 +24,7 @@ from rlmath.commands.plan.models import KNOWN
 from rlmath.device import Platform
 from rlmath.device.streams import SideStream
 from rlmath.model.rank_layout import ParallelRank
-from rlmath.model.spec import model_shape
+from rlmath.model.spec import model_spec
 from rlmath.rollout.engine import RolloutEngine
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.sync_memory import sync_buffer_bytes
@@ -246,7 +246,7 @@ def test_every_preset_goes_through_and_keeps_to_the_plans_buffers(
     monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, preset: str, backend: str
 ) -> None:
     """Its real shapes, on meta tensors, from one of two ranks; names, shapes, types and bytes."""
-    whole = model_shape(KNOWN[PRESETS[preset]])
+    whole = model_spec(KNOWN[PRESETS[preset]])
     # One layer is like the next.
     shape = replace(whole, layers=2 if whole.experts else 8)
     worker = join(monkeypatch, backend, cuda, "meta")

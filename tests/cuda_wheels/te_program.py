@@ -59,7 +59,7 @@ def _built(job: dict[str, Any]) -> dict[str, Any]:
     from rlmath.device import Platform
     from rlmath.model.precision import Precision
     from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import model_shape
+    from rlmath.model.spec import model_spec
     from rlmath.weights.parameters import local_parameters
 
     layout = Layout(
@@ -88,11 +88,11 @@ def _built(job: dict[str, Any]) -> dict[str, Any]:
     )
     config = _transformers_config(job["config"])
     platform = Platform("cuda", "nccl", "transformer_engine")
-    model = build_model(config, layout, platform, settings, job["tokens"])
-    shape = model_shape(config.to_dict())
+    spec = model_spec(config.to_dict())
+    model = build_model(spec, layout, platform, settings, job["tokens"])
     # Every parameter is in the weight tables, in the shape that they say: what loads, weight sync
     # and export go by.
-    parameters = local_parameters([model], shape, ParallelRank.from_megatron())
+    parameters = local_parameters([model], spec, ParallelRank.from_megatron())
     kinds: dict[str, int] = {}
     for module in model.modules():
         kind = f"{type(module).__module__.partition('.')[0]}.{type(module).__name__}"

@@ -404,12 +404,12 @@ def test_layers_keep_what_a_plan_counts(
     """
     from rlmath.commands.plan.activations import layer_bytes
     from rlmath.commands.plan.memory import ActorShape
-    from rlmath.model.spec import read_model_shape
+    from rlmath.model.spec import read_model_spec
     from tests.distributed.kept_activations import equal_sequences, kept_bytes
 
     layout, batch = Layout(tensor_parallel, 1, 1), equal_sequences(6, prompt=8, response=24)
     whole, inputs = (ranks.run(layout, kept_bytes, tiny_model, batch, n)[0] for n in (0, 4))
-    shape = read_model_shape(tiny_model)
+    shape = read_model_spec(tiny_model)
     # In float32 everything is twice as large but what is float32 in any case.
     of_heads = 4 * shape.heads / tensor_parallel
     layer = 2 * (layer_bytes(shape, ActorShape(tensor_parallel, 1, 1, 0, 1)) - of_heads) + of_heads

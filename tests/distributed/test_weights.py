@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlmath.model.spec import read_model_shape
+from rlmath.model.spec import read_model_spec
 from rlmath.validation.convert import read_checkpoint
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
@@ -129,7 +129,7 @@ def _planned_sends(folder: Path, case: Case) -> dict[tuple[str, int, int, int], 
         virtual_stages=case.vp or 1,
         first_stage_layers=case.first_layers,
     )
-    plan = plan_weights(read_model_shape(folder), source, TargetLayout(), 0.01, torch.float32)
+    plan = plan_weights(read_model_spec(folder), source, TargetLayout(), 0.01, torch.float32)
     sends = {}
     for planned in plan.buckets:
         for op in planned.gathers:
@@ -296,7 +296,7 @@ def test_a_saved_folder_is_the_same_model(
     ranks.call("save", str(folders["qwen2_tied"]), case, str(target))
     _same(_read(target), _read(folders["qwen2_tied"]))
     with HfFolderReader(target) as reader:
-        check_folder(reader, read_model_shape(target))
+        check_folder(reader, read_model_spec(target))
     model = transformers.AutoModelForCausalLM.from_pretrained(target)
     assert model.config.tie_word_embeddings
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]

@@ -178,24 +178,24 @@ def _build(folder: str, case: Case) -> list[nn.Module]:
 
 def _chunks(folder: str, case: Case) -> list[nn.Module]:
     """The actor's own model where it covers the case, else Megatron's with plain local layers."""
-    from rlmath.model.spec import read_model_shape
+    from rlmath.model.spec import read_model_spec
 
-    shape = read_model_shape(folder)
+    spec = read_model_spec(folder)
     if not case.is_plain():
-        from rlmath.actor.model import ModelSettings, build_model, read_hf_config
+        from rlmath.actor.model import ModelSettings, build_model
         from rlmath.actor.parallel import Layout
         from rlmath.device import CPU
 
         copies = WORLD_SIZE // case.tp // case.pp
         layout = Layout(case.tp, case.pp, copies, expert_parallel=case.ep)
         # Experts together with tensor parallel demand it.
-        sequence_parallel = bool(shape.experts) and case.tp > 1
+        sequence_parallel = bool(spec.experts) and case.tp > 1
         settings = ModelSettings(torch.float32, sequence_parallel)
-        return [build_model(read_hf_config(folder), layout, CPU, settings, 128)]
-    return [_plain_chunk(shape, case, stage) for stage in range(case.vp or 1)]
+        return [build_model(spec, layout, CPU, settings, 128)]
+    return [_plain_chunk(spec, case, stage) for stage in range(case.vp or 1)]
 
 
-def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
+def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
     import torch.nn.functional as F
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -205,31 +205,31 @@ def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
     from rlmath.model.spec import padded_vocab_size
 
     moe: dict[str, Any] = {}
-    if shape.experts:
+    if spec.experts:
         moe = {
-            "num_moe_experts": shape.experts,
-            "moe_ffn_hidden_size": shape.moe_ffn,
-            "moe_router_topk": shape.experts_per_token,
-            "moe_layer_freq": [int(shape.is_moe_layer(n)) for n in range(shape.layers)],
+            "num_moe_experts": spec.experts,
+            "moe_ffn_hidden_size": spec.moe_ffn,
+            "moe_router_topk": spec.experts_per_token,
+            "moe_layer_freq": [int(spec.is_moe_layer(n)) for n in range(spec.layers)],
             "moe_router_load_balancing_type": "none",
             "moe_token_dispatcher_type": "alltoall",
             "expert_model_parallel_size": case.ep,
             "expert_tensor_parallel_size": case.etp,
         }
     config = TransformerConfig(
-        num_layers=shape.layers,
-        hidden_size=shape.hidden,
-        ffn_hidden_size=shape.ffn,
-        num_attention_heads=shape.heads,
-        num_query_groups=shape.kv_heads,
-        kv_channels=shape.head_dim,
+        num_layers=spec.layers,
+        hidden_size=spec.hidden,
+        ffn_hidden_size=spec.ffn,
+        num_attention_heads=spec.heads,
+        num_query_groups=spec.kv_heads,
+        kv_channels=spec.head_dim,
         normalization="RMSNorm",
-        layernorm_epsilon=shape.norm_eps,
+        layernorm_epsilon=spec.norm_eps,
         activation_func=F.silu,
         gated_linear_unit=True,
         add_bias_linear=False,
-        add_qkv_bias=shape.qkv_bias,
-        qk_layernorm=shape.qk_norm,
+        add_qkv_bias=spec.family.qkv_bias,
+        qk_layernorm=spec.family.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
@@ -238,7 +238,7 @@ def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
         virtual_pipeline_model_parallel_size=case.vp,
         num_layers_in_first_pipeline_stage=case.first_layers,
         # Experts together with tensor parallel demand it.
-        sequence_parallel=bool(shape.experts) and case.tp > 1,
+        sequence_parallel=bool(spec.experts) and case.tp > 1,
         pipeline_dtype=torch.float32,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
@@ -248,21 +248,23 @@ def _plain_chunk(shape: Any, case: Case, vp_stage: int) -> nn.Module:
         persist_layer_norm=False,
         **moe,
     )
-    if shape.experts:
-        spec = _expert_spec(specs, config)
+    if spec.experts:
+        layers = _expert_spec(specs, config)
     else:
-        spec = specs.get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
+        layers = specs.get_gpt_layer_local_spec(
+            qk_layernorm=spec.family.qk_norm, normalization="RMSNorm"
+        )
     stage = {} if case.vp is None else {"ignore_virtual": False, "vp_stage": vp_stage}
     model: nn.Module = GPTModel(
         config=config,
-        transformer_layer_spec=spec,
-        vocab_size=padded_vocab_size(shape.vocab, case.tp),
+        transformer_layer_spec=layers,
+        vocab_size=padded_vocab_size(spec.vocab, case.tp),
         max_sequence_length=128,
         pre_process=parallel_state.is_pipeline_first_stage(**stage),
         post_process=parallel_state.is_pipeline_last_stage(**stage),
-        share_embeddings_and_output_weights=shape.tied,
+        share_embeddings_and_output_weights=spec.tied,
         position_embedding_type="rope",
-        rotary_base=int(shape.rope.theta),
+        rotary_base=int(spec.rope.theta),
         vp_stage=vp_stage if case.vp is not None else None,
     )
     return model
@@ -292,20 +294,20 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
         ``buckets``: their number; ``padding``: the embedding's rows beyond the vocabulary.
     """
     from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_shape
+    from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.megatron import hf_tensors, load_from_hf
 
     chunks = _build(folder, case)
-    shape = read_model_shape(folder)
+    spec = read_model_spec(folder)
     parallel = ParallelRank.from_megatron()
-    load_from_hf(chunks, folder, shape, parallel)
+    load_from_hf(chunks, folder, spec, parallel)
     to_rank_0 = dict(
         pair
-        for bucket in hf_tensors(chunks, shape, parallel, bucket_size_mib, destination=0)
+        for bucket in hf_tensors(chunks, spec, parallel, bucket_size_mib, destination=0)
         for pair in bucket
     )
-    gatherer = BucketGatherer(chunks, shape, parallel, bucket_size_mib)
+    gatherer = BucketGatherer(chunks, spec, parallel, bucket_size_mib)
     gatherer.check_replicas()
     to_all = dict(pair for bucket in gatherer.gather(None) for pair in bucket)
     embedding = next(
@@ -313,7 +315,7 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
     )
     padding = None
     if embedding is not None:
-        real = max(0, min(embedding.shape[0], shape.vocab - parallel.tp_rank * embedding.shape[0]))
+        real = max(0, min(embedding.shape[0], spec.vocab - parallel.tp_rank * embedding.shape[0]))
         padding = embedding[real:].detach().clone()
     return {
         "to_rank_0": to_rank_0,
@@ -349,16 +351,16 @@ def own_shards(folder: str, case: Case) -> list[tuple[str, int | None, Tensor]] 
     """What this rank would send by vLLM's many-to-many backend, or why it cannot."""
     from rlmath.errors import UserError
     from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_shape
+    from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.megatron import load_from_hf
 
     chunks = _build(folder, case)
-    shape = read_model_shape(folder)
+    spec = read_model_spec(folder)
     parallel = ParallelRank.from_megatron()
-    load_from_hf(chunks, folder, shape, parallel)
+    load_from_hf(chunks, folder, spec, parallel)
     try:
-        shards = BucketGatherer(chunks, shape, parallel).own_shards()
+        shards = BucketGatherer(chunks, spec, parallel).own_shards()
         return [(meta.name, dim, shard.clone()) for meta, dim, shard in shards]
     except UserError as error:
         return str(error)
@@ -368,19 +370,19 @@ def planted_difference(folder: str, case: Case, name: str) -> str:
     """Change a parameter on the last rank alone; what the check of replicas says to it."""
     from rlmath.errors import UserError
     from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_shape
+    from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.megatron import load_from_hf
 
     chunks = _build(folder, case)
-    shape = read_model_shape(folder)
+    spec = read_model_spec(folder)
     parallel = ParallelRank.from_megatron()
-    load_from_hf(chunks, folder, shape, parallel)
+    load_from_hf(chunks, folder, spec, parallel)
     if dist.get_rank() == WORLD_SIZE - 1:
         with torch.no_grad():
             dict(chunks[0].named_parameters())[name].view(-1)[0] += 0.001
     try:
-        BucketGatherer(chunks, shape, parallel).check_replicas()
+        BucketGatherer(chunks, spec, parallel).check_replicas()
     except UserError as error:
         return str(error)
     return "nothing"
@@ -449,11 +451,11 @@ def alignment_with_fault(
 
 
 def _damage(actor: Any, fault: str | None) -> None:
-    model, shape = actor.module, actor.shape
+    model, spec = actor.module, actor.spec
     layers = {layer.layer_number - 1: layer for layer in model.decoder.layers}
     if fault == "k and v swapped" and 2 in layers:
         qkv = layers[2].self_attention.linear_qkv.weight
-        heads = qkv.view(shape.kv_heads // actor.parallel.tp_size, -1, shape.head_dim, shape.hidden)
+        heads = qkv.view(spec.kv_heads // actor.parallel.tp_size, -1, spec.head_dim, spec.hidden)
         heads[:, -2:] = heads[:, -2:].flip(1).clone()
     elif fault == "wrong rope theta":
         model.rotary_pos_emb.inv_freq.pow_(0.5)
@@ -474,12 +476,12 @@ def logits(folder: str, case: Case, sequences: list[list[int]]) -> Tensor | None
     from megatron.core import parallel_state as state
 
     from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_shape
+    from rlmath.model.spec import read_model_spec
     from rlmath.weights.megatron import load_from_hf
 
     chunks = _build(folder, case)
-    shape = read_model_shape(folder)
-    load_from_hf(chunks, folder, shape, ParallelRank.from_megatron())
+    spec = read_model_spec(folder)
+    load_from_hf(chunks, folder, spec, ParallelRank.from_megatron())
     (model,) = chunks
     num_tokens = sum(map(len, sequences))
     with torch.no_grad():
@@ -495,7 +497,7 @@ def logits(folder: str, case: Case, sequences: list[list[int]]) -> Tensor | None
             return None
         parts = [torch.empty_like(out) for _ in range(case.tp)]
         dist.all_gather(parts, out, group=state.get_tensor_model_parallel_group())
-    return torch.cat(parts, -1)[0, :num_tokens, : shape.vocab].clone()
+    return torch.cat(parts, -1)[0, :num_tokens, : spec.vocab].clone()
 
 
 def _one_sequence(tokens: list[int], tp: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -552,11 +554,11 @@ def _forward(
 def save(folder: str, case: Case, target: str) -> None:
     """Load a folder and save it as another."""
     from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_shape
+    from rlmath.model.spec import read_model_spec
     from rlmath.weights.megatron import load_from_hf, save_to_hf
 
     chunks = _build(folder, case)
-    shape = read_model_shape(folder)
+    spec = read_model_spec(folder)
     parallel = ParallelRank.from_megatron()
-    load_from_hf(chunks, folder, shape, parallel)
-    save_to_hf(chunks, target, folder, shape, parallel, bucket_size_mib=0.05, shard_size_mib=1)
+    load_from_hf(chunks, folder, spec, parallel)
+    save_to_hf(chunks, target, folder, spec, parallel, bucket_size_mib=0.05, shard_size_mib=1)

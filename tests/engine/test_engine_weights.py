@@ -16,8 +16,7 @@ import torch
 from conftest import start_sender, start_senders
 from reference import VOCABULARY, Reference, by_key, make_requests, random_prompts, send
 
-from rlmath.errors import UserError
-from rlmath.model.spec import WeightsError
+from rlmath.errors import UserError, WeightsError
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
 from rlmath.rollout.weight_sync import refit

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.commands.plan.models import KNOWN
-from rlmath.model.spec import model_shape
+from rlmath.model.spec import model_spec
 from rlmath.weights.pieces import hf_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> None:
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     entry = {"dtype": "F32", "data_offsets": [0, 0]}
-    shapes = hf_shapes(model_shape(config))
+    shapes = hf_shapes(model_spec(config))
     header = json.dumps({name: {**entry, "shape": shape} for name, shape in shapes.items()})
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
 

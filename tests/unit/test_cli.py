@@ -14,6 +14,7 @@ import pytest
 
 import rlmath
 from rlmath.cli import _MODULES, main
+from rlmath.model.tiny import tiny_config
 from rlmath.utils.command_line import reported
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,9 +138,7 @@ def test_interrupted_exits_130(tmp_path: Path, problems: Path) -> None:
     """A real SIGINT, sent while the command waits for a file of the model that is a pipe."""
     folder = tmp_path / "model"
     folder.mkdir()
-    sizes = {"num_attention_heads": 4, "hidden_size": 128, "intermediate_size": 256}
-    sizes |= {"num_hidden_layers": 4, "vocab_size": 261, "max_position_embeddings": 2048}
-    (folder / "config.json").write_text(json.dumps(sizes))
+    (folder / "config.json").write_text(json.dumps(tiny_config()))
     os.mkfifo(folder / "tokenizer_config.json")
     overrides = ["experiment=gsm8k_smoke", f"model.path={folder}"]
     overrides += [f"data.train_paths=[{problems}]", "data.apply_chat_template=true"]

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlmath.commands.plan.models import mixture_layers
-from rlmath.model.spec import ModelShape, padded_vocab_size
+from rlmath.model.spec import ModelSpec, padded_vocab_size
 
 if TYPE_CHECKING:
     from rlmath.commands.plan.memory import ActorShape
@@ -31,7 +30,7 @@ SOFTMAX_ROWS = 2048
 FORWARD_TABLES, BACKWARD_TABLES = 5, 6
 
 
-def layer_bytes(shape: ModelShape, actor: ActorShape) -> float:
+def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     """Activations that a layer keeps for its backward pass, per token of the micro-batch.
 
     Two bytes for each of: the inputs of both norms and their outputs (4 h); queries, keys and
@@ -44,50 +43,50 @@ def layer_bytes(shape: ModelShape, actor: ActorShape) -> float:
     Returns:
         The mean over the model's layers.
     """
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     local = actor.layers == "local"
-    widths: float = 4 * shape.hidden + 3 * query + 3 * key
-    if shape.qk_norm:
+    widths: float = 4 * spec.hidden + 3 * query + 3 * key
+    if spec.family.qk_norm:
         widths += query + key
     if local and actor.cp > 1:
         # Queries and outputs by length, and the keys and values of all ranks.
         widths += 2 * query + 2 * actor.cp * key
-    share = mixture_layers(shape) / shape.layers
-    widths += (1 - share) * 3 * shape.ffn
+    share = spec.moe_layers / spec.layers
+    widths += (1 - share) * 3 * spec.ffn
     if share:
         # Each token's copies for its experts, and gate, up and their product.
-        widths += share * shape.experts_per_token * (shape.hidden + 3 * shape.moe_ffn)
-    router = share * 8 * shape.experts
+        widths += share * spec.experts_per_token * (spec.hidden + 3 * spec.moe_ffn)
+    router = share * 8 * spec.experts
     # Cosines and sines of queries and of keys, in the model's type, on every tensor rank.
-    rotation = 10 * shape.head_dim if local else 0
-    return (2 * widths + 4 * shape.heads + router) / actor.tp + rotation
+    rotation = 10 * spec.head_dim if local else 0
+    return (2 * widths + 4 * spec.heads + router) / actor.tp + rotation
 
 
-def feed_forward_width(shape: ModelShape) -> int:
+def feed_forward_width(spec: ModelSpec) -> int:
     """Widest of what a token meets in one layer's feed-forward."""
-    mixtures = mixture_layers(shape)
-    dense = shape.ffn if mixtures < shape.layers else 0
-    return max(dense, shape.experts_per_token * shape.moe_ffn if mixtures else 0)
+    mixtures = spec.moe_layers
+    dense = spec.ffn if mixtures < spec.layers else 0
+    return max(dense, spec.experts_per_token * spec.moe_ffn if mixtures else 0)
 
 
-def kept_bytes(shape: ModelShape, actor: ActorShape, in_flight: int) -> float:
+def kept_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int) -> float:
     """Activations of the micro-batches that a stage has in flight.
 
     A recomputed layer keeps its input, 2 h bytes a token (Korthikanti et al. 2022, section 5).
     """
-    return in_flight * (_whole_layers_bytes(shape, actor) + _inputs_bytes(shape, actor))
+    return in_flight * (_whole_layers_bytes(spec, actor) + _inputs_bytes(spec, actor))
 
 
-def _whole_layers_bytes(shape: ModelShape, actor: ActorShape) -> float:
-    whole = shape.layers // actor.pp - actor.recompute_layers
-    return whole * actor.tokens * layer_bytes(shape, actor)
+def _whole_layers_bytes(spec: ModelSpec, actor: ActorShape) -> float:
+    whole = spec.layers // actor.pp - actor.recompute_layers
+    return whole * actor.tokens * layer_bytes(spec, actor)
 
 
-def _inputs_bytes(shape: ModelShape, actor: ActorShape) -> float:
-    return actor.recompute_layers * actor.tokens * 2 * shape.hidden / actor.tp
+def _inputs_bytes(spec: ModelSpec, actor: ActorShape) -> float:
+    return actor.recompute_layers * actor.tokens * 2 * spec.hidden / actor.tp
 
 
-def attention_masks_bytes(shape: ModelShape, actor: ActorShape, longest_tokens: int) -> float:
+def attention_masks_bytes(spec: ModelSpec, actor: ActorShape, longest_tokens: int) -> float:
     """Of ``local`` layers under context parallelism: which key a query sees, a byte each."""
     if actor.cp == 1 or actor.layers != "local":
         return 0.0
@@ -95,7 +94,7 @@ def attention_masks_bytes(shape: ModelShape, actor: ActorShape, longest_tokens: 
 
 
 def logits_bytes(
-    shape: ModelShape, actor: ActorShape, *, backward: bool, in_float32: bool = False
+    spec: ModelSpec, actor: ActorShape, *, backward: bool, in_float32: bool = False
 ) -> float:
     """Logits of a micro-batch on the last stage, and what the log-probs take beside them.
 
@@ -106,11 +105,11 @@ def logits_bytes(
         in_float32: ``precision.lm_head_dtype=float32``: the logits are float32, and so are copies
             of the output layer's weight and input.
     """
-    width = padded_vocab_size(shape.vocab, actor.tp) // actor.tp
+    width = padded_vocab_size(spec.vocab, actor.tp) // actor.tp
     rows = min(SOFTMAX_ROWS, actor.tokens)
     copies, tables = (2, BACKWARD_TABLES) if backward else (1, FORWARD_TABLES)
     size = 4 if in_float32 else 2
-    operands = 4 * shape.hidden * (width + actor.tokens / actor.tp) if in_float32 else 0.0
+    operands = 4 * spec.hidden * (width + actor.tokens / actor.tp) if in_float32 else 0.0
     logits, chunk = width * size * copies * actor.tokens, 4 * width * tables * rows
     # The backward pass needs the operands again; a forward pass alone lets them go.
     return logits + (operands + chunk if backward else max(operands, chunk))
@@ -121,34 +120,34 @@ def _products(local: bool) -> int:
     return 8 if local else 6
 
 
-def backward_bytes(shape: ModelShape, actor: ActorShape, in_flight: int) -> dict[str, float]:
+def backward_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int) -> dict[str, float]:
     """Activations and what the backward pass takes beside them, where that is most.
 
     Either everything is kept and the last layer begins, or the layers that are not recomputed are
     through and the first recomputed layer is there once more, with its gradients.
     """
-    width, tp, local = feed_forward_width(shape), actor.tp, actor.layers == "local"
-    kept = kept_bytes(shape, actor, in_flight)
+    width, tp, local = feed_forward_width(spec), actor.tp, actor.layers == "local"
+    kept = kept_bytes(spec, actor, in_flight)
     # Transformer Engine adds a matrix's gradient to the float32 buffer as it computes it.
-    matrix = 2 * shape.hidden * width / tp if local else 0.0
-    hidden = 2 * shape.hidden
+    matrix = 2 * spec.hidden * width / tp if local else 0.0
+    hidden = 2 * spec.hidden
     begin = {
         "activations": kept,
         "backward of a layer": actor.tokens * (_products(local) * width / tp + hidden) + matrix,
     }
     if not actor.recompute_layers:
         return begin
-    again = layer_bytes(shape, actor) + (6 * width + 2 * hidden) / tp + hidden
+    again = layer_bytes(spec, actor) + (6 * width + 2 * hidden) / tp + hidden
     # Copies of the tokens on their way to the experts and back, and their gradients.
-    again += 2 * hidden * shape.experts_per_token / tp if shape.experts else 0.0
+    again += 2 * hidden * spec.experts_per_token / tp if spec.experts else 0.0
     recomputed = {
-        "activations": kept - _whole_layers_bytes(shape, actor),
+        "activations": kept - _whole_layers_bytes(spec, actor),
         "backward of a layer": actor.tokens * again + 2 * matrix,
     }
     return max(begin, recomputed, key=lambda one: sum(one.values()))
 
 
-def forward_bytes(shape: ModelShape, actor: ActorShape) -> float:
+def forward_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     """The widest place of a forward pass that keeps nothing: the feed-forward.
 
     Of an MoE: copies of the tokens on their way to the experts and back. ``local`` experts run one
@@ -156,9 +155,9 @@ def forward_bytes(shape: ModelShape, actor: ActorShape) -> float:
     """
     local, tp = actor.layers == "local", actor.tp
     dense = moe = 0.0
-    if mixture_layers(shape) < shape.layers:
-        dense = (12 * shape.hidden + _products(local) * shape.ffn) / tp
-    if shape.experts:
-        copies = 5 * shape.hidden if local else 4 * shape.hidden + 3 * shape.moe_ffn
-        moe = (10 * shape.hidden + 2 * shape.experts_per_token * copies) / tp
+    if spec.moe_layers < spec.layers:
+        dense = (12 * spec.hidden + _products(local) * spec.ffn) / tp
+    if spec.experts:
+        copies = 5 * spec.hidden if local else 4 * spec.hidden + 3 * spec.moe_ffn
+        moe = (10 * spec.hidden + 2 * spec.experts_per_token * copies) / tp
     return actor.tokens * max(dense, moe)

@@ -80,7 +80,7 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
     Raises:
         UserError: There is no such model, or a length is larger than what holds it.
     """
-    path, shape = read_plan_model(arguments)
+    path, spec = read_plan_model(arguments)
     gpu = GPUS[arguments.gpu]
     if arguments.gpu_gib is not None:
         gpu = dataclasses.replace(gpu, memory_gib=arguments.gpu_gib)
@@ -91,17 +91,17 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
             f"{arguments.response_tokens}, the longest"
         )
     longest = arguments.prompt_tokens + arguments.response_tokens
-    if longest > shape.max_positions:
+    if longest > spec.max_positions:
         raise UserError(
             f"--response-tokens {arguments.response_tokens}: {arguments.prompt_tokens} prompt + "
             f"{arguments.response_tokens} response = {longest} tokens, but the model has "
-            f"{shape.max_positions} positions; take {shape.max_positions - arguments.prompt_tokens}"
+            f"{spec.max_positions} positions; take {spec.max_positions - arguments.prompt_tokens}"
             " or less"
         )
     given = {"mfu": arguments.mfu, "decode_bandwidth": arguments.decode_bandwidth}
     return Wish(
         path=path,
-        shape=shape,
+        spec=spec,
         gpu=gpu,
         gpus=arguments.gpus,
         gpus_per_node=arguments.gpus_per_node,

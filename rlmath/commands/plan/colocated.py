@@ -19,13 +19,13 @@ from rlmath.commands.plan.memory import (
 )
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.schema import Config, Device
-from rlmath.model.spec import ModelShape
+from rlmath.model.spec import ModelSpec
 
 
-def beside_sleeping_engine(shape: ModelShape, actor: ActorShape, step: Step) -> list[Phase]:
+def beside_sleeping_engine(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
     """The actor's phases, with what an engine that sleeps keeps."""
     asleep = {"engine process": ENGINE_PROCESS_GIB * GIB}
-    return [Phase(one.name, {**one.terms, **asleep}) for one in actor_phases(shape, actor, step)]
+    return [Phase(one.name, {**one.terms, **asleep}) for one in actor_phases(spec, actor, step)]
 
 
 def resident_bytes(phases: Sequence[Phase]) -> float:
@@ -35,7 +35,7 @@ def resident_bytes(phases: Sequence[Phase]) -> float:
 
 
 def with_awake_engine(
-    shape: ModelShape, phases: Sequence[Phase], step: Step, engine_tp: int, engine_bytes: float
+    spec: ModelSpec, phases: Sequence[Phase], step: Step, engine_tp: int, engine_bytes: float
 ) -> list[Phase]:
     """The phases of a step: those of the actor, the weight sync, and the engine's waking up.
 
@@ -46,8 +46,8 @@ def with_awake_engine(
     """
     sync = next(phase for phase in phases if phase.name == "weight sync")
     awake = {
-        "engine weights": engine_weights_bytes(shape, engine_tp),
-        "engine's buffers": engine_sync_bytes(shape, step.bucket_bytes, engine_tp),
+        "engine weights": engine_weights_bytes(spec, engine_tp),
+        "engine's buffers": engine_sync_bytes(spec, step.bucket_bytes, engine_tp),
     }
     wake_up = {"actor": resident_bytes(phases), "engine": engine_bytes}
     return [
@@ -57,38 +57,38 @@ def with_awake_engine(
     ]
 
 
-def engine_fixed_terms(shape: ModelShape, tp: int, running: int) -> dict[str, float]:
+def engine_fixed_terms(spec: ModelSpec, tp: int, running: int) -> dict[str, float]:
     """What an engine takes of its share before any cache."""
     return {
         "process": ENGINE_PROCESS_GIB * GIB,
-        "weights": engine_weights_bytes(shape, tp),
-        "a step": engine_step_bytes(shape, tp, running),
+        "weights": engine_weights_bytes(spec, tp),
+        "a step": engine_step_bytes(spec, tp, running),
     }
 
 
-def settings_phases(config: Config, shape: ModelShape, gpu_gib: float) -> list[Phase]:
+def settings_phases(config: Config, spec: ModelSpec, gpu_gib: float) -> list[Phase]:
     """What a GPU holds in each phase of a run with these settings, on CUDA and colocated."""
     layout = resolve_layout(config, Device.cuda)
-    actor, step = settings_in_plan(config, shape)
+    actor, step = settings_in_plan(config, spec)
     engine_bytes = config.rollout.gpu_memory_utilization * gpu_gib * GIB
-    phases = beside_sleeping_engine(shape, actor, step)
-    return with_awake_engine(shape, phases, step, layout.engine_tensor_parallel, engine_bytes)
+    phases = beside_sleeping_engine(spec, actor, step)
+    return with_awake_engine(spec, phases, step, layout.engine_tensor_parallel, engine_bytes)
 
 
-def settings_cache_tokens(config: Config, shape: ModelShape, gpu_gib: float) -> float:
+def settings_cache_tokens(config: Config, spec: ModelSpec, gpu_gib: float) -> float:
     """Tokens that an engine's KV cache holds; below 0: not even the weights fit."""
     tp = config.rollout.tensor_parallel
-    fixed = engine_fixed_terms(shape, tp, config.rollout.max_running_sequences)
+    fixed = engine_fixed_terms(spec, tp, config.rollout.max_running_sequences)
     room = config.rollout.gpu_memory_utilization * gpu_gib * GIB - sum(fixed.values())
-    return room / kv_bytes(shape, tp)
+    return room / kv_bytes(spec, tp)
 
 
-def settings_in_plan(config: Config, shape: ModelShape) -> tuple[ActorShape, Step]:
+def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]:
     """The actor's layout and step of these settings on CUDA."""
     layout = resolve_layout(config, Device.cuda)
     settings, algorithm = config.actor, config.algorithm
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    per_stage = shape.layers // layout.pipeline_parallel
+    per_stage = spec.layers // layout.pipeline_parallel
     recomputed = 0
     if settings.recompute.value == "full":
         recomputed = min(settings.recompute_num_layers or per_stage, per_stage)

@@ -26,14 +26,13 @@ from rlmath.commands.plan.memory import (
     kv_bytes,
     usable_bytes,
 )
-from rlmath.commands.plan.models import facts_of
 from rlmath.commands.plan.time import Decoding, Work, actor_time_s, decoding, refit_time_s
 from rlmath.config.arithmetic import Layout, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
 from rlmath.config.settings import out_of_range
 from rlmath.errors import ConfigError, UserError
-from rlmath.model.spec import ModelShape
+from rlmath.model.spec import ModelSpec
 
 # Context-parallel ranks that are tried.
 CONTEXT_CHOICES = [1, 2, 4, 8]
@@ -47,7 +46,7 @@ class Wish:
 
     Attributes:
         path: Of the model, for the overrides.
-        shape: Of the model.
+        spec: Of the model.
         gpu: The card; its memory is ``gpu.memory_gib``.
         gpus: How many.
         gpus_per_node: Of one node.
@@ -68,7 +67,7 @@ class Wish:
     """
 
     path: str
-    shape: ModelShape
+    spec: ModelSpec
     gpu: Gpu
     gpus: int
     gpus_per_node: int
@@ -177,11 +176,10 @@ def checked(wish: Wish, settings: list[str]) -> tuple[Config, Layout]:
     if problems:
         raise ConfigError.of(problems)
     layout = resolve_layout(config, Device.cuda)
-    facts = facts_of(wish.shape)
-    problems += check_layout.model_splits(config, facts, "train")
-    problems += check_layout.lengths(config, facts, "train")
+    problems += check_layout.model_splits(config, wish.spec, "train")
+    problems += check_layout.lengths(config, wish.spec, "train")
     problems += check_layout.batch_divides(config, layout, "train")
-    problems += check_layout.experts(config, facts, layout)
+    problems += check_layout.experts(config, wish.spec, layout)
     if problems:
         raise ConfigError.of(problems)
     return config, layout
@@ -241,25 +239,25 @@ def _refuse_uneven_nodes(wish: Wish) -> None:
         )
 
 
-def _splits(shape: ModelShape, tp: int) -> bool:
+def _splits(spec: ModelSpec, tp: int) -> bool:
     """As :func:`rlmath.checks.layout.model_splits` says, for many at once."""
-    heads = shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
-    return shape.heads % tp == 0 and shape.ffn % tp == 0 and heads
+    heads = spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
+    return spec.heads % tp == 0 and spec.ffn % tp == 0 and heads
 
 
-def _engine_splits(shape: ModelShape, tp: int) -> bool:
-    return _splits(shape, tp) and shape.moe_ffn % tp == 0
+def _engine_splits(spec: ModelSpec, tp: int) -> bool:
+    return _splits(spec, tp) and spec.moe_ffn % tp == 0
 
 
 def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
     """Tensor ranks of one node, stages that divide the layers, copies that use every GPU."""
-    node, shape, gpus = min(wish.gpus, wish.gpus_per_node), wish.shape, wish.gpus
+    node, spec, gpus = min(wish.gpus, wish.gpus_per_node), wish.spec, wish.gpus
     tensor = [wish.tp] if wish.tp else [n for n in range(1, node + 1) if node % n == 0]
-    stages = [wish.pp] if wish.pp else [n for n in range(1, shape.layers + 1) if n <= gpus]
+    stages = [wish.pp] if wish.pp else [n for n in range(1, spec.layers + 1) if n <= gpus]
     contexts = [wish.cp] if wish.cp else CONTEXT_CHOICES
     found = False
     for pp, cp, tp in itertools.product(stages, contexts, tensor):
-        if gpus % (tp * pp * cp) or shape.layers % pp or not _splits(shape, tp):
+        if gpus % (tp * pp * cp) or spec.layers % pp or not _splits(spec, tp):
             continue
         dp = gpus // (tp * pp * cp)
         for ep in _expert_shares(wish, tp, cp, dp):
@@ -269,27 +267,27 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
         asked = {"tp": wish.tp, "pp": wish.pp, "cp": wish.cp, "ep": wish.ep}
         raise UserError(
             " ".join(f"--{name} {value or 'any'}" for name, value in asked.items())
-            + f": of {gpus} GPUs in nodes of {node}, {shape.heads} heads, {shape.kv_heads} "
-            f"key-value heads, {shape.layers} layers and {shape.experts} experts nothing divides so"
+            + f": of {gpus} GPUs in nodes of {node}, {spec.heads} heads, {spec.kv_heads} "
+            f"key-value heads, {spec.layers} layers and {spec.experts} experts nothing divides so"
         )
 
 
 def _expert_shares(wish: Wish, tp: int, cp: int, dp: int) -> list[int]:
     """Expert-parallel ranks: 1 of a dense model; none where a mixture cannot be laid out so."""
-    shape = wish.shape
-    if not shape.experts:
+    spec = wish.spec
+    if not spec.experts:
         choices = [1]
     elif cp > 1:
         choices = []  # A mixture takes whole sequences.
     else:
-        cut = [1] if shape.moe_ffn % tp == 0 else []
+        cut = [1] if spec.moe_ffn % tp == 0 else []
         whole = range(2, tp * dp + 1)
-        choices = cut + [n for n in whole if shape.experts % n == 0 and tp * dp % n == 0]
+        choices = cut + [n for n in whole if spec.experts % n == 0 and tp * dp % n == 0]
     return [n for n in choices if wish.ep in (None, n)]
 
 
 def _plan(wish: Wish, split: ActorShape) -> Plan:
-    work, shape, dp, name = wish.work, wish.shape, split.dp, str(split)
+    work, spec, dp, name = wish.work, wish.spec, split.dp, str(split)
     if work.sequences % (work.minibatches * dp):
         raise _Miss(
             f"{name}: {work.sequences} sequences / {work.minibatches} minibatches / {dp} copies = "
@@ -301,14 +299,14 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
     engine_tp, cache_tokens, decoded = _best_engine(wish, share, name)
     engine_bytes = share * wish.gpu.memory_gib * GIB
     step = _step(wish, actor)
-    together = with_awake_engine(shape, phases, step, engine_tp, engine_bytes)
+    together = with_awake_engine(spec, phases, step, engine_tp, engine_bytes)
     for phase in together:
         if phase.name == "weight sync":
             _refuse_if_full(wish, phase, name)
     log_probs_s, update_s = actor_time_s(
-        shape, actor, work, wish.gpu, wish.efficiency, wish.gpus_per_node
+        spec, actor, work, wish.gpu, wish.efficiency, wish.gpus_per_node
     )
-    refit_s = refit_time_s(shape, actor, wish.gpu, wish.efficiency, wish.gpus_per_node)
+    refit_s = refit_time_s(spec, actor, wish.gpu, wish.efficiency, wish.gpus_per_node)
     return Plan(
         actor=actor,
         engine_tp=engine_tp,
@@ -317,7 +315,7 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
         cache_tokens=int(cache_tokens),
         running=decoded.running,
         phases=tuple(together),
-        host_bytes=host_bytes(shape, actor, step, min(wish.gpus, wish.gpus_per_node)),
+        host_bytes=host_bytes(spec, actor, step, min(wish.gpus, wish.gpus_per_node)),
         seconds={
             "generate": decoded.seconds,
             "log_probs": log_probs_s,
@@ -335,7 +333,7 @@ def _refuse_if_full(wish: Wish, phase: Phase, name: str) -> None:
 
 def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, list[Phase]]:
     """The fewest recomputed layers of a stage with which every phase of the actor fits."""
-    per_stage, name = wish.shape.layers // split.pp, str(split)
+    per_stage, name = wish.spec.layers // split.pp, str(split)
     if wish.recompute_layers is not None and not 0 <= wish.recompute_layers <= per_stage:
         raise _Miss(
             f"{name}: --recompute-layers {wish.recompute_layers}, but a stage has {per_stage}",
@@ -344,7 +342,7 @@ def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, li
     wanted = wish.recompute_layers
     for layers in range(per_stage + 1) if wanted is None else [wanted]:
         actor = dataclasses.replace(split, recompute_layers=layers)
-        phases = beside_sleeping_engine(wish.shape, actor, _step(wish, actor))
+        phases = beside_sleeping_engine(wish.spec, actor, _step(wish, actor))
         peak = max(phases, key=lambda one: one.num_bytes)
         if peak.num_bytes <= usable_bytes(wish.gpu.memory_gib):
             return actor, phases
@@ -370,12 +368,12 @@ def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
         actor: A layout that fits as it is.
         step: The result is a multiple of it, or the present length.
     """
-    per_stage = wish.shape.layers // actor.pp
+    per_stage = wish.spec.layers // actor.pp
 
     def fits(tokens: int) -> bool:
         one = dataclasses.replace(actor, recompute_layers=per_stage, max_tokens=tokens)
         peak = max(
-            phase.num_bytes for phase in beside_sleeping_engine(wish.shape, one, _step(wish, one))
+            phase.num_bytes for phase in beside_sleeping_engine(wish.spec, one, _step(wish, one))
         )
         return peak <= usable_bytes(wish.gpu.memory_gib)
 
@@ -392,19 +390,19 @@ def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
 
 def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decoding]:
     """Tensor ranks of the engines with which sampling is fastest, and tokens of a cache."""
-    shape, work = wish.shape, wish.work
+    spec, work = wish.spec, wish.work
     node = min(wish.gpus, wish.gpus_per_node)
     choices = [wish.engine_tp] if wish.engine_tp else range(1, node + 1)
     best: tuple[int, float, Decoding] | None = None
     misses = []
     for tp in choices:
-        if node % tp or not _engine_splits(shape, tp):
+        if node % tp or not _engine_splits(spec, tp):
             continue
-        fixed = engine_fixed_terms(shape, tp, wish.max_running)
+        fixed = engine_fixed_terms(spec, tp, wish.max_running)
         room = share * wish.gpu.memory_gib * GIB - sum(fixed.values())
-        tokens = room / kv_bytes(shape, tp)
+        tokens = room / kv_bytes(spec, tp)
         if tokens < work.longest_tokens:
-            one = work.longest_tokens * kv_bytes(shape, tp)
+            one = work.longest_tokens * kv_bytes(spec, tp)
             needed = Phase(f"engine TP {tp}", fixed | {"cache of one sequence": one})
             misses.append(
                 _Miss(
@@ -416,7 +414,7 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decod
             continue
         engines = wish.gpus // tp
         decoded = decoding(
-            shape, engines, tp, tokens, wish.max_running, work, wish.gpu, wish.efficiency
+            spec, engines, tp, tokens, wish.max_running, work, wish.gpu, wish.efficiency
         )
         if best is None or decoded.seconds < best[2].seconds:
             best = (tp, tokens, decoded)
@@ -424,8 +422,8 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decod
         return best
     if not misses:
         raise _Miss(
-            f"{name}: no engine of {wish.engine_tp} ranks: {shape.heads} heads, "
-            f"{shape.kv_heads} key-value heads, nodes of {node} GPUs",
+            f"{name}: no engine of {wish.engine_tp} ranks: {spec.heads} heads, "
+            f"{spec.kv_heads} key-value heads, nodes of {node} GPUs",
             float("inf"),
         )
     raise min(misses, key=lambda miss: miss.excess)

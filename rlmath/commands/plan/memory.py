@@ -27,7 +27,7 @@ from rlmath.commands.plan.models import (
     parameters_of_rank,
 )
 from rlmath.config.schema import RolloutConfig
-from rlmath.model.spec import ModelShape, padded_vocab_size
+from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.sync_memory import shared_buffer_bytes, sync_buffer_bytes
 
@@ -140,109 +140,109 @@ def state_bytes(parameters: int, dp: int) -> float:
     return parameters * (6 + 12 / dp)
 
 
-def model_state_bytes(shape: ModelShape, actor: ActorShape, *, first: bool, last: bool) -> float:
+def model_state_bytes(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> float:
     """State of a rank of a stage; experts have copies of their own."""
-    dense = parameters_of_rank(shape, actor.tp, actor.pp, first=first, last=last)
-    experts = expert_parameters_of_rank(shape, actor.tp, actor.pp, actor.ep)
+    dense = parameters_of_rank(spec, actor.tp, actor.pp, first=first, last=last)
+    experts = expert_parameters_of_rank(spec, actor.tp, actor.pp, actor.ep)
     return state_bytes(dense, actor.copies) + state_bytes(experts, actor.expert_copies)
 
 
-def worst_state_bytes(shape: ModelShape, actor: ActorShape) -> float:
+def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     """State of the fullest stage."""
     ends = [(stage == 0, stage == actor.pp - 1) for stage in {0, actor.pp - 1}]
-    return max(model_state_bytes(shape, actor, first=first, last=last) for first, last in ends)
+    return max(model_state_bytes(spec, actor, first=first, last=last) for first, last in ends)
 
 
-def value_state_bytes(shape: ModelShape, actor: ActorShape, *, first: bool, last: bool) -> float:
+def value_state_bytes(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> float:
     """State of a value model's rank: the same stage without the output layer."""
-    policy = model_state_bytes(shape, actor, first=first, last=last)
-    tied_alone = shape.tied and first and last
+    policy = model_state_bytes(spec, actor, first=first, last=last)
+    tied_alone = spec.tied and first and last
     if not last or tied_alone:
         return policy
-    table = padded_vocab_size(shape.vocab, actor.tp) // actor.tp * shape.hidden
+    table = padded_vocab_size(spec.vocab, actor.tp) // actor.tp * spec.hidden
     return policy - state_bytes(table, actor.copies)
 
 
-def buffer_bytes(shape: ModelShape, actor: ActorShape, step: Step) -> float:
+def buffer_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
     """What stays allocated after the first micro-batch.
 
     The rotary table in float32; with ``local`` layers the buffer that sequence parallelism gathers
     into.
     """
-    rotary = 4 * step.longest_tokens * shape.head_dim
+    rotary = 4 * step.longest_tokens * spec.head_dim
     gathered = actor.tp > 1 and actor.layers == "local"
-    return rotary + (2 * actor.tokens * shape.hidden if gathered else 0)
+    return rotary + (2 * actor.tokens * spec.hidden if gathered else 0)
 
 
-def stage_phases(shape: ModelShape, actor: ActorShape, step: Step, stage: int) -> list[Phase]:
+def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> list[Phase]:
     """What a rank of a stage holds in each phase of a step, CUDA's own share apart."""
     first, last = stage == 0, stage == actor.pp - 1
-    state = model_state_bytes(shape, actor, first=first, last=last)
-    weights = rank_parameters(shape, actor, first=first, last=last)
+    state = model_state_bytes(spec, actor, first=first, last=last)
+    weights = rank_parameters(spec, actor, first=first, last=last)
     value = 0.0
     if step.value_model:
-        value = value_state_bytes(shape, actor, first=first, last=last)
+        value = value_state_bytes(spec, actor, first=first, last=last)
     # One micro-batch forward, one backward: a stage has as many in flight as there are stages from
     # it to the last (Korthikanti et al. 2022, section 4.2.3).
     in_flight = max(1, min(actor.pp - stage, step.microbatches))
-    masks = attention_masks_bytes(shape, actor, step.longest_tokens)
+    masks = attention_masks_bytes(spec, actor, step.longest_tokens)
 
     def phase(name: str, **terms: float) -> Phase:
         resident = {
             "state": state,
             "value model": value,
-            "buffers": buffer_bytes(shape, actor, step),
+            "buffers": buffer_bytes(spec, actor, step),
             "attention masks": masks if {"layer", "logits", "activations"} & terms.keys() else 0.0,
         }
         named = {key.replace("_", " "): size for key, size in terms.items()}
         return Phase(name, {k: v for k, v in (resident | named).items() if v})
 
     def backward(name: str) -> Phase:
-        return phase(name, **backward_bytes(shape, actor, in_flight))
+        return phase(name, **backward_bytes(spec, actor, in_flight))
 
     def logits(backward: bool) -> float:
         if not last:
             return 0.0
         in_float32 = step.lm_head_float32
-        return logits_bytes(shape, actor, backward=backward, in_float32=in_float32)
+        return logits_bytes(spec, actor, backward=backward, in_float32=in_float32)
 
-    widest = max(forward_bytes(shape, actor), logits(backward=False))
+    widest = max(forward_bytes(spec, actor), logits(backward=False))
     what = "logits" if widest == logits(backward=False) else "layer"
     forward = {what: widest}
     phases = [phase("state"), phase("log-probs", **forward)]
     if step.reference:
         phases.append(phase("reference", **forward))
     if last:
-        kept = kept_bytes(shape, actor, in_flight)
+        kept = kept_bytes(spec, actor, in_flight)
         phases.append(phase("logits", activations=kept, logits=logits(backward=True)))
     phases.append(backward("training"))
     if step.value_model:
         phases.append(backward("value training"))
-    phases.append(phase("optimizer step", temporaries=optimizer_step_bytes(shape, actor, weights)))
-    phases.append(phase("weight sync", buckets=trainer_sync_bytes(shape, actor, step.bucket_bytes)))
-    saved = checkpoint_bytes(shape, actor, first=first, last=last)
+    phases.append(phase("optimizer step", temporaries=optimizer_step_bytes(spec, actor, weights)))
+    phases.append(phase("weight sync", buckets=trainer_sync_bytes(spec, actor, step.bucket_bytes)))
+    saved = checkpoint_bytes(spec, actor, first=first, last=last)
     phases.append(phase("checkpoint", gathered=saved.gpu_bytes))
     return phases
 
 
-def rank_parameters(shape: ModelShape, actor: ActorShape, *, first: bool, last: bool) -> int:
+def rank_parameters(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> int:
     """Weights of a rank of a stage, its experts among them."""
-    dense = parameters_of_rank(shape, actor.tp, actor.pp, first=first, last=last)
-    return dense + expert_parameters_of_rank(shape, actor.tp, actor.pp, actor.ep)
+    dense = parameters_of_rank(spec, actor.tp, actor.pp, first=first, last=last)
+    return dense + expert_parameters_of_rank(spec, actor.tp, actor.pp, actor.ep)
 
 
-def optimizer_step_bytes(shape: ModelShape, actor: ActorShape, weights: int) -> float:
+def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> float:
     """Temporaries of Adam: none in Transformer Engine's fused one; two of a rank's largest piece of
     a parameter in torch's."""
     if actor.layers != "local":
         return 0.0
-    largest = largest_parameter_of_rank(shape, actor.tp)
-    if shape.tied and actor.pp > 1:
+    largest = largest_parameter_of_rank(spec, actor.tp)
+    if spec.tied and actor.pp > 1:
         largest //= actor.copies  # The shared table is a bucket alone, which the copies cut.
     return 8 * min(weights / actor.copies, largest)
 
 
-def trainer_sync_bytes(shape: ModelShape, actor: ActorShape, bucket_bytes: int) -> int:
+def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) -> int:
     """Buffers of a trainer rank in a weight sync over ``ipc``, at the worst of its buckets.
 
     ``rlmath.weights.sync_memory`` bounds it by pieces that are all as large as the largest tensor.
@@ -251,9 +251,9 @@ def trainer_sync_bytes(shape: ModelShape, actor: ActorShape, bucket_bytes: int) 
     tensor that it took.
     """
     several = actor.tp * actor.pp * actor.ep > 1
-    key = (repr(shape), bucket_bytes, several)
+    key = (repr(spec), bucket_bytes, several)
     if key not in _sync_peaks:
-        sizes = [2 * math.prod(size) for size in hf_shapes(shape).values()]
+        sizes = [2 * math.prod(size) for size in hf_shapes(spec).values()]
         _sync_peaks[key] = _sync_peak(sizes, bucket_bytes, several)
     return _sync_peaks[key]
 
@@ -277,43 +277,43 @@ def _sync_peak(sizes: Sequence[int], bucket_bytes: int, several: bool) -> int:
     return most + shared_buffer_bytes(bucket_bytes, max(sizes))
 
 
-def largest_tensor_bytes(shape: ModelShape) -> int:
+def largest_tensor_bytes(spec: ModelSpec) -> int:
     """Largest of the tensors that a weight sync sends."""
-    return 2 * shape.hidden * max(shape.vocab, shape.ffn, shape.heads * shape.head_dim)
+    return 2 * spec.hidden * max(spec.vocab, spec.ffn, spec.heads * spec.head_dim)
 
 
 def checkpoint_bytes(
-    shape: ModelShape, actor: ActorShape, *, first: bool, last: bool, background: bool = False
+    spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool, background: bool = False
 ) -> CheckpointBytes:
     """What a rank takes to save its share of a checkpoint; experts are a part of their own."""
-    largest = largest_parameter_of_rank(shape, actor.tp)
-    dense = parameters_of_rank(shape, actor.tp, actor.pp, first=first, last=last)
+    largest = largest_parameter_of_rank(spec, actor.tp)
+    dense = parameters_of_rank(spec, actor.tp, actor.pp, first=first, last=last)
     one = checkpoint_bytes_of_rank(dense, actor.copies, largest, background=background)
-    experts = expert_parameters_of_rank(shape, actor.tp, actor.pp, actor.ep)
+    experts = expert_parameters_of_rank(spec, actor.tp, actor.pp, actor.ep)
     if not experts:
         return one
-    largest = 2 * shape.hidden * shape.moe_ffn
+    largest = 2 * spec.hidden * spec.moe_ffn
     two = checkpoint_bytes_of_rank(experts, actor.expert_copies, largest, background=background)
     return CheckpointBytes(max(one.gpu_bytes, two.gpu_bytes), one.host_bytes + two.host_bytes)
 
 
-def host_bytes(shape: ModelShape, actor: ActorShape, step: Step, ranks_of_node: int) -> float:
+def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: int) -> float:
     """Host memory that a node's ranks take for tensors: a checkpoint, and a reference model."""
     most = 0.0
     for stage in range(actor.pp):
         first, last = stage == 0, stage == actor.pp - 1
-        saved = checkpoint_bytes(shape, actor, first=first, last=last, background=True).host_bytes
-        reference = 2 * rank_parameters(shape, actor, first=first, last=last)
+        saved = checkpoint_bytes(spec, actor, first=first, last=last, background=True).host_bytes
+        reference = 2 * rank_parameters(spec, actor, first=first, last=last)
         most = max(most, saved + (reference if step.reference else 0))
     return ranks_of_node * most
 
 
-def actor_phases(shape: ModelShape, actor: ActorShape, step: Step) -> list[Phase]:
+def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
     """The phases of the actor, each on the stage where it is fullest, with its process."""
     stages = sorted({0, min(1, actor.pp - 1), actor.pp - 1})
     fullest: dict[str, Phase] = {}
     for stage in stages:
-        for phase in stage_phases(shape, actor, step, stage):
+        for phase in stage_phases(spec, actor, step, stage):
             known = fullest.get(phase.name)
             if known is None or phase.num_bytes > known.num_bytes:
                 fullest[phase.name] = phase
@@ -321,16 +321,16 @@ def actor_phases(shape: ModelShape, actor: ActorShape, step: Step) -> list[Phase
     return [Phase(one.name, process | dict(one.terms)) for one in fullest.values()]
 
 
-def engine_weights_bytes(shape: ModelShape, tp: int) -> float:
+def engine_weights_bytes(spec: ModelSpec, tp: int) -> float:
     """Weights of one rank of an engine."""
-    dense = parameters_of_rank(shape, tp, 1, first=True, last=True)
-    return 2 * (dense + expert_parameters_of_rank(shape, tp, 1, 1))
+    dense = parameters_of_rank(spec, tp, 1, first=True, last=True)
+    return 2 * (dense + expert_parameters_of_rank(spec, tp, 1, 1))
 
 
-def engine_sync_bytes(shape: ModelShape, bucket_bytes: int, tp: int) -> float:
+def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int) -> float:
     """What an engine's rank takes for a weight sync beside its weights."""
-    module = 2 * shape.experts * 3 * shape.hidden * shape.moe_ffn or None
-    largest = largest_tensor_bytes(shape)
+    module = 2 * spec.experts * 3 * spec.hidden * spec.moe_ffn or None
+    largest = largest_tensor_bytes(spec)
     sizes = sync_buffer_bytes(
         "ipc",
         bucket_bytes,
@@ -341,18 +341,18 @@ def engine_sync_bytes(shape: ModelShape, bucket_bytes: int, tp: int) -> float:
     return sizes.engine_bytes
 
 
-def kv_bytes(shape: ModelShape, tp: int) -> float:
+def kv_bytes(spec: ModelSpec, tp: int) -> float:
     """Keys and values of one token on one rank of an engine; ranks beyond the heads hold copies."""
-    return 2 * 2 * shape.layers * max(1.0, shape.kv_heads / tp) * shape.head_dim
+    return 2 * 2 * spec.layers * max(1.0, spec.kv_heads / tp) * spec.head_dim
 
 
-def engine_step_bytes(shape: ModelShape, tp: int, running: int) -> float:
+def engine_step_bytes(spec: ModelSpec, tp: int, running: int) -> float:
     """What a step of an engine takes: the widest layer, and logits of each running sequence.
 
     The sampler has the logits in float32 and three tables like them.
     """
-    layer = ENGINE_STEP_TOKENS * (4 * shape.hidden + 6 * feed_forward_width(shape) / tp)
-    return layer + running * shape.vocab * 4 * 4
+    layer = ENGINE_STEP_TOKENS * (4 * spec.hidden + 6 * feed_forward_width(spec) / tp)
+    return layer + running * spec.vocab * 4 * 4
 
 
 def usable_bytes(gpu_gib: float) -> float:

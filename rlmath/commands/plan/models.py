@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rlmath.checks.facts import ARCHITECTURES, ModelFacts
 from rlmath.config.load import load, options
 from rlmath.errors import UserError
-from rlmath.model.spec import ModelShape, model_shape, padded_vocab_size, read_config
+from rlmath.model.spec import ModelSpec, model_spec, padded_vocab_size, read_model_spec
 
 # Layers, hidden, feed-forward, heads, key-value heads, vocabulary, tied, positions: as the
 # config.json of each says. The tests hold the parameter counts that they are published with.
@@ -69,7 +68,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     **{name: _config("LlamaForCausalLM", sizes) for name, sizes in _LLAMA.items()},
 }
 
-# Flags that give a shape without a file, and the field of config.json that each stands for.
+# Flags that give the sizes without a file, and the field of config.json that each stands for.
 SHAPE_FLAGS = {
     "--layers": "num_hidden_layers",
     "--hidden": "hidden_size",
@@ -80,8 +79,8 @@ SHAPE_FLAGS = {
 }
 
 
-def read_plan_model(arguments: argparse.Namespace) -> tuple[str, ModelShape]:
-    """Name or path, and shape, of the model that the command line asks for.
+def read_plan_model(arguments: argparse.Namespace) -> tuple[str, ModelSpec]:
+    """Name or path, and spec, of the model that the command line asks for.
 
     Raises:
         UserError: There is no such model, a size is missing, or the actor has no such architecture.
@@ -101,15 +100,15 @@ def read_plan_model(arguments: argparse.Namespace) -> tuple[str, ModelShape]:
             "head_dim": arguments.head_dim,
             "max_position_embeddings": 2**20,
         }
-        return "PATH", _trainable("the model of these sizes", config)
+        return "PATH", model_spec(config, "the model of these sizes")
     flags = [flag for flag, value in given.items() if value is not None]
     if flags:
         raise UserError(f"{', '.join(flags)}: the sizes are those of {arguments.model}; give one")
     return read_named_model(str(arguments.model))
 
 
-def read_named_model(name: str) -> tuple[str, ModelShape]:
-    """Name or path, and shape, of a published model, a preset, a folder or its config.json.
+def read_named_model(name: str) -> tuple[str, ModelSpec]:
+    """Name or path, and spec, of a published model, a preset, a folder or its config.json.
 
     Raises:
         UserError: There is no such model, or the actor has no such architecture.
@@ -118,7 +117,7 @@ def read_named_model(name: str) -> tuple[str, ModelShape]:
     if path.name == "config.json":
         path = path.parent
     if path.is_dir():
-        return str(path), _trainable(name, read_config(path))
+        return str(path), read_model_spec(path)
     known = {key.lower(): key for key in KNOWN}
     if name in options("model"):  # A file of conf/model says whose folder it is for.
         name = load([f"model={name}", "runner.run_dir=runs/plan"]).model.path
@@ -128,86 +127,44 @@ def read_named_model(name: str) -> tuple[str, ModelShape]:
             f"{name}: no folder with a config.json, and no model that is known by name; known are "
             f"{', '.join(KNOWN)}, and model={', model='.join(options('model'))}"
         )
-    return f"models/{known[short]}", _trainable(name, KNOWN[known[short]])
+    return f"models/{known[short]}", model_spec(KNOWN[known[short]], name)
 
 
-def _trainable(name: str, config: dict[str, Any]) -> ModelShape:
-    shape = model_shape(config)
-    if shape.architecture not in ARCHITECTURES:
-        raise UserError(
-            f"{name}: its architecture is {shape.architecture}; those that the actor trains are "
-            f"{', '.join(ARCHITECTURES)}"
-        )
-    return shape
-
-
-def facts_of(shape: ModelShape) -> ModelFacts:
-    """The sizes as the checks of the settings take them."""
-    return ModelFacts(
-        architecture=shape.architecture,
-        num_layers=shape.layers,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_heads=shape.heads,
-        num_kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab,
-        max_position_embeddings=shape.max_positions,
-        tie_word_embeddings=shape.tied,
-        num_experts=shape.experts,
-        expert_size=shape.moe_ffn,
-        mixture_layers=mixture_layers(shape),
-    )
-
-
-def mixture_layers(shape: ModelShape) -> int:
-    """Layers that are mixtures of experts."""
-    return sum(shape.is_moe_layer(layer) for layer in range(shape.layers))
-
-
-def attention_matrices(shape: ModelShape) -> int:
+def attention_matrices(spec: ModelSpec) -> int:
     """Weights of a layer's attention that tensor ranks share: matrices and their biases."""
-    query, both = shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
-    bias = query + both if shape.qkv_bias else 0
-    return shape.hidden * (query + both) + query * shape.hidden + bias
+    query, both = spec.heads * spec.head_dim, 2 * spec.kv_heads * spec.head_dim
+    bias = query + both if spec.family.qkv_bias else 0
+    return spec.hidden * (query + both) + query * spec.hidden + bias
 
 
-def feed_forward_matrices(shape: ModelShape) -> int:
+def feed_forward_matrices(spec: ModelSpec) -> int:
     """Weights of a dense layer's feed-forward."""
-    return 3 * shape.hidden * shape.ffn
+    return 3 * spec.hidden * spec.ffn
 
 
-def expert_matrices(shape: ModelShape) -> int:
+def expert_matrices(spec: ModelSpec) -> int:
     """Weights of one expert."""
-    return 3 * shape.hidden * shape.moe_ffn
+    return 3 * spec.hidden * spec.moe_ffn
 
 
-def layer_norms(shape: ModelShape) -> int:
+def layer_norms(spec: ModelSpec) -> int:
     """Weights of one layer that every tensor rank holds."""
-    return 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0)
+    return 2 * spec.hidden + (2 * spec.head_dim if spec.family.qk_norm else 0)
 
 
-def shared_matrices(shape: ModelShape) -> int:
+def shared_matrices(spec: ModelSpec) -> int:
     """Matrices of all layers that tensor ranks share; experts apart."""
-    dense = shape.layers - mixture_layers(shape)
-    return shape.layers * attention_matrices(shape) + dense * feed_forward_matrices(shape)
+    dense = spec.layers - spec.moe_layers
+    return spec.layers * attention_matrices(spec) + dense * feed_forward_matrices(spec)
 
 
-def active_matrices(shape: ModelShape) -> int:
+def active_matrices(spec: ModelSpec) -> int:
     """Matrices of all layers that one token meets: of experts those that it is sent to."""
-    experts = shape.experts_per_token * expert_matrices(shape) + shape.experts * shape.hidden
-    return shared_matrices(shape) + mixture_layers(shape) * experts
+    experts = spec.experts_per_token * expert_matrices(spec) + spec.experts * spec.hidden
+    return shared_matrices(spec) + spec.moe_layers * experts
 
 
-def count_parameters(shape: ModelShape) -> int:
-    """All weights of the model, a tied embedding once."""
-    embeddings = (1 if shape.tied else 2) * shape.vocab * shape.hidden
-    mixture = shape.experts * (expert_matrices(shape) + shape.hidden)
-    layers = shared_matrices(shape) + mixture_layers(shape) * mixture
-    return layers + shape.layers * layer_norms(shape) + embeddings + shape.hidden
-
-
-def parameters_of_rank(shape: ModelShape, tp: int, pp: int, *, first: bool, last: bool) -> int:
+def parameters_of_rank(spec: ModelSpec, tp: int, pp: int, *, first: bool, last: bool) -> int:
     """Weights that one rank of a stage holds in Megatron, without its experts.
 
     Args:
@@ -216,15 +173,15 @@ def parameters_of_rank(shape: ModelShape, tp: int, pp: int, *, first: bool, last
         first: The stage has the embedding.
         last: It has the output layer; of a tied embedding a copy, unless it is the first as well.
     """
-    table = padded_vocab_size(shape.vocab, tp) // tp * shape.hidden
-    routers = mixture_layers(shape) * shape.experts * shape.hidden
-    alike = shape.layers * layer_norms(shape) + routers
-    layers = -(-(shared_matrices(shape) // tp + alike) // pp)
-    tables = 1 if first and last and shape.tied else int(first) + int(last)
-    return layers + tables * table + (shape.hidden if last else 0)
+    table = padded_vocab_size(spec.vocab, tp) // tp * spec.hidden
+    routers = spec.moe_layers * spec.experts * spec.hidden
+    alike = spec.layers * layer_norms(spec) + routers
+    layers = -(-(shared_matrices(spec) // tp + alike) // pp)
+    tables = 1 if first and last and spec.tied else int(first) + int(last)
+    return layers + tables * table + (spec.hidden if last else 0)
 
 
-def expert_parameters_of_rank(shape: ModelShape, tp: int, pp: int, ep: int) -> int:
+def expert_parameters_of_rank(spec: ModelSpec, tp: int, pp: int, ep: int) -> int:
     """Weights of experts that one rank of a stage holds.
 
     Args:
@@ -232,12 +189,12 @@ def expert_parameters_of_rank(shape: ModelShape, tp: int, pp: int, ep: int) -> i
         pp: Pipeline stages.
         ep: Ranks among which whole experts are shared out.
     """
-    all_of_them = mixture_layers(shape) * shape.experts * expert_matrices(shape)
+    all_of_them = spec.moe_layers * spec.experts * expert_matrices(spec)
     return -(-all_of_them // (pp * (tp if ep == 1 else ep)))
 
 
-def largest_parameter_of_rank(shape: ModelShape, tp: int) -> int:
+def largest_parameter_of_rank(spec: ModelSpec, tp: int) -> int:
     """Elements of the largest Megatron parameter of a rank, experts apart."""
-    table = padded_vocab_size(shape.vocab, tp) // tp * shape.hidden
-    dense = mixture_layers(shape) < shape.layers
-    return max(table, 2 * shape.ffn // tp * shape.hidden if dense else 0)
+    table = padded_vocab_size(spec.vocab, tp) // tp * spec.hidden
+    dense = spec.moe_layers < spec.layers
+    return max(table, 2 * spec.ffn // tp * spec.hidden if dense else 0)

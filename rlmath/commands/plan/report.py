@@ -8,14 +8,13 @@ from typing import Any
 
 from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, Wish, most_tokens, overrides
 from rlmath.commands.plan.memory import ENGINE_STEP_TOKENS, GIB, usable_bytes
-from rlmath.commands.plan.models import count_parameters
 
 
 def as_json(wish: Wish, plans: Sequence[Plan]) -> dict[str, Any]:
     """Everything: what was asked, what was assumed, and each plan with its terms."""
     return {
         "model": wish.path,
-        "parameters": count_parameters(wish.shape),
+        "parameters": wish.spec.num_parameters,
         "gpu": dataclasses.asdict(wish.gpu),
         "gpus": wish.gpus,
         "gpus_per_node": wish.gpus_per_node,
@@ -66,7 +65,7 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
     rows = [head, *(_row(wish, plan) for plan in plans[:most])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [
-        f"{wish.path}: {count_parameters(wish.shape) / 1e9:.3f} billion parameters, {wish.gpus} "
+        f"{wish.path}: {wish.spec.num_parameters / 1e9:.3f} billion parameters, {wish.gpus} "
         f"{wish.gpu.name} of {wish.gpu.memory_gib:g} GiB in nodes of {wish.gpus_per_node}; "
         f"{usable_bytes(wish.gpu.memory_gib) / GIB:.1f} GiB are planned with",
         f"layouts that fit: {len(plans)}, the fastest first, of those within "
@@ -98,7 +97,7 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
 
 def _row(wish: Wish, plan: Plan) -> list[str]:
     actor, seconds = plan.actor, plan.seconds
-    per_stage = wish.shape.layers // actor.pp
+    per_stage = wish.spec.layers // actor.pp
     return [
         str(actor.tp),
         str(actor.pp),

@@ -12,12 +12,10 @@ from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.memory import ActorShape, engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.models import (
     active_matrices,
-    count_parameters,
     expert_parameters_of_rank,
-    mixture_layers,
     parameters_of_rank,
 )
-from rlmath.model.spec import ModelShape
+from rlmath.model.spec import ModelSpec
 
 # All-reduces of a layer between tensor ranks: after attention and after the feed-forward.
 ALL_REDUCES_PER_LAYER = 2
@@ -60,30 +58,30 @@ class Work:
         return self.sequences * self.mean_tokens
 
 
-def forward_flops(shape: ModelShape, sequence_tokens: float) -> float:
+def forward_flops(spec: ModelSpec, sequence_tokens: float) -> float:
     """Operations of a forward pass per token of a sequence of that length.
 
     Two for each weight of a matrix, the output layer among them, and causal attention: two products
     of width q with half of the sequence on average. Narayanan et al. 2021, appendix, for grouped
     queries, a gated feed-forward and a causal mask.
     """
-    attention = shape.layers * 2 * 2 * shape.heads * shape.head_dim * sequence_tokens / 2
-    return 2 * active_matrices(shape) + attention + _output_flops(shape)
+    attention = spec.layers * 2 * 2 * spec.heads * spec.head_dim * sequence_tokens / 2
+    return 2 * active_matrices(spec) + attention + _output_flops(spec)
 
 
-def _output_flops(shape: ModelShape) -> int:
+def _output_flops(spec: ModelSpec) -> int:
     """Of the output layer, per token."""
-    return 2 * shape.vocab * shape.hidden
+    return 2 * spec.vocab * spec.hidden
 
 
-def slowest_stage_share(shape: ModelShape, pp: int, sequence_tokens: float) -> float:
+def slowest_stage_share(spec: ModelSpec, pp: int, sequence_tokens: float) -> float:
     """Work of the last stage, which has the output layer, over that of an average one."""
-    whole, output = forward_flops(shape, sequence_tokens), _output_flops(shape)
+    whole, output = forward_flops(spec, sequence_tokens), _output_flops(spec)
     return ((whole - output) / pp + output) / (whole / pp)
 
 
 def actor_time_s(
-    shape: ModelShape,
+    spec: ModelSpec,
     actor: ActorShape,
     work: Work,
     gpu: Gpu,
@@ -93,7 +91,7 @@ def actor_time_s(
     """Seconds of log-probs and of the update, on all ranks together."""
     ranks = actor.ranks
     peak = gpu.peak_tflops * 1e12 * efficiency.mfu
-    forward = work.tokens * forward_flops(shape, work.mean_tokens) / (ranks * peak)
+    forward = work.tokens * forward_flops(spec, work.mean_tokens) / (ranks * peak)
 
     def rate(neighbours: int) -> float:
         """Bytes a second between so many neighbours, which share a node if they can."""
@@ -103,24 +101,24 @@ def actor_time_s(
 
     # A ring moves 2 (t - 1) / t times the bytes; with sequence parallelism the same, in two halves.
     ring = 2 * (actor.tp - 1) / actor.tp
-    tokens, layers = work.tokens / actor.copies, shape.layers / actor.pp
-    reduced = tokens * layers * ALL_REDUCES_PER_LAYER * 2 * shape.hidden
+    tokens, layers = work.tokens / actor.copies, spec.layers / actor.pp
+    reduced = tokens * layers * ALL_REDUCES_PER_LAYER * 2 * spec.hidden
     tensor = ring * reduced / rate(actor.tp)
     # Keys and values of the other context ranks; on the way back their gradients as well.
-    both = 2 * 2 * shape.kv_heads * shape.head_dim / actor.tp
+    both = 2 * 2 * spec.kv_heads * spec.head_dim / actor.tp
     context = (actor.cp - 1) * tokens * layers * both / rate(actor.tp * actor.cp)
     # Each token goes to its experts and back.
-    sent = tokens / actor.tp * shape.experts_per_token * 2 * 2 * shape.hidden
-    mixtures = mixture_layers(shape) / actor.pp
+    sent = tokens / actor.tp * spec.experts_per_token * 2 * 2 * spec.hidden
+    mixtures = spec.moe_layers / actor.pp
     experts = (actor.ep - 1) / actor.ep * sent * mixtures / rate(max(actor.tp, actor.ep))
     per_rank = work.sequences / work.minibatches / actor.dp
     microbatches = max(1.0, per_rank * work.mean_tokens / actor.max_tokens)
     # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1.
     bubble = 1 + (actor.pp - 1) / microbatches
-    forward *= slowest_stage_share(shape, actor.pp, work.mean_tokens)
-    again = actor.recompute_layers * actor.pp / shape.layers
-    parameters = parameters_of_rank(shape, actor.tp, actor.pp, first=True, last=actor.pp == 1)
-    parameters += expert_parameters_of_rank(shape, actor.tp, actor.pp, actor.ep)
+    forward *= slowest_stage_share(spec, actor.pp, work.mean_tokens)
+    again = actor.recompute_layers * actor.pp / spec.layers
+    parameters = parameters_of_rank(spec, actor.tp, actor.pp, first=True, last=actor.pp == 1)
+    parameters += expert_parameters_of_rank(spec, actor.tp, actor.pp, actor.ep)
     # Float32 gradients are reduce-scattered, bfloat16 weights gathered.
     copies = actor.copies
     data = work.minibatches * 6 * parameters * (copies - 1) / copies / rate(ranks)
@@ -150,7 +148,7 @@ class Decoding:
 
 
 def decoding(
-    shape: ModelShape,
+    spec: ModelSpec,
     engines: int,
     tp: int,
     cache_tokens: float,
@@ -168,11 +166,11 @@ def decoding(
     running = max(1, min(share, most_running, int(cache_tokens // work.mean_tokens)))
 
     def step_s(count: float, context: float) -> float:
-        read = engine_weights_bytes(shape, tp) + count * context * kv_bytes(shape, tp)
+        read = engine_weights_bytes(spec, tp) + count * context * kv_bytes(spec, tp)
         memory = read / (gpu.memory_gb_per_s * 1e9 * efficiency.decode_bandwidth)
-        flops = count * forward_flops(shape, 2 * context)
+        flops = count * forward_flops(spec, 2 * context)
         arithmetic = flops / (tp * gpu.peak_tflops * 1e12 * efficiency.mfu)
-        latency = efficiency.all_reduce_s * ALL_REDUCES_PER_LAYER * shape.layers if tp > 1 else 0.0
+        latency = efficiency.all_reduce_s * ALL_REDUCES_PER_LAYER * spec.layers if tp > 1 else 0.0
         return max(memory, arithmetic) + latency + efficiency.decode_step_s
 
     middle = step_s(running, work.prompt_tokens + work.mean_response_tokens / 2)
@@ -184,9 +182,9 @@ def decoding(
 
 
 def refit_time_s(
-    shape: ModelShape, actor: ActorShape, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int
+    spec: ModelSpec, actor: ActorShape, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int
 ) -> float:
     """Every rank of a copy gathers the whole model; a copy on one node does so over its links."""
     on_node = max(actor.tp, actor.ep) * actor.pp <= gpus_per_node
     rate = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
-    return 2 * count_parameters(shape) / (rate * 1e9 * efficiency.link)
+    return 2 * spec.num_parameters / (rate * 1e9 * efficiency.link)

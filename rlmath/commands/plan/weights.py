@@ -61,14 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: There is no such model, or an option is for a mixture of experts.
         WeightsError: It cannot be laid out so.
     """
-    _, shape = read_named_model(arguments.model)
+    _, spec = read_named_model(arguments.model)
     of_experts = arguments.expert_tp is not None or arguments.engine_expert_parallel
-    if of_experts and not shape.experts:
+    if of_experts and not spec.experts:
         raise UserError(
             f"{arguments.model} has no experts for --expert-tp or --engine-expert-parallel to share"
         )
     plan = plan_weights(
-        shape,
+        spec,
         SourceLayout(
             tp=arguments.tp,
             pp=arguments.pp,
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 def as_json(plan: WeightsPlan) -> dict[str, Any]:
     """The whole plan in JSON's types."""
     return {
-        "architecture": plan.shape.architecture,
+        "architecture": plan.spec.architecture,
         "dtype": str(plan.dtype).removeprefix("torch."),
         "num_bytes": plan.num_bytes,
         "padded_vocab": plan.padded_vocab,
@@ -119,14 +119,14 @@ def _operation_json(operation: Operation) -> dict[str, Any]:
 
 def as_table(plan: WeightsPlan) -> str:
     """One line per bucket, then what each rank gives and keeps, in MiB."""
-    source, shape = plan.source, plan.shape
-    experts = f" x EP {source.ep}" if shape.experts else ""
+    source, spec = plan.source, plan.spec
+    experts = f" x EP {source.ep}" if spec.experts else ""
     lines = [
-        f"{shape.architecture}, {shape.layers} layers, {plan.num_bytes / MIB:.1f} MiB in "
-        f"{str(plan.dtype).removeprefix('torch.')}, {'tied' if shape.tied else 'untied'} embedding",
+        f"{spec.architecture}, {spec.layers} layers, {plan.num_bytes / MIB:.1f} MiB in "
+        f"{str(plan.dtype).removeprefix('torch.')}, {'tied' if spec.tied else 'untied'} embedding",
         f"trainer TP {source.tp} x PP {source.pp}{experts} -> engine TP {plan.target.tp}",
-        f"vocabulary {shape.vocab}"
-        + (f", padded to {plan.padded_vocab}" if plan.padded_vocab != shape.vocab else ""),
+        f"vocabulary {spec.vocab}"
+        + (f", padded to {plan.padded_vocab}" if plan.padded_vocab != spec.vocab else ""),
         *(f"stage {pp}: layers {_runs(chunks)}" for pp, chunks in enumerate(plan.stages)),
         "",
         f"{'bucket':>6}  {'MiB':>9}  {'tensors':>7}  {'gathers':>7}  {'loads':>7}  first .. last",

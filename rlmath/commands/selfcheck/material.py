@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlmath.commands.plan.models import KNOWN
-from rlmath.model.spec import model_shape, read_model_shape
+from rlmath.model.spec import model_spec, read_model_spec
 from rlmath.model.tiny_tokenizer import build_tokenizer
 from rlmath.quickstart import make_tiny_model
 from rlmath.types import TrainingBatch
@@ -49,7 +49,7 @@ def make_shaped_model(folder: Path, name: str, seed: int = 0) -> Path:
         "rope_theta": 10000.0,
         "torch_dtype": "bfloat16",
     }
-    shape = model_shape(config)
+    shape = model_spec(config)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for tensor, sizes in hf_shapes(shape).items():
@@ -83,7 +83,7 @@ def _scale(tensor: str, layers: int) -> float:
 
 def random_tokens(model: str, lengths: list[int], seed: int = 0) -> list[list[int]]:
     """Sequences of random tokens of a model's vocabulary, the same each time."""
-    vocab = read_model_shape(model).vocab
+    vocab = read_model_spec(model).vocab
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(vocab, (n,), generator=generator).tolist() for n in lengths]
 

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlmath.checks.facts import Machine, read_model
+from rlmath.checks.facts import Machine
 from rlmath.commands.selfcheck import report
 from rlmath.commands.selfcheck.catalog import Check
 from rlmath.commands.selfcheck.node import ENGINE_SHARE, Node
 from rlmath.commands.selfcheck.runner import Result, adopting_orphans, run_check
 from rlmath.device.nvidia import gpu_states
 from rlmath.errors import UserError
+from rlmath.model.spec import read_model_spec
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = "selfcheck.md"
@@ -43,7 +44,7 @@ def run(checks: Sequence[Check], out: str, model: str | None, append_to: str | N
     if append_to is not None and not (ROOT / append_to).is_file():
         raise UserError(f"--append: there is no {append_to} in {ROOT}; run it from a clone")
     if model is not None:
-        read_model(model)
+        read_model_spec(model)
     results = run_checks(checks, folder, model)
     failed = [result.check.name for result in results if result.outcome.status == "failed"]
     print(f"\n{report.summary(results)}")
@@ -105,10 +106,9 @@ def this_node(out: Path, model: str | None) -> Node:
 def _refuse_too_large(model: str, gpu_gib: float) -> None:
     """Most checks train on one GPU, beside an engine."""
     from rlmath.commands.plan import memory
-    from rlmath.commands.plan.models import count_parameters
-    from rlmath.model.spec import read_model_shape
+    from rlmath.model.spec import read_model_spec
 
-    parameters = count_parameters(read_model_shape(model))
+    parameters = read_model_spec(model).num_parameters
     state = memory.state_bytes(parameters, 1) / memory.GIB
     engine = ENGINE_SHARE * gpu_gib
     needed = state + engine + memory.ACTOR_PROCESS_GIB + memory.ENGINE_PROCESS_GIB

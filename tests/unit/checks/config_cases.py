@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlmath.checks.facts import ARCHITECTURES, Machine
-from rlmath.model.spec import model_shape
+from rlmath.checks.facts import Machine
+from rlmath.errors import ModelError
+from rlmath.model.spec import model_spec
 from rlmath.weights.pieces import hf_shapes
 
 CPU_MACHINE = Machine(
@@ -38,8 +39,10 @@ QWEN_7B = QWEN_1_5B | {
 
 def write_weights(file: Path, sizes: dict[str, Any]) -> None:
     """A file whose header names the tensors that a model of these sizes has, and nothing in it."""
-    known = sizes.get("architectures", [None])[0] in ARCHITECTURES and "hidden_size" in sizes
-    shapes = hf_shapes(model_shape(sizes)) if known else {}
+    try:
+        shapes = hf_shapes(model_spec(sizes))
+    except ModelError:
+        shapes = {}
     header = json.dumps(
         {n: {"dtype": "F32", "shape": s, "data_offsets": [0, 0]} for n, s in shapes.items()}
     ).encode()

@@ -14,12 +14,11 @@ import pytest
 import torch
 from config_cases import GPU_MACHINE, QWEN_1_5B, QWEN_7B
 
-from rlmath.checks.facts import read_model
 from rlmath.checks.run import check
 from rlmath.config.load import load, options
 from rlmath.model.families import family_of
 from rlmath.model.folder import TINY
-from rlmath.model.spec import model_shape
+from rlmath.model.spec import model_spec, read_model_spec
 from rlmath.weights.plan import SourceLayout, TargetLayout, plan_weights
 
 _BASE = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6}
@@ -114,14 +113,14 @@ def test_a_preset_has_a_family_and_a_layout_that_the_plan_accepts(
     ]
     preset = load(settings)
     assert family_of(str(preset.model.architecture)).name == family
-    assert read_model(str(folder)).num_parameters / 1e9 == pytest.approx(billions, abs=0.006)
+    assert read_model_spec(folder).num_parameters / 1e9 == pytest.approx(billions, abs=0.006)
     # No network: the folder stands in for the one that the preset names.
     config = load([*settings, f"model.path={folder}"])
     check(config, "train", replace(GPU_MACHINE, disk_bytes=10**14))
 
-    actor, shape = preset.actor, model_shape(sizes)
+    actor, spec = preset.actor, model_spec(sizes)
     source = SourceLayout(actor.tensor_parallel, actor.pipeline_parallel, ep=actor.expert_parallel)
     target = TargetLayout(preset.rollout.tensor_parallel)
-    plan = plan_weights(shape, source, target, 512, torch.bfloat16)
+    plan = plan_weights(spec, source, target, 512, torch.bfloat16)
     sent = sum(op.num_bytes for bucket in plan.buckets for op in bucket.gathers)
     assert sent / 2e9 == pytest.approx(billions, abs=0.006)

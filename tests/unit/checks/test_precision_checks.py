@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B
 
-from rlmath.checks.facts import ModelFacts
 from rlmath.checks.precision import batch_invariance, batch_invariant_model, layers
 from rlmath.checks.run import find_problems
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device, DType, Layers
+from rlmath.model.spec import model_spec
 
 BROKEN = "its extension for torch, transformer_engine_torch*.so, was not built"
 WITHOUT = dataclasses.replace(GPU_MACHINE, transformer_engine=BROKEN)
@@ -88,9 +88,7 @@ def test_batch_invariance_on_a_cpu_without_flash_attention_and_of_experts() -> N
     without = dataclasses.replace(GPU_MACHINE, flash_attention=False)
     (message,) = batch_invariance(asked, without, Device.cuda, "train")
     assert "flash-attn==2.8.3" in message
-    dense = ModelFacts(
-        "Qwen2ForCausalLM", 28, 1536, 8960, 12, 2, 128, QWEN_1_5B["vocab_size"], 4096, False
-    )
+    dense = model_spec(QWEN_1_5B)
     assert not list(batch_invariant_model(asked, dense))
-    (message,) = batch_invariant_model(asked, dataclasses.replace(dense, num_experts=64))
+    (message,) = batch_invariant_model(asked, dataclasses.replace(dense, experts=64))
     assert "64 experts have no batch-invariant" in message

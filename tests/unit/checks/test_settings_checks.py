@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import shutil
@@ -13,8 +12,7 @@ from pathlib import Path
 import pytest
 from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B, QWEN_7B
 
-import rlmath
-from rlmath.checks.facts import ARCHITECTURES, Machine, ModelFacts, peek_rows, read_model
+from rlmath.checks.facts import Machine, peek_rows
 from rlmath.checks.run import Command, check
 from rlmath.config.load import load
 from rlmath.config.schema import Device
@@ -282,16 +280,16 @@ def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_pa
     (folder / "config.json").unlink()
     assert "no config.json" in refusal(f"model.path={folder}")
     folder = make_model(QWEN_1_5B | {"dtype": "float31"}, name="dtype")
-    assert "config.json cannot be read: dtype is 'float31'" in refusal(f"model.path={folder}")
-    folder = make_model({"num_attention_heads": 2}, name="half")
-    assert "config.json has no hidden_size" in refusal(f"model.path={folder}")
+    assert "config.json: dtype is 'float31'" in refusal(f"model.path={folder}")
+    folder = make_model({"architectures": ["Qwen2ForCausalLM"]}, name="half")
+    assert "config.json: no field num_attention_heads" in refusal(f"model.path={folder}")
     folder = make_model(QWEN_1_5B | {"architectures": ["GPT2LMHeadModel"]}, name="other")
     message = refusal(f"model.path={folder}")
-    assert "its architecture is GPT2LMHeadModel" in message
+    assert "architecture GPT2LMHeadModel is not supported" in message
     assert "Qwen3ForCausalLM" in message
     rope = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
     message = refusal(f"model.path={make_model(QWEN_1_5B | rope, name='yarn')}")
-    assert "its rotary embedding is of type yarn" in message
+    assert "rope_scaling asks for a rotary embedding of type yarn" in message
     folder = make_model(QWEN_1_5B, name="qwen")
     message = refusal(f"model.path={folder}", "model.architecture=LlamaForCausalLM")
     assert "model.architecture=LlamaForCausalLM" in message
@@ -424,32 +422,6 @@ def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert Machine.here().gpus == 0
 
 
-def test_architectures_are_those_that_the_actor_builds() -> None:
-    """Read from the actor's source, which takes Megatron to import."""
-    source = (Path(rlmath.__file__).parent / "actor" / "model.py").read_text()
-    (named,) = [
-        ast.literal_eval(node.value)
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign)
-        and ast.unparse(node.targets[0]) == "SUPPORTED_ARCHITECTURES"
-    ]
-    assert named == ARCHITECTURES
-
-
-def test_parameters_of_known_models(make_model: MakeModel) -> None:
-    def billions(facts: ModelFacts) -> float:
-        return facts.num_parameters / 1e9
-
-    assert billions(read_model(str(make_model(QWEN_1_5B)))) == pytest.approx(1.777, abs=0.001)
-    assert billions(read_model(str(make_model(QWEN_7B)))) == pytest.approx(7.615, abs=0.001)
-
-
-def test_the_tiny_model_is_as_it_is_made(tmp_path: Path) -> None:
-    from rlmath.model.tiny import make_tiny_model
-
-    assert read_model("tiny") == read_model(str(make_tiny_model(tmp_path / "tiny")))
-
-
 def test_experts_are_shared_out_whole(refusal: Callable[..., str], make_model: MakeModel) -> None:
     sizes = {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -465,9 +437,6 @@ def test_experts_are_shared_out_whole(refusal: Callable[..., str], make_model: M
         "vocab_size": 100,
     }
     folder = make_model(QWEN_1_5B | sizes)
-    facts = read_model(str(folder))
-    # Layers 1, 3, 5 and 7 count, without 3.
-    assert (facts.mixture_layers, facts.num_expert_parameters) == (3, 3 * 6 * 3 * 64 * 36)
     mixture = f"model.path={folder}"
     message = refusal(mixture, "actor.expert_parallel=4", "actor.data_parallel=6")
     assert "6 experts / 4 leaves 2, 1 tensor x 6 data-parallel ranks / 4 leaves 2" in message

@@ -19,7 +19,7 @@ from rlmath.commands.selfcheck.checks import actor, engines, environment, sleep,
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
 from rlmath.device import nvidia
-from rlmath.model.spec import model_shape
+from rlmath.model.spec import model_spec
 from rlmath.quickstart import make_tiny_model
 from rlmath.types import Sample
 from rlmath.validation.compare import comparison
@@ -185,7 +185,7 @@ def test_memory_of_sleeping_engines_is_flat(
 
 
 def test_an_update_is_held_to_its_plan(tmp_path: Path, record: Record) -> None:
-    shape = model_shape(KNOWN[material.GPU_MODEL])
+    shape = model_spec(KNOWN[material.GPU_MODEL])
     card = node(tmp_path)
     planned = update.least_recompute(shape, card, 16384)
     # 16k tokens do not fit one GPU of 80 GiB with every activation kept.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlmath.model.spec import (
-    Rope,
-    WeightsError,
-    model_shape,
-    padded_vocab_size,
-    read_model_shape,
-)
+import rlmath
+from rlmath.errors import ModelError
+from rlmath.model.spec import Rope, model_spec, padded_vocab_size, read_model_spec
+from rlmath.model.tiny import make_tiny_model
+from rlmath.weights.pieces import hf_shapes
 
 # The published config.json of DeepSeek-R1-Distill-Qwen-1.5B, fields that matter here.
 R1_DISTILL_QWEN: dict[str, Any] = {
@@ -56,70 +58,112 @@ LLAMA_31: dict[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 128256,
 }
+MIXTURE: dict[str, Any] = {
+    **R1_DISTILL_QWEN,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": [3],
+}
 
 
 def test_reads_a_published_config() -> None:
-    shape = model_shape(R1_DISTILL_QWEN)
-    assert (shape.head_dim, shape.kv_heads, shape.qkv_bias, shape.qk_norm) == (128, 2, True, False)
-    assert shape.rope == Rope(10000.0, "default", {})
-    assert not shape.tied
+    spec = model_spec(R1_DISTILL_QWEN)
+    family = spec.family
+    assert (spec.head_dim, spec.kv_heads, family.qkv_bias, family.qk_norm) == (128, 2, True, False)
+    assert spec.rope == Rope(10000.0, "default", {})
+    assert not spec.tied
 
 
 def test_old_and_new_rope_fields_say_the_same() -> None:
     new = dict(LLAMA_31)
     scaling = new.pop("rope_scaling")
     new["rope_parameters"] = {**scaling, "rope_theta": new.pop("rope_theta")}
-    assert model_shape(new) == model_shape(LLAMA_31)
-    assert model_shape(new).rope.theta == 500000.0
-    assert model_shape(new).rope.kind == "llama3"
-    assert model_shape(new).rope.parameters["factor"] == 8.0
+    assert model_spec(new) == model_spec(LLAMA_31)
+    assert model_spec(new).rope.theta == 500000.0
+    assert model_spec(new).rope.kind == "llama3"
+    assert model_spec(new).rope.parameters["factor"] == 8.0
 
 
 def test_dense_layers_of_a_mixture() -> None:
-    config = {
-        **R1_DISTILL_QWEN,
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 6,
-        "decoder_sparse_step": 2,
-        "mlp_only_layers": [3],
-    }
-    shape = model_shape(config)
-    assert shape.dense_layers == (0, 2, 3, 4)
-    assert shape.is_moe_layer(5)
+    spec = model_spec(MIXTURE)
+    assert spec.dense_layers == (0, 2, 3, 4)
+    assert spec.is_moe_layer(5)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hidden_size": None}, "no 'hidden_size'"),
-        ({"architectures": ["GPT2LMHeadModel"]}, "no weight table.*GPT2LMHeadModel"),
+        ({"hidden_size": None}, "config.json: no field hidden_size"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "GPT2LMHeadModel is not supported; supported: Qwen2",
+        ),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"num_key_value_heads": 5}, "12 query heads do not divide into 5"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"dtype": "float31"}, "dtype is 'float31'"),
+        ({"architectures": None}, "no field architectures"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type yarn; supported: default"),
+        ({"rope_scaling": 4.0}, "rope_scaling is 4.0"),
     ],
 )
 def test_refuses_what_the_tables_do_not_cover(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(WeightsError, match=words):
-        model_shape({**R1_DISTILL_QWEN, **change})
+    with pytest.raises(ModelError, match=words):
+        model_spec({**R1_DISTILL_QWEN, **change})
 
 
 def test_llama_with_attention_bias_is_refused() -> None:
-    with pytest.raises(WeightsError, match="attention_bias"):
-        model_shape({**LLAMA_31, "attention_bias": True})
+    with pytest.raises(ModelError, match="attention_bias"):
+        model_spec({**LLAMA_31, "attention_bias": True})
 
 
 def test_reads_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"no config\.json"):
-        read_model_shape(tmp_path)
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        read_model_spec(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(WeightsError, match="not JSON"):
-        read_model_shape(tmp_path)
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        read_model_spec(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_31))
-    assert read_model_shape(tmp_path).layers == 32
+    assert read_model_spec(tmp_path).layers == 32
+
+
+def test_the_tiny_model_is_as_it_is_made(tmp_path: Path) -> None:
+    assert read_model_spec("tiny") == read_model_spec(make_tiny_model(tmp_path / "tiny"))
+
+
+def test_parameters_are_those_of_the_tables() -> None:
+    sizes = hf_shapes(model_spec(R1_DISTILL_QWEN)).values()
+    assert model_spec(R1_DISTILL_QWEN).num_parameters == sum(map(math.prod, sizes))
+    assert model_spec(R1_DISTILL_QWEN).num_parameters == 1_777_088_000
+    mixture = model_spec(MIXTURE)
+    assert mixture.num_parameters == sum(map(math.prod, hf_shapes(mixture).values()))
+    # Layers 1 and 5.
+    assert mixture.moe_layers == 2
+    assert mixture.num_expert_parameters == 2 * 128 * 3 * 1536 * 768
+
+
+def test_one_module_parses_config_json_without_torch() -> None:
+    """Reading a spec is quick, and nobody else looks into the file."""
+    package = Path(rlmath.__file__).parent
+    reads = re.compile(r"""AutoConfig|(\[|get\()["'](num_attention_heads|architectures)["']""")
+    readers = {
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if reads.search(file.read_text(encoding="utf-8"))
+    }
+    assert readers == {"model/spec.py"}
+    code = (
+        "import sys; from rlmath.model.spec import read_model_spec; read_model_spec('tiny'); "
+        "assert not {'torch', 'transformers', 'safetensors'} & set(sys.modules), 'slow'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_padded_vocabulary() -> None:

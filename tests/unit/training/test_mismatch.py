@@ -35,6 +35,7 @@ MOE_SIZES = (
     "vocab_size",
     "max_position_embeddings",
     "num_experts",
+    "num_experts_per_tok",
     "moe_intermediate_size",
 )
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]

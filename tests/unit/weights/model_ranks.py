@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import nn
 
 from rlmath.model.rank_layout import ParallelRank
-from rlmath.model.spec import ModelShape
+from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.pieces import local_tensor, walk
 
 
 def modules_like(
-    shape: ModelShape,
+    spec: ModelSpec,
     implementation: int,
     parallel: ParallelRank,
     device: str = "cpu",
@@ -24,20 +24,20 @@ def modules_like(
 ) -> nn.Module:
     """A module tree with Megatron's parameter names: 0 local, 1 Transformer Engine."""
     root = nn.Module()
-    layers = [nn.Module() for _ in range(shape.layers)]
+    layers = [nn.Module() for _ in range(spec.layers)]
     for number, layer in enumerate(layers):
         layer.layer_number = number + 1  # type: ignore[assignment]
     root.decoder = nn.Module()
     root.decoder.layers = nn.ModuleList(layers)
-    experts_here = shape.experts // parallel.ep_size
-    for entry, layer_number, expert in walk(shape):
+    experts_here = spec.experts // parallel.ep_size
+    for entry, layer_number, expert in walk(spec):
         if entry.when.name == "tied" or (expert is not None and expert >= experts_here):
             continue
         name = entry.megatron[min(implementation, len(entry.megatron) - 1)]
         tp_rank, tp_size = parallel.tp_rank, parallel.tp_size
         if entry.per_expert:
             tp_rank, tp_size = parallel.expert_tp_rank, parallel.expert_tp_size
-        place = local_tensor(entry, shape, tp_rank, tp_size, shape.vocab, layer_number, expert)
+        place = local_tensor(entry, spec, tp_rank, tp_size, spec.vocab, layer_number, expert)
         path = name.format(layer=layer_number, expert=expert).split(".")
         module = root
         for part in path[:-1]:
@@ -51,7 +51,7 @@ def modules_like(
 
 def gatherer_of(
     patch: pytest.MonkeyPatch,
-    shape: ModelShape,
+    spec: ModelSpec,
     ranks: int,
     bucket_size_mib: float,
     device: str = "cpu",
@@ -61,18 +61,18 @@ def gatherer_of(
     group: Any = object() if ranks > 1 else None
 
     def parallel(rank: int) -> ParallelRank:
-        expert_ranks = ranks if shape.experts else 1
+        expert_ranks = ranks if spec.experts else 1
         return ParallelRank(
             tp_rank=rank,
             tp_size=ranks,
-            ep_rank=rank if shape.experts else 0,
+            ep_rank=rank if spec.experts else 0,
             ep_size=expert_ranks,
             group=group,
         )
 
     if group is None:
-        model = modules_like(shape, 0, parallel(0), device, dtype)
-        return BucketGatherer([model], shape, parallel(0), bucket_size_mib), model
+        model = modules_like(spec, 0, parallel(0), device, dtype)
+        return BucketGatherer([model], spec, parallel(0), bucket_size_mib), model
     here = [0]
     offered: list[list[Any]] = []
     patch.setattr(dist, "get_process_group_ranks", lambda _: list(range(ranks)))
@@ -86,10 +86,10 @@ def gatherer_of(
     for rank in range(1, ranks):
         here[0] = rank
         offered.append([])
-        model = modules_like(shape, 0, parallel(rank), device, dtype)
+        model = modules_like(spec, 0, parallel(rank), device, dtype)
         # A part of the model alone is refused, after it has been offered.
         with pytest.raises(Exception, match="Megatron"):
-            BucketGatherer([model], shape, parallel(rank), bucket_size_mib)
+            BucketGatherer([model], spec, parallel(rank), bucket_size_mib)
     here[0], calls = 0, iter(range(2))
 
     def others(out: list[Any], mine: Any, group: Any = None) -> None:
@@ -97,5 +97,5 @@ def gatherer_of(
         out[:] = [mine, *(of_rank[number] for of_rank in offered)]
 
     patch.setattr(dist, "all_gather_object", others)
-    model = modules_like(shape, 0, parallel(0), device, dtype)
-    return BucketGatherer([model], shape, parallel(0), bucket_size_mib), model
+    model = modules_like(spec, 0, parallel(0), device, dtype)
+    return BucketGatherer([model], spec, parallel(0), bucket_size_mib), model

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlmath.model.spec import ModelShape, Rope
+from rlmath.model.spec import ModelSpec, Rope
 from rlmath.weights.pieces import hf_shapes
 
-QWEN2 = ModelShape(
+QWEN2 = ModelSpec(
     architecture="Qwen2ForCausalLM",
     layers=3,
     hidden=32,
@@ -20,16 +20,12 @@ QWEN2 = ModelShape(
     ffn=24,
     vocab=53,
     tied=False,
-    qkv_bias=True,
-    qk_norm=False,
     norm_eps=1e-6,
     rope=Rope(10000.0, "default", {}),
     max_positions=128,
 )
-QWEN3 = replace(
-    QWEN2, architecture="Qwen3ForCausalLM", qkv_bias=False, qk_norm=True, head_dim=6, tied=True
-)
-LLAMA = replace(QWEN2, architecture="LlamaForCausalLM", qkv_bias=False)
+QWEN3 = replace(QWEN2, architecture="Qwen3ForCausalLM", head_dim=6, tied=True)
+LLAMA = replace(QWEN2, architecture="LlamaForCausalLM")
 QWEN3_MOE = replace(
     QWEN3,
     architecture="Qwen3MoeForCausalLM",
@@ -42,10 +38,10 @@ QWEN3_MOE = replace(
 ALL = {s.architecture: s for s in (QWEN2, QWEN3, LLAMA, QWEN3_MOE)}
 
 
-def random_weights(shape: ModelShape, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def random_weights(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """A random tensor for each name of the model's Hugging Face files."""
     generator = torch.Generator().manual_seed(1)
     return {
         name: torch.randn(size, generator=generator).to(dtype)
-        for name, size in hf_shapes(shape).items()
+        for name, size in hf_shapes(spec).items()
     }

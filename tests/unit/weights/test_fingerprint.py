@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlmath.model.spec import WeightsError
+from rlmath.errors import WeightsError
 from rlmath.weights.fingerprint import add, compare_fingerprints, fingerprint, fingerprints
 
 

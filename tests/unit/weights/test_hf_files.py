@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlmath.errors import UserError
-from rlmath.model.spec import WeightsError
+from rlmath.errors import UserError, WeightsError
+from rlmath.model.tiny import tiny_config
 from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, generation_config
 
 TENSORS = {
@@ -33,7 +33,8 @@ def source(tmp_path: Path) -> Path:
 
     folder = tmp_path / "source"
     folder.mkdir()
-    config = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 3, "torch_dtype": "bfloat16"}
+    config = {**tiny_config(), "vocab_size": 3, "torch_dtype": "bfloat16"}
+    del config["dtype"]
     (folder / "config.json").write_text(json.dumps(config))
     Tokenizer(WordLevel({"x": 0, "<pad>": 1, "<end>": 2}, "x")).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from rlmath.errors import WeightsError
 from rlmath.model.families import family_of
 from rlmath.model.rank_layout import ParallelRank
-from rlmath.model.spec import ModelShape, WeightsError
+from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.megatron import hf_tensors, load_from_hf
 from tests.unit.weights.model_ranks import modules_like
@@ -21,8 +22,8 @@ from tests.unit.weights.shapes import ALL, QWEN2, QWEN3, random_weights
 
 
 @pytest.fixture(params=ALL.values(), ids=ALL)
-def shape(request: pytest.FixtureRequest) -> ModelShape:
-    result: ModelShape = request.param
+def spec(request: pytest.FixtureRequest) -> ModelSpec:
+    result: ModelSpec = request.param
     return result
 
 
@@ -34,13 +35,13 @@ def save(folder: Path, weights: dict[str, Tensor]) -> Path:
 
 @pytest.mark.parametrize("implementation", [0, 1], ids=["local", "transformer_engine"])
 def test_both_implementations_load_and_export(
-    shape: ModelShape, implementation: int, tmp_path: Path
+    spec: ModelSpec, implementation: int, tmp_path: Path
 ) -> None:
     parallel = ParallelRank()
-    model = modules_like(shape, implementation, parallel)
-    weights = random_weights(shape)
-    load_from_hf([model], save(tmp_path, weights), shape, parallel)
-    exported = dict(p for b in hf_tensors([model], shape, parallel, 0.01) for p in b)
+    model = modules_like(spec, implementation, parallel)
+    weights = random_weights(spec)
+    load_from_hf([model], save(tmp_path, weights), spec, parallel)
+    exported = dict(p for b in hf_tensors([model], spec, parallel, 0.01) for p in b)
     assert list(exported) == list(weights)
     for name, tensor in weights.items():
         assert torch.equal(exported[name], tensor), name

@@ -8,25 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlmath.errors import WeightsError
 from rlmath.model.families import FAMILIES, Entry, Rule, family_of
-from rlmath.model.spec import ModelShape, WeightsError, padded_vocab_size
+from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes, local_tensor, walk
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE, random_weights
 
 
 def shard(
     entry: Entry,
-    shape: ModelShape,
+    spec: ModelSpec,
     weights: dict[str, Tensor],
     tp_size: int,
     layer: int | None,
     expert: int | None,
 ) -> list[Tensor]:
     """Each rank's parameter by the pieces; what no piece fills is NaN."""
-    padded = padded_vocab_size(shape.vocab, tp_size)
+    padded = padded_vocab_size(spec.vocab, tp_size)
     result = []
     for rank in range(tp_size):
-        local = local_tensor(entry, shape, rank, tp_size, padded, layer, expert)
+        local = local_tensor(entry, spec, rank, tp_size, padded, layer, expert)
         parameter = torch.full(local.shape, torch.nan)
         for p in local.pieces:
             source = weights[p.hf_name].narrow(p.dim, p.hf_start, p.length)
@@ -36,7 +37,7 @@ def shard(
 
 
 def expected_shards(
-    entry: Entry, shape: ModelShape, parts: list[Tensor], tp_size: int
+    entry: Entry, spec: ModelSpec, parts: list[Tensor], tp_size: int
 ) -> list[Tensor]:
     """Megatron's layout from its definition, with reshapes and chunks instead of intervals."""
     if entry.rule is Rule.replicated:
@@ -49,29 +50,29 @@ def expected_shards(
         chunks = [part.chunk(tp_size, 0) for part in parts]
         return [torch.cat(of_rank) for of_rank in zip(*chunks, strict=True)]
     if entry.rule is Rule.vocabulary:
-        rows = padded_vocab_size(shape.vocab, tp_size) - shape.vocab
-        padding = torch.full((rows, shape.hidden), torch.nan)
+        rows = padded_vocab_size(spec.vocab, tp_size) - spec.vocab
+        padding = torch.full((rows, spec.hidden), torch.nan)
         return list(torch.cat([parts[0], padding]).chunk(tp_size, 0))
     rest = parts[0].shape[1:]
-    by_group = [part.reshape(shape.kv_heads, -1, shape.head_dim, *rest) for part in parts]
+    by_group = [part.reshape(spec.kv_heads, -1, spec.head_dim, *rest) for part in parts]
     fused = torch.cat(by_group, dim=1).reshape(-1, *rest)
     return list(fused.chunk(tp_size, 0))
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
-@pytest.mark.parametrize("shape", ALL.values(), ids=ALL)
-def test_shards_are_megatrons_layout_and_merge_back(shape: ModelShape, tp_size: int) -> None:
+@pytest.mark.parametrize("spec", ALL.values(), ids=ALL)
+def test_shards_are_megatrons_layout_and_merge_back(spec: ModelSpec, tp_size: int) -> None:
     # TP 4 is more than the 2 key-value heads; 53 tokens divide over neither 2 nor 4.
-    weights = random_weights(shape)
+    weights = random_weights(spec)
     merged = {name: torch.full_like(t, torch.nan) for name, t in weights.items()}
-    for entry, layer, expert in walk(shape):
-        shards = shard(entry, shape, weights, tp_size, layer, expert)
+    for entry, layer, expert in walk(spec):
+        shards = shard(entry, spec, weights, tp_size, layer, expert)
         parts = [weights[t.name.format(layer=layer, expert=expert)] for t in entry.hf]
-        expected = expected_shards(entry, shape, parts, tp_size)
+        expected = expected_shards(entry, spec, parts, tp_size)
         for rank, (got, wanted) in enumerate(zip(shards, expected, strict=True)):
             torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
             local = local_tensor(
-                entry, shape, rank, tp_size, padded_vocab_size(shape.vocab, tp_size), layer, expert
+                entry, spec, rank, tp_size, padded_vocab_size(spec.vocab, tp_size), layer, expert
             )
             for p in local.pieces:
                 part = got.narrow(p.dim, p.local_start, p.length)
@@ -81,25 +82,25 @@ def test_shards_are_megatrons_layout_and_merge_back(shape: ModelShape, tp_size: 
 
 
 def test_a_rank_can_hold_padding_alone() -> None:
-    shape = replace(QWEN2, vocab=5)
-    entry = next(e for e in family_of(shape.architecture).entries if e.rule is Rule.vocabulary)
-    local = local_tensor(entry, shape, 3, 4, padded_vocab=8)
-    assert local.shape == (2, shape.hidden)
+    spec = replace(QWEN2, vocab=5)
+    entry = next(e for e in family_of(spec.architecture).entries if e.rule is Rule.vocabulary)
+    local = local_tensor(entry, spec, 3, 4, padded_vocab=8)
+    assert local.shape == (2, spec.hidden)
     assert local.pieces == ()
 
 
 @pytest.mark.parametrize(
-    ("shape", "tp_size", "words"),
+    ("spec", "tp_size", "words"),
     [
         (replace(QWEN2, ffn=25), 2, "ffn of 25 does not divide over 2 ranks: 25 / 2 = 12.50"),
         (replace(QWEN2, heads=6, kv_heads=6), 4, "6 key-value heads over TP 4"),
         (replace(QWEN2, heads=2, kv_heads=2), 4, "query heads of 2 does not divide over 4"),
     ],
 )
-def test_what_cannot_be_shared_says_so(shape: ModelShape, tp_size: int, words: str) -> None:
+def test_what_cannot_be_shared_says_so(spec: ModelSpec, tp_size: int, words: str) -> None:
     with pytest.raises(WeightsError, match=words):
-        for entry, layer, _ in walk(shape):
-            local_tensor(entry, shape, 0, tp_size, padded_vocab_size(shape.vocab, tp_size), layer)
+        for entry, layer, _ in walk(spec):
+            local_tensor(entry, spec, 0, tp_size, padded_vocab_size(spec.vocab, tp_size), layer)
 
 
 def test_names_are_those_of_the_published_models() -> None:

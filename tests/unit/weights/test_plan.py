@@ -12,7 +12,8 @@ import torch
 
 from rlmath.cli import main
 from rlmath.commands.plan.weights import add_arguments, as_json, as_table, run
-from rlmath.model.spec import ModelShape, WeightsError
+from rlmath.errors import WeightsError
+from rlmath.model.spec import ModelSpec
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import (
     Operation,
@@ -35,7 +36,7 @@ SOURCES = [
 
 def elements(plan: WeightsPlan, operation: Operation) -> torch.Tensor:
     """1 where the operation's run lies in its tensor, which is counted from its shape."""
-    mask = torch.zeros(hf_shapes(plan.shape)[operation.tensor], dtype=torch.int32)
+    mask = torch.zeros(hf_shapes(plan.spec)[operation.tensor], dtype=torch.int32)
     mask.narrow(operation.dim, operation.start, operation.length).fill_(1)
     assert operation.num_bytes == int(mask.sum()) * plan.dtype.itemsize
     return mask
@@ -43,13 +44,13 @@ def elements(plan: WeightsPlan, operation: Operation) -> torch.Tensor:
 
 @pytest.mark.parametrize("engine_tp", [1, 2, 4])
 @pytest.mark.parametrize("source", SOURCES, ids=str)
-@pytest.mark.parametrize("shape", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("spec", ALL.values(), ids=ALL)
 def test_every_element_is_gathered_once_and_kept_by_some_engine_rank(
-    shape: ModelShape, source: SourceLayout, engine_tp: int
+    spec: ModelSpec, source: SourceLayout, engine_tp: int
 ) -> None:
-    plan = plan_weights(shape, source, TargetLayout(engine_tp), bucket_size_mib=0.005)
+    plan = plan_weights(spec, source, TargetLayout(engine_tp), bucket_size_mib=0.005)
     gathered = {
-        name: torch.zeros(size, dtype=torch.int32) for name, size in hf_shapes(shape).items()
+        name: torch.zeros(size, dtype=torch.int32) for name, size in hf_shapes(spec).items()
     }
     kept = {name: torch.zeros_like(count) for name, count in gathered.items()}
     for planned in plan.buckets:
@@ -65,7 +66,7 @@ def test_every_element_is_gathered_once_and_kept_by_some_engine_rank(
         assert (kept[name] >= 1).all(), name
     # 2 key-value heads on 4 engine ranks: each head is kept twice.
     copies = kept["model.layers.0.self_attn.k_proj.weight"]
-    assert (copies == max(1, engine_tp // shape.kv_heads)).all()
+    assert (copies == max(1, engine_tp // spec.kv_heads)).all()
     assert (kept["model.layers.0.self_attn.q_proj.weight"] == 1).all()
     assert (kept["model.norm.weight"] == engine_tp).all()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlmath.commands.plan.dry_run.jobs import Job, RankCount
 from rlmath.commands.plan.memory import GIB, MIB, ActorShape, Phase, Step, stage_phases
-from rlmath.model.spec import model_shape
+from rlmath.model.spec import model_spec
 
 # Phases of the plan that make up one of the count; the fullest is its peak.
 _PARTS = {"update": ("logits", "training", "optimizer step"), "value update": ("value training",)}
@@ -74,9 +74,7 @@ def rows(count: RankCount) -> list[Row]:
     """Every phase that was counted."""
     job = count.job
     actor, step = planned(job)
-    phases = {
-        one.name: one for one in stage_phases(model_shape(job.config), actor, step, job.stage)
-    }
+    phases = {one.name: one for one in stage_phases(model_spec(job.config), actor, step, job.stage)}
     found = []
     for name, counted in count.phases.items():
         parts = [phases[part] for part in _PARTS.get(name, (name,)) if part in phases]

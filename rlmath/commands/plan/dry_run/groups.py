@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from rlmath.actor.parallel import Layout
 from rlmath.model.families import When
-from rlmath.model.spec import ModelShape, padded_vocab_size
+from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.gather import Run
 from rlmath.weights.pieces import local_tensor, walk
 
@@ -47,14 +47,14 @@ class Place:
 
 
 def runs_of(
-    shape: ModelShape, layout: Layout, place: Place, dtype: torch.dtype
+    spec: ModelSpec, layout: Layout, place: Place, dtype: torch.dtype
 ) -> dict[Run, torch.dtype]:
     """What a rank tells the others that it holds; see ``BucketGatherer``."""
-    per_stage = shape.layers // layout.pipeline_parallel
-    per_rank = shape.experts // layout.expert_parallel
+    per_stage = spec.layers // layout.pipeline_parallel
+    per_rank = spec.experts // layout.expert_parallel
     last = place.pp == layout.pipeline_parallel - 1
     found: dict[Run, torch.dtype] = {}
-    for entry, layer, expert in walk(shape):
+    for entry, layer, expert in walk(spec):
         if entry.when is When.tied:
             continue  # A copy of the first stage's embedding, which nobody sends.
         if layer is None:
@@ -67,10 +67,10 @@ def runs_of(
             continue
         tensor = local_tensor(
             entry,
-            shape,
+            spec,
             place.tp if expert is None else place.expert_tp,
             layout.tensor_parallel if expert is None else layout.expert_tensor_parallel,
-            padded_vocab_size(shape.vocab, layout.tensor_parallel),
+            padded_vocab_size(spec.vocab, layout.tensor_parallel),
             layer,
             expert,
         )
@@ -84,8 +84,8 @@ def runs_of(
 class Peers:
     """Answers of the other ranks to ``all_gather_object``: their runs, else this rank's object."""
 
-    def __init__(self, shape: ModelShape, layout: Layout, dtype: torch.dtype) -> None:
-        self._shape, self._layout, self._dtype = shape, layout, dtype
+    def __init__(self, spec: ModelSpec, layout: Layout, dtype: torch.dtype) -> None:
+        self._spec, self._layout, self._dtype = spec, layout, dtype
         self._runs: dict[Place, dict[Run, torch.dtype]] = {}
 
     def __call__(self, mine: Any, rank: int) -> Any:
@@ -93,7 +93,7 @@ class Peers:
             return mine
         place = Place.of(self._layout, rank)
         if place not in self._runs:
-            self._runs[place] = runs_of(self._shape, self._layout, place, self._dtype)
+            self._runs[place] = runs_of(self._spec, self._layout, place, self._dtype)
         return self._runs[place]
 
 

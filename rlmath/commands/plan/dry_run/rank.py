@@ -32,7 +32,7 @@ from rlmath.commands.plan.dry_run.jobs import Job, PhaseCount, RankCount
 from rlmath.commands.plan.dry_run.meter import META, Meter, Peak, Pool
 from rlmath.device import Platform
 from rlmath.model.precision import Precision
-from rlmath.model.spec import model_shape
+from rlmath.model.spec import model_spec
 from rlmath.types import MicroBatch, TrainingBatch
 
 # A GPU rank with Megatron's own layers; "fake" is the backend of groups.install.
@@ -58,7 +58,7 @@ def count(job: Job) -> RankCount:
     began = time.monotonic()
     meter = Meter()
     layout = Layout(job.tp, job.pp, job.dp, context_parallel=job.cp, expert_parallel=job.ep)
-    groups.answer_with(groups.Peers(model_shape(job.config), layout, torch.bfloat16))
+    groups.answer_with(groups.Peers(model_spec(job.config), layout, torch.bfloat16))
     with meta_gpu.CudaIsMeta(meter), meter:
         initialize(layout, PLATFORM, job.rank, "127.0.0.1", 0, seed=1)
         try:
@@ -71,11 +71,11 @@ class _Rank:
     def __init__(self, job: Job, layout: Layout, meter: Meter) -> None:
         self.job, self.layout, self.meter = job, layout, meter
         self.phases: dict[str, PhaseCount] = {}
-        shape = model_shape(job.config)
-        if shape.experts:
+        spec = model_spec(job.config)
+        if spec.experts:
             meter.routed = lambda mask: (
-                mask.size(1) * shape.experts_per_token
-                if mask.dim() == 2 and mask.size(0) == shape.experts
+                mask.size(1) * spec.experts_per_token
+                if mask.dim() == 2 and mask.size(0) == spec.experts
                 else None
             )
         self.actor, self.value_model = self._build()
@@ -86,7 +86,7 @@ class _Rank:
         global _sent_shape
         job, actor = self.job, self.actor
         tokens = actor._packs(self._batch())[0].tokens.size(1)
-        _sent_shape = (tokens // job.tp, 1, actor.shape.hidden)
+        _sent_shape = (tokens // job.tp, 1, actor.spec.hidden)
         # What Adam would allocate at its first step.
         for model in filter(None, (actor, self.value_model)):
             initialize_states(model.optimizer)
@@ -140,7 +140,7 @@ class _Rank:
         from rlmath.weights.gather import BucketGatherer
 
         actor = self.actor
-        gatherer = BucketGatherer([actor.module], actor.shape, actor.parallel, self.job.bucket_mib)
+        gatherer = BucketGatherer([actor.module], actor.spec, actor.parallel, self.job.bucket_mib)
         largest = max(meta.num_bytes for meta in gatherer.tensors)
         size = max(self.job.bucket_mib * MIB, largest)
         buffer = torch.empty(size, dtype=torch.uint8, device=META)
@@ -178,14 +178,12 @@ class _Rank:
         import rlmath.actor.value_model as value
 
         job = self.job
-        hf, shape = _hf_config(job.config), model_shape(job.config)
+        spec = model_spec(job.config)
         nothing = mock.Mock(return_value=None)
         with contextlib.ExitStack() as stack:
             for target, name, replacement in (
-                (policy, "read_hf_config", lambda folder: hf),
-                (value, "read_hf_config", lambda folder: hf),
                 (_module("rlmath.weights.megatron"), "load_from_hf", nothing),
-                (_module("rlmath.model.spec"), "read_model_shape", lambda folder: shape),
+                (_module("rlmath.model.spec"), "read_model_spec", lambda folder: spec),
             ):
                 stack.enter_context(mock.patch.object(target, name, replacement))
             actor = _with_own_share(policy.MegatronActor, job)(
@@ -265,21 +263,6 @@ def _module(name: str) -> Any:
     import importlib
 
     return importlib.import_module(name)
-
-
-_CONFIG_CLASSES = {
-    "Qwen2ForCausalLM": "Qwen2Config",
-    "Qwen3ForCausalLM": "Qwen3Config",
-    "Qwen3MoeForCausalLM": "Qwen3MoeConfig",
-    "LlamaForCausalLM": "LlamaConfig",
-}
-
-
-def _hf_config(config: dict[str, Any]) -> Any:
-    import transformers
-
-    given = {key: value for key, value in config.items() if value is not None}
-    return getattr(transformers, _CONFIG_CLASSES[config["architectures"][0]])(**given)
 
 
 # -- what only other ranks or values would know ----------------------------------------------------

@@ -22,7 +22,7 @@ from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from rlmath.device import Platform
 from rlmath.model.precision import log_prob_limit
-from rlmath.model.spec import read_model_shape
+from rlmath.model.spec import read_model_spec
 from rlmath.types import TrainingBatch
 from rlmath.validation.compare import Comparison, comparison, gathered_log_probs
 from rlmath.validation.hf_log_probs import hf_log_probs
@@ -55,7 +55,7 @@ def _layouts(node: Node, record: Record) -> dict[str, Layout]:
             record.not_applicable(name, "it needs 2 GPUs, there is 1")
         return {"TP 1": Layout(1, 1, 1)}
     layouts = {"TP 1 (DP 2)": Layout(1, 1, 2), "TP 2": Layout(2, 1, 1)}
-    if read_model_shape(node.model).experts:
+    if read_model_spec(node.model).experts:
         record.not_applicable("CP 2", "an MoE model takes whole sequences")
         return layouts
     return layouts | {"CP 2": Layout(1, 1, 1, context_parallel=2)}
@@ -144,7 +144,7 @@ def _settings(node: Node) -> ActorSettings:
 
 
 def _limit(node: Node) -> float:
-    shape = read_model_shape(node.model)
+    shape = read_model_spec(node.model)
     return log_prob_limit(node.dtype == "float32", mixture=shape.experts > 0)
 
 

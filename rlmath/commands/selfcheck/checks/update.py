@@ -29,7 +29,7 @@ from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from rlmath.device import Platform
 from rlmath.errors import UserError
-from rlmath.model.spec import ModelShape, read_model_shape
+from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.validation.processes import ONE_RANK, on_ranks
 
 # Tokens of a sequence, each its own micro-batch.
@@ -71,7 +71,7 @@ class Measured:
 def update_on_rank(platform: Platform, node: Node) -> None:
     """Runs in the rank's process."""
     record = Record(Path(node.folder) / RECORD_FILE)
-    shape = read_model_shape(node.model)
+    shape = read_model_spec(node.model)
     for tokens in LENGTHS[node.device]:
         tokens = min(tokens, shape.max_positions)
         planned = None
@@ -86,7 +86,7 @@ def update_on_rank(platform: Platform, node: Node) -> None:
 
 
 def least_recompute(
-    shape: ModelShape, node: Node, tokens: int, layers_of: str = "transformer_engine"
+    shape: ModelSpec, node: Node, tokens: int, layers_of: str = "transformer_engine"
 ) -> ActorShape:
     """The layout of one rank with as few recomputed layers as the plan lets fit.
 
@@ -103,7 +103,7 @@ def least_recompute(
     )
 
 
-def planned_gib(shape: ModelShape, actor: ActorShape) -> float:
+def planned_gib(shape: ModelSpec, actor: ActorShape) -> float:
     """Peak of the rank's tensors in an update."""
     step = Step(MICROBATCHES, longest_tokens=actor.max_tokens)
     update = ("logits", "training", "optimizer step")
@@ -112,7 +112,7 @@ def planned_gib(shape: ModelShape, actor: ActorShape) -> float:
     return peak / GIB - ACTOR_PROCESS_GIB
 
 
-def planned_seconds(shape: ModelShape, actor: ActorShape, card: Gpu) -> float:
+def planned_seconds(shape: ModelSpec, actor: ActorShape, card: Gpu) -> float:
     """Of an update, with the plan's assumptions."""
     response = actor.max_tokens - PROMPT_TOKENS
     work = Work(MICROBATCHES, 1, 1, PROMPT_TOKENS, response, response)
@@ -148,7 +148,7 @@ def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) 
 def report(
     record: Record,
     node: Node,
-    shape: ModelShape,
+    shape: ModelSpec,
     measured: Measured,
     planned: ActorShape | None,
 ) -> None:

@@ -11,7 +11,7 @@ from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.errors import PartError, UserError
-from rlmath.model.spec import read_model_shape
+from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import refit
 from rlmath.training.mismatch import alignment_limit
 from rlmath.weights.pieces import hf_shapes
@@ -25,7 +25,7 @@ SAMPLES = 16
 def run(node: Node, record: Record) -> None:
     """Send several versions by each transport; fingerprints and log-probs have to follow."""
     itemsize = getattr(torch, node.dtype).itemsize
-    sizes = {name: math.prod(s) for name, s in hf_shapes(read_model_shape(node.model)).items()}
+    sizes = {name: math.prod(s) for name, s in hf_shapes(read_model_spec(node.model)).items()}
     largest = max(sizes, key=lambda name: sizes[name])
     largest_mib = sizes[largest] * itemsize / MIB
     bucket_mib = max(1, int(largest_mib / 2))

@@ -22,7 +22,7 @@ from rlmath.commands.plan.time import (
     slowest_stage_share,
 )
 from rlmath.config.load import options
-from rlmath.model.spec import model_shape
+from rlmath.model.spec import model_spec
 
 # Samples of a problem, and tensor-parallel ranks of actor and engine in the published recipes.
 RECIPES = {
@@ -35,7 +35,7 @@ def wish(name: str, gpus: int, **more: Any) -> Wish:
     group_size = RECIPES[name][0] if name in RECIPES else 16
     given = {
         "path": f"models/{name}",
-        "shape": model_shape(KNOWN[name]),
+        "spec": model_spec(KNOWN[name]),
         "gpu": GPUS["h100"],
         "gpus": gpus,
         "gpus_per_node": 8,
@@ -151,37 +151,37 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 
 def test_flops_by_hand() -> None:
     """Two for each weight; causal attention 2 x q x length a layer."""
-    shape = model_shape(KNOWN["Qwen2.5-7B"])
-    attention, dense = attention_matrices(shape), feed_forward_matrices(shape)
+    spec = model_spec(KNOWN["Qwen2.5-7B"])
+    attention, dense = attention_matrices(spec), feed_forward_matrices(spec)
     assert attention == 3584 * (3584 + 1024) + 3584 * 3584 + 4608
     assert dense == 3 * 3584 * 18944
     expected = 2 * (28 * (attention + dense) + 152064 * 3584) + 28 * 2 * 3584 * 1000
-    assert forward_flops(shape, 1000) == expected
+    assert forward_flops(spec, 1000) == expected
 
 
 def test_an_update_is_three_forward_passes_and_one_more_when_recomputed() -> None:
-    shape, gpu, exact = model_shape(KNOWN["Qwen2.5-7B"]), GPUS["h100"], Efficiency(mfu=0.5)
+    spec, gpu, exact = model_spec(KNOWN["Qwen2.5-7B"]), GPUS["h100"], Efficiency(mfu=0.5)
     work = Work(64, 8, 2, 1000, 2000, 1000)
-    forward = work.tokens * forward_flops(shape, 2000) / (0.5 * 989e12)
+    forward = work.tokens * forward_flops(spec, 2000) / (0.5 * 989e12)
     for layers, passes in ((0, 3), (28, 4), (14, 3.5)):
         actor = ActorShape(1, 1, 1, layers, 32768)
-        log_probs, update = actor_time_s(shape, actor, work, gpu, exact, gpus_per_node=8)
+        log_probs, update = actor_time_s(spec, actor, work, gpu, exact, gpus_per_node=8)
         assert log_probs == pytest.approx(forward)
         assert update == pytest.approx(passes * forward)
 
 
 def test_the_last_stage_has_the_output_layer() -> None:
-    shape = model_shape(KNOWN["Qwen2.5-7B"])
-    assert slowest_stage_share(shape, 1, 1000) == pytest.approx(1)
-    assert 1.05 < slowest_stage_share(shape, 2, 1000) < 1.1
+    spec = model_spec(KNOWN["Qwen2.5-7B"])
+    assert slowest_stage_share(spec, 1, 1000) == pytest.approx(1)
+    assert 1.05 < slowest_stage_share(spec, 2, 1000) < 1.1
 
 
 def test_decoding_reads_weights_and_cache() -> None:
     """One sequence, no latency: bytes over bandwidth, for every token."""
-    shape, gpu = model_shape(KNOWN["Qwen2.5-7B"]), GPUS["h100"]
+    spec, gpu = model_spec(KNOWN["Qwen2.5-7B"]), GPUS["h100"]
     exact = Efficiency(decode_bandwidth=1.0, decode_step_s=0.0)
     work = Work(1, 1, 1, 100, 200, 200)
-    done = decoding(shape, 1, 1, 1e6, 256, work, gpu, exact)
+    done = decoding(spec, 1, 1, 1e6, 256, work, gpu, exact)
     per_token = (2 * 7_615_616_512 + 200 * 57_344) / 3350e9
     assert done.running == 1
     assert done.tail_s == 0
@@ -189,11 +189,11 @@ def test_decoding_reads_weights_and_cache() -> None:
 
 
 def test_the_cache_bounds_what_runs_at_once() -> None:
-    shape, gpu = model_shape(KNOWN["Qwen2.5-7B"]), GPUS["h100"]
+    spec, gpu = model_spec(KNOWN["Qwen2.5-7B"]), GPUS["h100"]
     work = Work(64, 8, 1, 1000, 4000, 4000)
-    assert decoding(shape, 1, 1, 50_000, 256, work, gpu, Efficiency()).running == 10
-    assert decoding(shape, 1, 1, 5e6, 256, work, gpu, Efficiency()).running == 256
-    assert decoding(shape, 8, 1, 5e6, 256, work, gpu, Efficiency()).running == 64
+    assert decoding(spec, 1, 1, 50_000, 256, work, gpu, Efficiency()).running == 10
+    assert decoding(spec, 1, 1, 5e6, 256, work, gpu, Efficiency()).running == 256
+    assert decoding(spec, 8, 1, 5e6, 256, work, gpu, Efficiency()).running == 64
 
 
 def test_the_command_prints_settings_that_compose(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,11 +34,10 @@ from rlmath.commands.plan.memory import (
 from rlmath.commands.plan.models import (
     KNOWN,
     active_matrices,
-    count_parameters,
     expert_parameters_of_rank,
     parameters_of_rank,
 )
-from rlmath.model.spec import ModelShape, model_shape
+from rlmath.model.spec import ModelSpec, model_spec
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import SourceLayout, SourceRank, TargetLayout, plan_weights
@@ -64,25 +63,25 @@ PUBLISHED = {
 }
 
 
-def shape(name: str = "DeepSeek-R1-Distill-Qwen-7B") -> ModelShape:
-    return model_shape(KNOWN[name])
+def spec(name: str = "DeepSeek-R1-Distill-Qwen-7B") -> ModelSpec:
+    return model_spec(KNOWN[name])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_published(name: str) -> None:
-    assert count_parameters(shape(name)) == PUBLISHED[name]
+    assert spec(name).num_parameters == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_parameters_are_those_of_the_weight_tables(name: str) -> None:
-    tensors = hf_shapes(shape(name)).values()
-    assert count_parameters(shape(name)) == sum(torch.Size(size).numel() for size in tensors)
+    tensors = hf_shapes(spec(name)).values()
+    assert spec(name).num_parameters == sum(torch.Size(size).numel() for size in tensors)
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (1, 2), (2, 1), (4, 1), (2, 4)])
 def test_a_rank_holds_what_the_weight_plan_takes_from_it(tp: int, pp: int) -> None:
     """Rank 0 of each stage: it gives its share of every matrix and what is the same on all."""
-    one = shape()
+    one = spec()
     plan = plan_weights(one, SourceLayout(tp=tp, pp=pp), TargetLayout(1), 512.0, torch.bfloat16)
     for stage in range(pp):
         rank = SourceRank(pp=stage, tp=0, ep=0)
@@ -98,10 +97,10 @@ MIXTURE = KNOWN["Qwen3-30B-A3B"]
 
 def test_a_mixture_has_the_parameters_of_qwen3_30b_a3b() -> None:
     """30.5 billion, of which a token meets 3.3 with both embeddings."""
-    one = model_shape(MIXTURE)
-    assert count_parameters(one) == 30_532_122_624
+    one = model_spec(MIXTURE)
+    assert one.num_parameters == 30_532_122_624
     tensors = hf_shapes(one).values()
-    assert count_parameters(one) == sum(torch.Size(size).numel() for size in tensors)
+    assert one.num_parameters == sum(torch.Size(size).numel() for size in tensors)
     met = active_matrices(one) + 2 * 151936 * 2048
     assert met / 1e9 == pytest.approx(3.35, abs=0.01)
 
@@ -109,7 +108,7 @@ def test_a_mixture_has_the_parameters_of_qwen3_30b_a3b() -> None:
 @pytest.mark.parametrize(("tp", "pp", "ep"), [(1, 1, 1), (1, 1, 8), (2, 1, 4), (1, 2, 2)])
 def test_a_rank_of_a_mixture_holds_its_experts(tp: int, pp: int, ep: int) -> None:
     """Rank 0 of each stage, by the weight plan."""
-    one = model_shape(MIXTURE)
+    one = model_spec(MIXTURE)
     source = SourceLayout(tp=tp, pp=pp, ep=ep, expert_tp=tp if ep == 1 else 1)
     plan = plan_weights(one, source, TargetLayout(1), 512.0, torch.bfloat16)
     for stage in range(pp):
@@ -125,7 +124,7 @@ def test_context_ranks_share_tokens_and_the_optimizer() -> None:
     """Each has half of the tokens and all weights; Adam's state is shared among all copies."""
     alone = ActorShape(tp=2, pp=1, dp=4, recompute_layers=3, max_tokens=8192)
     shared = ActorShape(tp=2, pp=1, dp=2, recompute_layers=3, max_tokens=8192, cp=2)
-    one = shape()
+    one = spec()
     assert kept_bytes(one, shared, 1) == kept_bytes(one, alone, 1) / 2
     assert worst_state_bytes(one, shared) == worst_state_bytes(one, alone)
     assert (alone.ranks, shared.ranks) == (8, 8)
@@ -133,7 +132,7 @@ def test_context_ranks_share_tokens_and_the_optimizer() -> None:
 
 def test_experts_have_copies_of_their_own() -> None:
     """8 ranks share 128 experts whole: 1 copy of each, so all 18 bytes a parameter stay here."""
-    one = model_shape(MIXTURE)
+    one = model_spec(MIXTURE)
     actor = ActorShape(tp=2, pp=1, dp=4, recompute_layers=0, max_tokens=8192, ep=8)
     experts = 48 * 16 * 3 * 2048 * 768
     dense = parameters_of_rank(one, 2, 1, first=True, last=True)
@@ -152,7 +151,7 @@ def test_activations_of_a_layer_after_korthikanti() -> None:
     and queries and keys before their rotation: for keys as wide as the hidden state, a feed-forward
     of 4 h."""
     sizes = dict(KNOWN["Llama-3.1-8B"], num_key_value_heads=32, intermediate_size=4 * 4096)
-    one = model_shape(sizes)
+    one = model_spec(sizes)
     softmax = 4 * one.heads
     alone, shared = (ActorShape(tp, 1, 1, 0, 1000) for tp in (1, 8))
     assert layer_bytes(one, alone) == (34 - 2 + 2 * 4 + 2 * 2) * one.hidden + softmax
@@ -161,7 +160,7 @@ def test_activations_of_a_layer_after_korthikanti() -> None:
 
 def test_local_layers_keep_more() -> None:
     """Each layer's cosines and sines, on every tensor rank."""
-    one = shape()
+    one = spec()
     fused = ActorShape(tp=4, pp=1, dp=1, recompute_layers=0, max_tokens=1000)
     local = dataclasses.replace(fused, layers="local")
     assert layer_bytes(one, local) - layer_bytes(one, fused) == 10 * one.head_dim
@@ -169,7 +168,7 @@ def test_local_layers_keep_more() -> None:
 
 
 def test_experts_keep_each_token_once_for_each_of_its_experts() -> None:
-    one = model_shape(MIXTURE)
+    one = model_spec(MIXTURE)
     actor = ActorShape(tp=1, pp=1, dp=8, recompute_layers=0, max_tokens=1000, ep=8)
     dense = dataclasses.replace(one, experts=0, ffn=0)
     more = layer_bytes(one, actor) - layer_bytes(dense, actor)
@@ -177,7 +176,7 @@ def test_experts_keep_each_token_once_for_each_of_its_experts() -> None:
 
 
 def test_recomputed_layers_keep_their_input() -> None:
-    one = shape()
+    one = spec()
     none = ActorShape(tp=4, pp=1, dp=2, recompute_layers=0, max_tokens=1000)
     every = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=1000)
     assert kept_bytes(one, every, in_flight=1) == 1000 * 28 * 2 * 3584 / 4
@@ -190,14 +189,14 @@ def test_logits_by_hand() -> None:
     2,048 rows in float32."""
     actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=28672)
     expected = 38016 * (2 * 2 * 28672 + 6 * 4 * 2048)
-    assert logits_bytes(shape(), actor, backward=True) == expected
+    assert logits_bytes(spec(), actor, backward=True) == expected
     assert expected / GIB == pytest.approx(5.80, abs=0.01)
 
 
 def test_an_output_layer_in_float32_takes_twice_and_copies_its_weight() -> None:
     actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=28672)
-    more = logits_bytes(shape(), actor, backward=True, in_float32=True) - logits_bytes(
-        shape(), actor, backward=True
+    more = logits_bytes(spec(), actor, backward=True, in_float32=True) - logits_bytes(
+        spec(), actor, backward=True
     )
     assert more == 38016 * 2 * 2 * 28672 + 4 * 3584 * (38016 + 28672 / 4)
 
@@ -208,7 +207,7 @@ def test_the_chunk_is_that_of_the_actor() -> None:
 
 def test_the_backward_pass_is_worst_where_it_begins_or_where_it_recomputes() -> None:
     """With 7 of 28 layers kept whole it begins with most; with none it recomputes one."""
-    one = shape()
+    one = spec()
     some = ActorShape(tp=4, pp=1, dp=2, recompute_layers=21, max_tokens=8192)
     every = dataclasses.replace(some, recompute_layers=28)
     assert backward_bytes(one, some, 1)["activations"] == kept_bytes(one, some, 1)
@@ -218,9 +217,9 @@ def test_the_backward_pass_is_worst_where_it_begins_or_where_it_recomputes() -> 
 
 def test_keys_and_values_of_a_token() -> None:
     """Two of 28 layers x 4 heads x 128 x 2 bytes; 8 ranks hold copies of 4 heads."""
-    assert kv_bytes(shape(), 1) == 2 * 28 * 4 * 128 * 2
-    assert kv_bytes(shape(), 2) == 2 * 28 * 2 * 128 * 2
-    assert kv_bytes(shape(), 8) == kv_bytes(shape(), 4)
+    assert kv_bytes(spec(), 1) == 2 * 28 * 4 * 128 * 2
+    assert kv_bytes(spec(), 2) == 2 * 28 * 2 * 128 * 2
+    assert kv_bytes(spec(), 8) == kv_bytes(spec(), 4)
 
 
 def test_the_first_stage_has_most_in_flight() -> None:
@@ -229,7 +228,7 @@ def test_the_first_stage_has_most_in_flight() -> None:
 
     def kept(stage: int, microbatches: int) -> float:
         step = Step(microbatches, longest_tokens=8192)
-        phases = {phase.name: phase for phase in stage_phases(shape(), actor, step, stage)}
+        phases = {phase.name: phase for phase in stage_phases(spec(), actor, step, stage)}
         return phases["training"].terms["activations"]
 
     one = kept(3, 100)
@@ -239,15 +238,15 @@ def test_the_first_stage_has_most_in_flight() -> None:
 
 def test_only_the_last_stage_has_logits() -> None:
     actor = ActorShape(tp=1, pp=2, dp=1, recompute_layers=0, max_tokens=8192)
-    first, last = (stage_phases(shape(), actor, Step(8, 8192), stage) for stage in (0, 1))
+    first, last = (stage_phases(spec(), actor, Step(8, 8192), stage) for stage in (0, 1))
     assert "logits" in {phase.name for phase in last} - {phase.name for phase in first}
-    fullest = {phase.name: phase for phase in actor_phases(shape(), actor, Step(8, 8192))}
+    fullest = {phase.name: phase for phase in actor_phases(spec(), actor, Step(8, 8192))}
     assert fullest["logits"].terms["process"] == 2 * GIB
 
 
 def test_a_reference_model_is_on_the_host() -> None:
     """It changes places with the model's weights, so the GPU holds one of them at a time."""
-    one, actor = shape(), ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
+    one, actor = spec(), ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
     without, held = Step(8, 8192), Step(8, 8192, reference=True)
     phases = {phase.name: phase for phase in stage_phases(one, actor, held, 0)}
     weights = 2 * parameters_of_rank(one, 4, 1, first=True, last=True)
@@ -256,7 +255,7 @@ def test_a_reference_model_is_on_the_host() -> None:
 
 
 def test_a_value_model_is_the_model_without_its_output_layer() -> None:
-    one, actor = shape(), ActorShape(tp=4, pp=2, dp=2, recompute_layers=14, max_tokens=8192)
+    one, actor = spec(), ActorShape(tp=4, pp=2, dp=2, recompute_layers=14, max_tokens=8192)
     table = 152064 // 4 * 3584
     ends = {"first": False, "last": True}
     policy = parameters_of_rank(one, 4, 2, **ends)
@@ -267,7 +266,7 @@ def test_a_value_model_is_the_model_without_its_output_layer() -> None:
 
 
 def test_a_tied_value_model_keeps_the_table_that_it_reads() -> None:
-    one = shape("Qwen2.5-1.5B")
+    one = spec("Qwen2.5-1.5B")
     alone = ActorShape(tp=2, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
     assert value_state_bytes(one, alone, first=True, last=True) == worst_state_bytes(one, alone)
 
@@ -277,16 +276,16 @@ def test_the_rotary_table_stays() -> None:
     into."""
     fused = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=32768)
     step = Step(8, longest_tokens=28672)
-    assert buffer_bytes(shape(), fused, step) == 28672 * 128 * 4
+    assert buffer_bytes(spec(), fused, step) == 28672 * 128 * 4
     local = dataclasses.replace(fused, layers="local")
-    more = buffer_bytes(shape(), local, step) - buffer_bytes(shape(), fused, step)
+    more = buffer_bytes(spec(), local, step) - buffer_bytes(spec(), fused, step)
     assert more == 32768 * 2 * 3584
 
 
 @pytest.mark.parametrize("name", ["DeepSeek-R1-Distill-Qwen-1.5B", "DeepSeek-R1-Distill-Qwen-7B"])
 def test_buffers_of_a_weight_sync_follow_the_buckets_and_stay_in_their_bound(name: str) -> None:
     """One bucket, the next with its messages, the last tensor taken, and vLLM's buffer."""
-    one, bucket = shape(name), 512 * MIB
+    one, bucket = spec(name), 512 * MIB
     metas = [TensorMeta(n, size, torch.bfloat16) for n, size in hf_shapes(one).items()]
     sizes = [sum(t.meta.num_bytes for t in b.tensors) for b in cut_into_buckets(metas, 512)]
     largest = max(meta.num_bytes for meta in metas)

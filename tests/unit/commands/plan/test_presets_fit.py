@@ -9,7 +9,7 @@ from rlmath.commands.plan.dry_run.presets import Case, preset_cases
 from rlmath.commands.plan.memory import host_bytes, usable_bytes
 from rlmath.commands.plan.models import KNOWN
 from rlmath.config.load import load
-from rlmath.model.spec import model_shape
+from rlmath.model.spec import model_spec
 
 GPU_GIB = 80.0
 # Of a node of eight such cards; most have more.
@@ -21,16 +21,16 @@ def test_a_preset_fits_80_gib(case: Case) -> None:
     """Every phase beside an engine, a KV cache of at least eight longest sequences, and the host
     memory of a checkpoint that is written in the background."""
     config = load([*case.overrides, "runner.run_dir=runs/plan", "data.train_paths=[x]"])
-    shape = model_shape(KNOWN[config.model.path.rsplit("/", 1)[-1]])
-    phases = settings_phases(config, shape, GPU_GIB)
+    spec = model_spec(KNOWN[config.model.path.rsplit("/", 1)[-1]])
+    phases = settings_phases(config, spec, GPU_GIB)
     assert {"logits", "training", "weight sync", "wake-up", "checkpoint"} <= {
         p.name for p in phases
     }
     too_full = [p.describe() for p in phases if p.num_bytes > usable_bytes(GPU_GIB)]
     assert not too_full, "\n".join(too_full)
-    actor, step = settings_in_plan(config, shape)
-    assert settings_cache_tokens(config, shape, GPU_GIB) >= 8 * step.longest_tokens
-    assert host_bytes(shape, actor, step, config.cluster.gpus_per_node) < NODE_BYTES / 2
+    actor, step = settings_in_plan(config, spec)
+    assert settings_cache_tokens(config, spec, GPU_GIB) >= 8 * step.longest_tokens
+    assert host_bytes(spec, actor, step, config.cluster.gpus_per_node) < NODE_BYTES / 2
 
 
 def test_the_moe_needs_what_its_preset_says() -> None:
@@ -38,10 +38,10 @@ def test_the_moe_needs_what_its_preset_says() -> None:
     (case, *_) = (case for case in preset_cases() if case.name.startswith("qwen3_30b_a3b (16"))
     dense = ("actor.recompute_num_layers=20", "rollout.gpu_memory_utilization=0.6")
     config = load([*case.overrides, *dense, "runner.run_dir=runs/plan", "data.train_paths=[x]"])
-    shape = model_shape(KNOWN["Qwen3-30B-A3B"])
+    spec = model_spec(KNOWN["Qwen3-30B-A3B"])
     full = {
         phase.name
-        for phase in settings_phases(config, shape, GPU_GIB)
+        for phase in settings_phases(config, spec, GPU_GIB)
         if phase.num_bytes > usable_bytes(GPU_GIB)
     }
     assert full >= {"logits", "training", "wake-up"}
