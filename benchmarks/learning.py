@@ -33,13 +33,13 @@ CASES: dict[str, list[str]] = {
     "advantage grpo, loss gspo": [
         "algorithm.loss=gspo",
         "algorithm.aggregation=seq_mean_token_mean",
-        "algorithm.clip_low=0.03",
-        "algorithm.clip_high=0.04",
+        "algorithm.loss_options.clip_low=0.03",
+        "algorithm.loss_options.clip_high=0.04",
     ],
     "advantage grpo, loss cispo": [
         "algorithm.loss=cispo",
-        "algorithm.clip_low=1.0",
-        "algorithm.clip_high=4.0",
+        "algorithm.loss_options.clip_low=1.0",
+        "algorithm.loss_options.clip_high=4.0",
     ],
 }
 

@@ -52,7 +52,7 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         kept = off_policy_keep(inputs, settings.off_policy_mask_kl)
         policy_weights = torch.where(kept, policy_weights, torch.zeros_like(policy_weights))
     policy_inputs = dataclasses.replace(inputs, weights=policy_weights)
-    policy = get_loss(settings.loss)(policy_inputs, settings)
+    policy = get_loss(settings.loss)(policy_inputs, settings.loss_options)
     weights, policy_weights = inputs.token_weights(), policy_inputs.token_weights()
     total, token_losses = policy.loss, policy.token_losses
     sums = dict(policy.metric_sums)

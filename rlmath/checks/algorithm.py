@@ -17,8 +17,6 @@ from rlmath.config.settings import by_key, value_of, value_text
 # Advantages that compare the samples of a problem with each other.
 _OF_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "batch_std", "gdpo", "pass_at_k")
 
-_CLIPPED = ("ppo_clip", "gspo", "gspo_token", "cispo", "gmpo")
-
 
 # Losses of which a token's gradient reaches all tokens of its sequence.
 _OF_SEQUENCES = ("gspo", "gmpo")
@@ -42,12 +40,6 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _group_size(algorithm)
     yield from _whitening(algorithm)
     yield from _aggregation(algorithm)
-    clips = algorithm.loss in _CLIPPED
-    if clips and algorithm.dual_clip is not None and algorithm.dual_clip <= 1 + algorithm.clip_high:
-        yield (
-            f"algorithm.dual_clip={algorithm.dual_clip}: has to be more than 1 + clip_high = "
-            f"{1 + algorithm.clip_high:g}; 3 is usual, null turns it off"
-        )
     yield from _correction(algorithm)
     yield from _kl_and_entropy(algorithm)
     yield from _filter(algorithm)
@@ -96,7 +88,8 @@ def _value_model(config: Config) -> Iterator[str]:
 
 
 def _group_size(algorithm: AlgorithmConfig) -> Iterator[str]:
-    size, k = algorithm.group_size, algorithm.pass_at_k
+    size = algorithm.group_size
+    k = algorithm.advantage_options.get("k", 1)
     if size == 1 and algorithm.advantage in _OF_GROUPS:
         yield (
             f"algorithm.group_size=1: {algorithm.advantage} compares the samples of a problem with "
@@ -104,25 +97,18 @@ def _group_size(algorithm: AlgorithmConfig) -> Iterator[str]:
         )
     elif algorithm.advantage == "pass_at_k" and k >= size:
         yield (
-            f"algorithm.pass_at_k={k}: of group_size={size} samples there is at most one set of "
-            f"{k}, which leaves no advantage; take at most {size - 1}, or group_size of {k + 1} or "
-            "more"
+            f"algorithm.advantage_options.k={k}: of group_size={size} samples there is at most one "
+            f"set of {k}, which leaves no advantage; take at most {size - 1}, or group_size of "
+            f"{k + 1} or more"
         )
 
 
 def _whitening(algorithm: AlgorithmConfig) -> Iterator[str]:
-    name, epsilon = algorithm.advantage, algorithm.advantage_epsilon
+    name = algorithm.advantage
     if algorithm.whiten_tokens and name in ("reinforce_pp", "reinforce_pp_baseline"):
         yield f"algorithm.whiten_tokens=true: advantage={name} is whitened over tokens already"
     if algorithm.whiten_tokens and name == "gae":
         yield "algorithm.whiten_tokens=true: advantage=gae has value.whiten_advantages for that"
-    default = by_key()["algorithm.advantage_epsilon"].default
-    divides = algorithm.whiten_tokens or name not in ("dr_grpo", "rloo")
-    if epsilon != default and (name == "gae" or not divides):
-        yield (
-            f"algorithm.advantage_epsilon={epsilon:g}: advantage={name} does not read it; leave it "
-            f"at {default:g}"
-        )
 
 
 def _aggregation(algorithm: AlgorithmConfig) -> Iterator[str]:

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.config.load import save, to_yaml
+from rlmath.config.renamed import RENAMED
 from rlmath.config.schema import Config
 from rlmath.model.folder import TINY
 
@@ -154,11 +155,13 @@ def newest_step(checkpoints: Path) -> int:
 def changes(file: Path, config: Config) -> Iterator[Change]:
     """Settings that differ from those saved in a file; nothing when it is not there.
 
-    Keys that only one side knows are left out: they come from another version of rlmath.
+    Keys that have another name now are read under it. Keys that only one side knows are left out:
+    they come from another version of rlmath, or are options of another loss.
     """
     if not file.is_file():
         return
-    before = _flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+    saved = _flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+    before = {RENAMED.get(key, key): value for key, value in saved.items()}
     now = _flat(OmegaConf.to_container(OmegaConf.create(to_yaml(config)), resolve=False))
     own_model = str(Path(config.runner.run_dir) / "model")
     for key in now:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from omegaconf import MISSING
 
-from rlmath.algorithms.settings import WITH_DUAL_CLIP
 from rlmath.utils.setting import OnlyWith, setting
 
 
@@ -24,11 +24,6 @@ class CorrectionKind(Enum):
     seq_truncate = "seq_truncate"
     seq_mask_geometric = "seq_mask_geometric"
     seq_mask_sum = "seq_mask_sum"
-
-
-class DppoDivergence(Enum):
-    tv = "tv"
-    kl = "kl"
 
 
 class KlPlace(Enum):
@@ -220,30 +215,20 @@ class AlgorithmConfig:
         least=1,
     )
     advantage: str = setting("grpo", "Advantage estimator; see rlmath/algorithms/advantages/.")
-    leave_one_out: bool = setting(
-        False,
-        "grpo: use the mean of the group's other samples as the baseline.",
-        only_with=OnlyWith("advantage", ("grpo",)),
-    )
-    leave_one_out_std: bool = setting(
-        False,
-        "grpo: use the standard deviation of the group's other samples; where these are all equal, "
-        "the difference from the baseline is not divided.",
-        only_with=OnlyWith("advantage", ("grpo",)),
-    )
-    advantage_epsilon: float = setting(
-        1e-6, "Added to the standard deviation that advantages are divided by.", least=0
+    advantage_options: dict[str, Any] = setting(
+        dict, "Options of the advantage estimator, see the tables below."
     )
     whiten_tokens: bool = setting(
         False, "Whiten advantages over all response tokens of the step after the estimator."
     )
-    pass_at_k: int = setting(
-        4,
-        "k of the pass_at_k estimator: the number of samples of which one must be correct.",
-        least=1,
-        only_with=OnlyWith("advantage", ("pass_at_k",)),
+    whiten_epsilon: float = setting(
+        1e-6,
+        "Added to the standard deviation that whiten_tokens divides by.",
+        least=0,
+        only_with=OnlyWith("whiten_tokens", (True,)),
     )
     loss: str = setting("ppo_clip", "Policy loss; see rlmath/algorithms/losses/.")
+    loss_options: dict[str, Any] = setting(dict, "Options of the loss, see the tables below.")
     aggregation: str = setting(
         "token_mean", "How token losses are aggregated; see rlmath/algorithms/aggregation.py."
     )
@@ -257,51 +242,6 @@ class AlgorithmConfig:
         False,
         "Allow an aggregation that the loss is not defined for; the result is not the published "
         "method.",
-    )
-    # At 1 there is no lower bound.
-    clip_low: float = setting(
-        0.2,
-        "Lower clip range: the importance ratio is clipped at 1 - clip_low.",
-        least=0,
-        most=1,
-        only_with=OnlyWith("loss", ("ppo_clip", "gspo", "gspo_token", "cispo", "gmpo")),
-    )
-    clip_high: float = setting(
-        0.2,
-        "Upper clip range: the importance ratio is clipped at 1 + clip_high.",
-        least=0,
-        only_with=OnlyWith("loss", ("ppo_clip", "gspo", "gspo_token", "cispo", "gmpo")),
-    )
-    dual_clip: float | None = setting(
-        None,
-        "Dual clip: for negative advantages the loss is at most this times |advantage|; null: off. "
-        "Only with losses that are unbounded there: ppo_clip, gspo, gspo_token, gmpo and dppo.",
-        above=1,
-        only_with=OnlyWith("loss", WITH_DUAL_CLIP),
-    )
-    sapo_tau_positive: float = setting(
-        1.0,
-        "sapo: gate temperature for positive advantages.",
-        above=0,
-        only_with=OnlyWith("loss", ("sapo",)),
-    )
-    sapo_tau_negative: float = setting(
-        1.05,
-        "sapo: gate temperature for negative advantages.",
-        above=0,
-        only_with=OnlyWith("loss", ("sapo",)),
-    )
-    dppo_divergence: DppoDivergence = setting(
-        DppoDivergence.tv,
-        "dppo: divergence that is bounded, total variation (tv) or KL (kl).",
-        only_with=OnlyWith("loss", ("dppo",)),
-    )
-    dppo_threshold: float | None = setting(
-        None,
-        "dppo: maximum divergence of a token whose update would increase it; null: 0.15 (tv) or "
-        "0.05 nats (kl).",
-        above=0,
-        only_with=OnlyWith("loss", ("dppo",)),
     )
     kl_coef: float = setting(
         0.0,

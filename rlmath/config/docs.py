@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Iterable
 from pathlib import Path
 
 from omegaconf import MISSING
 
+from rlmath.config.options import SECTIONS
 from rlmath.config.settings import Setting, settings
 
 SETTINGS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
@@ -23,6 +24,10 @@ its own. Later ones win: the defaults below, then `conf/GROUP/OPTION.yaml`, then
 `conf/experiment/NAME.yaml`, then the command line. Options of your own go in a folder with the
 same groups, given as `--config-dir`.
 
+A loss and an advantage estimator have their own options: `algorithm.loss_options.clip_high=0.28`.
+An option that the chosen one does not have is an error. `algorithm.loss=NAME` on the command line
+starts from the defaults of that loss: options that files give to another loss are dropped.
+
 `rlmath train ... --cfg` prints the resolved settings; `rlmath train ... --check` checks them and
 the files that they name, prints the batch arithmetic, and stops.
 """
@@ -30,13 +35,24 @@ the files that they name, prints the batch arithmetic, and stops.
 
 def settings_page() -> str:
     """The page's text."""
+    sections: dict[str, list[Setting]] = {}
+    for setting in settings():
+        sections.setdefault(_section(setting), []).append(setting)
     parts = [_HEAD]
-    for section, members in groupby(settings(), key=_section):
-        parts.append(f"## {section}\n")
-        parts.append("| setting | type | default | meaning |\n|---|---|---|---|")
-        parts += [_row(setting) for setting in members]
-        parts[-1] += "\n"
+    for section, members in sections.items():
+        parts += _table(section, members)
+        if section == "algorithm":
+            for options in SECTIONS:
+                chooser = options.chooser.rpartition(".")[2]
+                for names, found in options.documented():
+                    parts += _table(f"{options.key} of {chooser}={', '.join(names)}", found)
     return "\n".join(parts)
+
+
+def _table(title: str, members: Iterable[Setting]) -> list[str]:
+    head = [f"## {title}\n", "| setting | type | default | meaning |\n|---|---|---|---|"]
+    rows = [_row(setting) for setting in members]
+    return [*head, *rows[:-1], rows[-1] + "\n"]
 
 
 def _section(setting: Setting) -> str:

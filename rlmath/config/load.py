@@ -23,9 +23,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
+from rlmath.config.options import SECTIONS, complete, section_of
+from rlmath.config.renamed import RENAMED
 from rlmath.config.schema import Config
 from rlmath.config.secrets import without_secrets
-from rlmath.config.settings import by_key, sections
+from rlmath.config.settings import by_key, sections, value_of
 from rlmath.errors import ConfigError
 
 # ``rlmath/conf`` is a link to the repository's ``conf/``; in an installed wheel it is a folder.
@@ -61,6 +63,8 @@ def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) ->
     except OmegaConfBaseException as error:
         raise ConfigError(_file_error(error)) from error
     assert isinstance(config, Config)
+    _drop_options_of_others(config, overrides, folders[1:])
+    complete(config)
     return config
 
 
@@ -86,16 +90,48 @@ def options(group: str, config_dir: str | Path | None = None) -> list[str]:
     return sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
 
 
+def _drop_options_of_others(
+    config: Config, overrides: Sequence[str], more_folders: Sequence[Path]
+) -> None:
+    """Where the command line chooses another loss than the files, their options are not its."""
+    parser = OverridesParser.create()
+    parsed = {text: parser.parse_overrides([text])[0] for text in overrides}
+    for section in SECTIONS:
+        others = [text for text, one in parsed.items() if one.key_or_group != section.chooser]
+        if len(others) == len(overrides):
+            continue
+        if value_of(_compose(others, more_folders), section.chooser) == value_of(
+            config, section.chooser
+        ):
+            continue
+        given: set[str] = set()
+        for one in parsed.values():
+            if one.key_or_group.startswith(section.key + "."):
+                given.add(one.key_or_group.removeprefix(section.key + "."))
+            elif one.key_or_group == section.key:
+                given |= set(one.value())  # type: ignore[arg-type]
+        options = value_of(config, section.key)
+        for name in set(options) - given:
+            del options[name]
+
+
 def _compose(overrides: Sequence[str], more_folders: Sequence[Path]) -> DictConfig:
     ConfigStore.instance().store(name="schema", node=Config)
     search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in more_folders)}]"]
     try:
         with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
-            return compose("config", overrides=[*overrides, *(search if more_folders else [])])
+            return compose(
+                "config", overrides=[*map(_addable, overrides), *(search if more_folders else [])]
+            )
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_file_error(error)) from error
     except YAMLError as error:
         raise ConfigError(f"a settings file is not YAML: {_one_line(str(error))}") from error
+
+
+def _addable(text: str) -> str:
+    """An option of a loss or an estimator is not in the schema, so Hydra has to be let add it."""
+    return f"++{text}" if section_of(text.split("=")[0]) is not None else text
 
 
 def _file_error(error: Exception) -> str:
@@ -157,6 +193,8 @@ def _problem_of_override(
         if not isinstance(value, dict):
             inside = [name for name in by_key() if name.startswith(key + ".") and "[]" not in name]
             return f"{text}: {key} is a section; set one of {', '.join(inside)}"
+    elif section_of(key) is not None and key not in by_key():
+        return None  # Which options there are depends on what the files choose.
     elif key not in by_key():
         return f"{text}: there is no setting {key}{_did_you_mean(key)}"
     return _type_problem(text, key, value, schema)
@@ -200,6 +238,8 @@ def _missing_messages(
 
 
 def _did_you_mean(key: str) -> str:
+    if key in RENAMED:
+        return f"; it is {RENAMED[key]} now"
     keys = [name for name in by_key() if "[]" not in name]
     last = key.rsplit(".", 1)[-1]
     same_name = [name for name in keys if name.rsplit(".", 1)[-1] == last]

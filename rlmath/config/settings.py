@@ -88,7 +88,7 @@ def value_text(value: Any) -> str:
 @cache
 def settings() -> tuple[Setting, ...]:
     """Every setting of :class:`rlmath.config.schema.Config`, in the schema's order."""
-    return tuple(_walk(Config, ""))
+    return tuple(settings_of(Config, ""))
 
 
 @cache
@@ -136,13 +136,14 @@ def _values(config: Config, key: str) -> Iterator[tuple[str, float | None]]:
         yield key, value_of(config, key)
 
 
-def _walk(cls: type, prefix: str) -> Iterator[Setting]:
+def settings_of(cls: type, prefix: str) -> Iterator[Setting]:
+    """The settings of a section, whose keys begin with ``prefix``."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         key = prefix + field.name
         annotation, optional = _without_none(hints[field.name])
         if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-            yield from _walk(annotation, key + ".")
+            yield from settings_of(annotation, key + ".")
             continue
         said = about(field)
         assert said is not None, f"{key} is not declared with setting()"
@@ -154,7 +155,7 @@ def _walk(cls: type, prefix: str) -> Iterator[Setting]:
         )
         item = (*typing.get_args(annotation), None)[0]
         if dataclasses.is_dataclass(item) and isinstance(item, type):
-            yield from _walk(item, key + "[].")
+            yield from settings_of(item, key + "[].")
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -9,6 +9,7 @@ from rlmath.algorithms.kl_control import reference_weight
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.arithmetic import Layout
+from rlmath.config.options import ADVANTAGE_OPTIONS, LOSS_OPTIONS
 from rlmath.config.schema import AlgorithmConfig, Config
 from rlmath.rewards.mix import RewardMix
 
@@ -18,11 +19,9 @@ def advantage_settings(config: Config, rewards: RewardMix) -> AdvantageSettings:
     algorithm = config.algorithm
     return AdvantageSettings(
         name=algorithm.advantage,
-        leave_one_out=algorithm.leave_one_out,
-        leave_one_out_std=algorithm.leave_one_out_std,
-        epsilon=algorithm.advantage_epsilon,
+        options=ADVANTAGE_OPTIONS.options(algorithm.advantage, algorithm.advantage_options),
         whiten_tokens=algorithm.whiten_tokens,
-        pass_at_k=algorithm.pass_at_k,
+        whiten_epsilon=algorithm.whiten_epsilon,
         reward_weights={item.label: item.weight for item in rewards.items if item.weight},
     )
 
@@ -77,17 +76,11 @@ def update_settings(config: Config, kl_coef: float, entropy_coef: float) -> Upda
     return UpdateSettings(
         objective=ObjectiveSettings(
             loss=algorithm.loss,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
+            options=LOSS_OPTIONS.options(algorithm.loss, algorithm.loss_options),
             kl_coef=kl_coef if algorithm.kl_in is KlPlace.loss else 0.0,
             kl_estimator=algorithm.kl_estimator,
             entropy_coef=entropy_coef,
             ratio_threshold=algorithm.early_stop_ratio or 5.0,
-            sapo_tau_positive=algorithm.sapo_tau_positive,
-            sapo_tau_negative=algorithm.sapo_tau_negative,
-            dppo_divergence=algorithm.dppo_divergence.value,
-            dppo_threshold=algorithm.dppo_threshold,
             off_policy_mask_kl=algorithm.correction.off_policy_mask_kl,
         ),
         aggregation=algorithm.aggregation,

@@ -26,7 +26,7 @@ _RECIPE = (
     ("prompts per step", "algorithm.prompts_per_step"),
     ("samples per prompt", "algorithm.group_size"),
     ("minibatches per step", "algorithm.minibatches_per_step"),
-    ("clip, low and high", "algorithm.clip_low", "algorithm.clip_high"),
+    ("clip, low and high", "algorithm.loss_options.clip_low", "algorithm.loss_options.clip_high"),
     ("KL coefficient", "algorithm.kl_coef"),
     ("learning rate", "actor.optimizer.lr"),
     ("schedule", "actor.optimizer.schedule"),

@@ -115,3 +115,20 @@ def about(field: dataclasses.Field[Any]) -> About | None:
     """What was said about a field; ``None`` for a subsection."""
     found: About | None = field.metadata.get(_KEY)
     return found
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one loss or estimator: a frozen dataclass beside it, of fields by ``setting``.
+
+    Raises:
+        ValueError: A number is outside its range.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            said, value = about(field), getattr(self, field.name)
+            if said is None or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not said.limits.holds(value):
+                raise ValueError(f"{field.name} = {value}: has to be {said.limits}")

@@ -15,6 +15,7 @@ from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.losses import LOSSES
+from rlmath.algorithms.losses.clip import ClipOptions
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching import minibatches
 from rlmath.device import Platform
@@ -37,9 +38,11 @@ RELATIVE, ABSOLUTE = 1e-5, 3e-7
 
 def settings(combination: Combination, minibatches: int) -> UpdateSettings:
     loss, kind = combination
+    # A narrow clip, so that tokens are clipped on both sides.
+    clips = issubclass(LOSSES.options(loss), ClipOptions)
+    options = LOSSES.options(loss)(**({"clip_low": 0.05, "clip_high": 0.08} if clips else {}))
     return UpdateSettings(
-        # A narrow clip, so that tokens are clipped on both sides.
-        objective=ObjectiveSettings(loss=loss, clip_low=0.05, clip_high=0.08, kl_coef=0.1),
+        objective=ObjectiveSettings(loss=loss, options=options, kl_coef=0.1),
         aggregation=kind,
         constant_length=30,
         minibatches=minibatches,

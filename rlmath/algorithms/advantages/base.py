@@ -6,10 +6,12 @@ A sample without a reward (not-a-number) takes no part in any statistic and gets
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rlmath.algorithms.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.utils.setting import Options, setting
 
 
 class Advantage(Protocol):
@@ -18,6 +20,7 @@ class Advantage(Protocol):
     Args:
         rewards: ``[N]`` float, not-a-number where nothing could score the sample.
         group_ids: ``[N]`` int64.
+        options: The estimator's own, see ``Registry.options``.
         token_counts: ``[N]`` response tokens that take part in the loss, for estimators that
             whiten over tokens; the others do not read it.
 
@@ -27,8 +30,22 @@ class Advantage(Protocol):
     """
 
     def __call__(
-        self, rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None
+        self,
+        rewards: Tensor,
+        group_ids: Tensor,
+        options: Any,
+        *,
+        token_counts: Tensor | None = None,
     ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class EpsilonOptions(Options):
+    """Of an estimator that divides by a standard deviation."""
+
+    epsilon: float = setting(
+        1e-6, "Added to the standard deviation that advantages are divided by.", least=0
+    )
 
 
 ADVANTAGES: Registry[Advantage] = Registry("algorithm.advantage")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+from rlmath.algorithms.advantages.base import ADVANTAGES, EpsilonOptions, Groups
 from rlmath.utils.lazy_torch import Tensor, torch
 
 
-@ADVANTAGES.register("batch_std")
+@ADVANTAGES.register("batch_std", EpsilonOptions)
 def batch_std(
     rewards: Tensor,
     group_ids: Tensor,
+    options: EpsilonOptions,
     *,
     token_counts: Tensor | None = None,
-    epsilon: float = 1e-6,
 ) -> Tensor:
     """``(r - mean of the group) / (std of all rewards + epsilon)``.
 
@@ -23,8 +23,8 @@ def batch_std(
     Args:
         rewards: ``[N]``, not-a-number where unscored.
         group_ids: ``[N]`` int64.
+        options: What is added to the standard deviation.
         token_counts: Not read.
-        epsilon: Added to the standard deviation.
 
     Returns:
         ``[N]``, of the rewards' dtype; 0 where unscored and in groups of one.
@@ -32,4 +32,4 @@ def batch_std(
     groups = Groups(rewards, group_ids)
     scored = groups.rewards[groups.scored]
     std = scored.std() if scored.numel() > 1 else torch.zeros((), dtype=torch.float64)
-    return (groups.centered() / (std + epsilon)).to(rewards.dtype)
+    return (groups.centered() / (std + options.epsilon)).to(rewards.dtype)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
 from rlmath.utils.lazy_torch import Tensor
+from rlmath.utils.setting import Options
 
 
 @ADVANTAGES.register("dr_grpo")
-def dr_grpo(rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None) -> Tensor:
+def dr_grpo(
+    rewards: Tensor,
+    group_ids: Tensor,
+    options: Options,
+    *,
+    token_counts: Tensor | None = None,
+) -> Tensor:
     """``r - mean`` within each group.
 
     Dr. GRPO (arXiv:2503.20783), §3.2: dividing by the standard deviation weighs problems that are
@@ -17,6 +24,7 @@ def dr_grpo(rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None =
     Args:
         rewards: ``[N]``, not-a-number where unscored.
         group_ids: ``[N]`` int64.
+        options: None.
         token_counts: Not read.
 
     Returns:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+from rlmath.algorithms.advantages.base import ADVANTAGES, EpsilonOptions, Groups
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.utils.lazy_torch import Tensor, torch
 
 
-@ADVANTAGES.register("gdpo")
 def gdpo(
     rewards: Tensor,
     group_ids: Tensor,
+    options: EpsilonOptions,
     *,
     token_counts: Tensor | None = None,
     weights: Sequence[float] | None = None,
-    epsilon: float = 1e-6,
 ) -> Tensor:
     """Z-score of each reward in its group, weighted sum, z-score of the sum over the batch.
 
@@ -27,9 +26,9 @@ def gdpo(
         rewards: ``[N, K]``, or ``[N]`` for one reward; not-a-number where a reward could not be
             given. Such a reward adds 0; a sample without any gets 0.
         group_ids: ``[N]`` int64.
+        options: What is added to the standard deviation.
         token_counts: Not read: the batch's statistics are over samples.
         weights: Of the ``K`` rewards; ``None``: 1 each.
-        epsilon: Added to standard deviations.
 
     Returns:
         ``[N]``, of the rewards' dtype.
@@ -44,6 +43,10 @@ def gdpo(
     total = torch.zeros(table.shape[0], dtype=torch.float64, device=table.device)
     for column, factor in enumerate(factors):
         groups = Groups(table[:, column], group_ids)
-        total += factor * groups.centered() / (groups.std() + epsilon)
+        total += factor * groups.centered() / (groups.std() + options.epsilon)
     scored = ~table.isnan().all(dim=1)
-    return whiten(total, scored, epsilon).to(rewards.dtype)
+    return whiten(total, scored, options.epsilon).to(rewards.dtype)
+
+
+# Not as a decorator, which would hide the argument ``weights``.
+ADVANTAGES.register("gdpo", EpsilonOptions)(gdpo)

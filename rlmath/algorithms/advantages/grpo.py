@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+from dataclasses import dataclass
+
+from rlmath.algorithms.advantages.base import ADVANTAGES, EpsilonOptions, Groups
 from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.utils.setting import setting
 
 
-@ADVANTAGES.register("grpo")
+@dataclass(frozen=True)
+class GrpoOptions(EpsilonOptions):
+    leave_one_out: bool = setting(
+        False, "Use the mean of the group's other samples as the baseline."
+    )
+    leave_one_out_std: bool = setting(
+        False,
+        "Use the standard deviation of the group's other samples; where these are all equal, the "
+        "difference from the baseline is not divided.",
+    )
+
+
+@ADVANTAGES.register("grpo", GrpoOptions)
 def grpo(
     rewards: Tensor,
     group_ids: Tensor,
+    options: GrpoOptions,
     *,
     token_counts: Tensor | None = None,
-    epsilon: float = 1e-6,
-    leave_one_out: bool = False,
-    leave_one_out_std: bool = False,
 ) -> Tensor:
     """``(r - mean) / (std + epsilon)`` within each group.
 
@@ -24,24 +37,23 @@ def grpo(
     Args:
         rewards: ``[N]``, not-a-number where unscored.
         group_ids: ``[N]`` int64.
+        options: With ``leave_one_out`` the baseline does not depend on the sample's own reward;
+            this multiplies advantages by ``n / (n - 1)``. With ``leave_one_out_std`` the standard
+            deviation is that of the group's other samples as well, as in NeMo RL
+            (``nemo_rl/algorithms/utils.py``). Where these are all equal, as for the one right
+            answer of a group, the difference is left undivided, since dividing by ``epsilon`` would
+            make a million of it.
         token_counts: Not read.
-        epsilon: Added to the standard deviation.
-        leave_one_out: The baseline is the mean of the group's other samples, so that it does not
-            depend on the sample's own reward; this multiplies advantages by ``n / (n - 1)``.
-        leave_one_out_std: The standard deviation is that of the group's other samples as well, as
-            in NeMo RL (``nemo_rl/algorithms/utils.py``). Where these are all equal, as for the one
-            right answer of a group, the difference is left undivided, since dividing by
-            ``epsilon`` would make a million of it.
 
     Returns:
         ``[N]``, of the rewards' dtype; 0 where unscored.
     """
     groups = Groups(rewards, group_ids)
-    if leave_one_out_std:
+    if options.leave_one_out_std:
         std = groups.std_of_others()
-        advantages = groups.centered() / torch.where(std > 0, std + epsilon, 1.0)
+        advantages = groups.centered() / torch.where(std > 0, std + options.epsilon, 1.0)
     else:
-        advantages = groups.centered() / (groups.std() + epsilon)
-    if leave_one_out:
+        advantages = groups.centered() / (groups.std() + options.epsilon)
+    if options.leave_one_out:
         advantages = advantages * groups.sizes / (groups.sizes - 1).clamp(min=1)
     return advantages.to(rewards.dtype)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+from rlmath.algorithms.advantages.base import ADVANTAGES, EpsilonOptions, Groups
 from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.utils.setting import setting
 
 
-@ADVANTAGES.register("pass_at_k")
+@dataclass(frozen=True)
+class PassAtKOptions(EpsilonOptions):
+    k: int = setting(4, "The number of samples of which one must be correct.", least=1)
+    correct_above: float = setting(0.0, "A sample is correct if its reward is above this.")
+
+
+@ADVANTAGES.register("pass_at_k", PassAtKOptions)
 def pass_at_k(
     rewards: Tensor,
     group_ids: Tensor,
+    options: PassAtKOptions,
     *,
     token_counts: Tensor | None = None,
-    k: int = 4,
-    correct_above: float = 0.0,
-    epsilon: float = 1e-6,
 ) -> Tensor:
     """The expected advantage of a sample over all sets of ``k`` that it can be in.
 
@@ -35,26 +41,19 @@ def pass_at_k(
     Args:
         rewards: ``[N]``, not-a-number where unscored.
         group_ids: ``[N]`` int64.
+        options: ``k`` is the samples of a set. In a group with fewer scored samples, all of them
+            make one set, which leaves no advantage.
         token_counts: Not read.
-        k: Samples of a set. In a group with fewer scored samples, all of them make one set, which
-            leaves no advantage.
-        correct_above: A sample is right when its reward is above this.
-        epsilon: Added to the standard deviation.
 
     Returns:
         ``[N]``, of the rewards' dtype; 0 where unscored.
-
-    Raises:
-        ValueError: ``k`` is below 1.
     """
-    if k < 1:
-        raise ValueError(f"pass_at_k with k = {k}: at least 1 is needed")
     groups = Groups(rewards, group_ids)
-    right = groups.scored & (groups.rewards > correct_above)
+    right = groups.scored & (groups.rewards > options.correct_above)
     sizes = groups.sizes.long().tolist()
     rights = groups.sum(right.double()).long().tolist()
     table = {
-        (n, c): _advantages(n, c, min(k, n), epsilon)
+        (n, c): _advantages(n, c, min(options.k, n), options.epsilon)
         for n, c in set(zip(sizes, rights, strict=True))
         if n > 0
     }

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+from rlmath.algorithms.advantages.gdpo import gdpo
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.utils.setting import Options
 
 
 @dataclass(frozen=True)
@@ -17,40 +19,23 @@ class AdvantageSettings:
 
     Attributes:
         name: See the package's registry.
-        leave_one_out: Of ``grpo``.
-        leave_one_out_std: Of ``grpo``.
-        epsilon: Added to the deviation by which the estimator, or the whitening, divides.
+        options: Of the estimator; ``None``: its defaults.
         whiten_tokens: Whiten over the tokens of the loss what any estimator gives.
-        pass_at_k: The ``k`` of ``pass_at_k``.
+        whiten_epsilon: Added to the deviation by which that divides.
         reward_weights: For ``gdpo``: the rewards that are normalised on their own, by name, with
             their weights.
     """
 
     name: str = "grpo"
-    leave_one_out: bool = False
-    leave_one_out_std: bool = False
-    epsilon: float = 1e-6
+    options: Options | None = None
     whiten_tokens: bool = False
-    pass_at_k: int = 4
+    whiten_epsilon: float = 1e-6
     reward_weights: Mapping[str, float] = field(default_factory=dict)
 
-    def options(self) -> dict[str, Any]:
-        """Arguments of the estimator besides rewards and groups."""
-        options: dict[str, Any] = {}
-        if self.name not in _UNSCALED:
-            options["epsilon"] = self.epsilon
-        if self.name == "grpo":
-            options["leave_one_out"] = self.leave_one_out
-            options["leave_one_out_std"] = self.leave_one_out_std
-        if self.name == "pass_at_k":
-            options["k"] = self.pass_at_k
-        if self.name == "gdpo" and self.reward_weights:
-            options["weights"] = list(self.reward_weights.values())
-        return options
-
-
-# Estimators that divide by nothing.
-_UNSCALED = ("dr_grpo", "rloo")
+    @property
+    def estimator_options(self) -> Any:
+        """The options, or the estimator's defaults."""
+        return ADVANTAGES.options(self.name)() if self.options is None else self.options
 
 
 # What the estimators that whiten over tokens whiten: a penalty per token belongs before that.
@@ -88,12 +73,19 @@ def token_advantages(
     ids = torch.repeat_interleave(torch.arange(n, device=mask.device), response_lengths)
     if token_rewards is not None and settings.name in _BEFORE_WHITENING:
         raw = _BEFORE_WHITENING[settings.name](Groups(rewards, group_ids))
-        return whiten(raw[ids] + token_rewards.double(), mask, settings.epsilon).float()
+        epsilon = settings.estimator_options.epsilon
+        return whiten(raw[ids] + token_rewards.double(), mask, epsilon).float()
     counts = torch.zeros(n, dtype=torch.int64, device=mask.device).index_add_(0, ids, mask.long())
-    estimate = ADVANTAGES.get(settings.name)
-    advantages = estimate(rewards, group_ids, token_counts=counts, **settings.options())[ids]
+    options = settings.estimator_options
+    if settings.name == "gdpo":
+        weights = list(settings.reward_weights.values()) or None
+        estimates = gdpo(rewards, group_ids, options, weights=weights)
+    else:
+        estimate = ADVANTAGES.get(settings.name)
+        estimates = estimate(rewards, group_ids, options, token_counts=counts)
+    advantages = estimates[ids]
     if token_rewards is not None:
         advantages = advantages + torch.where(mask, token_rewards, 0.0)
     if settings.whiten_tokens:
-        advantages = whiten(advantages.double(), mask, settings.epsilon)
+        advantages = whiten(advantages.double(), mask, settings.whiten_epsilon)
     return advantages.float()

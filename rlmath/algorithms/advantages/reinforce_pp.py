@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, Groups, needs_token_counts
+from rlmath.algorithms.advantages.base import ADVANTAGES, EpsilonOptions, Groups, needs_token_counts
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.utils.lazy_torch import Tensor
 
 
-@ADVANTAGES.register("reinforce_pp")
+@ADVANTAGES.register("reinforce_pp", EpsilonOptions)
 def reinforce_pp(
     rewards: Tensor,
     group_ids: Tensor,
+    options: EpsilonOptions,
     *,
     token_counts: Tensor | None = None,
-    epsilon: float = 1e-6,
 ) -> Tensor:
     """``(r - mean) / std`` over all response tokens of the batch.
 
@@ -24,8 +24,8 @@ def reinforce_pp(
     Args:
         rewards: ``[N]``, not-a-number where unscored.
         group_ids: ``[N]`` int64; they make no difference.
+        options: What is added to the standard deviation.
         token_counts: ``[N]`` response tokens in the loss.
-        epsilon: Added to the standard deviation.
 
     Returns:
         ``[N]``, of the rewards' dtype; 0 where unscored.
@@ -35,4 +35,4 @@ def reinforce_pp(
     """
     groups = Groups(rewards, group_ids)
     counts = needs_token_counts("reinforce_pp", token_counts)
-    return whiten(groups.rewards, counts * groups.scored, epsilon).to(rewards.dtype)
+    return whiten(groups.rewards, counts * groups.scored, options.epsilon).to(rewards.dtype)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, Groups, needs_token_counts
+from rlmath.algorithms.advantages.base import ADVANTAGES, EpsilonOptions, Groups, needs_token_counts
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.utils.lazy_torch import Tensor
 
 
-@ADVANTAGES.register("reinforce_pp_baseline")
+@ADVANTAGES.register("reinforce_pp_baseline", EpsilonOptions)
 def reinforce_pp_baseline(
     rewards: Tensor,
     group_ids: Tensor,
+    options: EpsilonOptions,
     *,
     token_counts: Tensor | None = None,
-    epsilon: float = 1e-6,
 ) -> Tensor:
     """``a = r - mean of the group``, then ``(a - mean) / std`` over all tokens of the batch.
 
@@ -23,8 +23,8 @@ def reinforce_pp_baseline(
     Args:
         rewards: ``[N]``, not-a-number where unscored.
         group_ids: ``[N]`` int64.
+        options: What is added to the standard deviation.
         token_counts: ``[N]`` response tokens in the loss.
-        epsilon: Added to the standard deviation.
 
     Returns:
         ``[N]``, of the rewards' dtype; 0 where unscored.
@@ -34,4 +34,4 @@ def reinforce_pp_baseline(
     """
     groups = Groups(rewards, group_ids)
     counts = needs_token_counts("reinforce_pp_baseline", token_counts)
-    return whiten(groups.centered(), counts * groups.scored, epsilon).to(rewards.dtype)
+    return whiten(groups.centered(), counts * groups.scored, options.epsilon).to(rewards.dtype)

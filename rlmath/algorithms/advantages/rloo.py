@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
 from rlmath.utils.lazy_torch import Tensor
+from rlmath.utils.setting import Options
 
 
 @ADVANTAGES.register("rloo")
-def rloo(rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = None) -> Tensor:
+def rloo(
+    rewards: Tensor,
+    group_ids: Tensor,
+    options: Options,
+    *,
+    token_counts: Tensor | None = None,
+) -> Tensor:
     """``r_i - mean of the other rewards of the group``.
 
     RLOO (arXiv:2402.14740). It is ``n / (n - 1)`` times ``dr_grpo``'s advantage, which is how it
@@ -16,6 +23,7 @@ def rloo(rewards: Tensor, group_ids: Tensor, *, token_counts: Tensor | None = No
     Args:
         rewards: ``[N]``, not-a-number where unscored.
         group_ids: ``[N]`` int64.
+        options: None.
         token_counts: Not read.
 
     Returns:

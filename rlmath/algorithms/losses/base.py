@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from rlmath.algorithms.registry import Registry
-from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.utils.setting import Options
 
 # Bound of a token's log importance ratio, in nats. In float32 ``exp`` overflows above 88.7, and the
 # gradient of a clip of infinity is not a number. verl (``compute_policy_loss_vanilla``) and
@@ -121,9 +122,13 @@ class LossOutput:
     farthest: Tensor | None = None
 
 
-# A loss maps inputs to (loss of each token [r] with gradient, booleans [r] to count by name).
-TokenLoss = Callable[[LossInputs, ObjectiveSettings], tuple[Tensor, dict[str, Tensor]]]
-PolicyLoss = Callable[[LossInputs, ObjectiveSettings], LossOutput]
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+# A loss maps inputs and options to the loss of each token ``[r]``, with gradient, and booleans
+# ``[r]`` to count by name.
+TokenLoss = Callable[[LossInputs, OptionsT], tuple[Tensor, dict[str, Tensor]]]
+# Of the loss's own options, see ``Registry.options``.
+PolicyLoss = Callable[[LossInputs, Any], LossOutput]
 
 LOSSES: Registry[PolicyLoss] = Registry("algorithm.loss")
 
@@ -134,20 +139,22 @@ AGGREGATIONS_OF_LOSSES: dict[str, tuple[str, ...]] = {}
 
 
 def policy_loss(
-    name: str, *, aggregations: tuple[str, ...] = ()
-) -> Callable[[TokenLoss], PolicyLoss]:
+    name: str, options: type[OptionsT], *, aggregations: tuple[str, ...] = ()
+) -> Callable[[TokenLoss[OptionsT]], PolicyLoss]:
     """Decorator: makes a policy loss out of a function of tokens and files it under ``name``.
 
     Args:
+        name: Of the loss, in the settings.
+        options: What it may be told besides its inputs.
         aggregations: Those that make the sum over tokens the objective of the loss's paper, the
             paper's own first; empty: any.
     """
     if aggregations:
         AGGREGATIONS_OF_LOSSES[name] = aggregations
 
-    def wrap(token_loss: TokenLoss) -> PolicyLoss:
-        def loss(inputs: LossInputs, settings: ObjectiveSettings) -> LossOutput:
-            losses, flags = token_loss(inputs, settings)
+    def wrap(token_loss: TokenLoss[OptionsT]) -> PolicyLoss:
+        def loss(inputs: LossInputs, given: OptionsT) -> LossOutput:
+            losses, flags = token_loss(inputs, given)
             losses = inputs.masked(losses)
             total = (inputs.token_weights() * losses).sum()
             sums = {"weighted/policy_loss": total.detach().double()}
@@ -157,7 +164,7 @@ def policy_loss(
 
         loss.__name__ = token_loss.__name__
         loss.__doc__ = token_loss.__doc__
-        LOSSES.register(name)(loss)
+        LOSSES.register(name, options)(loss)
         return loss
 
     return wrap

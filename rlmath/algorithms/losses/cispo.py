@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
-from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.algorithms.losses.clip import ClipOptions
 from rlmath.utils.lazy_torch import Tensor
 
 
-@policy_loss("cispo")
-def cispo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+@policy_loss("cispo", ClipOptions)
+def cispo(inputs: LossInputs, options: ClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi``, ``sg`` stopping the gradient.
 
     CISPO (MiniMax-M1, arXiv:2506.13585), eqs. 4 and 5. The paper has no lower bound, which is
     ``clip_low = 1``, and tunes the upper one.
     """
     ratio = inputs.log_ratio().detach().exp()
-    low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
+    low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
     advantages = inputs.token_advantages()
     losses = -ratio.clamp(low, high) * advantages * inputs.masked(inputs.log_probs)
     return losses, {"clip_fraction_low": ratio < low, "clip_fraction_high": ratio > high}

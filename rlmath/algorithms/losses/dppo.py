@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
-from rlmath.algorithms.losses.dual_clip import dual_clipped
-from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.algorithms.losses.clip import dual_clipped
 from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.utils.setting import Options, setting
 
 
-@policy_loss("dppo")
-def dppo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+class Divergence(Enum):
+    tv = "tv"
+    kl = "kl"
+
+
+@dataclass(frozen=True)
+class DppoOptions(Options):
+    divergence: Divergence = setting(
+        Divergence.tv, "Divergence that is bounded, total variation (tv) or KL (kl)."
+    )
+    threshold: float | None = setting(
+        None,
+        "Maximum divergence of a token whose update would increase it; null: 0.15 (tv) or 0.05 "
+        "nats (kl).",
+        above=0,
+    )
+    dual_clip: float | None = setting(
+        None,
+        "Dual clip: for negative advantages the loss is at most this times |advantage|; null: off.",
+        above=1,
+    )
+
+    @property
+    def limit(self) -> float:
+        """``threshold``, or the divergence's own default."""
+        if self.threshold is not None:
+            return self.threshold
+        return {Divergence.tv: 0.15, Divergence.kl: 0.05}[self.divergence]
+
+
+@policy_loss("dppo", DppoOptions)
+def dppo(inputs: LossInputs, options: DppoOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-M r A``; ``M`` is 0 for tokens that are too far from the old policy and move away.
 
     Away is ``r > 1`` with a positive and ``r < 1`` with a negative advantage. The divergence is
@@ -28,15 +61,15 @@ def dppo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
     with torch.no_grad():
         p = inputs.masked(inputs.log_probs).double()
         q = inputs.masked(inputs.old_log_probs).double()
-        divergence = _tv(p, q) if settings.dppo_divergence == "tv" else _kl(p, q)
+        divergence = _tv(p, q) if options.divergence is Divergence.tv else _kl(p, q)
         away = (log_ratio * advantages) > 0
-        masked = away & (divergence > settings.dppo_limit)
+        masked = away & (divergence > options.limit)
     ratio = log_ratio.exp()
     flags = {
         "clip_fraction_low": masked & (advantages < 0),
         "clip_fraction_high": masked & (advantages > 0),
     }
-    losses, flags = dual_clipped(-ratio * advantages, advantages, ratio, settings, flags)
+    losses, flags = dual_clipped(-ratio * advantages, advantages, ratio, options.dual_clip, flags)
     return torch.where(masked, 0.0, losses), flags
 
 

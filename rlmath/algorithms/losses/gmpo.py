@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
-from rlmath.algorithms.losses.dual_clip import dual_clipped
-from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.algorithms.losses.clip import DualClipOptions, dual_clipped
 from rlmath.utils.lazy_torch import Tensor, torch
 
 
-@policy_loss("gmpo", aggregations=("seq_mean_token_mean",))
-def gmpo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+@policy_loss("gmpo", DualClipOptions, aggregations=("seq_mean_token_mean",))
+def gmpo(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-A exp(mean over the sequence of clipped log r)`` for each token of a sequence.
 
     Token ratios are clipped as in PPO, on the side that the advantage pushes to, and then averaged
@@ -21,8 +20,8 @@ def gmpo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
     """
     advantages = inputs.token_advantages()
     log_ratio = inputs.log_ratio()
-    low = math.log(1.0 - settings.clip_low) if settings.clip_low < 1.0 else -math.inf
-    high = math.log(1.0 + settings.clip_high)
+    low = math.log(1.0 - options.clip_low) if options.clip_low < 1.0 else -math.inf
+    high = math.log(1.0 + options.clip_high)
     bounded = torch.where(
         advantages > 0,
         log_ratio.clamp(max=high),
@@ -33,4 +32,4 @@ def gmpo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
         "clip_fraction_high": (advantages > 0) & (log_ratio > high),
     }
     ratio = inputs.sequence_mean(bounded).exp()
-    return dual_clipped(-advantages * ratio, advantages, ratio, settings, flags)
+    return dual_clipped(-advantages * ratio, advantages, ratio, options.dual_clip, flags)

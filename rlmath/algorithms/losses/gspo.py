@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
-from rlmath.algorithms.losses.dual_clip import dual_clipped
-from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.algorithms.losses.clip import DualClipOptions, dual_clipped
 from rlmath.utils.lazy_torch import Tensor, torch
 
 
-@policy_loss("gspo", aggregations=("seq_mean_token_mean", "seq_mean_token_sum"))
-def gspo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+@policy_loss("gspo", DualClipOptions, aggregations=("seq_mean_token_mean", "seq_mean_token_sum"))
+def gspo(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)`` for each token of a sequence.
 
     ``s = exp(mean over the sequence's tokens of log r)``, the geometric mean of token ratios, so
@@ -19,18 +18,18 @@ def gspo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
     (arXiv:2602.05261), which multiplies each sequence's term by its length. With ``dual_clip = c``
     the loss is at most ``-c A`` where ``A < 0``, as in ``ppo_clip``.
     """
-    return clipped(inputs, settings, inputs.sequence_mean(inputs.log_ratio()).exp())
+    return clipped(inputs, options, inputs.sequence_mean(inputs.log_ratio()).exp())
 
 
 def clipped(
-    inputs: LossInputs, settings: ObjectiveSettings, ratio: Tensor
+    inputs: LossInputs, options: DualClipOptions, ratio: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The surrogate of a sequence's ratio ``[r]``, with the counts of clipped tokens."""
     advantages = inputs.token_advantages()
-    low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
+    low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
     losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
     flags = {
         "clip_fraction_low": (advantages < 0) & (ratio < low),
         "clip_fraction_high": (advantages > 0) & (ratio > high),
     }
-    return dual_clipped(losses, advantages, ratio, settings, flags)
+    return dual_clipped(losses, advantages, ratio, options.dual_clip, flags)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.clip import DualClipOptions
 from rlmath.algorithms.losses.gspo import clipped
-from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.utils.lazy_torch import Tensor
 
 
-@policy_loss("gspo_token", aggregations=("seq_mean_token_mean",))
-def gspo_token(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+@policy_loss("gspo_token", DualClipOptions, aggregations=("seq_mean_token_mean",))
+def gspo_token(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """GSPO's loss with the ratio ``s_t = sg(s) pi_t / sg(pi_t)``, ``sg`` stopping the gradient.
 
     The value is GSPO's; the gradient of a token's loss reaches that token's log-prob alone, so
@@ -18,4 +18,4 @@ def gspo_token(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor,
     """
     sequence = inputs.sequence_mean(inputs.log_ratio()).detach().exp()
     own = inputs.masked(inputs.log_probs)
-    return clipped(inputs, settings, sequence * (own - own.detach()).exp())
+    return clipped(inputs, options, sequence * (own - own.detach()).exp())

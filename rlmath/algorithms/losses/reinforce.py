@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
-from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.utils.lazy_torch import Tensor
+from rlmath.utils.setting import Options
 
 
-@policy_loss("reinforce")
-def reinforce(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+@policy_loss("reinforce", Options)
+def reinforce(inputs: LossInputs, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """``-A log pi``: REINFORCE (Williams 1992, doi:10.1007/BF00992696), eq. 11.
 
     No importance ratio and no clip: right on policy only, that is with one minibatch per step.

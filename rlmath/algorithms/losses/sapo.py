@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
-from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.utils.setting import Options, setting
 
 
-@policy_loss("sapo", aggregations=("seq_mean_token_mean",))
-def sapo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+@dataclass(frozen=True)
+class SapoOptions(Options):
+    tau_positive: float = setting(1.0, "Gate temperature for positive advantages.", above=0)
+    tau_negative: float = setting(1.05, "Gate temperature for negative advantages.", above=0)
+
+
+@policy_loss("sapo", SapoOptions, aggregations=("seq_mean_token_mean",))
+def sapo(inputs: LossInputs, options: SapoOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-(4 / tau) sigmoid(tau (r - 1)) A``, with a ``tau`` for each sign of ``A``.
 
     SAPO (arXiv:2511.20347). At ``r = 1`` the gradient is that of ``-r A``; away
@@ -17,7 +25,7 @@ def sapo(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[
     """
     advantages = inputs.token_advantages()
     # Not of two plain numbers: torch would make them float32 whatever the log-probs are.
-    tau = torch.full_like(advantages, settings.sapo_tau_negative)
-    tau = torch.where(advantages > 0, settings.sapo_tau_positive, tau)
+    tau = torch.full_like(advantages, options.tau_negative)
+    tau = torch.where(advantages > 0, options.tau_positive, tau)
     gate = torch.sigmoid(tau * (inputs.log_ratio().exp() - 1.0)) * (4.0 / tau)
     return -gate * advantages, {}

@@ -157,7 +157,7 @@ def policy_losses(name, log_probs, old, advantages, mask, sequence, s):
     """Loss of each unmasked token (0 at others); one advantage may differ from token to token."""
     ratio = [math.exp(a - b) if m else 1.0 for a, b, m in zip(log_probs, old, mask, strict=True)]
     logs = [a - b if m else 0.0 for a, b, m in zip(log_probs, old, mask, strict=True)]
-    low, high = 1 - s.clip_low, 1 + s.clip_high
+    low, high = 1 - getattr(s, "clip_low", 1), 1 + getattr(s, "clip_high", math.inf)
     clip = lambda x: min(max(x, low), high)  # noqa: E731
 
     def over_sequence(values, t):
@@ -181,7 +181,7 @@ def policy_losses(name, log_probs, old, advantages, mask, sequence, s):
         elif name == "cispo":
             out.append(-clip(ratio[t]) * a * log_probs[t])
         elif name == "sapo":
-            tau = s.sapo_tau_positive if a > 0 else s.sapo_tau_negative
+            tau = s.tau_positive if a > 0 else s.tau_negative
             out.append(-4 / tau / (1 + math.exp(-tau * (ratio[t] - 1))) * a)
         elif name == "gmpo":
             bounded = [
@@ -191,10 +191,10 @@ def policy_losses(name, log_probs, old, advantages, mask, sequence, s):
             out.append(capped(-a * over_sequence(bounded, t), a))
         elif name == "dppo":
             p, q = math.exp(log_probs[t]), math.exp(old[t])
-            if s.dppo_divergence == "tv":
-                far = abs(p - q) > s.dppo_limit
+            if s.divergence.name == "tv":
+                far = abs(p - q) > s.limit
             else:
-                far = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p)) > s.dppo_limit
+                far = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p)) > s.limit
             away = (a > 0 and p > q) or (a < 0 and p < q)
             out.append(0.0 if far and away else capped(-ratio[t] * a, a))
         elif name == "reinforce":

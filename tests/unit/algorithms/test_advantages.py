@@ -9,7 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlmath.algorithms.advantages import ADVANTAGES, gae, gdpo, get_advantage, grpo, pass_at_k
+from rlmath.algorithms.advantages import ADVANTAGES, gae, gdpo, get_advantage, grpo
+from rlmath.algorithms.advantages.base import EpsilonOptions
+from rlmath.algorithms.advantages.grpo import GrpoOptions
+from rlmath.algorithms.advantages.pass_at_k import PassAtKOptions
 
 NAN = float("nan")
 COUNTED = ("reinforce_pp", "reinforce_pp_baseline")
@@ -22,8 +25,8 @@ def run(name, rewards, group_ids, counts=None, dtype=torch.float64, **settings_)
     out = get_advantage(name)(
         torch.tensor(rewards, dtype=dtype),
         torch.tensor(group_ids),
+        ADVANTAGES.options(name)(**settings_),
         token_counts=torch.tensor(counts),
-        **settings_,
     )
     return out.tolist()
 
@@ -82,10 +85,10 @@ def test_batch_std_by_hand():
 def test_gdpo_tells_combinations_apart_that_a_sum_does_not():
     # Both wrong samples of group 0 sum to 1, by different rewards whose spread differs.
     table = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
-    got = gdpo(table, torch.zeros(4, dtype=torch.int64))
+    got = gdpo(table, torch.zeros(4, dtype=torch.int64), EpsilonOptions())
     assert got[0] != pytest.approx(float(got[1]))
     with pytest.raises(ValueError, match="3 weights for 2 rewards"):
-        gdpo(table, torch.zeros(4, dtype=torch.int64), weights=[1, 1, 1])
+        gdpo(table, torch.zeros(4, dtype=torch.int64), EpsilonOptions(), weights=[1, 1, 1])
 
 
 def test_pass_at_k_by_hand():
@@ -94,7 +97,7 @@ def test_pass_at_k_by_hand():
     s = math.sqrt(2) / 3
     assert got == pytest.approx([(1 / 3) / s, (1 / 3 - 1 / 2) / s, (1 / 3 - 1 / 2) / s], abs=1e-5)
     with pytest.raises(ValueError, match="k = 0"):
-        pass_at_k(torch.tensor([1.0]), torch.tensor([0]), k=0)
+        PassAtKOptions(k=0)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -124,7 +127,10 @@ def test_unscored_samples_get_zero_and_change_nothing(name):
 def test_float32_rewards_give_float32_advantages(name):
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0])
     got = get_advantage(name)(
-        rewards, torch.tensor([0, 0, 1, 1]), token_counts=torch.ones(4, dtype=torch.int64)
+        rewards,
+        torch.tensor([0, 0, 1, 1]),
+        ADVANTAGES.options(name)(),
+        token_counts=torch.ones(4, dtype=torch.int64),
     )
     assert got.dtype == torch.float32
     assert got.isfinite().all()
@@ -180,14 +186,18 @@ def test_gdpo_agrees_with_several_rewards():
     table[5] = NAN
     groups = torch.arange(20) % 4
     want = plain.gdpo(table.tolist(), groups.tolist(), [1.0, 0.5, 2.0])
-    assert gdpo(table, groups, weights=[1.0, 0.5, 2.0]).tolist() == pytest.approx(want, rel=1e-10)
+    assert gdpo(table, groups, EpsilonOptions(), weights=[1.0, 0.5, 2.0]).tolist() == pytest.approx(
+        want, rel=1e-10
+    )
 
 
 def test_grpo_leave_one_out_agrees():
     torch.manual_seed(1)
     rewards, groups = torch.randn(30, dtype=torch.float64), torch.arange(30) % 7
     want = plain.grpo(rewards.tolist(), groups.tolist(), leave_one_out=True)
-    assert grpo(rewards, groups, leave_one_out=True).tolist() == pytest.approx(want, rel=1e-10)
+    assert grpo(rewards, groups, GrpoOptions(leave_one_out=True)).tolist() == pytest.approx(
+        want, rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -207,16 +217,16 @@ def test_the_order_of_samples_makes_no_difference(name, batch, rng):
 def test_missing_token_counts_are_asked_for():
     for name in COUNTED:
         with pytest.raises(ValueError, match=f"{name}.*token_counts"):
-            get_advantage(name)(torch.tensor([1.0]), torch.tensor([0]))
+            get_advantage(name)(torch.tensor([1.0]), torch.tensor([0]), EpsilonOptions())
 
 
 def test_errors_name_what_is_wrong():
     with pytest.raises(ValueError, match=r"advantage = 'grop'.*grpo.*rloo"):
         get_advantage("grop")
     with pytest.raises(ValueError, match=r"\[2\].*\[3\]"):
-        grpo(torch.ones(2), torch.zeros(3, dtype=torch.int64))
+        grpo(torch.ones(2), torch.zeros(3, dtype=torch.int64), GrpoOptions())
     with pytest.raises(ValueError, match="reward 1 is infinite"):
-        grpo(torch.tensor([1.0, math.inf]), torch.tensor([0, 0]))
+        grpo(torch.tensor([1.0, math.inf]), torch.tensor([0, 0]), GrpoOptions())
 
 
 def test_gae_by_hand():

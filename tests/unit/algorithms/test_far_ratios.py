@@ -12,9 +12,14 @@ from rlmath.algorithms.early_stop import decide
 from rlmath.algorithms.kl import KL_ESTIMATORS, kl_estimate
 from rlmath.algorithms.losses import LOSSES, LossInputs
 from rlmath.algorithms.objective import policy_objective
-from rlmath.algorithms.settings import WITH_DUAL_CLIP, ObjectiveSettings
+from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.types import TrainingBatch
 
+WITH_DUAL_CLIP = [
+    name
+    for name in LOSSES.names()
+    if "dual_clip" in {field.name for field in dataclasses.fields(LOSSES.options(name))}
+]
 FAR = [25.0, 88.0, 89.0, 720.0, 1e4]
 CASES = [
     (loss, dual)
@@ -22,6 +27,7 @@ CASES = [
     for dual in (None, 3.0)
     if dual is None or loss in WITH_DUAL_CLIP
 ]
+assert len(WITH_DUAL_CLIP) == 5
 
 
 def make(log_ratio, advantage, **changes):
@@ -42,10 +48,17 @@ def make(log_ratio, advantage, **changes):
     return LossInputs(**(fields | changes))
 
 
+def of(loss, dual, **others):
+    options = LOSSES.options(loss)
+    return ObjectiveSettings(
+        loss=loss, options=options() if dual is None else options(dual_clip=dual), **others
+    )
+
+
 @pytest.mark.parametrize("loss, dual", CASES)
 @pytest.mark.parametrize("estimator", KL_ESTIMATORS.names())
 def test_losses_and_gradients_stay_finite_and_the_tokens_are_counted(loss, dual, estimator):
-    settings = ObjectiveSettings(loss=loss, dual_clip=dual, kl_coef=0.1, kl_estimator=estimator)
+    settings = of(loss, dual, kl_coef=0.1, kl_estimator=estimator)
     for size, sign, advantage in itertools.product(FAR, (1, -1), (1.0, -1.0)):
         inputs = make(sign * size, advantage)
         got = policy_objective(inputs, settings)
@@ -65,7 +78,7 @@ THROUGH_THE_RATIO = ("ppo_clip", "gspo", "gmpo", "sapo", "dppo")
 @pytest.mark.parametrize("loss, dual", [case for case in CASES if case[0] in THROUGH_THE_RATIO])
 def test_beyond_the_limit_a_ratio_has_no_gradient(loss, dual):
     """Of gspo and gmpo, the token's share of its sequence's ratio."""
-    settings = ObjectiveSettings(loss=loss, dual_clip=dual)
+    settings = of(loss, dual)
     for size, sign, advantage in itertools.product(FAR, (1, -1), (1.0, -1.0)):
         inputs = make(sign * size, advantage)
         got = policy_objective(inputs, settings)
@@ -107,9 +120,7 @@ def test_what_is_not_finite_is_still_seen(loss, value):
 def test_dual_clip_bounds_what_is_pushed_down(loss):
     """A whole sequence at 12 times its old probability, with a negative advantage."""
     changes = {"log_probs": torch.full((6,), -1.5 + math.log(12)).requires_grad_()}
-    bounded = policy_objective(
-        make(0.0, -2.0, **changes), ObjectiveSettings(loss=loss, dual_clip=3.0)
-    )
+    bounded = policy_objective(make(0.0, -2.0, **changes), of(loss, 3.0))
     free = policy_objective(make(0.0, -2.0, **changes), ObjectiveSettings(loss=loss))
     assert float(free.loss.detach()) == pytest.approx(24.0, rel=1e-5)
     assert float(bounded.loss.detach()) == pytest.approx(6.0, rel=1e-5)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from rlmath.algorithms.losses import LOSSES, LossInputs, get_loss, metric_means
-from rlmath.algorithms.settings import WITH_DUAL_CLIP, ObjectiveSettings
+from rlmath.algorithms.losses.clip import ClipOptions, DualClipOptions
+from rlmath.algorithms.losses.dppo import Divergence
+from rlmath.algorithms.settings import ObjectiveSettings
 
 NAMES = LOSSES.names()
 LENGTHS = [5, 1, 4, 7]
-# Wide of the bounds on both sides, for both signs.
-SETTINGS = ObjectiveSettings(clip_low=0.2, clip_high=0.28)
 
 
 def make(seed=0, spread=0.5, lengths=LENGTHS, masked=True, per_token=False):
@@ -38,9 +38,12 @@ def make(seed=0, spread=0.5, lengths=LENGTHS, masked=True, per_token=False):
     )
 
 
-def settings_for(name):
-    dual = {"dual_clip": 1.5} if name in WITH_DUAL_CLIP else {}
-    return dataclasses.replace(SETTINGS, loss=name, **dual)
+def options_for(name, **changes):
+    """Wide of the bounds on both sides, for both signs."""
+    kind = LOSSES.options(name)
+    known = {field.name for field in dataclasses.fields(kind)}
+    wanted = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 1.5} | changes
+    return kind(**{key: value for key, value in wanted.items() if key in known})
 
 
 def gradient(loss, inputs):
@@ -51,7 +54,7 @@ def gradient(loss, inputs):
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_loops(name, per_token, divergence):
-    s = dataclasses.replace(settings_for(name), dppo_divergence=divergence)
+    s = options_for(name, divergence=Divergence[divergence])
     inputs = make(per_token=per_token)
     want = plain.policy_losses(
         name,
@@ -76,7 +79,7 @@ def test_gradcheck(name):
 
     def loss(log_probs):
         return get_loss(name)(
-            dataclasses.replace(inputs, log_probs=log_probs), settings_for(name)
+            dataclasses.replace(inputs, log_probs=log_probs), options_for(name)
         ).loss
 
     assert torch.autograd.gradcheck(loss, inputs.log_probs)
@@ -84,7 +87,7 @@ def test_gradcheck(name):
 
 def test_cispo_gradient_is_the_weighted_policy_gradient():
     inputs = make()
-    got = gradient(get_loss("cispo")(inputs, SETTINGS).loss, inputs)
+    got = gradient(get_loss("cispo")(inputs, options_for("cispo")).loss, inputs)
     ratio = (inputs.log_probs - inputs.old_log_probs).detach().exp().clamp(0.8, 1.28)
     want = -inputs.weights * ratio * inputs.advantages * inputs.mask
     assert torch.allclose(got, want, rtol=1e-12, atol=0)
@@ -94,14 +97,14 @@ def test_gspo_token_equals_gspo_for_sequence_advantages_and_weights():
     inputs = make()
     per_sequence = torch.rand(len(LENGTHS), dtype=torch.float64)[inputs.sequence_ids]
     inputs = dataclasses.replace(inputs, weights=per_sequence)
-    a, b = (get_loss(name)(inputs, SETTINGS) for name in ("gspo", "gspo_token"))
+    a, b = (get_loss(name)(inputs, options_for(name)) for name in ("gspo", "gspo_token"))
     assert torch.allclose(a.loss, b.loss, rtol=1e-12)
     assert torch.allclose(gradient(a.loss, inputs), gradient(b.loss, inputs), rtol=1e-10)
 
 
 def test_gspo_token_gradient_stays_with_its_token():
     inputs = make(per_token=True, masked=False, spread=0.0)
-    got = gradient(get_loss("gspo_token")(inputs, SETTINGS).loss, inputs)
+    got = gradient(get_loss("gspo_token")(inputs, options_for("gspo_token")).loss, inputs)
     assert torch.allclose(got, -inputs.weights * inputs.advantages, rtol=1e-12)
 
 
@@ -114,7 +117,7 @@ def test_on_policy_every_loss_has_the_policy_gradient(name):
         log_probs=inputs.old_log_probs.clone().requires_grad_(),
         weights=torch.full_like(inputs.weights, 0.3),
     )
-    got = gradient(get_loss(name)(inputs, settings_for(name)).loss, inputs)
+    got = gradient(get_loss(name)(inputs, options_for(name)).loss, inputs)
     assert torch.allclose(got, -0.3 * inputs.advantages * inputs.mask, rtol=1e-12)
 
 
@@ -129,7 +132,7 @@ def test_ppo_clip_by_hand():
         weights=torch.ones(5),
         sequence_ids=torch.zeros(5, dtype=torch.int64),
     )
-    got = get_loss("ppo_clip")(inputs, ObjectiveSettings(dual_clip=3.0))
+    got = get_loss("ppo_clip")(inputs, DualClipOptions(dual_clip=3.0))
     assert got.token_losses.tolist() == pytest.approx([-1.2, 2.0, -0.5, 0.8, 3.0])
     assert gradient(got.loss, inputs).tolist() == pytest.approx([0.0, 2.0, -0.5, 0.0, 0.0])
     sums = {k: float(v) for k, v in got.metric_sums.items()}
@@ -141,7 +144,7 @@ def test_ppo_clip_by_hand():
 def test_dual_clip_is_a_cap_on_the_ratio_of_negative_advantages():
     """min(min(r, cap) A, clip(r) A), the two-sided clip, is the same thing."""
     inputs = make(spread=1.5)
-    s = settings_for("ppo_clip")
+    s = options_for("ppo_clip")
     ratio = (inputs.log_probs - inputs.old_log_probs).exp()
     a = inputs.advantages
     capped = torch.where(a < 0, ratio.clamp(max=s.dual_clip), ratio)
@@ -153,7 +156,7 @@ def test_dual_clip_is_a_cap_on_the_ratio_of_negative_advantages():
 @pytest.mark.parametrize("name", NAMES)
 def test_values_at_masked_tokens_are_never_read(name):
     inputs = make()
-    clean = get_loss(name)(inputs, settings_for(name))
+    clean = get_loss(name)(inputs, options_for(name))
     hole = ~inputs.mask
     poison = {
         field: torch.where(hole, float("nan"), getattr(inputs, field).detach())
@@ -161,7 +164,7 @@ def test_values_at_masked_tokens_are_never_read(name):
     }
     poison["log_probs"] = poison["log_probs"].requires_grad_()
     poisoned = dataclasses.replace(inputs, **poison)
-    got = get_loss(name)(poisoned, settings_for(name))
+    got = get_loss(name)(poisoned, options_for(name))
     assert torch.equal(got.loss, clean.loss)
     assert torch.equal(gradient(got.loss, poisoned), gradient(clean.loss, inputs))
 
@@ -169,9 +172,9 @@ def test_values_at_masked_tokens_are_never_read(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cut_without_tokens_gives_zero_and_the_same_metrics(name):
     empty = make(lengths=[])
-    got = get_loss(name)(empty, settings_for(name))
+    got = get_loss(name)(empty, options_for(name))
     assert float(got.loss.detach()) == 0.0
-    assert set(got.metric_sums) == set(get_loss(name)(make(), settings_for(name)).metric_sums)
+    assert set(got.metric_sums) == set(get_loss(name)(make(), options_for(name)).metric_sums)
     got.loss.backward()
 
 
@@ -189,21 +192,25 @@ def test_an_unknown_loss_is_answered_with_the_known():
 
 
 @pytest.mark.parametrize(
-    "wrong, match",
+    "loss, wrong, match",
     [
-        ({"clip_low": 1.5}, "clip_low = 1.5"),
-        ({"clip_high": -0.1}, "clip_high = -0.1"),
-        ({"dual_clip": 1.1}, r"dual_clip = 1.1.*1.2"),
-        ({"dual_clip": 1.1, "loss": "gspo"}, r"dual_clip = 1.1.*1.2"),
-        ({"dual_clip": 3.0, "loss": "sapo"}, "does nothing in loss 'sapo'"),
-        ({"dual_clip": 3.0, "loss": "cispo"}, "does nothing in loss 'cispo'"),
-        ({"dual_clip": 3.0, "loss": "reinforce"}, "does nothing in loss 'reinforce'"),
-        ({"kl_coef": -1.0}, "kl_coef"),
-        ({"dppo_divergence": "js"}, "kl, tv"),
-        ({"dppo_threshold": 0.0}, "dppo_threshold = 0.0"),
-        ({"sapo_tau_positive": 0.0}, "sapo_tau_positive = 0.0"),
+        ("ppo_clip", {"clip_low": 1.5}, "clip_low = 1.5"),
+        ("ppo_clip", {"clip_high": -0.1}, "clip_high = -0.1"),
+        ("ppo_clip", {"dual_clip": 1.1}, r"dual_clip = 1.1.*1.2"),
+        ("gspo", {"dual_clip": 1.1}, r"dual_clip = 1.1.*1.2"),
+        ("dppo", {"dual_clip": 1.0}, "dual_clip = 1.0"),
+        ("dppo", {"threshold": 0.0}, "threshold = 0.0"),
+        ("sapo", {"tau_positive": 0.0}, "tau_positive = 0.0"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(wrong, match):
+def test_options_that_cannot_work_are_refused(loss, wrong, match):
     with pytest.raises(ValueError, match=match):
-        ObjectiveSettings(**wrong)
+        LOSSES.options(loss)(**wrong)
+
+
+def test_an_objective_takes_the_options_of_its_loss_alone():
+    with pytest.raises(ValueError, match=r"loss 'sapo' takes SapoOptions, not DualClipOptions"):
+        ObjectiveSettings(loss="sapo", options=DualClipOptions(dual_clip=3.0))
+    with pytest.raises(ValueError, match="kl_coef"):
+        ObjectiveSettings(kl_coef=-1.0)
+    assert ObjectiveSettings(loss="cispo").loss_options == ClipOptions()

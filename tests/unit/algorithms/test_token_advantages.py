@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from rlmath.algorithms.advantages import AdvantageSettings, get_advantage, token_advantages
+from rlmath.algorithms.advantages import (
+    ADVANTAGES,
+    AdvantageSettings,
+    get_advantage,
+    token_advantages,
+)
+from rlmath.algorithms.advantages.grpo import GrpoOptions
+from rlmath.algorithms.advantages.pass_at_k import PassAtKOptions
 from rlmath.algorithms.kl_control import kl_in_reward
 from rlmath.batching.from_groups import estimator_rewards, training_batch
 from rlmath.types import GradedSample, Group, Problem, Sample
@@ -16,8 +23,10 @@ LENGTHS = torch.tensor([2, 1, 3, 1, 2])
 MASK = torch.ones(9, dtype=torch.bool)
 
 
-def advantages(name, token_rewards=None, mask=MASK, **options):
-    settings = AdvantageSettings(name, **options)
+def advantages(name, token_rewards=None, mask=MASK, whiten_tokens=False, **options):
+    settings = AdvantageSettings(
+        name, ADVANTAGES.options(name)(**options), whiten_tokens=whiten_tokens
+    )
     return token_advantages(REWARDS, GROUPS, LENGTHS, mask, settings, token_rewards).double()
 
 
@@ -33,7 +42,7 @@ def group(*rewards, cut_off=()):
 
 
 def test_one_advantage_for_all_tokens_of_a_sequence():
-    expected = get_advantage("grpo")(REWARDS, GROUPS)
+    expected = get_advantage("grpo")(REWARDS, GROUPS, GrpoOptions())
     got = advantages("grpo")
     assert torch.allclose(got, torch.repeat_interleave(expected, LENGTHS), atol=1e-6)
 
@@ -42,21 +51,22 @@ def test_options_reach_their_estimator():
     # Others' mean of the first sample is -5, so 10 instead of 20/3: 3/2 of it.
     plain, left_out = advantages("grpo"), advantages("grpo", leave_one_out=True)
     assert torch.allclose(left_out[:6], 1.5 * plain[:6], atol=1e-6)
-    one = get_advantage("pass_at_k")(REWARDS, GROUPS, k=2)
+    one = get_advantage("pass_at_k")(REWARDS, GROUPS, PassAtKOptions(k=2))
     assert torch.allclose(
-        advantages("pass_at_k", pass_at_k=2), torch.repeat_interleave(one, LENGTHS), atol=1e-6
+        advantages("pass_at_k", k=2), torch.repeat_interleave(one, LENGTHS), atol=1e-6
     )
-    assert not torch.equal(advantages("pass_at_k", pass_at_k=1), advantages("pass_at_k"))
+    assert not torch.equal(advantages("pass_at_k", k=1), advantages("pass_at_k"))
 
 
 def test_epsilon_reaches_the_estimators_that_divide():
     for name in ("grpo", "batch_std", "gdpo", "pass_at_k", "reinforce_pp", "reinforce_pp_baseline"):
-        options = {"pass_at_k": 2} if name == "pass_at_k" else {}
+        options = {"k": 2} if name == "pass_at_k" else {}
         small, large = (advantages(name, epsilon=e, **options) for e in (1e-6, 10.0))
         nonzero = small != 0
         assert nonzero.any() and (large[nonzero].abs() < 0.7 * small[nonzero].abs()).all(), name
     for name in ("dr_grpo", "rloo"):
-        assert torch.equal(advantages(name, epsilon=1e-6), advantages(name, epsilon=10.0))
+        with pytest.raises(TypeError, match="epsilon"):
+            advantages(name, epsilon=1e-6)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "batch_std", "pass_at_k"])
@@ -64,9 +74,9 @@ def test_whitening_over_the_tokens_of_the_loss(name):
     """After the estimator: long sequences count more, and masked tokens neither count nor move."""
     mask = MASK.clone()
     mask[4] = False
-    options = {"pass_at_k": 2} if name == "pass_at_k" else {}
+    options = {"k": 2} if name == "pass_at_k" else {}
     plain = advantages(name, mask=mask, **options)[mask]
-    got = advantages(name, mask=mask, whiten_tokens=True, epsilon=1e-6, **options)
+    got = advantages(name, mask=mask, whiten_tokens=True, **options)
     want = (plain - plain.mean()) / (plain.std() + 1e-6)
     assert torch.allclose(got[mask], want, atol=1e-5)
     assert float(got[4]) == 0.0

@@ -29,8 +29,8 @@ FIGURES: dict[str, dict[str, Any]] = {
         "algorithm.advantage": "grpo",
         "algorithm.aggregation": "seq_mean_token_mean",
         "algorithm.whiten_tokens": True,
-        "algorithm.clip_low": 0.2,
-        "algorithm.clip_high": 0.2,
+        "algorithm.loss_options.clip_low": 0.2,
+        "algorithm.loss_options.clip_high": 0.2,
         "algorithm.early_stop_ratio": 5.0,
         "algorithm.kl_coef": 0.0,
         "actor.optimizer.lr": 2e-5,
@@ -38,12 +38,12 @@ FIGURES: dict[str, dict[str, Any]] = {
         "reward.incorrect": -5.0,
     },
     "dapo": {
-        "algorithm.clip_low": 0.2,
-        "algorithm.clip_high": 0.28,
+        "algorithm.loss_options.clip_low": 0.2,
+        "algorithm.loss_options.clip_high": 0.28,
         "algorithm.aggregation": "token_mean",
         "algorithm.filter.keep": "accuracy",
         "algorithm.filter.oversample": 3.0,
-        "algorithm.dual_clip": 10.0,
+        "algorithm.loss_options.dual_clip": 10.0,
         "algorithm.early_stop_ratio": None,
         "actor.optimizer.lr": 1e-6,
         "actor.optimizer.warmup_steps": 320,
@@ -58,8 +58,8 @@ FIGURES: dict[str, dict[str, Any]] = {
     },
     "reinforce_pp_baseline": {
         "algorithm.advantage": "reinforce_pp_baseline",
-        "algorithm.clip_low": 0.2,
-        "algorithm.clip_high": 0.27,
+        "algorithm.loss_options.clip_low": 0.2,
+        "algorithm.loss_options.clip_high": 0.27,
         "algorithm.kl_coef": 1e-4,
         "algorithm.kl_estimator": "k2",
         "algorithm.correction.kind": "token_mask",
@@ -75,20 +75,20 @@ FIGURES: dict[str, dict[str, Any]] = {
     },
     "gspo": {
         "algorithm.loss": "gspo",
-        "algorithm.clip_low": 3e-4,
-        "algorithm.clip_high": 4e-4,
+        "algorithm.loss_options.clip_low": 3e-4,
+        "algorithm.loss_options.clip_high": 4e-4,
         "algorithm.aggregation": "seq_mean_token_mean",
         "algorithm.early_stop_ratio": None,
     },
     "cispo": {
         "algorithm.loss": "cispo",
-        "algorithm.clip_low": 1.0,
+        "algorithm.loss_options.clip_low": 1.0,
         "algorithm.kl_coef": 0.0,
         "algorithm.early_stop_ratio": None,
     },
     "open_r1": {
         "algorithm.aggregation": "token_mean",
-        "algorithm.advantage_epsilon": 1e-4,
+        "algorithm.advantage_options.epsilon": 1e-4,
         "algorithm.early_stop_ratio": None,
         "algorithm.kl_coef": 0.04,
         "actor.optimizer.lr": 1e-6,
@@ -101,7 +101,7 @@ FIGURES: dict[str, dict[str, Any]] = {
 def value(config: Config, key: str) -> Any:
     found: Any = config
     for name in key.split("."):
-        found = getattr(found, name)
+        found = found[name] if isinstance(found, dict) else getattr(found, name)
     return getattr(found, "name", found)
 
 
@@ -158,7 +158,10 @@ def test_open_r1_has_its_three_rewards_of_one_weight() -> None:
 
 
 def test_an_experiment_and_the_command_line_win_over_a_preset() -> None:
-    config = load(["experiment=quickstart", "algorithm=dapo", "algorithm.clip_high=0.3"])
-    assert (config.algorithm.prompts_per_step, config.algorithm.clip_high) == (32, 0.3)
+    config = load(
+        ["experiment=quickstart", "algorithm=dapo", "algorithm.loss_options.clip_high=0.3"]
+    )
+    assert config.algorithm.prompts_per_step == 32
+    assert config.algorithm.loss_options == {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 10.0}
     assert config.actor.optimizer.warmup_steps == 0
     assert config.algorithm.filter.keep.name == "accuracy"

@@ -90,7 +90,7 @@ def assert_shared_recipe(config: Config) -> None:
     assert (algorithm.advantage, algorithm.loss) == ("grpo", "ppo_clip")
     # Beyond the group's z-score, over all response tokens of the step.
     assert algorithm.whiten_tokens
-    assert (algorithm.clip_low, algorithm.clip_high) == (0.2, 0.2)
+    assert algorithm.loss_options == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
     assert (algorithm.kl_coef, algorithm.early_stop_ratio) == (0.0, 5.0)
     assert (optimizer.lr, optimizer.schedule) == (2e-5, Schedule.constant)
     assert (optimizer.warmup_steps, optimizer.weight_decay) == (0, 0.05)

@@ -106,7 +106,6 @@ def test_ranges_hold_at_their_ends() -> None:
         (["data.prompt_template=Solve"], ["data.prompt_template='Solve'", "{prompt}"]),
         (["eval.temperature=0", "eval.samples=4"], ["eval.samples=4", "all samples"]),
         (["algorithm.group_size=1"], ["algorithm.group_size=1", "at least 2"]),
-        (["algorithm.dual_clip=1.1"], ["algorithm.dual_clip=1.1", "more than 1 + clip_high = 1.2"]),
         (["reward.correct=-5"], ["reward.correct=-5.0", "reward.incorrect=-5.0"]),
         (["actor.sequence_parallel=true"], ["actor.sequence_parallel=true", "set it to false"]),
         (["actor.recompute_num_layers=2"], ["actor.recompute=full", "null"]),

@@ -65,7 +65,7 @@ def test_interpolations_are_resolved() -> None:
         ("actor.tensor_parallel=2.5", ["expected whole number"]),
         ("actor.tensor_parallel=true", ["expected whole number"]),
         ("actor.optimizer.lr=high", ["expected number"]),
-        ("algorithm.clip_low=null", ["expected number"]),
+        ("algorithm.kl_coef=null", ["expected number"]),
         ("runner.progress=maybe", ["expected true or false or null"]),
         ("model.dtype=float16", ["expected one of float32, bfloat16"]),
         ("data.train_paths=a.jsonl", ["expected list of texts: data.train_paths=[a.jsonl]"]),

@@ -11,6 +11,7 @@ from rlmath.actor.settings import UpdateResult
 from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.dynamic_sampling import PoolCounts
 from rlmath.algorithms.losses import LOSSES, LossInputs, metric_means
+from rlmath.algorithms.losses.clip import DualClipOptions
 from rlmath.algorithms.mismatch import measure
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
@@ -56,7 +57,7 @@ def update_tags():
     for loss in LOSSES.names():
         settings = [ObjectiveSettings(loss=loss, off_policy_mask_kl=1.0)]
         if loss == "ppo_clip":
-            settings.append(ObjectiveSettings(loss=loss, dual_clip=3.0))
+            settings.append(ObjectiveSettings(loss=loss, options=DualClipOptions(dual_clip=3.0)))
         for setting in settings:
             output = policy_objective(inputs, setting)
             figures = metric_means({k: float(v) for k, v in output.metric_sums.items()})

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from rlmath.algorithms.correction import CorrectionSettings
+from rlmath.algorithms.losses.dppo import Divergence, DppoOptions
 from rlmath.config.load import load
 from rlmath.config.schema import RunnerConfig
 from rlmath.monitor import open_monitor
@@ -169,14 +170,11 @@ def test_every_number_of_the_losses_arrives() -> None:
         [
             *GIVEN,
             "algorithm.loss=dppo",
-            "algorithm.dppo_divergence=kl",
-            "algorithm.dppo_threshold=0.125",
-            "algorithm.sapo_tau_positive=2",
-            "algorithm.sapo_tau_negative=3",
+            "algorithm.loss_options.divergence=kl",
+            "algorithm.loss_options.threshold=0.125",
             "algorithm.correction.off_policy_mask_kl=0.5",
         ]
     )
     objective = update_settings(config, kl_coef=0.0, entropy_coef=0.0).objective
-    assert (objective.dppo_divergence, objective.dppo_limit) == ("kl", 0.125)
-    assert (objective.sapo_tau_positive, objective.sapo_tau_negative) == (2.0, 3.0)
+    assert objective.loss_options == DppoOptions(Divergence.kl, threshold=0.125)
     assert objective.off_policy_mask_kl == 0.5

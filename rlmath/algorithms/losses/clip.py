@@ -1,0 +1,70 @@
+"""Bounds of the importance ratio that several losses share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.utils.setting import Options, setting
+
+
+@dataclass(frozen=True)
+class ClipOptions(Options):
+    """The range of the ratio."""
+
+    # At 1 there is no lower bound.
+    clip_low: float = setting(
+        0.2,
+        "Lower clip range: the importance ratio is clipped at 1 - clip_low.",
+        least=0,
+        most=1,
+    )
+    clip_high: float = setting(
+        0.2, "Upper clip range: the importance ratio is clipped at 1 + clip_high.", least=0
+    )
+
+
+@dataclass(frozen=True)
+class DualClipOptions(ClipOptions):
+    """The range of the ratio, and its cap for negative advantages."""
+
+    dual_clip: float | None = setting(
+        None,
+        "Dual clip: for negative advantages the loss is at most this times |advantage|; null: off.",
+        above=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dual_clip is not None and self.dual_clip <= 1.0 + self.clip_high:
+            raise ValueError(
+                f"dual_clip = {self.dual_clip} has to be more than 1 + clip_high = "
+                f"{1.0 + self.clip_high:g}; 3 is usual, null turns it off"
+            )
+
+
+def dual_clipped(
+    losses: Tensor,
+    advantages: Tensor,
+    ratio: Tensor,
+    dual_clip: float | None,
+    flags: dict[str, Tensor],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The losses, at most ``-dual_clip A`` where ``A < 0``; unchanged without a ``dual_clip``.
+
+    Dual clip (arXiv:1912.09729), eq. 5. It is the same as a cap on the ratio of tokens with a
+    negative advantage, which no other bound holds.
+
+    Args:
+        losses: ``[r]``, of the form ``-ratio A`` for tokens beyond the cap.
+        advantages: ``[r]``.
+        ratio: ``[r]``, the token's or its sequence's.
+        dual_clip: Largest ratio that counts for a negative advantage.
+        flags: ``dual_clip_fraction`` is added.
+    """
+    if dual_clip is None:
+        return losses, flags
+    negative = advantages < 0
+    cap = -advantages * dual_clip
+    flags = flags | {"dual_clip_fraction": negative & (ratio > dual_clip)}
+    return torch.where(negative, torch.minimum(losses, cap), losses), flags

@@ -1,0 +1,137 @@
+"""Options of the chosen loss and estimator: ``algorithm.loss_options.clip_high=0.28``.
+
+They are declared beside the loss or estimator, with ``setting(...)``, and only those of the chosen
+one can be given. After loading, a section holds all of them, defaults included.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlmath.algorithms.advantages import ADVANTAGES, VALUE_ADVANTAGES
+from rlmath.algorithms.losses import LOSSES
+from rlmath.algorithms.registry import Registry
+from rlmath.config.schema import Config
+from rlmath.config.settings import Setting, settings_of
+from rlmath.errors import ConfigError
+from rlmath.utils.setting import Options
+
+
+@dataclass(frozen=True)
+class OptionsSection:
+    """A section of options and what they belong to.
+
+    Attributes:
+        key: ``algorithm.loss_options``.
+        chooser: ``algorithm.loss``.
+        registries: Where the chooser's names are.
+    """
+
+    key: str
+    chooser: str
+    registries: tuple[Registry[Any], ...]
+
+    def names(self) -> list[str]:
+        """Names that the chooser takes, sorted."""
+        return sorted(name for registry in self.registries for name in registry.names())
+
+    def kind(self, name: str) -> type[Options]:
+        """The options of ``name``, which is one of :meth:`names`."""
+        (registry,) = (one for one in self.registries if name in one.names())
+        return registry.options(name)
+
+    def options(self, name: str, given: Mapping[str, Any]) -> Options:
+        """The options of ``name``, typed; those that are not given have their defaults.
+
+        Raises:
+            ConfigError: One line for each option that it does not have or that has a wrong type,
+                or for numbers that do not fit together.
+        """
+        kind = self.kind(name)
+        known = {one.key.rpartition(".")[2]: one for one in self.settings(name)}
+        problems = []
+        typed = OmegaConf.structured(kind)
+        OmegaConf.set_readonly(typed, False)
+        for option, value in given.items():
+            key = f"{self.key}.{option}={value}"
+            if option not in known:
+                names = f"has {', '.join(known)}" if known else "has no options"
+                close = difflib.get_close_matches(option, known, n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                chooser = self.chooser.rpartition(".")[2]
+                problems.append(f"{key}: {chooser}={name} has no such option; it {names}{hint}")
+                continue
+            try:
+                typed[option] = value
+            except OmegaConfBaseException:
+                problems.append(f"{key}: wrong type; expected {known[option].type_text}")
+        if problems:
+            raise ConfigError.of(problems)
+        try:
+            made = OmegaConf.to_object(typed)
+        except ValueError as error:
+            raise ConfigError(f"{self.key}: {error}") from error
+        assert isinstance(made, Options)
+        return made
+
+    def settings(self, name: str) -> tuple[Setting, ...]:
+        """The options of ``name`` as settings."""
+        return tuple(settings_of(self.kind(name), self.key + "."))
+
+    def documented(self) -> Iterator[tuple[list[str], tuple[Setting, ...]]]:
+        """Names that share their options, and these; names without options are left out."""
+        shared: dict[type[Options], list[str]] = {}
+        for name in self.names():
+            shared.setdefault(self.kind(name), []).append(name)
+        for names in shared.values():
+            found = self.settings(names[0])
+            if found:
+                yield names, found
+
+
+LOSS_OPTIONS = OptionsSection("algorithm.loss_options", "algorithm.loss", (LOSSES,))
+ADVANTAGE_OPTIONS = OptionsSection(
+    "algorithm.advantage_options", "algorithm.advantage", (ADVANTAGES, VALUE_ADVANTAGES)
+)
+SECTIONS = (LOSS_OPTIONS, ADVANTAGE_OPTIONS)
+
+
+def section_of(key: str) -> OptionsSection | None:
+    """The section that ``algorithm.loss_options.clip_high`` is in, or that is called so itself."""
+    return next((one for one in SECTIONS if f"{key}.".startswith(one.key + ".")), None)
+
+
+def complete(config: Config) -> None:
+    """Fill in the options that are not given, and write all as they stand in YAML.
+
+    A name that is not registered is left to the checks.
+
+    Raises:
+        ConfigError: See :meth:`OptionsSection.options`.
+    """
+    algorithm = config.algorithm
+    problems = []
+    for section in SECTIONS:
+        field, chooser = (key.rpartition(".")[2] for key in (section.key, section.chooser))
+        name = getattr(algorithm, chooser)
+        if name not in section.names():
+            continue
+        try:
+            options = section.options(name, getattr(algorithm, field))
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        plain = {
+            key: value.name if isinstance(value, Enum) else value
+            for key, value in vars(options).items()
+        }
+        setattr(algorithm, field, plain)
+    if problems:
+        raise ConfigError("\n".join(problems))

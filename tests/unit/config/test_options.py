@@ -1,0 +1,143 @@
+"""Options of losses and estimators: declared beside them, given in the settings, and documented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.losses import LOSSES, LossInputs
+from rlmath.algorithms.losses.base import policy_loss
+from rlmath.algorithms.objective import policy_objective
+from rlmath.checks import attempts
+from rlmath.config.docs import settings_page
+from rlmath.config.load import load, to_yaml
+from rlmath.config.renamed import RENAMED
+from rlmath.config.settings import by_key
+from rlmath.errors import ConfigError
+from rlmath.training.algorithm_settings import advantage_settings, update_settings
+from rlmath.utils.setting import Options, setting
+
+GIVEN = ["model.path=m", "runner.run_dir=r"]
+
+
+def options(*overrides: str, config_dir: Path | None = None) -> dict[str, Any]:
+    return load([*GIVEN, *overrides], config_dir).algorithm.loss_options
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load([*GIVEN, *overrides])
+    return str(caught.value)
+
+
+@dataclass(frozen=True)
+class ScaledOptions(Options):
+    scale: float = setting(2.0, "Factor of the loss.", above=0)
+
+
+@pytest.fixture
+def new_loss() -> Iterator[None]:
+    @policy_loss("scaled", ScaledOptions)
+    def scaled(inputs: LossInputs, given: ScaledOptions) -> tuple[Tensor, dict[str, Tensor]]:
+        return -given.scale * inputs.token_advantages() * inputs.masked(inputs.log_probs), {}
+
+    yield
+    LOSSES.remove("scaled")
+
+
+def test_a_new_loss_brings_its_option_to_settings_page_and_call(new_loss: None) -> None:
+    assert options("algorithm.loss=scaled") == {"scale": 2.0}
+    overrides = [*GIVEN, "algorithm.loss=scaled", "algorithm.loss_options.scale=3"]
+    objective = update_settings(load(overrides), kl_coef=0.0, entropy_coef=0.0).objective
+    assert objective.loss_options == ScaledOptions(3.0)
+    one = torch.ones(1)
+    inputs = LossInputs(
+        log_probs=-one,
+        old_log_probs=-one,
+        engine_log_probs=-one,
+        advantages=one,
+        mask=one.bool(),
+        weights=one,
+        sequence_ids=torch.zeros(1, dtype=torch.int64),
+    )
+    assert float(policy_objective(inputs, objective).loss) == 3.0
+    row = "| `algorithm.loss_options.scale` | number, more than 0 | `2.0` | Factor of the loss. |"
+    assert row in settings_page()
+    assert "scale = 0.0: has to be more than 0" in refusal(
+        *overrides[2:3], "algorithm.loss_options.scale=0"
+    )
+
+
+def test_options_are_complete_and_typed() -> None:
+    assert options() == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
+    assert options("algorithm.loss=dppo", "algorithm.loss_options.divergence=kl") == {
+        "divergence": "kl",
+        "threshold": None,
+        "dual_clip": None,
+    }
+    assert options("algorithm.loss_options={clip_high: 0.3}")["clip_high"] == 0.3
+    config = load([*GIVEN, "algorithm.advantage_options.leave_one_out=true"])
+    mix: Any = SimpleNamespace(items=[])
+    assert advantage_settings(config, mix).estimator_options.leave_one_out is True
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["algorithm.loss_options.clip_hihg=0.3"], ["no such option", "did you mean clip_high?"]),
+        (
+            ["algorithm.loss=sapo", "algorithm.loss_options.dual_clip=3"],
+            ["loss=sapo has no such option", "it has tau_positive, tau_negative"],
+        ),
+        (
+            ["algorithm.advantage=rloo", "algorithm.advantage_options.epsilon=1"],
+            ["advantage=rloo has no such option", "has no options"],
+        ),
+        (["algorithm.loss_options.clip_high=much"], ["clip_high=much", "expected number"]),
+        (["algorithm.loss_options.clip_low=2"], ["clip_low = 2.0", "at most 1"]),
+        (["algorithm.loss_options.dual_clip=1.1"], ["dual_clip = 1.1", "1 + clip_high = 1.2"]),
+    ],
+)
+def test_an_option_that_cannot_be_is_an_error(overrides: list[str], expected: list[str]) -> None:
+    message = refusal(*overrides)
+    for part in expected:
+        assert part in message
+
+
+def test_another_loss_on_the_command_line_starts_from_its_defaults(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\nalgorithm:\n  loss: cispo\n  loss_options: {clip_high: 4.0}\n"
+    )
+    mine = ["experiment=mine"]
+    assert options(*mine, config_dir=tmp_path) == {"clip_low": 0.2, "clip_high": 4.0}
+    same = options(*mine, "algorithm.loss=cispo", config_dir=tmp_path)
+    assert same == {"clip_low": 0.2, "clip_high": 4.0}
+    other = options(*mine, "algorithm.loss=ppo_clip", config_dir=tmp_path)
+    assert other == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
+    given = "algorithm.loss_options.clip_low=0.1"
+    other = options(*mine, "algorithm.loss=ppo_clip", given, config_dir=tmp_path)
+    assert other == {"clip_low": 0.1, "clip_high": 0.2, "dual_clip": None}
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_name_is_an_error_that_names_the_new_one(old: str) -> None:
+    assert old not in by_key()
+    assert f"it is {RENAMED[old]} now" in refusal(f"{old}=1")
+
+
+def test_settings_of_a_run_with_old_names_are_compared_under_the_new(tmp_path: Path) -> None:
+    config = load([*GIVEN, "algorithm.loss_options.clip_high=0.28"])
+    old = "algorithm:\n  clip_low: 0.2\n  clip_high: 0.2\n  advantage_epsilon: 1.0e-06\n"
+    (tmp_path / "config.yaml").write_text(old)
+    (change,) = attempts.changes(tmp_path / "config.yaml", config)
+    assert str(change) == "algorithm.loss_options.clip_high: 0.2 -> 0.28"
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert list(attempts.changes(tmp_path / "config.yaml", config)) == []
