@@ -188,6 +188,11 @@ def _problem_of_override(
         names = sorted({file.stem for folder in folders for file in (folder / key).glob("*.yaml")})
         if value is None or value in names:
             return None
+        if key == "algorithm" and value in options("recipe", folders[-1]):
+            return (
+                f"{text}: {value} also sets the optimizer and the rewards, so it is a recipe now; "
+                f"take recipe={value}"
+            )
         return f"{text}: no such {key}; there are {', '.join(names)}{_close(str(value), names)}"
     if key in sections():
         if not isinstance(value, dict):

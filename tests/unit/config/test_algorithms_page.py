@@ -30,4 +30,4 @@ def test_every_choice_is_there() -> None:
     for setting in settings():
         if setting.key.startswith("algorithm.") and setting.choices:
             assert set(setting.choices) <= WRITTEN, setting.key
-    assert set(options("algorithm")) <= WRITTEN
+    assert {*options("algorithm"), *options("recipe")} <= WRITTEN

@@ -1,4 +1,4 @@
-"""Each preset of an algorithm passes every check, shows its arithmetic, and is what it says."""
+"""Each recipe passes every check, shows its arithmetic, and is what it says."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from rlmath.checks.run import check
 from rlmath.config.arithmetic import batch_of, describe, resolve_layout
 from rlmath.config.load import load, options
 from rlmath.config.schema import Config, Device
+from rlmath.errors import ConfigError
 from rlmath.rewards import get_reward
 
-PRESETS = {
+RECIPES = {
     "rlinf_grpo": (512, 16, 4),
     "dapo": (512, 16, 16),
     "dr_grpo": (128, 8, 8),
@@ -105,20 +106,21 @@ def value(config: Config, key: str) -> Any:
     return getattr(found, "name", found)
 
 
-def preset(name: str, *overrides: str) -> Config:
+def recipe(name: str, *overrides: str) -> Config:
     small = ["model=tiny", "actor=small", "rollout=small", "runner.run_dir=r"]
-    return load([*small, f"algorithm={name}", *overrides])
+    return load([*small, f"recipe={name}", *overrides])
 
 
 def test_all_are_looked_at() -> None:
-    assert set(options("algorithm")) == {*PRESETS, "grpo"}
+    assert set(options("recipe")) == set(RECIPES)
+    assert options("algorithm") == ["grpo"]
 
 
-@pytest.mark.parametrize("name", options("algorithm"))
+@pytest.mark.parametrize("name", options("recipe"))
 def test_it_passes_the_checks_and_prints_its_batch(
     name: str, tmp_path: Path, make_data: Callable[..., Path]
 ) -> None:
-    config = preset(name, f"data.train_paths=[{make_data()}]", f"runner.run_dir={tmp_path}/run")
+    config = recipe(name, f"data.train_paths=[{make_data()}]", f"runner.run_dir={tmp_path}/run")
     check(config, "train", CPU_MACHINE)
     layout = resolve_layout(config, Device.cpu)
     batch = batch_of(config, layout)
@@ -134,33 +136,41 @@ def test_it_passes_the_checks_and_prints_its_batch(
         first = int(prompts * config.algorithm.filter.oversample)
         most = prompts * config.algorithm.filter.max_rounds
         assert f"{first:,} prompts at first, at most" in text and f"= {most:,} a step" in text
-    if name in PRESETS:
-        assert (prompts, samples, minibatches) == PRESETS[name]
+    assert (prompts, samples, minibatches) == RECIPES[name]
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_it_has_its_papers_figures(name: str) -> None:
-    config = preset(name)
+    config = recipe(name)
     assert {key: value(config, key) for key in FIGURES[name]} == FIGURES[name]
 
 
 @pytest.mark.parametrize("name", ["dapo", "cispo"])
 def test_the_length_penalty_follows_the_limit(name: str) -> None:
-    config = preset(name, "rollout.max_response_tokens=20480")
+    config = recipe(name, "rollout.max_response_tokens=20480")
     (penalty,) = (i for i in config.reward.items if i.name == "soft_overlong_punishment")
     reward: Any = get_reward(penalty.name, **penalty.params)
     assert (reward.max_completion_len, reward.soft_punish_cache) == (20480, 4096)
 
 
 def test_open_r1_has_its_three_rewards_of_one_weight() -> None:
-    items = [(item.name, item.weight) for item in preset("open_r1").reward.items]
+    items = [(item.name, item.weight) for item in recipe("open_r1").reward.items]
     assert items == [("accuracy", 1.0), ("format", 1.0), ("tag_count", 1.0)]
 
 
-def test_an_experiment_and_the_command_line_win_over_a_preset() -> None:
-    config = load(
-        ["experiment=quickstart", "algorithm=dapo", "algorithm.loss_options.clip_high=0.3"]
-    )
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_given_as_an_algorithm_is_an_error_that_names_the_recipe(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"take recipe={name}"):
+        load(["experiment=quickstart", f"algorithm={name}"])
+
+
+def test_another_loss_than_the_recipes_has_its_own_defaults() -> None:
+    config = recipe("dapo", "algorithm.loss=gspo", "algorithm.aggregation=seq_mean_token_mean")
+    assert config.algorithm.loss_options == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
+
+
+def test_an_experiment_and_the_command_line_win_over_a_recipe() -> None:
+    config = load(["experiment=quickstart", "recipe=dapo", "algorithm.loss_options.clip_high=0.3"])
     assert config.algorithm.prompts_per_step == 32
     assert config.algorithm.loss_options == {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 10.0}
     assert config.actor.optimizer.warmup_steps == 0
