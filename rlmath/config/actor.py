@@ -23,7 +23,7 @@ class Recompute(Enum):
 
 @dataclass
 class ActorConfig:
-    tensor_parallel: int = setting(1, "Tensor-parallel size.", least=1)
+    tensor_parallel: int = setting(1, "Tensor-parallel size.", least=1, common=True)
     pipeline_parallel: int = setting(1, "Pipeline-parallel size.", least=1)
     context_parallel: int = setting(
         1, "Context-parallel size: ranks that share the tokens of each sequence.", least=1
@@ -63,6 +63,7 @@ class ActorConfig:
         "Maximum tokens per micro-batch, shared by its context-parallel ranks. A longer sequence "
         "forms a micro-batch alone.",
         least=1,
+        common=True,
     )
     num_threads: int | None = setting(
         None, "CPU threads per rank; null: all cores divided between the ranks.", least=1

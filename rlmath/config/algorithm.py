@@ -206,13 +206,14 @@ class CorrectionConfig:
 
 @dataclass
 class AlgorithmConfig:
-    prompts_per_step: int = setting(512, "Problems sampled per step.", least=1)
-    group_size: int = setting(16, "Samples per problem.", least=1)
+    prompts_per_step: int = setting(512, "Problems sampled per step.", least=1, common=True)
+    group_size: int = setting(16, "Samples per problem.", least=1, common=True)
     minibatches_per_step: int = setting(
         4,
         "Optimizer steps per rollout; the sequences of a step are split into this many "
         "minibatches.",
         least=1,
+        common=True,
     )
     advantage: str = setting("grpo", "Advantage estimator; see rlmath/algorithms/advantages/.")
     advantage_options: dict[str, Any] = setting(
@@ -248,6 +249,7 @@ class AlgorithmConfig:
         "Coefficient of the KL penalty against the reference model; 0: no reference model is "
         "loaded.",
         least=0,
+        common=True,
     )
     kl_estimator: str = setting("k3", "KL estimator: k1, k2, k3 or k3_unbiased.")
     kl_in: KlPlace = setting(

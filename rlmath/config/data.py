@@ -24,22 +24,28 @@ class DataConfig:
         list,
         "Training problems: .jsonl, .json or .parquet files, or Hugging Face datasets written as "
         "hub:ORGANIZATION/NAME:CONFIGURATION:SPLIT.",
+        common=True,
     )
     train_weights: list[float] = setting(
         list,
         "Sampling weight of each entry of train_paths, independent of its number of rows; empty: "
         "all rows count equally.",
     )
-    eval_paths: list[str] = setting(list, "Files with held-out problems; empty: no evaluation.")
+    eval_paths: list[str] = setting(
+        list, "Files with held-out problems; empty: no evaluation.", common=True
+    )
     prompt_key: str = setting(
         "prompt",
         "Field with the prompt: a string, or a list of chat messages (with apply_chat_template).",
+        common=True,
     )
     answer_key: str = setting(
-        "solutions", "Field with the accepted answer or a list of accepted answers."
+        "solutions", "Field with the accepted answer or a list of accepted answers.", common=True
     )
     apply_chat_template: bool = setting(
-        False, "Apply the tokenizer's chat template; a string becomes one user message."
+        False,
+        "Apply the tokenizer's chat template; a string becomes one user message.",
+        common=True,
     )
     system_prompt: str | None = setting(
         None, "System message of every prompt; requires apply_chat_template."
@@ -47,7 +53,9 @@ class DataConfig:
     prompt_template: str | None = setting(
         None, "Template that contains {prompt}, applied before tokenization."
     )
-    max_prompt_tokens: int = setting(1024, "Maximum prompt length, in tokens.", least=1)
+    max_prompt_tokens: int = setting(
+        1024, "Maximum prompt length, in tokens.", least=1, common=True
+    )
     overlong_prompts: OverlongPrompt = setting(
         OverlongPrompt.filter, "Longer prompts: stop before the run, or filter (skip and count)."
     )

@@ -28,6 +28,9 @@ A loss and an advantage estimator have their own options: `algorithm.loss_option
 An option that the chosen one does not have is an error. `algorithm.loss=NAME` on the command line
 starts from the defaults of that loss: options that files give to another loss are dropped.
 
+A recipe, `recipe=dapo`, sets the algorithm, the optimizer and the rewards of a paper
+([algorithms](algorithms.md#recipes)).
+
 `rlmath train ... --cfg` prints the resolved settings; `rlmath train ... --check` checks them and
 the files that they name, prints the batch arithmetic, and stops.
 """
@@ -38,7 +41,7 @@ def settings_page() -> str:
     sections: dict[str, list[Setting]] = {}
     for setting in settings():
         sections.setdefault(_section(setting), []).append(setting)
-    parts = [_HEAD]
+    parts = [_HEAD, *_table("The settings that most users change", _common())]
     for section, members in sections.items():
         parts += _table(section, members)
         if section == "algorithm":
@@ -47,6 +50,15 @@ def settings_page() -> str:
                 for names, found in options.documented():
                     parts += _table(f"{options.key} of {chooser}={', '.join(names)}", found)
     return "\n".join(parts)
+
+
+def _common() -> list[Setting]:
+    """The marked settings. Of an optimizer's, which several sections share, the actor's."""
+    found: dict[str, Setting] = {}
+    for setting in settings():
+        if setting.common:
+            found.setdefault(setting.doc, setting)
+    return list(found.values())
 
 
 def _table(title: str, members: Iterable[Setting]) -> list[str]:

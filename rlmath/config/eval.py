@@ -55,7 +55,7 @@ class BenchmarkItem:
 @dataclass
 class EvalConfig:
     benchmarks: list[BenchmarkItem] = setting(
-        list, "Benchmarks in addition to the problems of data.eval_paths."
+        list, "Benchmarks in addition to the problems of data.eval_paths.", common=True
     )
     data_dir: str = setting(
         "datasets/benchmarks",
@@ -71,7 +71,9 @@ class EvalConfig:
         "rlmath evaluate: checkpoint (checkpoints/step_000050) to evaluate; model.path gives "
         "architecture and tokenizer. null: evaluate model.path.",
     )
-    every: int = setting(10, "Evaluate before the first step and every N steps; 0: never.", least=0)
+    every: int = setting(
+        10, "Evaluate before the first step and every N steps; 0: never.", least=0, common=True
+    )
     samples: int = setting(1, "Samples per held-out problem.", least=1)
     temperature: float = setting(0.6, "Sampling temperature; 0: greedy.", least=0)
     top_p: float = setting(0.95, "Top-p (nucleus) sampling; 1: off.", above=0, most=1)

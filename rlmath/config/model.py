@@ -21,6 +21,7 @@ class ModelConfig:
         MISSING,
         'Hugging Face folder with config.json, tokenizer and safetensors. "tiny" creates a '
         "random model with 0.66 million parameters in run_dir.",
+        common=True,
     )
     dtype: DType = setting(
         DType.bfloat16, "Data type of weights and activations in the actor and the engines."

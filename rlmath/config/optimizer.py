@@ -16,7 +16,7 @@ class Schedule(Enum):
 
 @dataclass
 class OptimizerConfig:
-    lr: float = setting(2e-5, "Peak learning rate.", least=0)
+    lr: float = setting(2e-5, "Peak learning rate.", least=0, common=True)
     min_lr: float = setting(0.0, "Final learning rate of linear and cosine schedules.", least=0)
     schedule: Schedule = setting(Schedule.constant, "Learning-rate schedule after warm-up.")
     warmup_steps: int = setting(0, "Optimizer steps of linear warm-up from 0.", least=0)

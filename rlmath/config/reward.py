@@ -52,7 +52,9 @@ class RewardItem:
 @dataclass
 class RewardConfig:
     items: list[RewardItem] = setting(
-        lambda: [RewardItem(name="math")], "Rewards; the reward of a sample is their weighted sum."
+        lambda: [RewardItem(name="math")],
+        "Rewards; the reward of a sample is their weighted sum.",
+        common=True,
     )
     correct: float = setting(5.0, "Reward of a correct final answer.")
     incorrect: float = setting(-5.0, "Reward of an incorrect or missing final answer.")

@@ -15,9 +15,14 @@ class RolloutConfig:
         least=1,
     )
     tensor_parallel: int = setting(1, "Tensor-parallel size of each engine.", least=1)
-    max_response_tokens: int = setting(27648, "Maximum response length, in tokens.", least=1)
+    max_response_tokens: int = setting(
+        27648, "Maximum response length, in tokens.", least=1, common=True
+    )
     temperature: float = setting(
-        1.0, "Sampling temperature; the actor computes log-probs at the same temperature.", above=0
+        1.0,
+        "Sampling temperature; the actor computes log-probs at the same temperature.",
+        above=0,
+        common=True,
     )
     ignore_eos: bool = setting(
         False,
@@ -32,6 +37,7 @@ class RolloutConfig:
         "Fraction of GPU memory that vLLM may use for weights and KV cache. CUDA only.",
         above=0,
         most=1,
+        common=True,
     )
     cpu_kv_cache_gib: float = setting(1.0, "KV cache size per engine, in GiB. CPU only.", above=0)
     prefix_caching: bool = setting(

@@ -11,13 +11,16 @@ from rlmath.utils.setting import setting
 
 @dataclass
 class RunnerConfig:
-    run_dir: str = setting(MISSING, "Output folder of the run.")
-    steps: int = setting(1000, "Number of training steps (rollouts).", least=1)
+    run_dir: str = setting(MISSING, "Output folder of the run.", common=True)
+    steps: int = setting(1000, "Number of training steps (rollouts).", least=1, common=True)
     seed: int = setting(
         0, "Random seed of everything except the data order.", least=0, most=2**32 - 1
     )
     save_every: int = setting(
-        50, "Save a checkpoint every N steps and after the last; 0: only after the last.", least=0
+        50,
+        "Save a checkpoint every N steps and after the last; 0: only after the last.",
+        least=0,
+        common=True,
     )
     keep_checkpoints: int = setting(3, "Number of newest checkpoints to keep.", least=1)
     best_metric: str | None = setting(
