@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from rlmath.actor.actor import ActorSettings
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout
+from rlmath.actor.policy import ActorSettings
 from rlmath.cluster.session import ray_session
 from rlmath.config.schema import ClusterConfig
 from rlmath.quickstart import make_tiny_model

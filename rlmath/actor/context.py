@@ -3,7 +3,7 @@
 A sequence, padded to a multiple of ``2 C`` tokens for ``C`` context ranks, is cut into ``2 C``
 pieces; rank ``c`` has the pieces ``c`` and ``2 C - 1 - c``, so that all ranks have the same part of
 the triangle of causal attention. Megatron's rotary embedding and Transformer Engine's attention cut
-in this way too. What the loss reads (log-probs, entropies, values) is brought together again on
+in this way too. What the loss reads (log-probs, entropies, values) is all-gathered again on
 every context rank: losses over whole sequences then see whole sequences, and each rank sends the
 gradient back through its own tokens only, so that the sum over ranks is the gradient.
 """
@@ -100,7 +100,7 @@ def context_share(
         rows: ``[r]`` int64, positions of the whole row, rising.
 
     Returns:
-        How their values come together, which of them are this rank's, and where those stand in its
+        How to all-gather their values, which of them are this rank's, and where those stand in its
         own row.
     """
     ranks, places = _owners(sizes, contexts)
@@ -135,10 +135,10 @@ def context_classes(sizes: Sequence[int], contexts: int, cp_rank: int) -> list[C
     return classes
 
 
-class _Together(torch.autograd.Function):
-    """``[largest]`` of each rank to ``[C * largest]`` on all; the way back is this rank's own part.
+class _AllGather(torch.autograd.Function):
+    """``[largest]`` of each rank to ``[C * largest]`` on all; the gradient is this rank's part.
 
-    All ranks go on to compute the same loss, and each sends back what reaches its own values.
+    All ranks compute the same loss from it, so each keeps the gradient of its own values.
     """
 
     @staticmethod
@@ -153,8 +153,8 @@ class _Together(torch.autograd.Function):
         return grads[0][ctx.part], None, None
 
 
-def together(values: Tensor, share: ContextShare | None) -> Tensor:
-    """Values of all response tokens of a pack, from each context rank's own.
+def all_gather_context(values: Tensor, share: ContextShare | None) -> Tensor:
+    """Values of all response tokens of a micro-batch, from each context rank's own.
 
     Args:
         values: ``[own]`` float32.
@@ -169,5 +169,5 @@ def together(values: Tensor, share: ContextShare | None) -> Tensor:
 
     padded = torch.nn.functional.pad(values, (0, share.largest - values.numel()))
     group = parallel_state.get_context_parallel_group()
-    gathered: Tensor = _Together.apply(padded, group, share.first)  # type: ignore[assignment]
+    gathered: Tensor = _AllGather.apply(padded, group, share.first)  # type: ignore[assignment]
     return gathered[share.order]

@@ -24,11 +24,11 @@ from rlmath.types import MicroBatch, TrainingBatch
 
 
 @dataclass(frozen=True)
-class Pack:
-    """A micro-batch as the model reads it; ``t`` tokens of which ``r`` are response tokens.
+class PackedMicroBatch:
+    """A micro-batch as one row of ``t`` tokens, of which ``r`` are response tokens.
 
-    Under context parallelism each rank reads its share of the tokens, and ``context`` says how the
-    shares' values come together.
+    Under context parallelism each rank reads its share of the tokens, and ``context`` says how to
+    all-gather the values of the shares.
 
     Attributes:
         tokens: ``[1, t]`` int64, padded to a multiple of the tensor ranks by one more sequence.
@@ -36,11 +36,11 @@ class Pack:
         packed_seq_params: Where sequences begin and end.
         rows: ``[r]`` int64, the positions whose logits predict response tokens.
         targets: ``[r]`` int64, those response tokens.
-        sequence_ids: ``[r]`` int64, which of the pack's sequences each belongs to.
+        sequence_ids: ``[r]`` int64, which of the micro-batch's sequences each belongs to.
         response_rows: ``[r]`` int64 on the CPU, where they stand among the batch's ``R``.
         context: ``None`` without context parallelism. With it ``rows`` and ``targets`` are this
             rank's alone, the others are of all ranks.
-        num_sequences: Of the batch in this pack; ``None``: as many as ``sequence_ids`` names.
+        num_sequences: In this micro-batch; ``None``: as many as ``sequence_ids`` names.
     """
 
     tokens: Tensor
@@ -61,7 +61,7 @@ def pack_share(
     cp_rank: int,
     max_tokens_per_microbatch: int,
     platform: Platform,
-) -> list[Pack]:
+) -> list[PackedMicroBatch]:
     """A data-parallel share of the batch, in micro-batches."""
     shares = assign(
         batch.sequence_lengths.tolist(), layout.data_parallel, max_tokens_per_microbatch
@@ -75,8 +75,8 @@ def pack(
     platform: Platform,
     layout: Layout,
     cp_rank: int = 0,
-) -> Pack:
-    """Lay the sequences of a micro-batch end to end.
+) -> PackedMicroBatch:
+    """Concatenate the sequences of a micro-batch.
 
     Args:
         batch: The batch that ``micro_batch.sequences`` point into.
@@ -85,7 +85,7 @@ def pack(
         cp_rank: This process's context rank.
     """
     device, contexts = platform.torch_device, layout.context_parallel
-    # Context ranks cut each sequence into two pieces each; tensor ranks share what one has.
+    # Context ranks split each sequence into two pieces each; tensor ranks share what one has.
     piece = 2 * contexts if contexts > 1 else 1
     multiple_of = contexts * math.lcm(piece // contexts, layout.tensor_parallel)
     indices = list(micro_batch.sequences)
@@ -126,7 +126,7 @@ def pack(
         row, position_ids = row[mine], position_ids[mine]
         context, chosen, own_rows = context_share(sizes, contexts, cp_rank, own_rows)
         own_targets = own_targets[chosen]
-    return Pack(
+    return PackedMicroBatch(
         tokens=row[None].to(device),
         position_ids=position_ids[None].to(device),
         packed_seq_params=_packed_seq_params(sizes, platform, contexts, cp_rank),

@@ -1,4 +1,4 @@
-"""Runs micro-batches through Megatron's pipeline schedule and collects what the last stage made.
+"""Runs micro-batches through Megatron's pipeline schedule and collects the last stage's results.
 
 Between the first micro-batch and the last the host only queues work: what a callback keeps stays on
 the device until the schedule is done, and what it needs was copied there before. The host does wait
@@ -16,42 +16,42 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rlmath.actor.context import together
+from rlmath.actor.context import all_gather_context
 from rlmath.actor.logprobs import vocab_parallel_log_probs
-from rlmath.actor.packing import Pack
+from rlmath.actor.packing import PackedMicroBatch
 
 T = TypeVar("T")
 
-# Takes the pack and the model's output [t, ...]; gives the loss and something to keep.
-OnOutput = Callable[[Pack, Tensor], tuple[Tensor, T]]
-# Takes the pack, the log-probs [r] and the entropies [r]; gives the same.
-OnLogProbs = Callable[[Pack, Tensor, Tensor], tuple[Tensor, T]]
+# Takes the micro-batch and the model's output [t, ...]; gives the loss and something to keep.
+OnOutput = Callable[[PackedMicroBatch, Tensor], tuple[Tensor, T]]
+# Takes the micro-batch, the log-probs [r] and the entropies [r]; gives the same.
+OnLogProbs = Callable[[PackedMicroBatch, Tensor, Tensor], tuple[Tensor, T]]
 
 
 def run_schedule(
     model: torch.nn.Module,
-    packs: Sequence[Pack],
+    micro_batches: Sequence[PackedMicroBatch],
     on_output: OnOutput[T],
     *,
     backward: bool,
 ) -> list[T]:
-    """Forward, and if asked backward, of each pack.
+    """Forward, and if asked backward, of each micro-batch.
 
     With ``backward`` the gradients end up summed over micro-batches and data-parallel ranks in
     Megatron's gradient buffers, divided by nothing.
 
     Args:
         model: This rank's stage.
-        packs: Micro-batches of this rank's data-parallel share; as many on each rank.
-        on_output: Called once per pack, on ranks of the last stage.
+        micro_batches: Of this rank's data-parallel share; as many on each rank.
+        on_output: Called once per micro-batch, on ranks of the last stage.
 
     Returns:
-        What ``on_output`` gave per pack, in order; empty on other stages.
+        What ``on_output`` gave per micro-batch, in order; empty on other stages.
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    def forward_step(packs_left: Iterator[Pack], module: torch.nn.Module) -> Any:
-        one = next(packs_left)
+    def forward_step(left: Iterator[PackedMicroBatch], module: torch.nn.Module) -> Any:
+        one = next(left)
         output = module(one.tokens, one.position_ids, None, packed_seq_params=one.packed_seq_params)
 
         def loss_of(result: Tensor) -> Any:
@@ -64,10 +64,10 @@ def run_schedule(
 
     kept: list[T] = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter(packs),
+        data_iterator=iter(micro_batches),
         model=[model],
-        num_microbatches=len(packs),
-        seq_length=max(one.tokens.size(1) for one in packs),
+        num_microbatches=len(micro_batches),
+        seq_length=max(one.tokens.size(1) for one in micro_batches),
         micro_batch_size=1,
         forward_only=not backward,
     )
@@ -84,7 +84,7 @@ def of_log_probs(
     """From a function of log-probs to one of logits, for ``run_schedule``.
 
     Args:
-        function: Takes the log-probs and entropies of the pack's response tokens.
+        function: Takes the log-probs and entropies of the micro-batch's response tokens.
         temperature: Of sampling.
         vocab_size: Of the model, without padding.
         batch_invariant: See :func:`rlmath.actor.logprobs.vocab_parallel_log_probs`.
@@ -95,7 +95,7 @@ def of_log_probs(
     group = parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
 
-    def on_output(one: Pack, logits: Tensor) -> tuple[Tensor, T]:
+    def on_output(one: PackedMicroBatch, logits: Tensor) -> tuple[Tensor, T]:
         log_probs, entropy = vocab_parallel_log_probs(
             logits,
             one.rows,
@@ -106,6 +106,10 @@ def of_log_probs(
             group=group,
             batch_invariant=batch_invariant,
         )
-        return function(one, together(log_probs, one.context), together(entropy, one.context))
+        return function(
+            one,
+            all_gather_context(log_probs, one.context),
+            all_gather_context(entropy, one.context),
+        )
 
     return on_output

@@ -57,15 +57,15 @@ class ActorWorker:
 
         platform = choose_platform(device, settings.model.layers)
         platform.prepare_megatron_process(local_rank=0, num_threads=num_threads)
-        from rlmath.actor.actor import MegatronActor
         from rlmath.actor.parallel import initialize
+        from rlmath.actor.policy import MegatronActor
 
         address, port = meeting_place
         initialize(layout, platform, self.rank, address, port, seed)
         self.actor = MegatronActor(settings, layout, platform)
         self.value_model: Any = None
         if settings.value is not None:
-            from rlmath.actor.value_model import ValueModel
+            from rlmath.actor.value import ValueModel
 
             self.value_model = ValueModel(settings.value, layout, platform)
         # What exists by now stays; the garbage collector need not walk through it again and again.
@@ -75,29 +75,29 @@ class ActorWorker:
         self.connection: Any = None
 
     def log_probs(self, batch: TrainingBatch, reference: bool) -> Any:
-        """See :meth:`rlmath.actor.actor.MegatronActor.log_probs`."""
+        """See :meth:`rlmath.actor.policy.MegatronActor.log_probs`."""
         return self.actor.log_probs(batch, reference)
 
     def update(self, batch: TrainingBatch, settings: Any, seed: int) -> Any:
-        """See :meth:`rlmath.actor.actor.MegatronActor.update`."""
+        """See :meth:`rlmath.actor.policy.MegatronActor.update`."""
         try:
             return self.actor.update(batch, settings, seed)
         finally:
             self.platform.release_cached_memory()
 
     def values(self, batch: TrainingBatch) -> Any:
-        """See :meth:`rlmath.actor.value_model.ValueModel.values`."""
+        """See :meth:`rlmath.actor.value.ValueModel.values`."""
         return self.value_model.values(batch)
 
     def update_values(self, batch: TrainingBatch, settings: Any, seed: int) -> Any:
-        """See :meth:`rlmath.actor.value_model.ValueModel.update`."""
+        """See :meth:`rlmath.actor.value.ValueModel.update`."""
         try:
             return self.value_model.update(batch, settings, seed)
         finally:
             self.platform.release_cached_memory()
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
-        """See :meth:`rlmath.actor.actor.MegatronActor.renew_reference`."""
+        """See :meth:`rlmath.actor.policy.MegatronActor.renew_reference`."""
         self.actor.renew_reference(share, clear_optimizer)
 
     def connect_engines(self, plan: Any) -> None:
@@ -154,16 +154,16 @@ class ActorWorker:
 
     def save_checkpoint(self, folder: str) -> None:
         """Write model, optimizer, schedule and random states. Collective."""
-        from rlmath.checkpoint.actor_state import save_actor
+        from rlmath.checkpoint.state import save_model
 
-        save_actor(self.actor, folder)
+        save_model(self.actor, folder)
         if self.value_model is not None:
-            save_actor(self.value_model, folder, VALUE_MODEL)
+            save_model(self.value_model, folder, VALUE_MODEL)
         self.platform.release_cached_memory()
 
     def begin_checkpoint(self, folder: str) -> None:
         """Copy what ``save_checkpoint`` writes, and write it in the background. Collective."""
-        from rlmath.checkpoint.actor_state import begin_saves
+        from rlmath.checkpoint.state import begin_saves
 
         models = {"actor": self.actor}
         if self.value_model is not None:
@@ -181,11 +181,11 @@ class ActorWorker:
 
     def load_checkpoint(self, folder: str) -> None:
         """Read what ``save_checkpoint`` wrote, under this layout or another. Collective."""
-        from rlmath.checkpoint.actor_state import load_actor
+        from rlmath.checkpoint.state import load_model
 
-        load_actor(self.actor, folder)
+        load_model(self.actor, folder)
         if self.value_model is not None:
-            load_actor(self.value_model, folder, VALUE_MODEL)
+            load_model(self.value_model, folder, VALUE_MODEL)
 
     def peak_memory_gib(self) -> float:
         """Highest memory of this process so far."""

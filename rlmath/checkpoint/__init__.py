@@ -1,17 +1,18 @@
-"""Checkpoints: what a run leaves so that it can go on, whole or not at all.
+"""Atomic checkpoints, from which a run resumes.
 
 Ranks write the model, the optimizer, the schedule and their random streams with
-:mod:`rlmath.checkpoint.actor_state`; the driver adds its own state and makes a checkpoint of it::
+:mod:`rlmath.checkpoint.state`; the driver adds its own state and makes a checkpoint of it::
 
     store = CheckpointStore(run_dir / "checkpoints", keep=3, best={"eval/accuracy": "max"})
     found = store.resume("auto")                 # driver, at the start
-    load_actor(actor, found.path)                # every rank, if something was found
+    load_model(actor, found.path)                # every rank, if one was found
 
     folder = store.begin(step)                   # driver
-    save_actor(actor, folder)                    # every rank
+    save_model(actor, folder)                    # every rank
     store.commit(step, driver_state, metrics)    # driver; store.abandon(step) when ranks failed
 
-This package imports neither torch nor Megatron by itself.
+A model is anything with a ``checkpoint_state``. The package itself imports neither torch nor
+Megatron.
 """
 
 from rlmath.checkpoint.manifest import BrokenCheckpoint

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout
+from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings
 from rlmath.algorithms.mismatch import measure
 from rlmath.device import Platform

@@ -165,10 +165,10 @@ def to_megatron(
         UserError: There is a checkpoint already.
         WeightsError: What was written differs.
     """
-    from rlmath.actor.actor import MegatronActor
     from rlmath.actor.model import ModelSettings
+    from rlmath.actor.policy import MegatronActor
     from rlmath.actor.settings import ActorSettings
-    from rlmath.checkpoint.actor_state import save_actor
+    from rlmath.checkpoint.state import save_model
 
     if (Path(checkpoint) / _ACTOR).exists():
         raise UserError(f"{checkpoint} has a checkpoint already; choose another folder")
@@ -182,7 +182,7 @@ def to_megatron(
         max_sequence_length=spec.max_positions,
     )
     actor = MegatronActor(settings, ONE_RANK, platform)
-    save_actor(actor, checkpoint, _ACTOR)
+    save_model(actor, checkpoint, _ACTOR)
     with torch.no_grad():
         for parameter in actor.module.parameters():
             parameter.fill_(float("nan"))

@@ -17,7 +17,7 @@ from rlmath.validation.probe import batch_of
 from rlmath.weights.parameters import unwrap
 
 if TYPE_CHECKING:
-    from rlmath.actor.actor import MegatronActor
+    from rlmath.actor.policy import MegatronActor
 
 # By layer (-1: before the first) and step.
 Values = dict[tuple[int, str], Tensor]

@@ -103,7 +103,7 @@ ROWS = [
     Row(
         f"{FORMAT}.exchange_utils:determine_main_replica_uniform_distribution",
         takes=("sharded_state_dict", "parallelization_group"),
-        breaks="data-parallel ranks cannot share out the writing (checkpoint/actor_state.py)",
+        breaks="data-parallel ranks cannot share out the writing (checkpoint/state.py)",
     ),
     Row(
         f"{FORMAT}.strategies.torch:_replace_state_dict_keys_with_sharded_keys",
@@ -123,7 +123,7 @@ ROWS = [
     Row(
         f"{FORMAT}.serialization:load",
         takes=("sharded_state_dict", "checkpoint_dir", "strict"),
-        breaks="a checkpoint cannot be read (checkpoint/actor_state.py)",
+        breaks="a checkpoint cannot be read (checkpoint/state.py)",
     ),
 ]
 

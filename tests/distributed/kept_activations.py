@@ -33,7 +33,7 @@ def equal_sequences(count: int, prompt: int, response: int) -> TrainingBatch:
 def kept_bytes(
     layout: Layout, platform: Platform, model: str, batch: TrainingBatch, recomputed: int
 ) -> int:
-    """Storages that autograd holds after a forward pass of one pack; parameters left out."""
+    """Storages that autograd holds after a forward pass of one micro-batch; parameters left out."""
     settings = ModelSettings(
         torch.float32,
         sequence_parallel=layout.tensor_parallel > 1,
@@ -41,7 +41,7 @@ def kept_bytes(
         recompute_num_layers=recomputed or None,
     )
     actor = build(layout, platform, model, model=settings, max_tokens_per_microbatch=10**6)
-    (pack,) = actor._packs(batch)
+    (packed,) = actor.micro_batches(batch)
     parameters = {p.untyped_storage().data_ptr() for p in actor.module.parameters()}
     held: dict[int, int] = {}
 
@@ -53,7 +53,7 @@ def kept_bytes(
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = actor.module(
-            pack.tokens, pack.position_ids, None, packed_seq_params=pack.packed_seq_params
+            packed.tokens, packed.position_ids, None, packed_seq_params=packed.packed_seq_params
         )
     del output
     return sum(held.values())

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout
+from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
 from rlmath.algorithms.correction import CorrectionSettings, correct
 from rlmath.algorithms.kl import K3_LIMIT

@@ -14,14 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout
+from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ReferenceSettings, TokenValues
 from rlmath.checkpoint import CheckpointStore, memory
-from rlmath.checkpoint.actor_state import begin_save, load_actor, save_actor
 from rlmath.checkpoint.manifest import read_manifest
 from rlmath.checkpoint.optimizer_state import sharded_optimizer_state, sharding
+from rlmath.checkpoint.state import begin_save, load_model, save_model
 from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.types import TrainingBatch
@@ -96,7 +96,7 @@ def run_save(
     random.gauss(0, 1)  # Leaves half a pair of normal numbers behind, in Python's stream
     np.random.standard_normal()  # and in NumPy's.
     if not in_background:
-        save_actor(actor, folder)
+        save_model(actor, folder)
         return go_on(actor, batch, after)
     pending = begin_save(actor, folder)
     result = go_on(actor, batch, after)
@@ -113,7 +113,7 @@ def run_load(
     after: int,
 ) -> After:
     actor = build(layout, platform, model, **changes)
-    load_actor(actor, folder)
+    load_model(actor, folder)
     return go_on(actor, with_log_probs(make_batch()), after)
 
 
@@ -276,7 +276,7 @@ def run_first_save(
 ) -> After:
     """Save before the first update, then go on."""
     actor = build(layout, platform, model, **changes)
-    save_actor(actor, folder)
+    save_model(actor, folder)
     return go_on(actor, with_log_probs(make_batch()), 2)
 
 
@@ -314,10 +314,10 @@ def run_reference(
     if save:
         for parameter in reference.module.parameters():
             parameter.mul_(1.5)
-        save_actor(actor, folder)
-        save_actor(reference, folder, "reference")
+        save_model(actor, folder)
+        save_model(reference, folder, "reference")
     else:
-        load_actor(reference, folder, "reference")
+        load_model(reference, folder, "reference")
     return {n: p.clone() for n, p in reference.module.named_parameters()}
 
 
@@ -355,9 +355,9 @@ def run_renewed_reference(
         renewed = actor.log_probs(batch, reference=True)
         if before is not None and renewed is not None:
             assert not torch.equal(before.log_probs, renewed.log_probs)
-        save_actor(actor, folder)
+        save_model(actor, folder)
     else:
-        load_actor(actor, folder)
+        load_model(actor, folder)
     return actor.log_probs(batch, reference=True), actor.log_probs(batch)
 
 
@@ -392,7 +392,7 @@ def run_load_with(
     """What a load says, and the learning rate after it."""
     actor = build(layout, platform, model, **changes)
     try:
-        load_actor(actor, folder)
+        load_model(actor, folder)
     except UserError as error:
         return str(error), 0.0
     return "", float(actor.optimizer.param_groups[0]["lr"])
@@ -401,7 +401,7 @@ def run_load_with(
 def run_save_into(layout: Layout, platform: Platform, model: str, folder: str) -> str:
     actor = build(layout, platform, model)
     try:
-        save_actor(actor, folder)
+        save_model(actor, folder)
     except UserError as error:
         return f"{type(error).__name__}: {error}"
     return ""

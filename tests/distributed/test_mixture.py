@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlmath.actor.actor import UpdateSettings
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout
+from rlmath.actor.policy import UpdateSettings
 from rlmath.device import Platform
 from rlmath.model.precision import Precision
 from rlmath.types import TrainingBatch

@@ -13,7 +13,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import ActorSettings, UpdateSettings, ValueUpdateSettings
-from rlmath.actor.value_model import ShareOfValues, ValueModel
+from rlmath.actor.value import ShareOfValues, ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
@@ -58,11 +58,11 @@ def run(
     first = value_model.update(batch, UPDATE, seed=0)
     if folder is None:
         return values, first, value_model.update(batch, UPDATE, seed=1)
-    from rlmath.checkpoint.actor_state import load_actor, save_actor
+    from rlmath.checkpoint.state import load_model, save_model
 
-    save_actor(value_model, folder, "value_model")
+    save_model(value_model, folder, "value_model")
     other = build(layout, platform, model)
-    load_actor(other, folder, "value_model")
+    load_model(other, folder, "value_model")
     return values, first, other.update(batch, UPDATE, seed=1)
 
 

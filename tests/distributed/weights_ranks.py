@@ -390,15 +390,15 @@ def planted_difference(folder: str, case: Case, name: str) -> str:
 
 def save_checkpoint(folder: str, case: Case, target: str) -> None:
     """Load a folder into an actor of this layout and save it as a run does."""
-    from rlmath.checkpoint.actor_state import save_actor
+    from rlmath.checkpoint.state import save_model
 
-    save_actor(_actor(folder, case, torch.float32), target)
+    save_model(_actor(folder, case, torch.float32), target)
 
 
 def _actor(folder: str, case: Case, dtype: torch.dtype) -> Any:
-    from rlmath.actor.actor import MegatronActor
     from rlmath.actor.model import ModelSettings
     from rlmath.actor.parallel import Layout
+    from rlmath.actor.policy import MegatronActor
     from rlmath.actor.settings import ActorSettings
     from rlmath.device import CPU
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlmath.actor.actor import policy_loss
 from rlmath.actor.logprobs import vocab_parallel_log_probs
 from rlmath.actor.loss_fields import LossFields
-from rlmath.actor.packing import Pack, _packed_seq_params
+from rlmath.actor.packing import PackedMicroBatch, _packed_seq_params
+from rlmath.actor.policy import policy_loss
 from rlmath.actor.settings import ValueUpdateSettings
-from rlmath.actor.value_model import value_loss
+from rlmath.actor.value import value_loss
 from rlmath.algorithms.losses import LOSSES
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.device import Platform
@@ -54,9 +54,9 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) ->
 
 
 @pytest.fixture
-def pack() -> Pack:
+def pack() -> PackedMicroBatch:
     integers = meta(TOKENS, dtype=torch.int64)
-    return Pack(
+    return PackedMicroBatch(
         tokens=meta(1, 2 * TOKENS, dtype=torch.int64),
         position_ids=meta(1, 2 * TOKENS, dtype=torch.int64),
         packed_seq_params=None,
@@ -78,7 +78,9 @@ def test_meta_tensors_show_what_waits() -> None:
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("rank", [0, 1], ids=["whole vocabulary", "its padding alone"])
-def test_log_probs_and_their_gradient(rank: int, batch_invariant: bool, pack: Pack) -> None:
+def test_log_probs_and_their_gradient(
+    rank: int, batch_invariant: bool, pack: PackedMicroBatch
+) -> None:
     logits = meta(2 * TOKENS, VOCAB, grad=True)
     with Operators() as seen:
         log_probs, entropy = vocab_parallel_log_probs(
@@ -97,7 +99,7 @@ def test_log_probs_and_their_gradient(rank: int, batch_invariant: bool, pack: Pa
 
 
 @pytest.mark.parametrize("loss", LOSSES.names())
-def test_the_objective_of_a_micro_batch(loss: str, pack: Pack) -> None:
+def test_the_objective_of_a_micro_batch(loss: str, pack: PackedMicroBatch) -> None:
     names = (
         "old_log_probs",
         "engine_log_probs",
@@ -123,7 +125,7 @@ def test_the_objective_of_a_micro_batch(loss: str, pack: Pack) -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
-def test_the_value_models_loss(clip: float | None, pack: Pack) -> None:
+def test_the_value_models_loss(clip: float | None, pack: PackedMicroBatch) -> None:
     values = {name: torch.zeros(TOKENS) for name in ("old", "returns", "weights")}
     values["mask"] = torch.ones(TOKENS, dtype=torch.bool)
     fields = LossFields([pack], META, values)

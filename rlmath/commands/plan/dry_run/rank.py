@@ -85,7 +85,7 @@ class _Rank:
 
         global _sent_shape
         job, actor = self.job, self.actor
-        tokens = actor._packs(self._batch())[0].tokens.size(1)
+        tokens = actor.micro_batches(self._batch())[0].tokens.size(1)
         _sent_shape = (tokens // job.tp, 1, actor.spec.hidden)
         # What Adam would allocate at its first step.
         for model in filter(None, (actor, self.value_model)):
@@ -127,7 +127,7 @@ class _Rank:
         # The sums that it decides by have no values here.
         keep = mock.Mock(return_value=Decision("keep"))
         with (
-            mock.patch("rlmath.actor.actor.decide", keep),
+            mock.patch("rlmath.actor.policy.decide", keep),
             mock.patch.object(actor.optimizer, "step", counted_step),
             self._phase("update"),
         ):
@@ -152,7 +152,7 @@ class _Rank:
                 buffer[: flat.numel()].copy_(flat)
 
     def _checkpoint(self) -> None:
-        from rlmath.checkpoint import actor_state
+        from rlmath.checkpoint import state
 
         nothing = mock.Mock(return_value=None)
         # The others' shards are not known, so nobody can check that all of them cover the whole.
@@ -160,11 +160,11 @@ class _Rank:
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch(unchecked, nothing))
             for name in ("write_tensors", "write_common", "save_streams"):
-                stack.enter_context(mock.patch.object(actor_state, name, nothing))
+                stack.enter_context(mock.patch.object(state, name, nothing))
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             (Path(folder) / "actor").mkdir()  # Rank 0 would.
-            with mock.patch.object(actor_state, "background_group", lambda: None):
-                actor_state.begin_save(self.actor, folder).wait()
+            with mock.patch.object(state, "background_group", lambda: None):
+                state.begin_save(self.actor, folder).wait()
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -174,8 +174,7 @@ class _Rank:
 
     def _build(self) -> tuple[Any, Any]:
         """The rank's actor, and its value model if there is one, with weights that nobody reads."""
-        import rlmath.actor.actor as policy
-        import rlmath.actor.value_model as value
+        from rlmath.actor import policy, value
 
         job = self.job
         spec = model_spec(job.config)
@@ -240,10 +239,10 @@ class _Rank:
 
 def _with_own_share(cls: type, job: Job) -> type:
     """The class, taking a batch as this rank's share, already in micro-batches."""
-    from rlmath.actor.packing import Pack, pack
+    from rlmath.actor.packing import PackedMicroBatch, pack
 
     class OwnShare(cls):  # type: ignore[misc]
-        def _packs(self, batch: TrainingBatch) -> list[Pack]:
+        def micro_batches(self, batch: TrainingBatch) -> list[PackedMicroBatch]:
             each = len(job.lengths)
             cut = [
                 MicroBatch(tuple(range(n * each, (n + 1) * each)), job.microbatch_tokens)

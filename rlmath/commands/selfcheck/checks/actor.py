@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import Layout, destroy, initialize
+from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings
 from rlmath.commands.selfcheck.material import random_batch
 from rlmath.commands.selfcheck.node import Node

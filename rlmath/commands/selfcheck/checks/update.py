@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from rlmath.actor.actor import MegatronActor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
+from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, UpdateSettings
 from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.memory import (

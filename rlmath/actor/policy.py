@@ -1,72 +1,41 @@
-"""One Megatron rank: log-probs of a batch, and the update from it.
-
-What a rank does is decided by its place in the layout and by the batch alone: every rank gets the
-whole batch, works out the same cut of it and takes its share, so nothing has to be agreed on.
-"""
+"""The policy on one Megatron rank: log-probs of a batch, and the update from it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.exchange import exchanged
 from rlmath.actor.farthest import Farthest, say_clamped
 from rlmath.actor.loss_fields import LossFields
-from rlmath.actor.model import build_model
-from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
-from rlmath.actor.packing import Pack, pack_share
+from rlmath.actor.model_base import RankModel
+from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.parallel import Layout
-from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs, run_schedule
+from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
-from rlmath.algorithms.aggregation import token_weights
 from rlmath.algorithms.early_stop import Decision, decide
 from rlmath.algorithms.losses import LossInputs, LossOutput, metric_means
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.batching import minibatches
 from rlmath.checkpoint.optimizer_state import clear_optimizer_state
+from rlmath.checkpoint.state import ModelState
 from rlmath.device import Platform
 from rlmath.types import TrainingBatch
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class MegatronActor:
-    """This process's part of the actor. All ranks call the same methods with the same arguments."""
+class MegatronActor(RankModel):
+    """This process's part of the policy, and of its reference model."""
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
-        from megatron.core import parallel_state
-
-        from rlmath.model.rank_layout import ParallelRank
-        from rlmath.model.spec import read_model_spec
-        from rlmath.weights.megatron import load_from_hf
-
-        self.settings, self.layout, self.platform = settings, layout, platform
-        self.spec = read_model_spec(settings.model_path)
-        self.parallel = ParallelRank.from_megatron()
-        self.dp_rank = parallel_state.get_data_parallel_rank()
-        self.cp_rank = parallel_state.get_context_parallel_rank()
-        # One rank of each data-parallel share speaks for it.
-        self.reports = (
-            parallel_state.is_pipeline_last_stage()
-            and self.parallel.tp_rank == 0
-            and self.cp_rank == 0
-        )
-
-        self.module = build_model(
-            self.spec, layout, platform, settings.model, settings.max_sequence_length
-        )
-        load_from_hf([self.module], settings.model_path, self.spec, self.parallel)
+        super().__init__(settings, layout, platform)
         self.reference: list[Tensor] | None = None
         if settings.reference.kind != "none":
             # An average in bfloat16 would lose each step's small share.
@@ -74,12 +43,13 @@ class MegatronActor:
             self.reference = [
                 p.detach().to("cpu", dtype, copy=True) for p in self.module.parameters()
             ]
-        if settings.optimizer is None:
-            self.model = self.module.eval().requires_grad_(False)
-            return
-        self.model = wrap_data_parallel(self.module, settings.optimizer.distributed)
-        self.optimizer = build_optimizer(self.model, settings.optimizer, settings.model.dtype)
-        self.scheduler = build_scheduler(self.optimizer, settings.optimizer)
+
+    def checkpoint_state(self) -> ModelState:
+        state = super().checkpoint_state()
+        if not self.settings.reference.renewed:
+            return state  # A frozen reference is read from the model's folder again.
+        kind = self.settings.reference.kind
+        return dataclasses.replace(state, reference=self.reference, reference_kind=kind)
 
     # -- log-probs ------------------------------------------------------------------------------
 
@@ -93,17 +63,14 @@ class MegatronActor:
         Returns:
             This data-parallel share's values on the rank that reports, else ``None``.
         """
-        packs = self._packs(batch)
-        self.model.eval()
+        micro_batches = self.micro_batches(batch)
         with self._reference_weights() if reference else contextlib.nullcontext():
-            values = run_schedule(
-                self.model, packs, self._of_log_probs(_keep_values), backward=False
-            )
+            values = self.forward(micro_batches, self._of_log_probs(_keep_values))
         return _concatenate(values) if self.reports else None
 
     @contextlib.contextmanager
     def _reference_weights(self) -> Iterator[None]:
-        """Run the model with the reference's weights for a while. The optimizer never sees them."""
+        """Run the model with the reference's weights. The optimizer never sees them."""
         if self.reference is None:
             raise ValueError("there is no reference model: ActorSettings.reference is none")
         parameters = list(self.module.parameters())
@@ -116,7 +83,7 @@ class MegatronActor:
 
         Args:
             share: See :func:`rlmath.algorithms.kl_control.reference_weight`.
-            clear_optimizer: Begin Adam's moments anew as well.
+            clear_optimizer: Reset Adam's moments as well.
         """
         assert self.reference is not None
         for mine, parameter in zip(self.reference, self.module.parameters(), strict=True):
@@ -129,32 +96,32 @@ class MegatronActor:
     def update(self, batch: TrainingBatch, settings: UpdateSettings, seed: int) -> UpdateResult:
         """Optimizer steps from a batch, one per minibatch.
 
-        Without ``batch.old_log_probs`` the policy itself stands for its old self (the ratio is 1);
+        Without ``batch.old_log_probs`` the current policy is its own old policy (the ratio is 1);
         that is exact for the first minibatch only, so ``settings.minibatches`` must be 1.
 
         Args:
             batch: With advantages; the same on all ranks.
             settings: The algorithm.
-            seed: Of the cut into minibatches.
+            seed: Of the split into minibatches.
 
         Raises:
-            ValueError: Several minibatches without old log-probs.
+            ValueError: No advantages, or several minibatches without old log-probs.
         """
+        if batch.advantages is None:
+            raise ValueError("the batch has no advantages, which an update needs")
         if batch.old_log_probs is None and settings.minibatches != 1:
             raise ValueError(
                 f"{settings.minibatches} minibatches need old_log_probs: after the first one the "
                 "policy is no longer the one that sampled"
             )
-        cut = minibatches(batch.group_ids.tolist(), settings.minibatches, seed)
         metrics: list[dict[str, float]] = []
         stopped: dict[int, str] = {}
         clamped: dict[int, str] = {}
         first: TokenValues | None = None
-        for index, members in enumerate(cut):
+        for index, minibatch in enumerate(self.split(batch, settings, seed)):
             if stopped and settings.early_stop_rest:
                 stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
                 continue
-            minibatch = batch.select(members)
             one, decision, values, farthest = self._update_minibatch(minibatch, settings)
             first = values if index == 0 else first
             if one["log_ratio_clamped_count"]:
@@ -168,43 +135,27 @@ class MegatronActor:
         self, batch: TrainingBatch, settings: UpdateSettings
     ) -> tuple[dict[str, float], Decision, TokenValues | None, Farthest]:
         """One optimizer step, unless the minibatch has to be discarded."""
-        weights = token_weights(
-            settings.aggregation,
-            batch.loss_mask,
-            batch.response_lengths,
-            batch.group_ids,
-            constant_length=settings.constant_length,
-        )
         names = MetricNames.of(settings.objective, batch.ref_log_probs is not None)
-        packs = self._packs(batch)
+        micro_batches = self.micro_batches(batch)
         fields = LossFields(
-            packs,
+            micro_batches,
             self.platform.torch_device,
             {
                 "old_log_probs": batch.old_log_probs,
                 "engine_log_probs": batch.engine_log_probs,
                 "advantages": batch.advantages,
                 "mask": batch.loss_mask,
-                "weights": weights,
+                "weights": self.token_weights(batch, settings),
                 "policy_factors": batch.policy_factors,
                 "ref_log_probs": batch.ref_log_probs,
             },
         )
-        self.model.train()
-        self._clear_gradients()
         objective = policy_loss(fields, settings.objective)
-        outcomes = run_schedule(self.model, packs, self._of_log_probs(objective), backward=True)
+        outcomes = self.forward_backward(micro_batches, self._of_log_probs(objective))
         sums, maxima, farthest = self._totals(outcomes, names)
-        self.optimizer.prepare_grads()
-        grad_norm = float(self.optimizer.get_grad_norm())
+        grad_norm = self.gradient_norm()
         decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
-        # Of this optimizer step; the scheduler then sets the next one's.
-        lr = float(self.optimizer.param_groups[0]["lr"])
-        if not decision.discard:
-            self.optimizer.step()
-            self.scheduler.step(1)
-        # Nothing of this minibatch stays in the buffers, whether it was used or not.
-        self._clear_gradients()
+        lr = self.finish_minibatch(decision.discard)
         metrics = metric_means(sums) | maxima
         metrics["grad_norm"] = grad_norm
         metrics["lr"] = lr
@@ -219,10 +170,6 @@ class MegatronActor:
             vocab_size=self.spec.vocab,
             batch_invariant=self.settings.model.precision.batch_invariant,
         )
-
-    def _clear_gradients(self) -> None:
-        self.model.zero_grad_buffer()
-        self.optimizer.zero_grad()
 
     def _totals(
         self, outcomes: Sequence[tuple[LossOutput, TokenValues]], names: MetricNames
@@ -239,25 +186,16 @@ class MegatronActor:
             for own in _stacked([output.metric_sums for output in outputs], names.sums):
                 sums += own
             for own in _stacked([output.metric_maxima for output in outputs], names.maxima):
-                # A maximum that is not a number has to be seen, and torch.maximum keeps it.
+                # torch.maximum keeps NaN, which has to be seen.
                 maxima = torch.maximum(maxima, own)
         own_farthest = torch.tensor(dataclasses.astuple(farthest), dtype=torch.float64)
-        mine = torch.cat([sums, maxima, own_farthest]).to(self.platform.torch_device)
-        flat = mine.new_empty(dist.get_world_size() * mine.numel())
-        dist.all_gather_into_tensor(flat, mine)
-        gathered = flat.view(-1, mine.numel()).cpu()
+        gathered = self.all_gather(torch.cat([sums, maxima, own_farthest]))
         total, top, far = gathered.split([len(names.sums), len(names.maxima), 2], dim=1)
         return (
             dict(zip(names.sums, total.sum(0).tolist(), strict=True)),
             dict(zip(names.maxima, top.amax(0).tolist(), strict=True)),
             max((Farthest(row, ratio) for row, ratio in far.tolist()), key=abs),
         )
-
-    # -- sharing out ----------------------------------------------------------------------------
-
-    def _packs(self, batch: TrainingBatch) -> list[Pack]:
-        budget = self.settings.max_tokens_per_microbatch
-        return pack_share(batch, self.layout, self.dp_rank, self.cp_rank, budget, self.platform)
 
 
 @dataclass(frozen=True)
@@ -292,12 +230,12 @@ def policy_loss(
     """The policy's objective of a micro-batch, for ``of_log_probs``. Stays on the device.
 
     Args:
-        fields: Named as in ``LossInputs``; without ``old_log_probs`` the policy stands for its old
-            self.
+        fields: Named as in ``LossInputs``; without ``old_log_probs`` the current policy is its own
+            old policy.
     """
 
     def objective(
-        one: Pack, log_probs: Tensor, entropy: Tensor
+        one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor
     ) -> tuple[Tensor, tuple[LossOutput, TokenValues]]:
         given = {"old_log_probs": log_probs.detach(), "ref_log_probs": None} | fields.of(one)
         inputs = LossInputs(
@@ -309,13 +247,15 @@ def policy_loss(
         )
         output = policy_objective(inputs, settings)
         kept = TokenValues(one.response_rows, log_probs.detach(), entropy.detach())
-        # The graph hangs on output.loss; what is kept must not hold it.
+        # output.loss holds the graph; what is kept must not.
         return output.loss, (_detached(output), kept)
 
     return objective
 
 
-def _keep_values(one: Pack, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, TokenValues]:
+def _keep_values(
+    one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor
+) -> tuple[Tensor, TokenValues]:
     return log_probs.sum(), TokenValues(one.response_rows, log_probs, entropy)
 
 

@@ -1,8 +1,8 @@
-"""The ranks' side: save an actor so that it can go on, in this layout or another.
+"""The ranks' side: save a model so that training can resume, in this layout or another.
 
 Every rank calls the same function with the same arguments. What is saved: weights, float32 main
 parameters and Adam's moments (in the shape of the parameters, so that another tensor, pipeline or
-data parallelism can cut them anew), the place in the schedule, and each rank's random streams.
+data parallelism can reshard them), the step of the schedule, and each rank's random streams.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch import Tensor
 
 from rlmath.checkpoint.manifest import BrokenCheckpoint
 from rlmath.checkpoint.optimizer_state import (
@@ -25,11 +27,7 @@ from rlmath.checkpoint.optimizer_state import (
     sharding,
 )
 from rlmath.checkpoint.random_streams import load_streams, save_streams
-from rlmath.checkpoint.reference_state import (
-    has_own_reference,
-    load_reference,
-    sharded_reference,
-)
+from rlmath.checkpoint.reference_state import load_reference, sharded_reference
 from rlmath.checkpoint.space import disk_full
 from rlmath.checkpoint.tensor_index import check_index
 from rlmath.checkpoint.writer import (
@@ -40,12 +38,43 @@ from rlmath.checkpoint.writer import (
 )
 from rlmath.errors import UserError
 
-if TYPE_CHECKING:
-    from rlmath.actor.actor import MegatronActor
-
 log = logging.getLogger(__name__)
 
 _ABOUT = "about.json"
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What a checkpoint reads of a rank's model, and sets in it: the live objects, not copies.
+
+    Attributes:
+        module: This rank's Megatron stage.
+        optimizer: Megatron's; ``None``: the model is not trained.
+        scheduler: Megatron's learning-rate schedule; ``None`` without an optimizer.
+        spec: Dataclass of the model's sizes; a checkpoint of another model is an error.
+        layout: Dataclass of the parallel layout.
+        dtype: Of the weights: ``float32`` or ``bfloat16``.
+        optimizer_kind: ``distributed`` or ``plain``; ``None`` without an optimizer.
+        reference: Weights of the reference model in the order of the module's parameters;
+            ``None``: there is none to save.
+        reference_kind: ``frozen`` unless ``reference`` is saved.
+    """
+
+    module: Any
+    optimizer: Any
+    scheduler: Any
+    spec: Any
+    layout: Any
+    dtype: str
+    optimizer_kind: str | None
+    reference: list[Tensor] | None = None
+    reference_kind: str = "frozen"
+
+
+class Saveable(Protocol):
+    """A model with a state to save."""
+
+    def checkpoint_state(self) -> ModelState: ...
 
 
 class PendingSave:
@@ -69,11 +98,11 @@ class PendingSave:
 
     @property
     def done(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
+        """Whether :meth:`wait` would return immediately."""
         return self._thread is None or not self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait until the save is over, well or not."""
+        """Wait until the save is over, whether it succeeded or not."""
         if self._thread is not None:
             self._thread.join()
 
@@ -88,29 +117,29 @@ class PendingSave:
             raise self._error
 
 
-def save_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") -> None:
+def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None:
     """Save a model with its optimizer, schedule and random streams; collective over all ranks.
 
     Args:
-        actor: A model without an optimizer (a reference) is saved without.
+        model: Saved without optimizer and schedule if it has none.
         folder: Of the checkpoint, from :meth:`CheckpointStore.begin`; the same on all nodes.
         name: Folder in there.
 
     Raises:
         UserError: On every rank: the disk is full, or the folder cannot be written.
     """
-    begin_save(actor, folder, name, in_background=False).wait()
+    begin_save(model, folder, name, in_background=False).wait()
 
 
 def begin_save(
-    actor: MegatronActor, folder: str | Path, name: str = "actor", in_background: bool = True
+    model: Saveable, folder: str | Path, name: str = "actor", in_background: bool = True
 ) -> PendingSave:
     """:func:`begin_saves` of one model."""
-    return begin_saves({name: actor}, folder, in_background)
+    return begin_saves({name: model}, folder, in_background)
 
 
 def begin_saves(
-    models: Mapping[str, MegatronActor], folder: str | Path, in_background: bool = True
+    models: Mapping[str, Saveable], folder: str | Path, in_background: bool = True
 ) -> PendingSave:
     """Copy what is to be saved, and write it while training continues; collective over all ranks.
 
@@ -126,7 +155,7 @@ def begin_saves(
     """
     group = _free_group()
     prepared = [
-        _prepare_save(model, Path(folder) / name, group, in_background)
+        _prepare_save(model.checkpoint_state(), Path(folder) / name, group, in_background)
         for name, model in models.items()
     ]
 
@@ -139,7 +168,7 @@ def begin_saves(
     return _last
 
 
-def _prepare_save(actor: MegatronActor, target: Path, group: Any, copy: bool) -> Callable[[], None]:
+def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Callable[[], None]:
     """Write a model's small files and collect its tensors; the result writes those. Collective.
 
     Args:
@@ -164,78 +193,78 @@ def _prepare_save(actor: MegatronActor, target: Path, group: Any, copy: bool) ->
 
     def gather_state() -> None:
         nonlocal sharded, common
-        sharded, common = save_preprocess(_sharded_state(actor, loading=False))
-        _share_out(sharded)
+        sharded, common = save_preprocess(_sharded_state(state, loading=False))
+        _split_writing(sharded)
 
     def write_small_files() -> None:
         if rank == 0:
             write_common(target, common)
-            about = json.dumps(_about(actor), indent=1)
+            about = json.dumps(_about(state), indent=1)
             (target / _ABOUT).write_text(about + "\n", encoding="utf-8")
         save_streams(target, rank)
 
-    _together(make_folder, target, group)
-    _together(see_folder, target, group)
-    # Rank 0 alone looks whether the shards cover the whole.
-    _together(gather_state, target, group)
-    _together(write_small_files, target, group)
+    _on_all_ranks(make_folder, target, group)
+    _on_all_ranks(see_folder, target, group)
+    # Rank 0 alone checks that the shards cover all tensors.
+    _on_all_ranks(gather_state, target, group)
+    _on_all_ranks(write_small_files, target, group)
     if copy:
         _copy_to_host(sharded)
-    return lambda: _together(lambda: write_tensors(target, sharded, group), target, group)
+    return lambda: _on_all_ranks(lambda: write_tensors(target, sharded, group), target, group)
 
 
 _last: PendingSave | None = None
 
 
 def _free_group() -> Any:
-    """The group for checkpoints, when the last save is through with it: its messages must not mix
-    with another's. Whether that one succeeded is for its own ``wait`` to say."""
+    """The group for checkpoints, once the last save has finished with it: messages of two saves
+    must not mix. Whether that save succeeded is for its own ``wait`` to report."""
     if _last is not None:
         _last.join()
     return background_group()
 
 
-def load_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") -> None:
+def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None:
     """Set a model, its optimizer, schedule and random streams to saved ones; collective.
 
-    In the layout of the checkpoint everything goes on bit by bit. In another one the sums of
+    In the layout of the checkpoint training resumes bit for bit. In another one the sums of
     parallel ranks round differently, and random streams, which belong to ranks, stay as they were
-    seeded. The learning rate and Adam's other settings are those of ``actor``, not the saved ones.
+    seeded. The learning rate and Adam's other settings are those of ``model``, not the saved ones.
 
     Args:
-        actor: Built from the same model, with the same type and the same kind of optimizer.
-        folder: A whole checkpoint, see :meth:`CheckpointStore.resume`.
-        name: As given to :func:`save_actor`.
+        model: Built from the same model, with the same type and the same kind of optimizer.
+        folder: A complete checkpoint, see :meth:`CheckpointStore.resume`.
+        name: As given to :func:`save_model`.
 
     Raises:
-        UserError: On every rank: it is of another model, or cannot be read. The actor may be
-            loaded in part then, and is of no further use.
+        UserError: On every rank: it is of another model, or cannot be read. The model may be
+            loaded in part then, and must not be used.
     """
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
-    target = Path(folder) / name
+    state, target = model.checkpoint_state(), Path(folder) / name
     group = _free_group()
     saved: dict[str, Any] = {}
 
     def check() -> None:
         saved.update(_read_about(target))
-        _check_same(actor, saved, target)
+        _check_same(state, saved, target)
         check_index(target)
 
     def load() -> None:
-        state = dist_checkpointing.load(
-            _sharded_state(actor, loading=True), str(target), strict=StrictHandling.RAISE_ALL
+        loaded = dist_checkpointing.load(
+            _sharded_state(state, loading=True), str(target), strict=StrictHandling.RAISE_ALL
         )
-        _set_weights(actor, state["model"])
-        if _is_trained(actor):
-            load_optimizer_state(actor.optimizer, state["optimizer"])
-            load_schedule_state(actor.scheduler, state["scheduler"])
-        if has_own_reference(actor):
-            load_reference(actor, state["reference"])
+        _set_weights(state.module, loaded["model"])
+        if state.optimizer is not None:
+            load_optimizer_state(state.optimizer, loaded["optimizer"])
+            load_schedule_state(state.scheduler, loaded["scheduler"])
+        if state.reference is not None:
+            load_reference(state.module, state.reference, loaded["reference"])
         # Older checkpoints do not name these kinds of ranks.
         unnamed = {"context_parallel": 1, "expert_parallel": 1}
-        if unnamed | saved["layout"] == dataclasses.asdict(actor.layout):
+        if unnamed | saved["layout"] == dataclasses.asdict(state.layout):
             load_streams(target, dist.get_rank())
         else:
             log.info(
@@ -244,37 +273,33 @@ def load_actor(actor: MegatronActor, folder: str | Path, name: str = "actor") ->
                 saved["layout"],
             )
 
-    _together(check, target, group)
-    _together(load, target, group)
+    _on_all_ranks(check, target, group)
+    _on_all_ranks(load, target, group)
 
 
-def _is_trained(actor: MegatronActor) -> bool:
-    return actor.settings.optimizer is not None
-
-
-def _sharded_state(actor: MegatronActor, loading: bool) -> dict[str, Any]:
-    model = actor.module.sharded_state_dict(metadata=sharding())  # type: ignore[operator]
+def _sharded_state(state: ModelState, loading: bool) -> dict[str, Any]:
+    model = state.module.sharded_state_dict(metadata=sharding())
     # Transformer Engine's extra state is for 8-bit floats, which are not used, and is read by
     # executing pickled code.
     model = {key: value for key, value in model.items() if not key.endswith("_extra_state")}
-    state = {"model": model}
-    if _is_trained(actor):
-        state["optimizer"] = sharded_optimizer_state(actor.optimizer, model, loading)
-        state["scheduler"] = actor.scheduler.state_dict()
-    if has_own_reference(actor):
-        state["reference"] = sharded_reference(actor)
-    return state
+    sharded = {"model": model}
+    if state.optimizer is not None:
+        sharded["optimizer"] = sharded_optimizer_state(state.optimizer, model, loading)
+        sharded["scheduler"] = state.scheduler.state_dict()
+    if state.reference is not None:
+        sharded["reference"] = sharded_reference(state.module, state.reference)
+    return sharded
 
 
-def _set_weights(actor: MegatronActor, weights: dict[str, Any]) -> None:
-    result = actor.module.load_state_dict(weights, strict=False)
+def _set_weights(module: Any, weights: dict[str, Any]) -> None:
+    result = module.load_state_dict(weights, strict=False)
     missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
     if missing or result.unexpected_keys:
         raise BrokenCheckpoint(f"missing {missing}, unexpected {result.unexpected_keys}")
 
 
-def _share_out(sharded: Any) -> None:
-    """Have data-parallel ranks, which hold the same, each write a part of it."""
+def _split_writing(sharded: Any) -> None:
+    """Let each data-parallel rank, which hold the same tensors, write a part of them."""
     from megatron.core import parallel_state
     from megatron.core.dist_checkpointing.exchange_utils import (
         determine_main_replica_uniform_distribution,
@@ -289,7 +314,7 @@ def _share_out(sharded: Any) -> None:
 
 
 def _copy_to_host(sharded: Any) -> None:
-    """Have the state own its values, so that training may go on with the tensors."""
+    """Copy the values to host memory, so that training may continue with the tensors."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
 
@@ -298,17 +323,14 @@ def _copy_to_host(sharded: Any) -> None:
             one.data = one.data.detach().to("cpu", copy=True)
 
 
-def _about(actor: MegatronActor) -> dict[str, Any]:
+def _about(state: ModelState) -> dict[str, Any]:
     """What has to be equal for a load, and the layout, which need not be."""
-    optimizer = actor.settings.optimizer
     return {
-        "shape": json.loads(json.dumps(dataclasses.asdict(actor.spec))),
-        "dtype": str(actor.settings.model.dtype).removeprefix("torch."),
-        "optimizer": None
-        if optimizer is None
-        else ("distributed" if optimizer.distributed else "plain"),
-        "reference": actor.settings.reference.kind if has_own_reference(actor) else "frozen",
-        "layout": dataclasses.asdict(actor.layout),
+        "shape": json.loads(json.dumps(dataclasses.asdict(state.spec))),
+        "dtype": state.dtype,
+        "optimizer": state.optimizer_kind,
+        "reference": state.reference_kind,
+        "layout": dataclasses.asdict(state.layout),
     }
 
 
@@ -321,8 +343,8 @@ def _read_about(target: Path) -> dict[str, Any]:
     return content
 
 
-def _check_same(actor: MegatronActor, saved: dict[str, Any], target: Path) -> None:
-    own = _about(actor)
+def _check_same(state: ModelState, saved: dict[str, Any], target: Path) -> None:
+    own = _about(state)
     for key, setting in (
         ("shape", "model.path"),
         ("dtype", "model.dtype"),
@@ -339,12 +361,12 @@ def _check_same(actor: MegatronActor, saved: dict[str, Any], target: Path) -> No
             continue
         raise UserError(
             f"{target} was saved with {key} {was}, and this run has {now}; set {setting} as it "
-            "was, or start anew with runner.resume=never"
+            "was, or start again with runner.resume=never"
         )
 
 
-def _together(action: Callable[[], None], target: Path, group: Any) -> None:
-    """Do something that can fail on one rank, and fail on all of them if it does."""
+def _on_all_ranks(action: Callable[[], None], target: Path, group: Any) -> None:
+    """Run an action that may fail on one rank; if it does, fail on all ranks."""
     error: Exception | None = None
     try:
         action()

@@ -1,0 +1,161 @@
+"""What the models that a rank trains have in common: the policy and the value model.
+
+What a rank does follows from its place in the layout and from the batch: every rank receives the
+whole batch, computes the same split of it and takes its share, so the ranks need not agree on
+anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rlmath.actor.model import build_model
+from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
+from rlmath.actor.packing import PackedMicroBatch, pack_share
+from rlmath.actor.parallel import Layout
+from rlmath.actor.schedule import OnOutput, run_schedule
+from rlmath.actor.settings import ActorSettings, UpdateSettings, ValueUpdateSettings
+from rlmath.algorithms.aggregation import token_weights
+from rlmath.batching import minibatches
+from rlmath.checkpoint.state import ModelState
+from rlmath.device import Platform
+from rlmath.types import TrainingBatch
+
+T = TypeVar("T")
+
+
+class RankModel:
+    """This process's part of a model. All ranks call the same methods with the same arguments.
+
+    Attributes:
+        module: This rank's stage.
+        model: The same with Megatron's data-parallel wrapper, unless it is not trained.
+        reports: One rank of each data-parallel share returns its values.
+    """
+
+    def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
+        from megatron.core import parallel_state
+
+        from rlmath.model.rank_layout import ParallelRank
+        from rlmath.model.spec import read_model_spec
+
+        self.settings, self.layout, self.platform = settings, layout, platform
+        self.spec = read_model_spec(settings.model_path)
+        self.parallel = ParallelRank.from_megatron()
+        self.dp_rank = parallel_state.get_data_parallel_rank()
+        self.cp_rank = parallel_state.get_context_parallel_rank()
+        self.is_last_stage = parallel_state.is_pipeline_last_stage()
+        self.reports = self.is_last_stage and self.parallel.tp_rank == 0 and self.cp_rank == 0
+        self.module = self.build_module()
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+        if settings.optimizer is None:
+            self.model = self.module.eval().requires_grad_(False)
+            return
+        self.model = wrap_data_parallel(self.module, settings.optimizer.distributed)
+        self.optimizer = build_optimizer(self.model, settings.optimizer, settings.model.dtype)
+        self.scheduler = build_scheduler(self.optimizer, settings.optimizer)
+
+    def build_module(self) -> Any:
+        """This rank's stage, with the weights of the model's folder."""
+        from rlmath.weights.megatron import load_from_hf
+
+        settings = self.settings
+        module = build_model(
+            self.spec,
+            self.layout,
+            self.platform,
+            settings.model,
+            settings.max_sequence_length,
+        )
+        load_from_hf([module], settings.model_path, self.spec, self.parallel)
+        return module
+
+    def checkpoint_state(self) -> ModelState:
+        """What a checkpoint saves of this rank, and loads into it."""
+        optimizer = self.settings.optimizer
+        kind = None
+        if optimizer is not None:
+            kind = "distributed" if optimizer.distributed else "plain"
+        return ModelState(
+            module=self.module,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            spec=self.spec,
+            layout=self.layout,
+            dtype=str(self.settings.model.dtype).removeprefix("torch."),
+            optimizer_kind=kind,
+        )
+
+    # -- what subclasses build an update from ---------------------------------------------------
+
+    def split(
+        self, batch: TrainingBatch, settings: UpdateSettings | ValueUpdateSettings, seed: int
+    ) -> list[TrainingBatch]:
+        """The batch as minibatches, one per optimizer step."""
+        members = minibatches(batch.group_ids.tolist(), settings.minibatches, seed)
+        return [batch.select(one) for one in members]
+
+    def token_weights(
+        self, batch: TrainingBatch, settings: UpdateSettings | ValueUpdateSettings
+    ) -> Tensor:
+        """``[R]`` weights of a minibatch's tokens in its loss; their denominator is global."""
+        return token_weights(
+            settings.aggregation,
+            batch.loss_mask,
+            batch.response_lengths,
+            batch.group_ids,
+            constant_length=settings.constant_length,
+        )
+
+    def micro_batches(self, batch: TrainingBatch) -> list[PackedMicroBatch]:
+        """This rank's data-parallel share of a batch."""
+        budget = self.settings.max_tokens_per_microbatch
+        return pack_share(batch, self.layout, self.dp_rank, self.cp_rank, budget, self.platform)
+
+    def forward(self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]) -> list[T]:
+        """Run the model without gradients; see :func:`run_schedule`."""
+        self.model.eval()
+        return run_schedule(self.model, micro_batches, on_output, backward=False)
+
+    def forward_backward(
+        self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]
+    ) -> list[T]:
+        """Run the model and sum the gradients of a minibatch; see :func:`run_schedule`."""
+        self.model.train()
+        self.clear_gradients()
+        return run_schedule(self.model, micro_batches, on_output, backward=True)
+
+    def all_gather(self, mine: Tensor) -> Tensor:
+        """``[ranks, n]`` on the CPU, from ``[n]`` of each rank."""
+        mine = mine.to(self.platform.torch_device)
+        flat = mine.new_empty(dist.get_world_size() * mine.numel())
+        dist.all_gather_into_tensor(flat, mine)
+        return flat.view(-1, mine.numel()).cpu()
+
+    def gradient_norm(self) -> float:
+        """Norm of the minibatch's gradient, over all ranks. Call once, after the backward pass."""
+        self.optimizer.prepare_grads()
+        return float(self.optimizer.get_grad_norm())
+
+    def finish_minibatch(self, discard: bool) -> float:
+        """Step the optimizer, unless the minibatch is discarded, and clear the gradients.
+
+        Returns:
+            The learning rate of this optimizer step.
+        """
+        # The scheduler then sets that of the next step.
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        if not discard:
+            self.optimizer.step()
+            self.scheduler.step(1)
+        self.clear_gradients()
+        return lr
+
+    def clear_gradients(self) -> None:
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()

@@ -1,0 +1,181 @@
+"""The value model on one Megatron rank: the expected reward at each token.
+
+The transformer of the policy's folder with one number per position instead of the logits. It
+has the policy's layout, lives in the same processes, and has an optimizer of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rlmath.actor.context import all_gather_context
+from rlmath.actor.loss_fields import LossFields
+from rlmath.actor.model_base import RankModel
+from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.schedule import OnOutput
+from rlmath.actor.settings import ValueUpdateSettings
+from rlmath.algorithms.value import value_losses
+from rlmath.types import TrainingBatch
+
+
+@dataclass(frozen=True)
+class ShareOfValues:
+    """Values before the response tokens of one data-parallel share.
+
+    Attributes:
+        response_rows: ``[r]`` int64, which of the batch's ``R`` response tokens they are.
+        values: ``[r]`` float32, in units of the reward.
+    """
+
+    response_rows: Tensor
+    values: Tensor
+
+
+class ValueHead(nn.Module):
+    """From hidden states to values; stands where the model has its output layer.
+
+    Zero at first, so that the first advantages are the rewards themselves, on every layout. All
+    tensor ranks hold all of it and see the whole sequence, so its gradient is the same on all.
+    """
+
+    def __init__(self, config: Any, device: torch.device) -> None:
+        super().__init__()
+        self._split = config.sequence_parallel
+        self.weight = nn.Parameter(
+            torch.zeros(1, config.hidden_size, dtype=config.params_dtype, device=device)
+        )
+        self.bias = nn.Parameter(torch.zeros(1, dtype=config.params_dtype, device=device))
+
+    def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """``[s, 1, h]`` (under sequence parallelism this rank's part of ``s``) to ``[s, 1, 1]``.
+
+        The other arguments and the second result are those of Megatron's output layer.
+        """
+        if self._split:
+            from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+            # All ranks compute the same from here, so the gradient is split, not summed.
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return F.linear(hidden, self.weight, self.bias), None
+
+
+class ValueModel(RankModel):
+    """This process's part of the value model."""
+
+    def build_module(self) -> Any:
+        module = super().build_module()
+        if self.is_last_stage:
+            module.output_layer = ValueHead(module.config, self.platform.torch_device)
+        # Only the first stage reads tied embeddings now.
+        module.share_embeddings_and_output_weights = False
+        return module
+
+    @torch.no_grad()
+    def values(self, batch: TrainingBatch) -> ShareOfValues | None:
+        """Values before each response token of the batch.
+
+        Returns:
+            This data-parallel share's on the rank that reports, else ``None``.
+        """
+
+        def keep(one: PackedMicroBatch, output: Tensor) -> tuple[Tensor, ShareOfValues]:
+            values = _at_rows(one, output)
+            return values.sum(), ShareOfValues(one.response_rows, values)
+
+        kept = self.forward(self.micro_batches(batch), keep)
+        if not self.reports:
+            return None
+        return ShareOfValues(
+            torch.cat([one.response_rows for one in kept]),
+            torch.cat([one.values for one in kept]).cpu(),
+        )
+
+    def update(
+        self, batch: TrainingBatch, settings: ValueUpdateSettings, seed: int
+    ) -> list[dict[str, float]]:
+        """Optimizer steps towards the batch's returns, one per minibatch.
+
+        Args:
+            batch: With ``values`` and ``returns``; the same on all ranks.
+            settings: The loss.
+            seed: Of the split into minibatches.
+
+        Returns:
+            Metrics of each minibatch, equal on all ranks.
+        """
+        return [self._update_minibatch(one, settings) for one in self.split(batch, settings, seed)]
+
+    def _update_minibatch(
+        self, batch: TrainingBatch, settings: ValueUpdateSettings
+    ) -> dict[str, float]:
+        assert batch.values is not None and batch.returns is not None
+        micro_batches = self.micro_batches(batch)
+        fields = LossFields(
+            micro_batches,
+            self.platform.torch_device,
+            {
+                "old": batch.values,
+                "returns": batch.returns,
+                "mask": batch.loss_mask,
+                "weights": self.token_weights(batch, settings),
+            },
+        )
+        kept = self.forward_backward(micro_batches, value_loss(fields, settings))
+        loss, tokens, moved, clipped = self._totals(kept)
+        grad_norm = self.gradient_norm()
+        # Non-finite gradients would ruin the weights; without a gradient a step is only momentum.
+        discard = not math.isfinite(loss + grad_norm) or grad_norm == 0.0
+        lr = self.finish_minibatch(discard)
+        return {
+            "loss": loss,
+            "clip_fraction": clipped / max(tokens, 1.0),
+            "mean_abs_move": moved / max(tokens, 1.0),
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "discarded": float(discard),
+        }
+
+    def _totals(self, kept: Sequence[Tensor]) -> list[float]:
+        """Sums over micro-batches and ranks, from one all-gather: the same order everywhere."""
+        own = torch.zeros(4, dtype=torch.float64)
+        if self.reports and kept:
+            own = torch.stack(list(kept)).cpu().sum(0)
+        total: list[float] = self.all_gather(own).sum(0).tolist()
+        return total
+
+
+def value_loss(fields: LossFields, settings: ValueUpdateSettings) -> OnOutput[Tensor]:
+    """The value model's loss of a micro-batch, for ``run_schedule``. Stays on the device.
+
+    Args:
+        fields: ``old`` values, ``returns``, ``mask`` and ``weights``.
+
+    Returns:
+        A function that keeps ``[4]`` float64: loss, tokens, sum of moves, clipped tokens.
+    """
+
+    def objective(one: PackedMicroBatch, output: Tensor) -> tuple[Tensor, Tensor]:
+        given = fields.of(one)
+        old, mask = given["old"], given["mask"]
+        values = _at_rows(one, output)
+        losses = value_losses(values, old, given["returns"], mask, settings.clip)
+        loss = (given["weights"] * losses).sum()
+        # Masked with where: selecting tokens would make the host count them.
+        moved = torch.where(mask, (values.detach() - old).abs(), 0.0)
+        clipped = (moved > settings.clip).sum() if settings.clip else torch.zeros_like(loss)
+        sums = [loss.detach(), mask.sum(), moved.sum(), clipped]
+        return loss, torch.stack([x.detach().double() for x in sums])
+
+    return objective
+
+
+def _at_rows(one: PackedMicroBatch, output: Tensor) -> Tensor:
+    """``[r]`` float32 of the micro-batch's positions from which response tokens are predicted."""
+    return all_gather_context(output[one.rows, 0].float(), one.context)
