@@ -25,7 +25,7 @@ PROMPTS, GROUP_SIZE = 16, 8
 WARM_UP = 3
 CASES = {"64_tokens_fixed": (64, True), "256_tokens_uneven": (256, False)}
 # Phases that a step consists of; generation and training are generate, log_probs and update.
-PHASES = ("generate", "grade", "advantage", "log_probs", "update", "refit", "other")
+PHASES = ("generate", "grade", "advantage", "log_probs", "update", "weight_sync", "other")
 
 
 def main() -> None:

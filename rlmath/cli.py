@@ -17,7 +17,7 @@ from rlmath.errors import UserError
 from rlmath.utils.command_line import EXIT_USER_ERROR, reported
 
 _COMMANDS = {
-    "train": "reinforcement learning: sample, grade, update, refit",
+    "train": "reinforcement learning: sample, grade, update, sync weights",
     "sft": "supervised fine-tuning on worked examples, for a warm start",
     "evaluate": "sample and grade held-out problems",
     "doctor": "say what is wrong with this machine, or with the settings of a run",

@@ -1,4 +1,4 @@
-"""Brings the engines to the actor's weights."""
+"""The weight sync: brings the engines to the actor's weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlmath.weights.fingerprint import compare_fingerprints
 
 
 class WeightSender(Protocol):
-    """The actor, as refit sees it."""
+    """What a weight sync needs of the actor."""
 
     def send_weights(self, version: int, verify: bool) -> None:
         """Let every rank call ``TrainerConnection.send_weights``; returns when all have."""
@@ -20,7 +20,9 @@ class WeightSender(Protocol):
         ...
 
 
-def refit(sender: WeightSender, pool: RolloutPool, version: int, *, verify_every: int = 0) -> None:
+def sync_weights(
+    sender: WeightSender, pool: RolloutPool, version: int, *, verify_every: int = 0
+) -> None:
     """Send the actor's present weights to all engines.
 
     Engines that share the actor's GPUs first take memory for weights and, when these have

@@ -20,7 +20,7 @@ from rlmath.config.schema import Config
 from rlmath.rewards.base import RewardError
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineError
-from rlmath.rollout.weight_sync import refit
+from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.session import Session
 
 
@@ -98,7 +98,7 @@ class Saver:
         for name, part in self._states.items():
             part.load_state_dict(checkpoint.driver_state[name])
         if pool is not None:
-            refit(self._actor, pool, checkpoint.driver_state["weights_version"])
+            sync_weights(self._actor, pool, checkpoint.driver_state["weights_version"])
         self._saved_step = checkpoint.step
         self.step_done(checkpoint.step, checkpoint.metrics)
         for skipped in checkpoint.skipped:

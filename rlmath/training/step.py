@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable
 
 from rlmath.monitor import Monitor
+from rlmath.rollout import weight_sync
 from rlmath.rollout.sampler import Sampled, Sampler
-from rlmath.rollout.weight_sync import refit
 from rlmath.training.algorithm_settings import reference_share, update_settings
 from rlmath.training.controllers import Coefficients
 from rlmath.training.invariants import check_invariants
@@ -145,6 +145,8 @@ def sync_weights(
     if write is not None:
         with monitor.phase("save"):
             write()
-    with monitor.phase("refit"):
+    with monitor.phase("weight_sync"):
         every = session.config.weights.verify_every
-        refit(session.actor, session.sampling.pool, version=step, verify_every=every)
+        weight_sync.sync_weights(
+            session.actor, session.sampling.pool, version=step, verify_every=every
+        )

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import Request
 from rlmath.rollout.seeds import request_seed
-from rlmath.rollout.weight_sync import refit
+from rlmath.rollout.weight_sync import sync_weights
 from rlmath.types import Sample
 
 VOCABULARY = 261
@@ -66,7 +66,7 @@ class Reference:
 
 
 class Actor:
-    """What ``refit`` takes for the actor: the senders, waited for."""
+    """What ``sync_weights`` takes for the actor: the senders, waited for."""
 
     def __init__(self, senders: Sequence[Any]) -> None:
         self._senders = senders
@@ -83,7 +83,7 @@ def send(senders: Any, pool: RolloutPool, verify_every: int = 0) -> int:
     """Give the engines the senders' weights as the next version."""
     version = pool.weights_version + 1
     actor = Actor(senders if isinstance(senders, list) else [senders])
-    refit(actor, pool, version, verify_every=verify_every)
+    sync_weights(actor, pool, version, verify_every=verify_every)
     return version
 
 

@@ -19,7 +19,7 @@ from reference import VOCABULARY, Reference, by_key, make_requests, random_promp
 from rlmath.errors import UserError, WeightsError
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
-from rlmath.rollout.weight_sync import refit
+from rlmath.rollout.weight_sync import sync_weights
 from rlmath.weights.fingerprint import compare_fingerprints
 from rlmath.weights.transports.segments import NamedSegments
 
@@ -89,7 +89,7 @@ def test_layers_travel_in_several_buckets(sender: Any) -> None:
 
 def test_a_version_has_to_be_new(pool: RolloutPool, sender: Any) -> None:
     with pytest.raises(ValueError, match="is not after"):
-        refit(sender, pool, pool.weights_version)
+        sync_weights(sender, pool, pool.weights_version)
 
 
 def test_two_ranks_of_one_engine_get_their_shards_and_leave_nothing(

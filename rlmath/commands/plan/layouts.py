@@ -26,7 +26,7 @@ from rlmath.commands.plan.memory import (
     kv_bytes,
     usable_bytes,
 )
-from rlmath.commands.plan.time import Decoding, Work, actor_time_s, decoding, refit_time_s
+from rlmath.commands.plan.time import Decoding, Work, actor_time_s, decoding, weight_sync_time_s
 from rlmath.config.arithmetic import Layout, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
@@ -306,7 +306,7 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
     log_probs_s, update_s = actor_time_s(
         spec, actor, work, wish.gpu, wish.efficiency, wish.gpus_per_node
     )
-    refit_s = refit_time_s(spec, actor, wish.gpu, wish.efficiency, wish.gpus_per_node)
+    weight_sync_s = weight_sync_time_s(spec, actor, wish.gpu, wish.efficiency, wish.gpus_per_node)
     return Plan(
         actor=actor,
         engine_tp=engine_tp,
@@ -320,7 +320,7 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
             "generate": decoded.seconds,
             "log_probs": log_probs_s,
             "update": update_s,
-            "refit": refit_s,
+            "weight_sync": weight_sync_s,
         },
     )
 

@@ -61,7 +61,7 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         "running",
         "peak GiB",
     ]
-    head += ["generate", "log-probs", "update", "refit", "step s"]
+    head += ["generate", "log-probs", "update", "weight sync", "step s"]
     rows = [head, *(_row(wish, plan) for plan in plans[:most])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [
@@ -110,7 +110,7 @@ def _row(wish: Wish, plan: Plan) -> list[str]:
         f"{plan.cache_tokens:,}",
         str(plan.running),
         f"{plan.peak.num_bytes / GIB:.1f} {plan.peak.name}",
-        *(f"{seconds[name]:,.0f}" for name in ("generate", "log_probs", "update", "refit")),
+        *(f"{seconds[name]:,.0f}" for name in ("generate", "log_probs", "update", "weight_sync")),
         f"{plan.step_s:,.0f}",
     ]
 

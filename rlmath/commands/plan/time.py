@@ -181,7 +181,7 @@ def decoding(
     return Decoding(bulk + tail, running, middle, tail)
 
 
-def refit_time_s(
+def weight_sync_time_s(
     spec: ModelSpec, actor: ActorShape, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int
 ) -> float:
     """Every rank of a copy gathers the whole model; a copy on one node does so over its links."""

@@ -177,7 +177,7 @@ def test_memory_of_sleeping_engines_is_flat(
     monkeypatch.setattr(parts, "started", lambda *a: contextlib.nullcontext((session, pool)))
     monkeypatch.setattr(parts, "sample", lambda *a: [])
     monkeypatch.setattr(parts, "requests", lambda *a, **k: [])
-    monkeypatch.setattr("rlmath.rollout.weight_sync.refit", lambda *a, **k: None)
+    monkeypatch.setattr("rlmath.rollout.weight_sync.sync_weights", lambda *a, **k: None)
     sleep.run(node(tmp_path), record)
     assert len(cycles) == sleep.CYCLES
     assert bool(problems(tmp_path)) == bool(expected)

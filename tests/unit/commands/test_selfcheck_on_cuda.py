@@ -135,14 +135,14 @@ def run(check: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Ran:
         ran.pools.append(pool)
         yield SimpleNamespace(actor=FakeActor(layout.actor_ranks)), pool
 
-    def refit(actor: Any, pool: FakePool, version: int, *, verify_every: int = 0) -> None:
+    def sync_weights(actor: Any, pool: FakePool, version: int, *, verify_every: int = 0) -> None:
         assert version == pool.weights_version + 1
         pool.weights_version = version
 
     monkeypatch.setattr(parts, "started", started)
-    monkeypatch.setattr("rlmath.rollout.weight_sync.refit", refit)
+    monkeypatch.setattr("rlmath.rollout.weight_sync.sync_weights", sync_weights)
     for module in (alignment, checkpoint, weight_sync):
-        monkeypatch.setattr(module, "refit", refit)
+        monkeypatch.setattr(module, "sync_weights", sync_weights)
     record = Record(Path(node.folder) / "record.jsonl")
     check.run(node, record)
     record.end()

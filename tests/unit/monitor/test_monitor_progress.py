@@ -39,11 +39,11 @@ def test_a_terminal_shows_phase_step_and_metrics():
     with progress:
         progress.step(1, {**METRICS, "eval/accuracy": 0.7})
         progress.step(2, METRICS)
-        progress.phase("refit")
+        progress.phase("weight_sync")
         progress._live.refresh()
         shown = output.getvalue()
         progress._console.print("a message")
-    assert "step 2/20" in shown and "refit" in shown
+    assert "step 2/20" in shown and "weight_sync" in shown
     assert "reward +1.50" in shown and "tokens/s 9123" in shown
     assert "held-out 0.700" in shown  # The last evaluation stays in view.
     assert "a message" in output.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
-from rlmath.rollout.weight_sync import refit
+from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.mismatch import alignment_limit
 
 SAMPLES = 32
@@ -24,7 +24,7 @@ def run(node: Node, record: Record) -> None:
                 pool.sleep()
                 found = parts.mismatch(session.actor, batch)
                 parts.update(session.actor, batch)
-                refit(session.actor, pool, version + 1)
+                sync_weights(session.actor, pool, version + 1)
             name = f"version {version}"
             mean = found["mean_exp_abs_diff"]
             record.figure(f"{name} tokens", int(batch.response_lengths.sum()))

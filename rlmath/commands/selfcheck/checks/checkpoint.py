@@ -14,7 +14,7 @@ from rlmath.actor.group import ActorGroup
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
-from rlmath.rollout.weight_sync import refit
+from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.mismatch import alignment_limit
 from rlmath.types import TrainingBatch
 from rlmath.weights.fingerprint import fingerprint
@@ -32,7 +32,7 @@ def run(node: Node, record: Record) -> None:
         batch = parts.as_batch(wanted, parts.sample(pool, wanted))
         pool.sleep()
         parts.update(actor, batch)
-        refit(actor, pool, pool.weights_version + 1)
+        sync_weights(actor, pool, pool.weights_version + 1)
         folder = Path(node.folder) / "checkpoint"
         _save_and_load(record, "engines awake", actor, batch, folder)
         if node.on_cuda:
@@ -41,7 +41,7 @@ def run(node: Node, record: Record) -> None:
         else:
             record.not_applicable("engines asleep", "engines on a CPU never sleep")
         with record.phase("weight sync after the load"):
-            refit(actor, pool, pool.weights_version + 1, verify_every=1)
+            sync_weights(actor, pool, pool.weights_version + 1, verify_every=1)
             found = parts.mismatch(actor, parts.as_batch(wanted, parts.sample(pool, wanted)))
         limit, mean = alignment_limit(config), found["mean_exp_abs_diff"]
         record.figure("mean exp|Δ| after the load", mean, limit=f"<= {limit:g}")

@@ -20,7 +20,7 @@ def run(node: Node, record: Record) -> None:
         return
     # Not before: they take seconds to import.
     from rlmath.commands.selfcheck import parts
-    from rlmath.rollout.weight_sync import refit
+    from rlmath.rollout.weight_sync import sync_weights
 
     config = parts.settings(node, "run", gpus=1)
     wanted = parts.requests(node, SAMPLES, max_tokens=8)
@@ -33,7 +33,7 @@ def run(node: Node, record: Record) -> None:
             with record.phase(f"cycle {cycle}"):
                 pool.sleep()
                 asleep.append(_used_mib(gpu))
-                refit(session.actor, pool, cycle)
+                sync_weights(session.actor, pool, cycle)
                 parts.sample(pool, wanted)
     given_back = awake - asleep[0]
     least = LEAST_GIVEN_BACK * config.rollout.gpu_memory_utilization * node.gpu_gib * 1024

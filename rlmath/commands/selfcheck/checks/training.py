@@ -24,7 +24,7 @@ FIGURES = {
     "timing/step": ("step", "s"),
     "timing/generate": ("generate", "s"),
     "timing/update": ("update", "s"),
-    "timing/refit": ("weight sync", "s"),
+    "timing/weight_sync": ("weight sync", "s"),
 }
 
 

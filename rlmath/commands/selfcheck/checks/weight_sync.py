@@ -12,7 +12,7 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.errors import PartError, UserError
 from rlmath.model.spec import read_model_spec
-from rlmath.rollout.weight_sync import refit
+from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.mismatch import alignment_limit
 from rlmath.weights.pieces import hf_shapes
 
@@ -77,7 +77,7 @@ def _versions(
             )
             try:
                 with record.phase(name):
-                    refit(actor, pool, version, verify_every=1)
+                    sync_weights(actor, pool, version, verify_every=1)
             except (UserError, PartError) as error:
                 record.fail(f"{name}: {error}")
                 return

@@ -8,7 +8,7 @@ from tests.e2e.runs import python
 
 
 def test_it_sends_verifies_and_prints_one_line() -> None:
-    run = python("benchmarks/refit.py", "--tiny", "--rounds", "1", "--bucket-size-mib", "1")
+    run = python("benchmarks/weight_sync.py", "--tiny", "--rounds", "1", "--bucket-size-mib", "1")
     assert run.returncode == 0, run.stderr
     (line,) = run.stdout.splitlines()
     result = json.loads(line)

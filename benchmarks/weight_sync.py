@@ -88,7 +88,7 @@ def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str,
     pool = RolloutPool(spec, num_engines=2, stall_timeout_s=600)
     with pool, actor:
         result: dict[str, Any] = {
-            "benchmark": "refit",
+            "benchmark": "weight_sync",
             "dtype": arguments.dtype,
             "bucket_size_mib": arguments.bucket_size_mib,
             "ranks": "TP2xPP2",
@@ -101,7 +101,7 @@ def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str,
                 tuple(pool.engines[:engines]),
                 spec.tensor_parallel,
                 bucket_size_mib=arguments.bucket_size_mib,
-                run_id=f"refit-{os.getpid()}",
+                run_id=f"weight-sync-{os.getpid()}",
             )
             actor.connect_engines(plan)
             seconds = []
