@@ -7,7 +7,7 @@ anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -95,10 +95,10 @@ class RankModel:
 
     def split(
         self, batch: TrainingBatch, settings: UpdateSettings | ValueUpdateSettings, seed: int
-    ) -> list[TrainingBatch]:
-        """The batch as minibatches, one per optimizer step."""
-        members = minibatches(batch.group_ids.tolist(), settings.minibatches, seed)
-        return [batch.select(one) for one in members]
+    ) -> Iterator[TrainingBatch]:
+        """The batch as minibatches, one per optimizer step, each made when it is needed."""
+        for members in minibatches(batch.group_ids.tolist(), settings.minibatches, seed):
+            yield batch.select(members)
 
     def token_weights(
         self, batch: TrainingBatch, settings: UpdateSettings | ValueUpdateSettings

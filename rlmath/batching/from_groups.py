@@ -26,10 +26,10 @@ def training_batch(
 
     Args:
         groups: At least one, each with at least one sample.
-        truncated: With ``mask``, responses that were cut off at the limit are masked as well. Their
-            rewards still count in their group's statistics. (``penalise`` and ``scale`` are for
-            ``penalised``.)
-        mask_duplicates: So are later copies of the same response in a group.
+        truncated: With ``mask``, truncated responses are masked as well. Their rewards still count
+            in their group's statistics. (``penalise`` and ``scale`` are applied by
+            ``apply_truncation_penalty``.)
+        mask_duplicates: Mask later copies of the same response in a group.
 
     Returns:
         The batch, without advantages and without old and reference log-probs.
@@ -68,10 +68,12 @@ def training_batch(
     )
 
 
-def penalised(group: Group, rule: TruncatedRule, penalty: float, factor: float) -> Group:
-    """The group with the rewards of truncated responses as ``penalise`` or ``scale`` has them.
+def apply_truncation_penalty(
+    group: Group, rule: TruncatedRule, penalty: float, factor: float
+) -> Group:
+    """The group with the rewards of truncated responses changed by ``penalise`` or ``scale``.
 
-    Before the group is kept or dropped: with a penalty, rewards that were equal may differ.
+    Apply it before the group is filtered: with a penalty, equal rewards may become unequal.
     """
     samples = group.samples
     if rule not in ("penalise", "scale"):
@@ -88,7 +90,7 @@ def penalised(group: Group, rule: TruncatedRule, penalty: float, factor: float) 
 
 
 def _truncated(samples: Sequence[GradedSample]) -> Tensor:
-    """``[N]`` bool, whether a response was cut off at the limit."""
+    """``[N]`` bool, whether a response was truncated."""
     return torch.tensor([s.sample.finish_reason == "length" for s in samples])
 
 

@@ -1,4 +1,4 @@
-"""A step's sequences, cut into optimizer minibatches of equal size."""
+"""Splits a step's sequences into optimizer minibatches of equal size."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 
 
 def minibatches(group_ids: Sequence[Hashable], k: int, seed: int) -> list[list[int]]:
-    """Cut ``N`` sequences into ``k`` minibatches whose sizes differ by at most one.
+    """Split ``N`` sequences into ``k`` minibatches whose sizes differ by at most one.
 
-    Groups are put in an order drawn from ``seed``, laid end to end and cut at equal distances. So
-    with groups of one size whose number ``k`` divides, no group is split. Otherwise at most
-    ``k - 1`` groups are split: equal sizes come first, because the optimizer takes one step of
-    the same weight per minibatch. Advantages are made before the cut, from whole groups, so a
-    split changes no advantage.
+    Groups are shuffled by ``seed``, concatenated and split at equal distances. If all groups have
+    one size and ``k`` divides their number, no group is split. Otherwise at most ``k - 1`` groups
+    are: equal sizes matter more, because the optimizer takes one step of the same weight per
+    minibatch. Advantages are computed before, from whole groups, so a split changes no advantage.
 
-    Which groups come together depends on the ids and the seed alone, and not on the order in
-    which the sequences stand.
+    Which groups share a minibatch depends on the ids and the seed alone, not on the order of the
+    sequences.
 
     Args:
         group_ids: The group of each of the ``N`` sequences, of one sortable type; ``range(n)``
             when there are no groups.
         k: Minibatches, that is, optimizer steps.
-        seed: The same seed gives the same cut on every machine.
+        seed: The same seed gives the same split on every machine.
 
     Returns:
         ``k`` lists of indices into ``group_ids``; each index is in exactly one.

@@ -1,6 +1,6 @@
-"""Sequences of a minibatch, shared out to data-parallel ranks and packed into micro-batches.
+"""Splits the sequences of a minibatch over data-parallel ranks and packs them into micro-batches.
 
-What always holds for the result of ``assign``:
+Invariants of ``assign``:
 
 - each sequence is in exactly one micro-batch;
 - every rank has the same number of micro-batches (pipeline schedules and gradient reduction wait
@@ -40,13 +40,13 @@ def assign(
     multiple_of: int = 1,
     attention_break_even_tokens: float = ATTENTION_BREAK_EVEN_TOKENS,
 ) -> list[list[MicroBatch]]:
-    """Share sequences out to ranks by cost and pack each rank's share under a token budget.
+    """Split sequences over ranks by cost and pack each rank's share under a token budget.
 
-    Ranks are balanced first (the dearest sequence goes to the rank with the least cost so far),
-    because they wait for each other once a minibatch. Then each share is packed into as many
-    micro-batches as the rank that needs most, of about equal tokens. A sequence over the budget
-    forms a micro-batch of its own. A rank's dearest micro-batch comes first, so that memory that
-    does not suffice shows at once.
+    Ranks are balanced first (the most expensive sequence goes to the rank with the lowest cost so
+    far), because they wait for each other once per minibatch. Then each share is packed into as
+    many micro-batches as the rank that needs most, of about equal tokens. A sequence over the
+    budget forms a micro-batch of its own. A rank's most expensive micro-batch runs first, so an
+    out-of-memory error appears immediately.
 
     When there are fewer sequences than ``ranks x micro-batches`` (a few sequences near or over the
     budget), some micro-batches at the end of a rank's list have no sequences: the caller runs a
@@ -54,7 +54,7 @@ def assign(
 
     Args:
         lengths: Tokens of each of ``N`` sequences, prompt and response together.
-        data_parallel: Ranks to share them out to.
+        data_parallel: Number of ranks.
         max_tokens_per_microbatch: Token budget.
         multiple_of: The number of micro-batches per rank is a multiple of this (an interleaved
             pipeline schedule asks for the number of stages).
@@ -99,7 +99,7 @@ def _check(
             raise ValueError(f"{name} = {value}: at least 1 is needed")
     if len(lengths) < data_parallel:
         raise ValueError(
-            f"{len(lengths)} sequences in a minibatch cannot be shared out to data_parallel = "
+            f"{len(lengths)} sequences in a minibatch cannot be split over data_parallel = "
             f"{data_parallel} ranks: {data_parallel - len(lengths)} of them would have nothing to "
             f"do; use more prompts or samples per step, fewer minibatches_per_step, or "
             f"data_parallel <= {len(lengths)}"
@@ -110,7 +110,7 @@ def _check(
 
 
 def _balance(costs: Sequence[float], data_parallel: int) -> list[list[int]]:
-    """Longest processing time first: each sequence, dearest first, to the cheapest rank so far."""
+    """Longest processing time first: most expensive sequence first, to the least loaded rank."""
     shares: list[list[int]] = [[] for _ in range(data_parallel)]
     load = [(0.0, rank) for rank in range(data_parallel)]
     for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
@@ -121,10 +121,10 @@ def _balance(costs: Sequence[float], data_parallel: int) -> list[list[int]]:
 
 
 def _level_counts(shares: list[list[int]], costs: Sequence[float], count: int) -> None:
-    """Move cheap sequences until each share has ``count`` of them, or none has more to give.
+    """Move inexpensive sequences until each share has ``count``, or none has more to give.
 
     A share with fewer sequences than micro-batches holds each alone, so it can always take one
-    more. Shares are sorted by falling cost, so the last sequence is the cheapest.
+    more. Shares are sorted by decreasing cost, so the last sequence is the least expensive.
     """
     total = [sum(costs[i] for i in share) for share in shares]
     for share in shares:

@@ -1,4 +1,4 @@
-"""The list of a checkpoint's files with their sizes and checksums, by which wholeness is judged."""
+"""The list of a checkpoint's files with sizes and checksums, which shows if it is complete."""
 
 from __future__ import annotations
 

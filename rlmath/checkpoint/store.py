@@ -1,7 +1,7 @@
-"""The driver's side: a folder of checkpoints, each of which is whole or not there.
+"""The driver's side: a folder of atomic checkpoints.
 
 A checkpoint is written as ``step_000012.partial`` and renamed to ``step_000012`` when everything,
-the manifest last, is on the disk. What a killed process can leave is told by its ending:
+the manifest last, is on the disk. The suffix says what a killed process left:
 
 ==============  =====================================================  ======================
 ``.partial``    being written                                          removed
@@ -65,14 +65,14 @@ class Newest:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What the driver goes on from.
+    """What the driver resumes from.
 
     Attributes:
         path: Folder that the ranks load from.
         step: Optimization steps that were done.
         driver_state: As it was given to :meth:`CheckpointStore.commit`.
         metrics: Likewise.
-        skipped: Newer ones that are not whole, and what a killed process had left.
+        skipped: Newer ones that are incomplete, and what a killed process left.
     """
 
     path: Path
@@ -174,7 +174,7 @@ class CheckpointStore:
     def newest_whole(self) -> Newest:
         """The newest checkpoint all of whose files are what was written.
 
-        Changes nothing, so that others may look while a run goes on.
+        Changes nothing, so others may call it while a run is active.
         """
         skipped: list[Skipped] = []
         for step in reversed(self.steps()):
@@ -216,7 +216,7 @@ class CheckpointStore:
             reasons = "".join(f"\n  - {s.path.name}: {s.reason}" for s in newest.skipped)
             raise UserError(
                 f"No checkpoint in {self.folder} is whole:{reasons}\n"
-                "Restore one from a copy, or start anew with runner.resume=never."
+                "Restore one from a copy, or start again with runner.resume=never."
             )
         return None
 

@@ -11,7 +11,7 @@ from typing import Any
 from rlmath.algorithms.curriculum import CurriculumSettings, PassRates, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
 from rlmath.algorithms.filters import GroupFilter
-from rlmath.batching.from_groups import penalised
+from rlmath.batching.from_groups import apply_truncation_penalty
 from rlmath.config.schema import Config
 from rlmath.data import ProblemStream
 from rlmath.rollout.collect import Collector
@@ -116,7 +116,7 @@ class Sampler:
 
         def offer(groups: Sequence[Group]) -> None:
             for group in groups:
-                group = penalised(
+                group = apply_truncation_penalty(
                     group,
                     algorithm.truncated.value,
                     algorithm.truncated_penalty,

@@ -69,7 +69,7 @@ class Saver:
         store: Where to.
         actor: The ranks.
         states: The driver's own parts.
-        in_background: Write while training goes on; :meth:`look` has to be called now and then.
+        in_background: Write while training continues; :meth:`look` has to be called regularly.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Saver:
         self._look(wait=True)
 
     def watched(self) -> Part:
-        """For the watchdog: on a slow disk a save gets on as long as its folder grows."""
+        """For the watchdog: a save makes progress as long as its folder grows."""
 
         def marks() -> tuple[str, int]:
             return str(self._folder), _bytes_in(self._folder)

@@ -27,7 +27,7 @@ ROLLBACKS_FILE = "rollbacks.json"
 
 
 def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
-    """Run ``attempt`` until it ends by itself.
+    """Run ``attempt`` until it finishes.
 
     After a part has failed it is run again, from the newest checkpoint, at most
     ``runner.max_restarts`` times without a new checkpoint between; no more when its code raised the

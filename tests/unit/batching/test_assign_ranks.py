@@ -62,7 +62,7 @@ def test_too_few_sequences_for_the_count_leave_empty_microbatches_at_the_end():
     assert [[m.sequences for m in r] for r in ranks] == [[(0,), (2,)], [(1,), ()]]
 
 
-def test_the_dearest_microbatch_comes_first():
+def test_the_most_expensive_microbatch_comes_first():
     lengths = [random.Random(1).randint(1, 900) for _ in range(64)]
     for rank in assign(lengths, 2, 1000):
         costs = [sum(cost(lengths[i]) for i in m.sequences) for m in rank]
