@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -71,10 +70,8 @@ def test_engines_that_hang_or_die_are_started_again(
 
         hangs = pid_of(pool.processes[0])
         threading.Timer(0.3, os.kill, (hangs, signal.SIGSTOP)).start()
-        began = time.monotonic()
         with pytest.raises(EngineError, match=r"engine 0 has given no token for .*problem-\d"):
             list(pool.generate(requests))
-        assert time.monotonic() - began < 15
         os.kill(hangs, signal.SIGCONT)
         assert by_key(pool.generate(requests)) == again
         said = caplog.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -398,12 +397,9 @@ def test_gpus_of_this_machine(refusal: Callable[..., str]) -> None:
     assert "on 1 CPU node(s) it has to be shared_memory" in refusal(many[1])
 
 
-def test_all_problems_come_together_and_in_no_time(refusal: Callable[..., str]) -> None:
-    # CPU time: the wall clock of a busy machine says little.
-    start_s = time.process_time()
+def test_all_problems_come_together(refusal: Callable[..., str]) -> None:
     message = refusal("actor.tensor_parallel=3", "algorithm.loss=x", "model.dtype=float32")
     assert message.splitlines()[0] == "2 errors"
-    assert time.process_time() - start_s < 2
 
 
 def test_device_follows_the_machine() -> None:

@@ -164,10 +164,15 @@ def drip_with_length(exchange) -> None:
 @pytest.mark.parametrize("answer", [hang, drip, drip_with_length])
 def test_a_server_that_never_ends_is_cut_off(answer):
     settings = {"timeout_s": 0.4, "retries": 1, "backoff_s": 0.01}
-    with serve(answer) as server, get_reward(server.url, **settings) as reward:
-        begun = time.monotonic()
+    ended = threading.Event()
+
+    def answer_and_end(exchange) -> None:
+        answer(exchange)
+        ended.set()
+
+    with serve(answer_and_end) as server, get_reward(server.url, **settings) as reward:
         assert reward(["a", "b"]) == [None, None]
-        assert time.monotonic() - begun < 5.0
+        assert not ended.is_set()
         assert reward.drain_metrics()["calls"] == 2.0
 
 
@@ -175,9 +180,8 @@ def test_all_attempts_together_have_a_limit():
     with serve(hang) as server:
         settings = {"timeout_s": 0.5, "retries": 100, "backoff_s": 0.01, "total_timeout_s": 1.2}
         with get_reward(server.url, **settings) as reward:
-            begun = time.monotonic()
             assert reward(["a"]) == [None]
-            assert time.monotonic() - begun < 6.0
+            assert reward.drain_metrics()["calls"] <= 3.0
 
 
 def test_one_failed_part_does_not_spoil_the_others():
