@@ -11,8 +11,10 @@ usage: launchers/test.sh [pytest arguments]
 Sets up .venv, checks format and lint (ruff) and types (mypy), and runs pytest. Without arguments it
 runs every tier but long; for one file: launchers/test.sh tests/unit/test_cli.py -q
 
-TIER: fast (no engine, no ranks, no run; four minutes on 2 cores), engine, distributed, e2e, faults,
-or long (what takes minutes more and proves the same on more cases). tests/conftest.py has them.
+TIER: fast (no engine, no ranks, no run), engine, distributed, e2e, faults, or long (what takes
+minutes more and proves the same on more cases). tests/conftest.py has them. Without arguments fast
+runs first, on all cores; then e2e and distributed at the same time; then engine and faults. All of
+them run even if one fails; one summary stands at the end, and Ctrl-C ends them all.
 
 cuda-wheels: tests/cuda_wheels with the CUDA builds of requirements/cuda.lock, on a machine without
 a GPU. Fetches 10 GB and compiles Transformer Engine the first time, into .venv-cuda-wheels or the
@@ -68,7 +70,4 @@ for argument in "$@"; do
   # A file or a folder; options alone are for the whole suite.
   [ "${argument#-}" != "$argument" ] || exec .venv/bin/python -m pytest "$@"
 done
-status=0
-.venv/bin/python -m pytest -m "fast and not long" "${in_parallel[@]}" "$@" || status=$?
-.venv/bin/python -m pytest -m "not fast and not long" "$@" || status=$?
-exit "$status"
+exec .venv/bin/python tests/tiers.py "$@"

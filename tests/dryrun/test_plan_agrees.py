@@ -22,7 +22,33 @@ MOST_ERROR = 0.10
 MOST_OVER = {"optimizer step": 0.25}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# The plain command still counts every family, every kind of layout and the experiments on 8, 128
+# and 1,024 GPUs. These repeat a model's copies, the sizes of the 7B experiment, or a layout in
+# another size.
+LONG = {
+    *(
+        case.name
+        for case in preset_cases()
+        if "(128 GPUs)" in case.name and "grpo" not in case.name
+    ),
+    "r1_distill_qwen_7b (8 GPUs)",
+    "qwen2.5_7b (8 GPUs)",
+    "7B PP 2",
+    "7B CP 2",
+    "30B EP 4",
+    "1.5B TP 1 without recomputation",
+}
+
+
+def marked(case: Case) -> object:
+    return pytest.param(case, marks=[pytest.mark.long] * (case.name in LONG), id=case.name)
+
+
+def test_what_is_long_exists() -> None:
+    assert {case.name for case in CASES} >= LONG
+
+
+@pytest.mark.parametrize("case", map(marked, CASES))
 def test_the_plan_is_within_a_tenth_of_the_count(case: Case, count_ranks: Count) -> None:
     """Each phase of a rank of each stage; a failure shows both sides term by term."""
     counts = count_ranks(case.jobs())

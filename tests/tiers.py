@@ -1,0 +1,131 @@
+"""Runs the tiers of the plain command: ``python tests/tiers.py [pytest arguments]``.
+
+``fast`` has a process per core. Then runs from the command line and ranks share the machine, since
+a run waits for start-ups much of the time. ``engine`` and ``faults`` are alone: they look at all
+processes and all shared memory of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+# A file's tests stay in one process, with the fixtures that they share.
+IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
+# What runs one after the other, and in each what runs at the same time.
+PHASES = (
+    (("-m", "fast and not long", *IN_PARALLEL),),
+    (("-m", "e2e and not long"), ("-m", "distributed and not long")),
+    (("-m", "(engine or faults) and not long"),),
+)
+NO_TESTS = 5
+INTERRUPTED = 130
+
+
+class Lane:
+    """One pytest, in a session of its own, so that Ctrl-C reaches it once, from here.
+
+    Args:
+        arguments: Of pytest.
+        shown: Print its lines as they come; those of others are printed by ``show``.
+    """
+
+    def __init__(self, arguments: Sequence[str], shown: bool) -> None:
+        self.name = " ".join(arguments[:2])
+        self.lines: list[str] = []
+        self.shown = shown
+        color = ["--color=yes"] if sys.stdout.isatty() else []
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "pytest", *arguments, *color],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if self.shown:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+
+    def wait(self) -> int:
+        """Its exit code, once all that it said is there."""
+        code = self.process.wait()
+        self.reader.join()
+        return code
+
+    def show(self) -> None:
+        if not self.shown:
+            sys.stdout.write("".join(self.lines))
+            sys.stdout.flush()
+
+    def summary(self) -> list[str]:
+        """Failures by name, and pytest's last line."""
+        failed = [line for line in self.lines if "FAILED " in line or "ERROR " in line]
+        last = next((line for line in reversed(self.lines) if line.strip()), "no output\n")
+        by_name = [line for line in failed if "::" in line or ".py" in line]
+        return [*dict.fromkeys(by_name), f"{self.name}: {last}"]
+
+
+def run(phases: Sequence[Sequence[Sequence[str]]], arguments: Sequence[str]) -> int:
+    """Run them, then print one summary.
+
+    Returns:
+        0 if all passed; else pytest's code of the first that did not; 130 after Ctrl-C or SIGTERM.
+    """
+    done: list[tuple[Lane, int]] = []
+    running: list[Lane] = []
+    stopped = threading.Event()
+
+    def stop(*_: Any) -> None:
+        if not stopped.is_set():
+            stopped.set()
+            for lane in running:
+                lane.process.send_signal(signal.SIGINT)
+
+    with _handler(stop):
+        for phase in phases:
+            for lane_arguments in phase:
+                if not stopped.is_set():
+                    running.append(Lane([*lane_arguments, *arguments], shown=not running))
+                    if stopped.is_set():
+                        running[-1].process.send_signal(signal.SIGINT)
+            for lane in running:
+                done.append((lane, lane.wait()))
+                lane.show()
+            running.clear()
+    print("=" * 30, "all tiers", "=" * 30)
+    for lane, _ in done:
+        print("".join(lane.summary()), end="", flush=True)
+    if stopped.is_set():
+        return INTERRUPTED
+    codes = [code for _, code in done]
+    bad = [code for code in codes if code not in (0, NO_TESTS)]
+    # A choice by -k may leave some with no tests, not all.
+    return bad[0] if bad else min(codes)
+
+
+@contextlib.contextmanager
+def _handler(stop: Any) -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(PHASES, sys.argv[1:]))

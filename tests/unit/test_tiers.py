@@ -1,0 +1,85 @@
+"""The plain command's tiers: both of two at once are shown, exit codes, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.tiers import run
+lanes = [["first.py"], ["second.py"]], [["third.py"]]
+raise SystemExit(run(lanes, ["-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+PASSES = "def test_passes(): pass\n"
+
+
+@pytest.fixture
+def start(tmp_path: Path):
+    def started(*arguments: str, **files: str) -> subprocess.Popen[str]:
+        for name in ("first", "second", "third"):
+            (tmp_path / f"{name}.py").write_text(files.get(name, PASSES))
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return started
+
+
+def test_a_failure_in_any_of_them_is_shown_and_the_rest_runs(start) -> None:
+    run = start(second="def test_fails():\n    assert 1 == 2, 'why it fails'\n")
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 1
+    shown, summary = output.split("all tiers")
+    assert "why it fails" in shown and shown.count("1 passed") == 2
+    assert "FAILED second.py::test_fails" in summary
+    assert summary.count("1 passed") == 2 and summary.count("1 failed") == 1
+
+
+def test_some_without_tests_are_none_the_worse_and_all_without_are(start) -> None:
+    run = start("-k", "test_other", first="def test_other(): pass\n")
+    run.communicate(timeout=120)
+    assert run.returncode == 0
+    run = start("-k", "test_none")
+    run.communicate(timeout=120)
+    assert run.returncode == 5
+
+
+@pytest.mark.parametrize("to", ["group", "process"])
+def test_ctrl_c_lets_fixtures_end(start, tmp_path: Path, to: str) -> None:
+    waits = """
+import pathlib, time, pytest
+
+@pytest.fixture
+def resource():
+    yield
+    time.sleep(0.2)
+    pathlib.Path(__file__ + ".closed").touch()
+
+def test_waits(resource):
+    pathlib.Path(__file__ + ".began").touch()
+    time.sleep(300)
+"""
+    run = start(first=waits, second=waits)
+    names = ("first", "second")
+    while not all((tmp_path / f"{name}.py.began").exists() for name in names):
+        assert run.poll() is None
+        time.sleep(0.05)
+    (os.killpg if to == "group" else os.kill)(run.pid, signal.SIGINT)
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 130
+    assert all((tmp_path / f"{name}.py.closed").exists() for name in names)
+    # The phase after it did not begin.
+    assert "passed" not in output and output.count("no tests ran") >= 2
