@@ -7,13 +7,15 @@ from typing import Any
 
 from rlmath.actor.experts import decoder_spec
 from rlmath.device import Platform
+from rlmath.model.families import Family, QkNorm
 
 
-def layer_spec(config: Any, platform: Platform) -> Any:
+def layer_spec(config: Any, family: Family, platform: Platform) -> Any:
     """For ``GPTModel``: the layers of this rank's stage.
 
     Args:
         config: Megatron's ``TransformerConfig``.
+        family: The model's.
     """
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
@@ -28,7 +30,62 @@ def layer_spec(config: Any, platform: Platform) -> Any:
         spec = _local_spec(specs, config)
     if not on_te:
         _take_packs(spec, config, platform)
+    if family.qk_norm is QkNorm.all_heads:
+        _normalize_all_heads(spec, config)
+    if family.norms_after:
+        _put_norms_after(spec, platform)
     return spec
+
+
+def _submodules(spec: Any) -> Any:
+    """Those of each layer, which a spec has for each layer or once for all."""
+    layers = spec.layer_specs if hasattr(spec, "layer_specs") else [spec]
+    return [layer.submodules for layer in layers]
+
+
+def _normalize_all_heads(spec: Any, config: Any) -> None:
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    from rlmath.actor.norms import AllHeadsNorm
+
+    for layer in _submodules(spec):
+        attention = layer.self_attention.submodules
+        attention.q_layernorm = ModuleSpec(
+            AllHeadsNorm, params={"heads": config.num_attention_heads}
+        )
+        attention.k_layernorm = ModuleSpec(AllHeadsNorm, params={"heads": config.num_query_groups})
+
+
+def _put_norms_after(spec: Any, platform: Platform) -> None:
+    """Norms of what attention and feed-forward give instead of what they take."""
+    from megatron.core.transformer.identity_op import IdentityOp
+
+    from rlmath.actor.norms import with_output_norm
+
+    if platform.layer_spec == "transformer_engine":
+        from megatron.core.extensions.transformer_engine import (
+            TEColumnParallelLinear,
+            TENorm,
+            TERowParallelLinear,
+        )
+
+        first, last = TEColumnParallelLinear, with_output_norm(TERowParallelLinear, TENorm)
+    else:
+        from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+
+        first, last = ColumnParallelLinear, with_output_norm(RowParallelLinear, _norm(platform))
+    for layer in _submodules(spec):
+        layer.input_layernorm = layer.pre_mlp_layernorm = IdentityOp
+        attention, mlp = layer.self_attention.submodules, layer.mlp.submodules
+        attention.linear_qkv = mlp.linear_fc1 = first
+        attention.linear_proj = mlp.linear_fc2 = last
+
+
+def _norm(platform: Platform) -> Any:
+    """The norm of Megatron's own layers."""
+    from rlmath.actor.attention import CpuRMSNorm, ParallelRMSNorm
+
+    return CpuRMSNorm if platform.name == "cpu" else ParallelRMSNorm
 
 
 def _local_spec(specs: Any, config: Any) -> Any:
@@ -62,9 +119,9 @@ def _part_norms_from_products(spec: Any) -> None:
 
 def _take_packs(spec: Any, config: Any, platform: Platform) -> None:
     """Give Megatron's own layers norms and attention that take our packs."""
-    from rlmath.actor.attention import CpuRMSNorm, PackedAttention, ParallelRMSNorm
+    from rlmath.actor.attention import PackedAttention
 
-    norm = CpuRMSNorm if platform.name == "cpu" else ParallelRMSNorm
+    norm = _norm(platform)
     spec.layer_norm = norm
     for one in spec.layer_specs:
         layer = one.submodules

@@ -15,6 +15,7 @@ from rlmath.actor.parallel import Layout
 from rlmath.device import Platform
 from rlmath.device.batch_invariant import enable_batch_invariance
 from rlmath.errors import UserError
+from rlmath.model.families import QkNorm
 from rlmath.model.precision import Precision
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 
@@ -73,7 +74,9 @@ def transformer_config(
         gated_linear_unit=True,
         add_bias_linear=False,
         add_qkv_bias=spec.family.qkv_bias,
-        qk_layernorm=spec.family.qk_norm,
+        # Megatron sums the gradients of these norms over tensor ranks, which have shares of the
+        # norms over all heads.
+        qk_layernorm=spec.family.qk_norm is QkNorm.per_head,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         # Weights always come from a folder, so nothing need be drawn at random. Initialisation is
@@ -147,17 +150,24 @@ def build_model(
         max_sequence_length: Longest sequence that will come, in tokens.
 
     Raises:
-        UserError: Batch invariance is asked for where there is none.
+        UserError: Batch invariance is asked for where there is none, or a sequence can be longer
+            than the model's sliding window.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
 
+    if spec.sliding_window is not None and max_sequence_length > spec.sliding_window:
+        raise UserError(
+            f"sequences of up to {max_sequence_length} tokens: the model attends to the last "
+            f"{spec.sliding_window} tokens alone (sliding_window in config.json), and the actor to "
+            f"all; take sequences of at most {spec.sliding_window} tokens"
+        )
     config = transformer_config(spec, layout, platform, settings)
     if config.batch_invariant_mode:
         enable_batch_invariance()
     model = GPTModel(
         config=config,
-        transformer_layer_spec=layer_spec(config, platform),
+        transformer_layer_spec=layer_spec(config, spec.family, platform),
         vocab_size=padded_vocab_size(spec.vocab, layout.tensor_parallel),
         max_sequence_length=max_sequence_length,
         pre_process=parallel_state.is_pipeline_first_stage(),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from rlmath.config.arithmetic import Layout, batch_of
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.schema import Config, Device, DType, Recompute
+from rlmath.model.families import QkNorm
 from rlmath.model.spec import ModelSpec
 
 # vLLM hands out its CPU cache in blocks of so many tokens.
@@ -115,6 +116,12 @@ def _tensor_parallel(part: str, ranks: int, model: ModelSpec) -> Iterator[str]:
         if model.heads % n:
             found.append(f"{model.heads} attention heads / {n} leaves {model.heads % n}")
         # With more ranks than key-value heads, ranks share copies of a head.
+        all_heads = part == "actor" and model.family.qk_norm is QkNorm.all_heads
+        if all_heads and model.kv_heads % n:
+            found.append(
+                f"{model.kv_heads} key-value heads, which are normalized together, / {n} leaves "
+                f"{model.kv_heads % n}"
+            )
         if model.kv_heads % n and n % model.kv_heads:
             found.append(
                 f"{model.kv_heads} key-value heads are neither a multiple nor a divisor of {n}"
@@ -155,7 +162,10 @@ def lengths(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
     """Prompt and response fit the positions that the model knows."""
     if command == "sft":
         return
-    prompt, most = config.data.max_prompt_tokens, model.max_positions
+    prompt, most = config.data.max_prompt_tokens, model.longest_sequence
+    limit = f"{most} positions"
+    if most < model.max_positions:
+        limit = f"attention over the last {most} tokens alone, which the actor does not compute"
     benchmarks = benchmarks_of(config)
     responses: dict[str, int] = {
         f"{benchmark.length_key}.max_response_tokens": benchmark.max_response_tokens
@@ -174,7 +184,7 @@ def lengths(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
             )
             yield (
                 f"{key}={response}: {prompt} prompt + {response} response = {prompt + response} "
-                f"tokens, but the model has {most} positions; take {works}{shorter}another model"
+                f"tokens, but the model has {limit}; take {works}{shorter}another model"
             )
 
 

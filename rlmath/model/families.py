@@ -34,11 +34,22 @@ class Rule(Enum):
     vocabulary = "vocabulary"
 
 
+class QkNorm(Enum):
+    """How queries and keys are normalized after their projections."""
+
+    none = "none"
+    # Each head by itself, all with the same weights.
+    per_head = "per_head"
+    # All heads together, with a weight for each feature of the projection.
+    all_heads = "all_heads"
+
+
 class When(Enum):
     """Which models and layers have an entry."""
 
     always = "always"
     qkv_bias = "qkv_bias"
+    # Norms of queries and keys per head.
     qk_norm = "qk_norm"
     untied = "untied"
     # Megatron keeps a second copy of a tied embedding where first and last stage differ.
@@ -93,7 +104,11 @@ class Family:
         entries: The table of tensors, in the order in which they are written and sent.
         ignored_suffixes: Endings of tensor names that files may hold and nobody reads.
         qkv_bias: Query, key and value have biases.
-        qk_norm: Queries and keys are normalized per head.
+        qk_norm: How queries and keys are normalized.
+        norms_after: A layer's norms stand behind attention and feed-forward, not before them.
+        sliding_window: In every layer a token attends to config.json's ``sliding_window`` last
+            tokens, or to all if that is null. The actor computes full attention, which is the same
+            for sequences that are no longer; longer ones are an error.
         moe: Layers can be mixtures of experts (MoE).
         ropes: Kinds of rotary embedding that the actor computes.
         refused_options: Fields of config.json that ask, when they are true, for what the table does
@@ -106,7 +121,9 @@ class Family:
     entries: tuple[Entry, ...]
     ignored_suffixes: tuple[str, ...] = ("rotary_emb.inv_freq",)
     qkv_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QkNorm = QkNorm.none
+    norms_after: bool = False
+    sliding_window: bool = False
     moe: bool = False
     ropes: tuple[str, ...] = ("default", "linear", "llama3")
     refused_options: tuple[str, ...] = ("attention_bias", "mlp_bias", "use_sliding_window")
@@ -124,12 +141,7 @@ _EMBEDDING = (
     ),
 )
 
-_ATTENTION = (
-    Entry(
-        (_M + "input_layernorm.weight", _M + "self_attention.linear_qkv.layer_norm_weight"),
-        (HfTensor(_H + "input_layernorm.weight", ("hidden",)),),
-        Rule.replicated,
-    ),
+_QKV = (
     Entry(
         (_M + "self_attention.linear_qkv.weight",),
         (
@@ -149,6 +161,22 @@ _ATTENTION = (
         Rule.qkv,
         When.qkv_bias,
     ),
+)
+_ATTENTION_OUT = (
+    Entry(
+        (_M + "self_attention.linear_proj.weight",),
+        (HfTensor(_H + "self_attn.o_proj.weight", ("hidden", "query")),),
+        Rule.row,
+    ),
+)
+
+_ATTENTION = (
+    Entry(
+        (_M + "input_layernorm.weight", _M + "self_attention.linear_qkv.layer_norm_weight"),
+        (HfTensor(_H + "input_layernorm.weight", ("hidden",)),),
+        Rule.replicated,
+    ),
+    *_QKV,
     Entry(
         (_M + "self_attention.q_layernorm.weight",),
         (HfTensor(_H + "self_attn.q_norm.weight", ("head_dim",)),),
@@ -161,11 +189,7 @@ _ATTENTION = (
         Rule.replicated,
         When.qk_norm,
     ),
-    Entry(
-        (_M + "self_attention.linear_proj.weight",),
-        (HfTensor(_H + "self_attn.o_proj.weight", ("hidden", "query")),),
-        Rule.row,
-    ),
+    *_ATTENTION_OUT,
     Entry(
         (_M + "pre_mlp_layernorm.weight", _M + "mlp.linear_fc1.layer_norm_weight"),
         (HfTensor(_H + "post_attention_layernorm.weight", ("hidden",)),),
@@ -243,6 +267,36 @@ _HEAD = (
 
 _DENSE = _EMBEDDING + _ATTENTION + _DENSE_MLP + _HEAD
 
+# OLMo-2: the whole projections of queries and keys are normalized, and each layer's norms stand
+# behind attention and feed-forward, in Megatron inside of the matrix that comes last.
+_OLMO2_ATTENTION = (
+    *_QKV,
+    Entry(
+        (_M + "self_attention.q_layernorm.weight",),
+        (HfTensor(_H + "self_attn.q_norm.weight", ("query",)),),
+        Rule.column,
+    ),
+    Entry(
+        (_M + "self_attention.k_layernorm.weight",),
+        (HfTensor(_H + "self_attn.k_norm.weight", ("key_value",)),),
+        Rule.column,
+    ),
+    *_ATTENTION_OUT,
+    Entry(
+        (_M + "self_attention.linear_proj.output_norm.weight",),
+        (HfTensor(_H + "post_attention_layernorm.weight", ("hidden",)),),
+        Rule.replicated,
+    ),
+)
+_OLMO2_MLP = (
+    *_DENSE_MLP,
+    Entry(
+        (_M + "mlp.linear_fc2.output_norm.weight",),
+        (HfTensor(_H + "post_feedforward_layernorm.weight", ("hidden",)),),
+        Rule.replicated,
+    ),
+)
+
 FAMILIES = (
     # Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen. They always have the biases, and no option for them.
     Family(
@@ -257,7 +311,7 @@ FAMILIES = (
         "qwen3",
         ("Qwen3ForCausalLM",),
         _DENSE,
-        qk_norm=True,
+        qk_norm=QkNorm.per_head,
         defaults={"rms_norm_eps": 1e-6, "head_dim": 128},
     ),
     # Llama 3, 3.1, 3.2 and DeepSeek-R1-Distill-Llama.
@@ -266,9 +320,24 @@ FAMILIES = (
         "qwen3_moe",
         ("Qwen3MoeForCausalLM",),
         _EMBEDDING + _ATTENTION + _DENSE_MLP + _QWEN_MOE_MLP + _HEAD,
-        qk_norm=True,
+        qk_norm=QkNorm.per_head,
         moe=True,
         defaults={"rms_norm_eps": 1e-6},
+    ),
+    Family(
+        "mistral",
+        ("MistralForCausalLM",),
+        _DENSE,
+        sliding_window=True,
+        defaults={"rms_norm_eps": 1e-6, "sliding_window": 4096},
+    ),
+    Family(
+        "olmo2",
+        ("Olmo2ForCausalLM",),
+        _EMBEDDING + _OLMO2_ATTENTION + _OLMO2_MLP + _HEAD,
+        qk_norm=QkNorm.all_heads,
+        norms_after=True,
+        defaults={"rms_norm_eps": 1e-5},
     ),
 )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.errors import ModelError
-from rlmath.model.families import Entry, Family, When, family_of
+from rlmath.model.families import Entry, Family, QkNorm, When, family_of
 from rlmath.model.folder import TINY
 
 # What config.json may say of the weights' type.
@@ -53,6 +53,7 @@ class ModelSpec:
         norm_eps: Epsilon of all RMS norms.
         rope: Rotary position embedding.
         max_positions: Longest sequence that the model was made for, in tokens.
+        sliding_window: Last tokens that a token attends to; ``None``: all of them.
         experts: Experts of an MoE layer; 0 for a dense model.
         experts_per_token: Experts that a token goes to.
         moe_ffn: Width of one expert.
@@ -72,6 +73,7 @@ class ModelSpec:
     norm_eps: float
     rope: Rope
     max_positions: int
+    sliding_window: int | None = None
     experts: int = 0
     experts_per_token: int = 0
     moe_ffn: int = 0
@@ -89,6 +91,11 @@ class ModelSpec:
     def family(self) -> Family:
         """What the model has in common with others of its architecture."""
         return family_of(self.architecture)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence that the actor computes as the model is meant to be."""
+        return min(self.max_positions, self.sliding_window or self.max_positions)
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether decoder layer ``layer`` (from 0) is a mixture of experts."""
@@ -108,7 +115,7 @@ class ModelSpec:
         return {
             When.always: True,
             When.qkv_bias: self.family.qkv_bias,
-            When.qk_norm: self.family.qk_norm,
+            When.qk_norm: self.family.qk_norm is QkNorm.per_head,
             When.untied: not self.tied,
             When.tied: self.tied,
         }[entry.when]
@@ -218,13 +225,14 @@ def model_spec(config: Mapping[str, Any], source: str = CONFIG_FILE) -> ModelSpe
 def _spec(config: Mapping[str, Any]) -> ModelSpec:
     fields = _Fields(config)
     family = family_of(fields.architecture())
-    fields = _Fields({**family.defaults, **{k: v for k, v in config.items() if v is not None}})
+    fields = _Fields({**family.defaults, **config})
     _refuse_unsupported(fields, family)
     heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers = fields.whole("num_hidden_layers")
     # Published files say num_experts, transformers 5 saves num_local_experts.
-    key = "num_experts" if "num_experts" in fields.given else "num_local_experts"
+    key = "num_experts" if fields.given.get("num_experts") is not None else "num_local_experts"
     experts = fields.whole(key) if family.moe else 0
+    has_window = family.sliding_window and fields.given.get("sliding_window") is not None
     return ModelSpec(
         architecture=fields.architecture(),
         layers=layers,
@@ -238,6 +246,7 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         norm_eps=fields.number("rms_norm_eps"),
         rope=_rope(fields, family),
         max_positions=fields.whole("max_position_embeddings"),
+        sliding_window=fields.whole("sliding_window") if has_window else None,
         experts=experts,
         experts_per_token=fields.whole("num_experts_per_tok") if experts else 0,
         moe_ffn=fields.whole("moe_intermediate_size") if experts else 0,
@@ -275,7 +284,9 @@ class _Fields:
         return bool(self.given.get(key, False))
 
     def _value(self, key: str, default: int | None) -> Any:
-        value = self.given.get(key, default)
+        value = self.given.get(key)
+        if value is None:
+            value = default
         if value is None:
             raise ModelError(
                 f"no field {key}; take the config.json that was published with the model"
@@ -293,6 +304,8 @@ def _refuse_unsupported(fields: _Fields, family: Family) -> None:
             raise ModelError(
                 f"{option} is true; {', '.join(family.architectures)} is supported without it"
             )
+    if "sliding_attention" in (given.get("layer_types") or ()):
+        raise ModelError("layer_types has sliding_attention; only full attention is supported")
     if given.get("quantization_config"):
         raise ModelError("quantization_config is set; train from unquantized weights")
     # transformers takes it for an attribute of torch.
@@ -322,5 +335,5 @@ def _rope(fields: _Fields, family: Family) -> Rope:
 def _dense_layers(fields: _Fields, layers: int) -> tuple[int, ...]:
     """Qwen's rule: every ``decoder_sparse_step``-th layer is an MoE unless listed otherwise."""
     step = fields.whole("decoder_sparse_step", 1)
-    listed = set(fields.given.get("mlp_only_layers", ()))
+    listed = set(fields.given.get("mlp_only_layers") or ())
     return tuple(n for n in range(layers) if n in listed or (n + 1) % step)

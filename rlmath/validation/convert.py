@@ -117,7 +117,7 @@ def to_hf(
         ONE_RANK,
         platform,
         ModelSettings(saved.dtype),
-        spec.max_positions,
+        spec.longest_sequence,
     )
     load_weights(module, saved.folder)
     parallel = ParallelRank.from_megatron()
@@ -179,7 +179,7 @@ def to_megatron(
         optimizer=None,
         temperature=1.0,
         max_tokens_per_microbatch=1,
-        max_sequence_length=spec.max_positions,
+        max_sequence_length=spec.longest_sequence,
     )
     actor = MegatronActor(settings, ONE_RANK, platform)
     save_model(actor, checkpoint, _ACTOR)

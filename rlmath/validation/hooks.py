@@ -88,7 +88,10 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
     taps = _Taps()
     for number, layer in enumerate(model.model.layers):
         attention = layer.self_attn
-        taps.output(layer.input_layernorm, _as((number, "input_norm")))
+        after = getattr(layer, "post_feedforward_layernorm", None)
+        if after is None:
+            taps.output(layer.input_layernorm, _as((number, "input_norm")))
+            taps.output(layer.post_attention_layernorm, _as((number, "mlp_norm")))
         for name in ("q", "k", "v"):
             taps.output(getattr(attention, f"{name}_proj"), _as((number, name)))
         width = attention.o_proj.in_features
@@ -98,11 +101,12 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
                 (at, "attention"): _Part(rows.reshape(-1, width))
             },
         )
-        taps.output(attention.o_proj, _as((number, "attention_out")))
-        taps.output(layer.post_attention_layernorm, _as((number, "mlp_norm")))
+        # Norms behind attention and feed-forward are part of Megatron's last matrix of each.
+        attention_out = attention.o_proj if after is None else layer.post_attention_layernorm
+        taps.output(attention_out, _as((number, "attention_out")))
         taps.output(getattr(layer.mlp, "gate_proj", None), _as((number, "gate")))
         taps.output(getattr(layer.mlp, "up_proj", None), _as((number, "up")))
-        taps.output(layer.mlp, _as((number, "mlp")))
+        taps.output(layer.mlp if after is None else after, _as((number, "mlp")))
     last = len(model.model.layers)
     taps.output(model.model.embed_tokens, _as((-1, EMBEDDING)))
     taps.output(model.model.norm, _as((last, NORM)))

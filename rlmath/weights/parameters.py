@@ -125,7 +125,7 @@ def _find(
         return entry, layer, expert
     raise WeightsError(
         f"Megatron's parameter {name} is in no table of {spec.architecture} for this model "
-        f"(qkv_bias={spec.family.qkv_bias}, qk_norm={spec.family.qk_norm}, tied={spec.tied}, "
+        f"(qkv_bias={spec.family.qkv_bias}, qk_norm={spec.family.qk_norm.value}, tied={spec.tied}, "
         f"experts={spec.experts}); see rlmath/model/families.py"
     )
 

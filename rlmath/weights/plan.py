@@ -298,6 +298,9 @@ def _engine_run(
         run = padded // target.tp
         length = min(run, rows - rank * run)
         return (0, rank * run, length) if length > 0 else None
+    if entry.rule is Rule.column:
+        # A norm over all heads, which every engine rank has whole.
+        return (0, 0, rows)
     if dims[0] == "key_value":
         return _engine_key_value(name, rank, spec, target.tp)
     if dims[0] == "query":

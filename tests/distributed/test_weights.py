@@ -53,6 +53,8 @@ def _models() -> dict[str, Any]:
         "even": t.Qwen3Config(**SIZES | {"vocab_size": 102}, tie_word_embeddings=False),
         "qwen3": t.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=True),
         "llama3": t.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False),
+        "mistral": t.MistralConfig(**SIZES, head_dim=6, sliding_window=128),
+        "olmo2": t.Olmo2Config(**SIZES | {"num_key_value_heads": 4}),
         "qwen3_moe": t.Qwen3MoeConfig(
             **SIZES,
             head_dim=6,
@@ -155,7 +157,7 @@ def reference(folders: dict[str, Path]) -> dict[str, Tensor]:
 
 
 # By layout first: changing it costs the ranks seconds, changing the model nothing.
-@pytest.mark.parametrize("family", ["qwen2", "qwen2_tied", "qwen3", "llama3"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "olmo2"])
 @pytest.mark.parametrize("case", LAYOUTS, ids=Case.name)
 def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(
     ranks: Ranks,
@@ -235,7 +237,12 @@ def test_ranks_that_should_hold_the_same_and_do_not_are_named(
 
 @pytest.mark.parametrize(
     ("family", "case"),
-    [("qwen3", Case(tp=2, pp=2)), ("qwen3_moe", Case(tp=2, ep=2)), ("qwen2", Case())],
+    [
+        ("qwen3", Case(tp=2, pp=2)),
+        ("olmo2", Case(tp=2)),
+        ("qwen3_moe", Case(tp=2, ep=2)),
+        ("qwen2", Case()),
+    ],
     ids=_name,
 )
 def test_a_right_model_is_aligned(

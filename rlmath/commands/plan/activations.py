@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlmath.model.families import QkNorm
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     local = actor.layers == "local"
     widths: float = 4 * spec.hidden + 3 * query + 3 * key
-    if spec.family.qk_norm:
+    if spec.family.qk_norm is not QkNorm.none:
         widths += query + key
     if local and actor.cp > 1:
         # Queries and outputs by length, and the keys and values of all ranks.

@@ -91,12 +91,12 @@ def wish_of(arguments: argparse.Namespace) -> Wish:
             f"{arguments.response_tokens}, the longest"
         )
     longest = arguments.prompt_tokens + arguments.response_tokens
-    if longest > spec.max_positions:
+    if longest > spec.longest_sequence:
         raise UserError(
             f"--response-tokens {arguments.response_tokens}: {arguments.prompt_tokens} prompt + "
             f"{arguments.response_tokens} response = {longest} tokens, but the model has "
-            f"{spec.max_positions} positions; take {spec.max_positions - arguments.prompt_tokens}"
-            " or less"
+            f"{spec.longest_sequence} positions; take "
+            f"{spec.longest_sequence - arguments.prompt_tokens} or less"
         )
     given = {"mfu": arguments.mfu, "decode_bandwidth": arguments.decode_bandwidth}
     return Wish(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
 from rlmath.config.load import load, options
 from rlmath.errors import UserError
+from rlmath.model.families import Rule, When
 from rlmath.model.spec import ModelSpec, model_spec, padded_vocab_size, read_model_spec
 
 # Layers, hidden, feed-forward, heads, key-value heads, vocabulary, tied, positions: as the
@@ -149,7 +151,14 @@ def expert_matrices(spec: ModelSpec) -> int:
 
 def layer_norms(spec: ModelSpec) -> int:
     """Weights of one layer that every tensor rank holds."""
-    return 2 * spec.hidden + (2 * spec.head_dim if spec.family.qk_norm else 0)
+    one = (
+        math.prod(map(spec.size, tensor.dims))
+        for entry in spec.family.entries
+        if entry.per_layer and entry.when is not When.moe_layer and spec.has(entry, 0)
+        for tensor in entry.hf
+        if len(tensor.dims) == 1 and entry.rule is not Rule.qkv
+    )
+    return sum(one)
 
 
 def shared_matrices(spec: ModelSpec) -> int:

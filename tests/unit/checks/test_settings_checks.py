@@ -417,6 +417,20 @@ def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert Machine.here().gpus == 0
 
 
+def test_sequences_fit_the_sliding_window(
+    refusal: Callable[..., str], make_model: MakeModel
+) -> None:
+    mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 1024}
+    message = refusal(
+        f"model.path={make_model(QWEN_1_5B | mistral, name='mistral')}",
+        "data.max_prompt_tokens=512",
+        "rollout.max_response_tokens=1024",
+    )
+    assert "512 prompt + 1024 response = 1536 tokens" in message
+    assert "attention over the last 1024 tokens alone" in message
+    assert "rollout.max_response_tokens=512 or less" in message
+
+
 def test_experts_are_shared_out_whole(refusal: Callable[..., str], make_model: MakeModel) -> None:
     sizes = {
         "architectures": ["Qwen3MoeForCausalLM"],

@@ -14,6 +14,7 @@ import pytest
 
 import rlmath
 from rlmath.errors import ModelError
+from rlmath.model.families import QkNorm
 from rlmath.model.spec import Rope, model_spec, padded_vocab_size, read_model_spec
 from rlmath.model.tiny import make_tiny_model
 from rlmath.weights.pieces import hf_shapes
@@ -73,7 +74,8 @@ MIXTURE: dict[str, Any] = {
 def test_reads_a_published_config() -> None:
     spec = model_spec(R1_DISTILL_QWEN)
     family = spec.family
-    assert (spec.head_dim, spec.kv_heads, family.qkv_bias, family.qk_norm) == (128, 2, True, False)
+    assert (spec.head_dim, spec.kv_heads, family.qkv_bias) == (128, 2, True)
+    assert family.qk_norm is QkNorm.none
     assert spec.rope == Rope(10000.0, "default", {})
     assert not spec.tied
 
@@ -86,6 +88,27 @@ def test_old_and_new_rope_fields_say_the_same() -> None:
     assert model_spec(new).rope.theta == 500000.0
     assert model_spec(new).rope.kind == "llama3"
     assert model_spec(new).rope.parameters["factor"] == 8.0
+
+
+def test_mistral_has_a_sliding_window_unless_it_is_null() -> None:
+    mistral = {**LLAMA_31, "architectures": ["MistralForCausalLM"]}
+    assert model_spec({**mistral, "sliding_window": None}).longest_sequence == 131072
+    assert model_spec({**mistral, "sliding_window": 8192}).longest_sequence == 8192
+    # transformers' default where config.json does not have the field.
+    assert model_spec(mistral).sliding_window == 4096
+    assert model_spec({**mistral, "sliding_window": 2**20}).longest_sequence == 131072
+    # Other families have the field too, and do not read it.
+    assert model_spec(R1_DISTILL_QWEN).sliding_window is None
+
+
+def test_olmo2_counts_its_norms() -> None:
+    config = {**LLAMA_31, "architectures": ["Olmo2ForCausalLM"]}
+    del config["rms_norm_eps"]
+    olmo = model_spec(config)
+    assert olmo.norm_eps == 1e-5
+    # Two norms of a layer as Llama's, and those of all query and all key heads.
+    more = 32 * (32 * 128 + 8 * 128)
+    assert olmo.num_parameters == model_spec(LLAMA_31).num_parameters + more
 
 
 def test_dense_layers_of_a_mixture() -> None:
@@ -109,6 +132,7 @@ def test_dense_layers_of_a_mixture() -> None:
         ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"dtype": "float31"}, "dtype is 'float31'"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding"),
         ({"architectures": None}, "no field architectures"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type yarn; supported: default"),
         ({"rope_scaling": 4.0}, "rope_scaling is 4.0"),

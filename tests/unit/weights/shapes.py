@@ -35,7 +35,9 @@ QWEN3_MOE = replace(
     moe_ffn=12,
     dense_layers=(1,),
 )
-ALL = {s.architecture: s for s in (QWEN2, QWEN3, LLAMA, QWEN3_MOE)}
+MISTRAL = replace(QWEN2, architecture="MistralForCausalLM", sliding_window=64)
+OLMO2 = replace(QWEN2, architecture="Olmo2ForCausalLM", kv_heads=4)
+ALL = {s.architecture: s for s in (QWEN2, QWEN3, LLAMA, QWEN3_MOE, MISTRAL, OLMO2)}
 
 
 def random_weights(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlmath.errors import WeightsError
+from rlmath.errors import ModelError, WeightsError
 from rlmath.model.families import FAMILIES, Entry, Rule, family_of
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes, local_tensor, walk
@@ -119,5 +119,5 @@ def test_names_are_those_of_the_published_models() -> None:
 def test_an_architecture_has_one_table() -> None:
     names = [name for family in FAMILIES for name in family.architectures]
     assert len(names) == len(set(names))
-    with pytest.raises(WeightsError, match=r"no weight table for architecture 'Gpt2'.*Qwen2ForC"):
+    with pytest.raises(ModelError, match=r"architecture Gpt2 is not supported.*Qwen2ForC"):
         family_of("Gpt2")

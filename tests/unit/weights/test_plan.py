@@ -137,6 +137,7 @@ def test_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "hidden_size": 32,
+        "max_position_embeddings": 128,
         "intermediate_size": 24,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
