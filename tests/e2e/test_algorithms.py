@@ -80,6 +80,9 @@ def test_all_of_it_together_goes_on_exactly_from_a_checkpoint(
     samples = (straight / "samples" / "step_000001.jsonl").read_text().splitlines()
     assert len(samples) == 4 * lines[0]["sampling/requested_groups"]
     assert any(json.loads(row)["finish_reason"] == "length" for row in samples)
+    assert {json.loads(row)["engine"] for row in samples} == {0, 1}
+    summary = json.loads((straight / "summary.json").read_text())
+    assert summary["layout"] == {"tp": 1, "pp": 1, "dp": 1, "cp": 1, "engines": 2}
 
     train(resumed, f"runner.resume={straight / 'checkpoints' / 'step_000002'}")
 
