@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.context import all_gather_context
+from rlmath.actor.experts import release_routing
 from rlmath.actor.logprobs import vocab_parallel_log_probs
 from rlmath.actor.packing import PackedMicroBatch
 
@@ -71,6 +72,7 @@ def run_schedule(
         micro_batch_size=1,
         forward_only=not backward,
     )
+    release_routing(model)
     return kept
 
 

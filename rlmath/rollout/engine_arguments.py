@@ -36,7 +36,7 @@ def vllm_arguments(spec: EngineSpec) -> EngineArgs:
         disable_log_stats=True,
         seed=0,
         **engine_arguments(spec.precision),
-        **(_cpu_arguments(spec) if spec.device == "cpu" else _cuda_arguments(spec)),
+        **(_cpu_arguments(spec) if spec.device == "cpu" else cuda_arguments(spec)),
     )
 
 
@@ -56,7 +56,8 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def _cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
+def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """What is said to vLLM on GPUs alone."""
     return {
         "enable_chunked_prefill": True,
         "max_num_batched_tokens": spec.max_batched_tokens,

@@ -58,6 +58,17 @@ ROWS = [
     ),
     Row("megatron.core.transformer.moe.token_dispatcher", MOE, has=("all_to_all",)),
     Row(
+        "megatron.core.transformer.moe.token_dispatcher:MoEAlltoAllTokenDispatcher",
+        "a dispatcher keeps its last micro-batch (rlmath/actor/experts.py, release_routing)",
+        has=("probs", "routing_map"),
+        says=("self.probs = probs", "self.routing_map = routing_map"),
+    ),
+    Row(
+        "megatron.core.transformer.moe.moe_layer:MoELayer",
+        "a dispatcher keeps its last micro-batch (rlmath/actor/experts.py, release_routing)",
+        has=("token_dispatcher",),
+    ),
+    Row(
         "megatron.core.tensor_parallel.random",
         f"{SHIM}: the CPU's generator takes the place of CUDA's",
         has=("_get_cuda_rng_state", "_set_cuda_rng_state", "CudaRNGStatesTracker"),

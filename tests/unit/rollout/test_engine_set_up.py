@@ -12,7 +12,7 @@ from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.model.precision import Precision
-from rlmath.rollout.engine_arguments import cache_folders
+from rlmath.rollout.engine_arguments import cache_folders, cuda_arguments
 from rlmath.rollout.engine_workers import check_gpus, smallest
 from rlmath.rollout.requests import EngineSpec
 from rlmath.training import session
@@ -39,6 +39,16 @@ def test_an_engine_schedules_ahead_on_cuda_and_not_on_cpu_unless_told() -> None:
 def test_a_step_of_an_engine_is_as_long_as_the_plan_assumes() -> None:
     assert spec_of(Device.cuda).max_batched_tokens == ENGINE_STEP_TOKENS == 16384
     assert spec_of(Device.cuda, "rollout.max_batched_tokens=4096").max_batched_tokens == 4096
+
+
+def test_vllm_is_told_the_gpus_the_step_budget_and_the_schedule(gpu_spec: EngineSpec) -> None:
+    spec = replace(gpu_spec, device_ids=("6", "4"), max_batched_tokens=4096, async_scheduling=True)
+    told = cuda_arguments(spec)
+    assert told["device_ids"] == ["6", "4"]
+    assert told["max_num_batched_tokens"] == 4096
+    assert told["async_scheduling"] is True
+    assert cuda_arguments(replace(spec, async_scheduling=False))["async_scheduling"] is False
+    assert cuda_arguments(replace(spec, device_ids=()))["device_ids"] is None
 
 
 def test_an_engine_on_a_gpu_sees_its_gpus_and_measures_its_own_cache(gpu_spec: EngineSpec) -> None:

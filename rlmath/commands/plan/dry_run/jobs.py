@@ -24,7 +24,7 @@ class Job:
         name: For messages.
         config: Contents of the model's config.json.
         tp, pp, cp, dp, ep: The layout.
-        rank: Global rank.
+        rank: Global rank, for itself and its copies.
         recompute_layers: Of each stage.
         lengths: Of the sequences of one micro-batch: (prompt, response) tokens. All micro-batches
             are alike.

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
@@ -52,19 +53,57 @@ def prepare_process() -> None:
 
 
 def count(job: Job) -> RankCount:
-    """Build the rank and run its phases, all on meta tensors."""
+    """Build the rank and run its phases, all on meta tensors.
+
+    Of the copies of the rank, the one with the largest piece of a parameter is counted; see
+    :func:`rank_of_largest_piece`.
+    """
     from rlmath.actor.parallel import destroy, initialize
 
     began = time.monotonic()
-    meter = Meter()
     layout = Layout(job.tp, job.pp, job.dp, context_parallel=job.cp, expert_parallel=job.ep)
     groups.answer_with(groups.Peers(model_spec(job.config), layout, torch.bfloat16))
-    with meta_gpu.CudaIsMeta(meter), meter:
-        initialize(layout, PLATFORM, job.rank, "127.0.0.1", 0, seed=1)
-        try:
-            return _Rank(job, layout, meter).count(began)
-        finally:
-            destroy()
+
+    @contextlib.contextmanager
+    def built(rank: int) -> Iterator[_Rank]:
+        meter = Meter()
+        with meta_gpu.CudaIsMeta(meter), meter:
+            initialize(layout, PLATFORM, rank, "127.0.0.1", 0, seed=1)
+            try:
+                yield _Rank(job, layout, meter)
+            finally:
+                destroy()
+
+    with built(job.rank) as first:
+        rank = rank_of_largest_piece(first.actor.model.buffers, job.rank)
+        if rank == job.rank:
+            return first.count(began)
+    with built(rank) as copy:
+        return copy.count(began)
+
+
+def rank_of_largest_piece(buffers: Sequence[Any], rank: int) -> int:
+    """The copy of a rank whose share of the optimizer has the largest piece of one parameter.
+
+    The distributed optimizer splits each bucket of Megatron's gradient buffers evenly among the
+    copies, without regard to where a parameter ends. Torch's Adam allocates temporaries of the
+    size of a piece, so that copies differ in the peak of the optimizer step.
+
+    Args:
+        buffers: Of the rank's ``DistributedDataParallel``.
+        rank: Global rank, returned if no copy has a larger piece than it.
+    """
+    largest: dict[int, int] = {}
+    for buffer in buffers:
+        copies = dist.get_process_group_ranks(buffer.data_parallel_group)
+        for start, end, number in buffer.param_index_map.values():
+            bucket = buffer.buckets[number]
+            share = bucket.grad_data.numel() // len(copies)
+            start, end = start - bucket.offset, end - bucket.offset
+            for n in range(start // share, -(-end // share)):
+                piece = min(end, (n + 1) * share) - max(start, n * share)
+                largest[copies[n]] = max(largest.get(copies[n], 0), piece)
+    return max(largest, key=lambda one: (largest[one], one == rank), default=rank)
 
 
 class _Rank:
