@@ -24,7 +24,7 @@ _COMMANDS = {
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANISATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, ten minutes and one file to send",
     "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
-    "plan": "before a run: plan layout MODEL --gpus 8 (what fits), plan weights MODEL --tp 2",
+    "plan": "before a run: plan layout model.path=MODEL (what fits), plan weights model.path=MODEL",
 }
 # Modules whose ``run(config)`` a command with settings calls.
 _MODULES = {
@@ -76,8 +76,9 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    """Plans have options of their own, not settings."""
+    """A plan takes the settings that it depends on, and options that are no settings."""
     from rlmath.commands.plan import cli as layout_cli
+    from rlmath.commands.plan.arguments import take_settings
 
     parser = _Parser(prog="rlmath plan", description=_COMMANDS["plan"])
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
@@ -86,13 +87,15 @@ def _plan(arguments: list[str]) -> int:
     )
     weights = what.add_parser("weights", help="which bytes an update of the engines' weights moves")
     if arguments[:1] == ["layout"]:
-        return layout_cli.run(parser.parse_args(arguments))
+        given, rest = take_settings(arguments, layout_cli.SETTINGS, layout_cli.FLAGS)
+        return layout_cli.run(parser.parse_args(rest), given)
     from rlmath.commands.plan import (
         weights as plan_cli,  # With torch, which the other does without.
     )
 
     plan_cli.add_arguments(weights)
-    return plan_cli.run(parser.parse_args(arguments))
+    given, rest = take_settings(arguments, plan_cli.SETTINGS, plan_cli.FLAGS)
+    return plan_cli.run(parser.parse_args(rest), given)
 
 
 def _doctor(arguments: list[str]) -> int:

@@ -6,63 +6,88 @@ import argparse
 import dataclasses
 import json
 
-from rlmath.commands.plan.arguments import count, positive, share
+from rlmath.algorithms.advantages import needs_value_model
+from rlmath.commands.plan.arguments import Given, count, no_model_argument, positive, share
 from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.layouts import Wish, checked, find_plans, overrides
 from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
 from rlmath.commands.plan.report import as_json, as_text
 from rlmath.commands.plan.time import Work
 from rlmath.config.arithmetic import describe
+from rlmath.config.schema import Layers, Recompute
 from rlmath.errors import UserError
+
+# What a plan of layouts depends on. A setting of a layout that is not given is chosen.
+SETTINGS = (
+    "model.path",
+    "cluster.nodes",
+    "cluster.gpus_per_node",
+    "data.max_prompt_tokens",
+    "rollout.max_response_tokens",
+    "rollout.max_running_sequences",
+    "rollout.tensor_parallel",
+    "algorithm.prompts_per_step",
+    "algorithm.group_size",
+    "algorithm.minibatches_per_step",
+    "algorithm.kl_coef",
+    "algorithm.advantage",
+    "actor.tensor_parallel",
+    "actor.pipeline_parallel",
+    "actor.context_parallel",
+    "actor.expert_parallel",
+    "actor.max_tokens_per_microbatch",
+    "actor.recompute",
+    "actor.recompute_num_layers",
+    "actor.layers",
+)
+# Options that were settings all along.
+FLAGS = {
+    "--gpus": "cluster.nodes=N cluster.gpus_per_node=N",
+    "--gpus-per-node": "cluster.gpus_per_node=N",
+    "--prompt-tokens": "data.max_prompt_tokens=N",
+    "--response-tokens": "rollout.max_response_tokens=N",
+    "--prompts": "algorithm.prompts_per_step=N",
+    "--group-size": "algorithm.group_size=N",
+    "--minibatches": "algorithm.minibatches_per_step=N",
+    "--max-tokens": "actor.max_tokens_per_microbatch=N",
+    "--max-running": "rollout.max_running_sequences=N",
+    "--tp": "actor.tensor_parallel=N",
+    "--pp": "actor.pipeline_parallel=N",
+    "--cp": "actor.context_parallel=N",
+    "--ep": "actor.expert_parallel=N",
+    "--engine-tp": "rollout.tensor_parallel=N",
+    "--recompute-layers": "actor.recompute_num_layers=N, or actor.recompute=none",
+    "--local-layers": "actor.layers=local",
+    "--kl": "algorithm.kl_coef=0.001",
+    "--value-model": "algorithm.advantage=gae",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Options of the command besides its settings."""
     add = parser.add_argument
-    add(
-        "model",
-        nargs="?",
-        help="a known name, a preset of conf/model, a folder, or its config.json",
-    )
+    add("model", nargs="?", help=argparse.SUPPRESS)
     for flag, field in SHAPE_FLAGS.items():
         add(flag, type=count, metavar="N", help=f"in place of a model: {field}")
     add("--head-dim", type=count, metavar="N", help="width of a head (default: hidden / heads)")
     add("--tied", action="store_true", help="the output layer is the embedding")
     add("--architecture", default="Qwen2ForCausalLM", help="of the sizes given one by one")
-    add("--gpus", type=count, required=True, metavar="N", help="GPUs in all")
     add("--gpu", choices=sorted(GPUS), default="h100", help="the card (default: h100)")
     add("--gpu-gib", type=positive, metavar="GIB", help="its memory (default: the card's)")
-    add("--gpus-per-node", type=count, default=8, metavar="N")
-    add("--prompt-tokens", type=count, default=1024, metavar="N", help="longest prompt")
-    add("--response-tokens", type=count, default=27648, metavar="N", help="longest response")
     add("--mean-response-tokens", type=count, metavar="N", help="default: half of the longest")
-    add("--prompts", type=count, default=512, metavar="N", help="problems of a step")
-    add("--group-size", type=count, default=16, metavar="N", help="samples of each")
-    add("--minibatches", type=count, default=4, metavar="N", help="optimizer steps of a step")
-    add("--max-tokens", type=count, metavar="N", help="of a micro-batch (default: one longest)")
-    add("--max-running", type=count, default=256, metavar="N", help="sequences of an engine")
-    add("--tp", type=count, metavar="N", help="only this actor.tensor_parallel")
-    add("--pp", type=count, metavar="N", help="only this actor.pipeline_parallel")
-    add("--cp", type=count, metavar="N", help="only this actor.context_parallel")
-    add("--ep", type=count, metavar="N", help="only this actor.expert_parallel")
-    add("--engine-tp", type=count, metavar="N", help="only this rollout.tensor_parallel")
-    add("--recompute-layers", type=int, metavar="N", help="of a stage (default: as few as fit)")
-    add("--local-layers", action="store_true", help="actor.layers=local, which keep more")
-    add("--kl", action="store_true", help="with a KL term, whose reference model the host keeps")
-    add("--value-model", action="store_true", help="with a value model, as GAE has")
     add("--mfu", type=share, help="share of the peak that the actor gets")
     add("--decode-bandwidth", type=share, help="share of memory bandwidth that sampling gets")
     add("--top", type=count, default=8, metavar="N", help="layouts to show")
     add("--json", action="store_true", help="every layout, with every term")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, given: Given) -> int:
     """Print the layouts that fit.
 
     Raises:
         UserError: None does, or the question makes no sense.
     """
-    wish = wish_of(arguments)
+    wish = wish_of(arguments, given)
     plans = find_plans(wish)
     best = plans[0]
     settings = overrides(wish, best.actor, best.engine_tp, best.engine_share)
@@ -74,55 +99,69 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def wish_of(arguments: argparse.Namespace) -> Wish:
-    """What the options ask for.
+def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
+    """What settings and options ask for.
 
     Raises:
         UserError: There is no such model, or a length is larger than what holds it.
     """
-    path, spec = read_plan_model(arguments)
+    config = given.config
+    no_model_argument(arguments.model)
+    path, spec = read_plan_model(arguments, given.held("model.path"))
     gpu = GPUS[arguments.gpu]
     if arguments.gpu_gib is not None:
         gpu = dataclasses.replace(gpu, memory_gib=arguments.gpu_gib)
-    mean = arguments.mean_response_tokens or max(1, arguments.response_tokens // 2)
-    if mean > arguments.response_tokens:
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    mean = arguments.mean_response_tokens or max(1, response // 2)
+    if mean > response:
         raise UserError(
-            f"--mean-response-tokens {mean}: is more than --response-tokens "
-            f"{arguments.response_tokens}, the longest"
+            f"--mean-response-tokens {mean}: is more than rollout.max_response_tokens={response}, "
+            "the longest"
         )
-    longest = arguments.prompt_tokens + arguments.response_tokens
+    longest = prompt + response
     if longest > spec.longest_sequence:
         raise UserError(
-            f"--response-tokens {arguments.response_tokens}: {arguments.prompt_tokens} prompt + "
-            f"{arguments.response_tokens} response = {longest} tokens, but the model has "
-            f"{spec.longest_sequence} positions; take "
-            f"{spec.longest_sequence - arguments.prompt_tokens} or less"
+            f"rollout.max_response_tokens={response}: {prompt} prompt + {response} response = "
+            f"{longest} tokens, but the model has {spec.longest_sequence} positions; take "
+            f"{spec.longest_sequence - prompt} or less"
         )
-    given = {"mfu": arguments.mfu, "decode_bandwidth": arguments.decode_bandwidth}
+    shares = {"mfu": arguments.mfu, "decode_bandwidth": arguments.decode_bandwidth}
+    algorithm = config.algorithm
     return Wish(
         path=path,
         spec=spec,
         gpu=gpu,
-        gpus=arguments.gpus,
-        gpus_per_node=arguments.gpus_per_node,
+        gpus=config.cluster.nodes * config.cluster.gpus_per_node,
+        gpus_per_node=config.cluster.gpus_per_node,
         work=Work(
-            prompts=arguments.prompts,
-            group_size=arguments.group_size,
-            minibatches=arguments.minibatches,
-            prompt_tokens=arguments.prompt_tokens,
-            response_tokens=arguments.response_tokens,
+            prompts=algorithm.prompts_per_step,
+            group_size=algorithm.group_size,
+            minibatches=algorithm.minibatches_per_step,
+            prompt_tokens=prompt,
+            response_tokens=response,
             mean_response_tokens=mean,
         ),
-        max_tokens=arguments.max_tokens or longest,
-        max_running=arguments.max_running,
-        efficiency=Efficiency(**{name: value for name, value in given.items() if value}),
-        tp=arguments.tp,
-        pp=arguments.pp,
-        cp=arguments.cp,
-        ep=arguments.ep,
-        engine_tp=arguments.engine_tp,
-        recompute_layers=arguments.recompute_layers,
-        layers="local" if arguments.local_layers else "transformer_engine",
-        reference=arguments.kl,
-        value_model=arguments.value_model,
+        max_tokens=given.held("actor.max_tokens_per_microbatch") or longest,
+        max_running=config.rollout.max_running_sequences,
+        efficiency=Efficiency(**{name: value for name, value in shares.items() if value}),
+        tp=given.held("actor.tensor_parallel"),
+        pp=given.held("actor.pipeline_parallel"),
+        cp=given.held("actor.context_parallel"),
+        ep=given.held("actor.expert_parallel"),
+        engine_tp=given.held("rollout.tensor_parallel"),
+        recompute_layers=_recomputed(given),
+        layers="local" if config.actor.layers is Layers.local else "transformer_engine",
+        reference=algorithm.kl_coef > 0,
+        value_model=needs_value_model(algorithm.advantage),
     )
+
+
+def _recomputed(given: Given) -> int | None:
+    """Layers of a stage that are recomputed; ``None``: as few as fit."""
+    recompute = given.held("actor.recompute")
+    if recompute is Recompute.selective:
+        raise UserError("actor.recompute=selective: a plan knows none and full")
+    if recompute is Recompute.none:
+        return 0
+    layers: int | None = given.held("actor.recompute_num_layers")
+    return layers

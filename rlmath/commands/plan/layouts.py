@@ -191,7 +191,6 @@ def find_plans(wish: Wish) -> list[Plan]:
     Raises:
         UserError: None does; the message has the reason of each kind, nearest miss first.
     """
-    _refuse_uneven_nodes(wish)
     plans: list[Plan] = []
     misses: list[_Miss] = []
     for actor in _actor_splits(wish):
@@ -230,15 +229,6 @@ class _Miss(Exception):
         self.excess = excess
 
 
-def _refuse_uneven_nodes(wish: Wish) -> None:
-    if wish.gpus > wish.gpus_per_node and wish.gpus % wish.gpus_per_node:
-        raise UserError(
-            f"--gpus {wish.gpus}: nodes of {wish.gpus_per_node} GPUs leave "
-            f"{wish.gpus % wish.gpus_per_node} of one; take "
-            f"{wish.gpus - wish.gpus % wish.gpus_per_node}, or another --gpus-per-node"
-        )
-
-
 def _splits(spec: ModelSpec, tp: int) -> bool:
     """As :func:`rlmath.checks.layout.model_splits` says, for many at once."""
     heads = spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
@@ -264,9 +254,14 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
             found = True
             yield ActorShape(tp, pp, dp, 0, wish.longest_microbatch, cp, ep, wish.layers)
     if not found:
-        asked = {"tp": wish.tp, "pp": wish.pp, "cp": wish.cp, "ep": wish.ep}
+        asked = {
+            "actor.tensor_parallel": wish.tp,
+            "actor.pipeline_parallel": wish.pp,
+            "actor.context_parallel": wish.cp,
+            "actor.expert_parallel": wish.ep,
+        }
         raise UserError(
-            " ".join(f"--{name} {value or 'any'}" for name, value in asked.items())
+            " ".join(f"{key}={value or 'any'}" for key, value in asked.items())
             + f": of {gpus} GPUs in nodes of {node}, {spec.heads} heads, {spec.kv_heads} "
             f"key-value heads, {spec.layers} layers and {spec.experts} experts nothing divides so"
         )
@@ -336,7 +331,8 @@ def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, li
     per_stage, name = wish.spec.layers // split.pp, str(split)
     if wish.recompute_layers is not None and not 0 <= wish.recompute_layers <= per_stage:
         raise _Miss(
-            f"{name}: --recompute-layers {wish.recompute_layers}, but a stage has {per_stage}",
+            f"{name}: actor.recompute_num_layers={wish.recompute_layers}, but a stage has "
+            f"{per_stage}",
             float("inf"),
         )
     wanted = wish.recompute_layers

@@ -81,19 +81,23 @@ SHAPE_FLAGS = {
 }
 
 
-def read_plan_model(arguments: argparse.Namespace) -> tuple[str, ModelSpec]:
+def read_plan_model(arguments: argparse.Namespace, model: str | None) -> tuple[str, ModelSpec]:
     """Name or path, and spec, of the model that the command line asks for.
+
+    Args:
+        arguments: With the sizes.
+        model: ``model.path``, where it is given.
 
     Raises:
         UserError: There is no such model, a size is missing, or the actor has no such architecture.
     """
     given = {flag: getattr(arguments, flag[2:].replace("-", "_")) for flag in SHAPE_FLAGS}
-    if arguments.model is None:
+    if model is None:
         missing = [flag for flag, value in given.items() if value is None]
         if missing:
             raise UserError(
-                "rlmath plan layout: give a model (a name, a folder or its config.json), or all of "
-                f"its sizes; missing: {', '.join(missing)}"
+                "rlmath plan layout: give model.path (a name, a folder or its config.json), or all "
+                f"of its sizes; missing: {', '.join(missing)}"
             )
         config: dict[str, Any] = {SHAPE_FLAGS[flag]: value for flag, value in given.items()}
         config |= {
@@ -105,8 +109,8 @@ def read_plan_model(arguments: argparse.Namespace) -> tuple[str, ModelSpec]:
         return "PATH", model_spec(config, "the model of these sizes")
     flags = [flag for flag, value in given.items() if value is not None]
     if flags:
-        raise UserError(f"{', '.join(flags)}: the sizes are those of {arguments.model}; give one")
-    return read_named_model(str(arguments.model))
+        raise UserError(f"{', '.join(flags)}: the sizes are those of {model}; give one")
+    return read_named_model(model)
 
 
 def read_named_model(name: str) -> tuple[str, ModelSpec]:

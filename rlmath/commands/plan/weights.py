@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlmath.commands.plan.arguments import count, positive
+from rlmath.commands.plan.arguments import Given, count, no_model_argument
 from rlmath.commands.plan.models import read_named_model
 from rlmath.errors import UserError
 from rlmath.weights.plan import (
@@ -25,13 +25,31 @@ from rlmath.weights.plan import (
 MIB = 2**20
 
 
+# What a plan of the weight sync depends on.
+SETTINGS = (
+    "model.path",
+    "model.dtype",
+    "actor.tensor_parallel",
+    "actor.pipeline_parallel",
+    "actor.expert_parallel",
+    "rollout.tensor_parallel",
+    "weights.bucket_size_mib",
+)
+# Options that were settings all along.
+FLAGS = {
+    "--tp": "actor.tensor_parallel=N",
+    "--pp": "actor.pipeline_parallel=N",
+    "--ep": "actor.expert_parallel=N",
+    "--engine-tp": "rollout.tensor_parallel=N",
+    "--bucket-size-mib": "weights.bucket_size_mib=N",
+    "--dtype": "model.dtype=bfloat16",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Options of the command besides its settings."""
     add = parser.add_argument
-    add("model", help="a known name, a preset of conf/model, a folder, or its config.json")
-    add("--tp", type=count, default=1, metavar="N", help="trainer: tensor-parallel ranks")
-    add("--pp", type=count, default=1, metavar="N", help="trainer: pipeline stages")
-    add("--ep", type=count, default=1, metavar="N", help="trainer: expert-parallel ranks")
+    add("model", nargs="?", help=argparse.SUPPRESS)
     add(
         "--expert-tp",
         type=count,
@@ -41,46 +59,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--virtual-stages", type=count, default=1, metavar="N", help="trainer: chunks per stage")
     add("--first-stage-layers", type=count, metavar="N", help="trainer: layers of stage 0")
     add("--last-stage-layers", type=count, metavar="N", help="trainer: layers of the last stage")
-    add("--engine-tp", type=count, default=1, metavar="N", help="engine: tensor-parallel ranks")
     add("--engine-expert-parallel", action="store_true", help="engine: whole experts per rank")
-    add(
-        "--bucket-size-mib",
-        type=positive,
-        default=512.0,
-        metavar="MIB",
-        help="tensors are sent together up to this (default: 512)",
-    )
-    add("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     add("--json", action="store_true", help="every operation, as JSON")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, given: Given) -> int:
     """Print the plan that the options ask for.
 
     Raises:
         UserError: There is no such model, or an option is for a mixture of experts.
         WeightsError: It cannot be laid out so.
     """
-    _, spec = read_named_model(arguments.model)
+    config = given.config
+    no_model_argument(arguments.model)
+    if given.held("model.path") is None:
+        raise UserError("rlmath plan weights: give model.path, a name, a folder or its config.json")
+    _, spec = read_named_model(config.model.path)
     of_experts = arguments.expert_tp is not None or arguments.engine_expert_parallel
     if of_experts and not spec.experts:
         raise UserError(
-            f"{arguments.model} has no experts for --expert-tp or --engine-expert-parallel to share"
+            f"{config.model.path} has no experts for --expert-tp or --engine-expert-parallel to "
+            "share"
         )
     plan = plan_weights(
         spec,
         SourceLayout(
-            tp=arguments.tp,
-            pp=arguments.pp,
-            ep=arguments.ep,
+            tp=config.actor.tensor_parallel,
+            pp=config.actor.pipeline_parallel,
+            ep=config.actor.expert_parallel,
             expert_tp=arguments.expert_tp,
             virtual_stages=arguments.virtual_stages,
             first_stage_layers=arguments.first_stage_layers,
             last_stage_layers=arguments.last_stage_layers,
         ),
-        TargetLayout(arguments.engine_tp, arguments.engine_expert_parallel),
-        arguments.bucket_size_mib,
-        getattr(torch, arguments.dtype),
+        TargetLayout(config.rollout.tensor_parallel, arguments.engine_expert_parallel),
+        config.weights.bucket_size_mib,
+        getattr(torch, config.model.dtype.value),
     )
     print(json.dumps(as_json(plan), indent=1) if arguments.json else as_table(plan))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from rlmath.cli import main
-from rlmath.commands.plan.weights import add_arguments, as_json, as_table, run
+from rlmath.commands.plan.weights import as_json, as_table
 from rlmath.errors import WeightsError
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.pieces import hf_shapes
@@ -145,28 +144,32 @@ def test_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "vocab_size": 53,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    options = [str(tmp_path), "--tp", "2", "--pp", "2", "--virtual-stages", "2", "--engine-tp", "2"]
-    assert run(parser.parse_args(options)) == 0
+    options = [f"model.path={tmp_path}", *LAYOUT, "--virtual-stages", "2"]
+    assert main(["plan", "weights", *options]) == 0
     table = capsys.readouterr().out
     assert "trainer TP 2 x PP 2 -> engine TP 2" in table
     assert "vocabulary 53, padded to 54" in table
     assert "stage 1: layers 1-1, 3-3" in table
     assert "pp 1 tp 1" in table
-    assert run(parser.parse_args([*options, "--json"])) == 0
+    assert main(["plan", "weights", *options, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["padded_vocab"] == 54
     assert sum(op["num_bytes"] for b in plan["buckets"] for op in b["gathers"]) == plan["num_bytes"]
 
 
+LAYOUT = ("actor.tensor_parallel=2", "actor.pipeline_parallel=2", "rollout.tensor_parallel=2")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("Qwen3-8B --tp 0", "argument --tp: 0: has to be at least 1"),
-        ("Qwen3-8B --bucket-size-mib 0", "--bucket-size-mib: 0: has to be more than 0"),
-        ("Qwen3-8B --expert-tp 2", "Qwen3-8B has no experts"),
-        ("Qwen3-9B", "no model that is known by name; known are Qwen2.5-0.5B"),
+        ("model.path=Qwen3-8B actor.tensor_parallel=0", "has to be at least 1"),
+        ("model.path=Qwen3-8B weights.bucket_size_mib=0", "weights.bucket_size_mib=0: has to be"),
+        ("model.path=Qwen3-8B --expert-tp 2", "Qwen3-8B has no experts"),
+        ("Qwen3-8B", "give model.path=Qwen3-8B"),
+        ("model.path=Qwen3-8B --tp 2", "give actor.tensor_parallel=N"),
+        ("--json", "give model.path"),
+        ("model.path=Qwen3-9B", "no model that is known by name; known are Qwen2.5-0.5B"),
     ],
 )
 def test_options_that_cannot_be_are_named(
@@ -177,8 +180,9 @@ def test_options_that_cannot_be_are_named(
 
 
 def test_a_model_is_known_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    layout = ["--tp", "2", "--ep", "8", "--expert-tp", "1", "--engine-tp", "4"]
-    assert main(["plan", "weights", "qwen3_30b_a3b", *layout]) == 0
+    layout = ["actor.tensor_parallel=2", "actor.expert_parallel=8", "--expert-tp", "1"]
+    layout.append("rollout.tensor_parallel=4")
+    assert main(["plan", "weights", "model.path=qwen3_30b_a3b", *layout]) == 0
     table = capsys.readouterr().out
     assert "trainer TP 2 x PP 1 x EP 8 -> engine TP 4" in table
     assert "pp 0 tp 0 ep 7" in table

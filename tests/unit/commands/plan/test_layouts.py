@@ -123,9 +123,12 @@ def test_plans_of_a_mixture_pass_the_checks() -> None:
         assert layout.actor_ranks == 16
 
 
+LAYOUT_OF_16 = ("cluster.nodes=2", "rollout.max_response_tokens=4096")
+
+
 @pytest.mark.parametrize("name", [name for name in options("model") if name != "tiny"])
 def test_presets_are_known(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "layout", name, "--gpus", "16", "--response-tokens", "4096"]) == 0
+    assert main(["plan", "layout", f"model.path={name}", *LAYOUT_OF_16]) == 0
     assert "model.path=models/" in capsys.readouterr().out
 
 
@@ -197,7 +200,7 @@ def test_the_cache_bounds_what_runs_at_once() -> None:
 
 
 def test_the_command_prints_settings_that_compose(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plan", "layout", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "--gpus", "8"]
+    asked = ["plan", "layout", "model.path=deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"]
     assert main(asked) == 0
     text = capsys.readouterr().out
     assert "512 prompts x 16 samples = 8,192 sequences a step" in text
@@ -214,28 +217,41 @@ def test_the_command_prints_settings_that_compose(capsys: pytest.CaptureFixture[
 
 def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     flags = "--layers 28 --hidden 3584 --ffn 18944 --heads 28 --kv-heads 4 --vocab 152064"
-    assert main(["plan", "layout", *flags.split(), "--gpus", "8", "--json"]) == 0
+    assert main(["plan", "layout", *flags.split(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 7_615_616_512
     config = tmp_path / "config.json"
     config.write_text(json.dumps(KNOWN["Qwen3-8B"]))
-    assert main(["plan", "layout", str(config), "--gpus", "8", "--json"]) == 0
+    assert main(["plan", "layout", f"model.path={config}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 8_190_735_360
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--gpus 8", "missing: --layers"),
-        ("Qwen2.5-7B --layers 3 --gpus 8", "the sizes are those of Qwen2.5-7B"),
-        ("Qwen9-7B --gpus 8", "known are Qwen2.5-0.5B"),
-        ("Qwen2.5-32B --gpus 8", "no layout of this model fits 8 GPUs of 80 GiB"),
-        ("Qwen2.5-7B --gpus 12", "nodes of 8 GPUs leave 4 of one; take 8"),
-        ("Qwen2.5-7B --gpus 8 --tp 3", "--tp 3 --pp any"),
-        ("Qwen2.5-3B --gpus 8 --response-tokens 40000", "take 31744 or less"),
-        ("Qwen2.5-7B --gpus 8 --mean-response-tokens 40000", "is more than --response-tokens"),
-        ("Qwen2.5-7B --gpus 0", "has to be at least 1"),
-        ("Qwen2.5-7B --gpus 8 --mfu 1.5", "at most 1"),
-        ("Qwen2.5-0.5B --gpus 1 --gpu-gib 12 --pp 1", "no layout of this model fits 1 GPUs"),
+        ("--json", "missing: --layers"),
+        ("model.path=Qwen2.5-7B --layers 3", "the sizes are those of Qwen2.5-7B"),
+        ("model.path=Qwen9-7B", "known are Qwen2.5-0.5B"),
+        ("model.path=Qwen2.5-32B", "no layout of this model fits 8 GPUs of 80 GiB"),
+        ("model.path=Qwen2.5-7B actor.tensor_parallel=3", "actor.tensor_parallel=3"),
+        ("model.path=Qwen2.5-3B rollout.max_response_tokens=40000", "take 31744 or less"),
+        (
+            "model.path=Qwen2.5-7B --mean-response-tokens 40000",
+            "is more than rollout.max_response_tokens",
+        ),
+        ("model.path=Qwen2.5-7B cluster.nodes=0", "has to be at least 1"),
+        ("model.path=Qwen2.5-7B --mfu 1.5", "at most 1"),
+        (
+            "model.path=Qwen2.5-0.5B cluster.gpus_per_node=1 --gpu-gib 12 "
+            "actor.pipeline_parallel=1",
+            "no layout of this model fits 1 GPUs",
+        ),
+        ("Qwen2.5-7B", "give model.path=Qwen2.5-7B"),
+        ("model.path=Qwen2.5-7B --tp 2", "give actor.tensor_parallel=N"),
+        ("model.path=Qwen2.5-7B --gpus=8", "give cluster.nodes=N cluster.gpus_per_node=N"),
+        ("model.path=Qwen2.5-7B reward.correct=1", "reward.correct: this plan does not depend"),
+        ("model.path=Qwen2.5-7B reward=math", "reward: this plan does not depend"),
+        ("model.path=Qwen2.5-32B cluster=gpu8", "no layout of this model fits 8 GPUs"),
+        ("model.path=Qwen2.5-7B actor.tensr_parallel=1", "did you mean actor.tensor_parallel"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
