@@ -2,7 +2,7 @@
 
 Ray's head and its node end with the driver by the kernel's hand, ranks and engines with those.
 Ray's agents do not: they try for a minute to tell the dead head of their node's death. So a run
-that starts a Ray of its own starts this beside it: a small process that waits for the driver's end
+that starts its own Ray starts this beside it: a small process that waits for the driver's end
 and then kills the process groups that it was told of.
 
 It runs as a script that needs the standard library alone: ``guard.py DRIVER_PID``.
@@ -26,7 +26,7 @@ class Guard:
     """The driver's handle on the process."""
 
     def __init__(self) -> None:
-        # In a session of its own: what ends the run must not end it first.
+        # In its own session: what ends the run must not end it first.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(os.getpid())],
             stdin=subprocess.PIPE,

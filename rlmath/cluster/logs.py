@@ -1,4 +1,4 @@
-"""Output of ranks and engines: each has a file of its own, whose end is shown when it fails."""
+"""Output of ranks and engines: each has its own file, whose end is shown when it fails."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     Raises:
         UserError: There is no cluster at the address.
     """
-    # Ray turns authentication on by itself where it finds a token; nodes that differ in that
+    # Ray turns authentication on automatically where it finds a token; nodes that differ in that
     # cannot talk to each other, so it is said outright unless the user has said it.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -112,7 +112,7 @@ def _errors_of_ray_logged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _out_of_our_process_group() -> Iterator[None]:
-    """Let Ray's processes, and so ranks and engines, begin in process groups of their own.
+    """Let Ray's processes, and so ranks and engines, begin in their own process groups.
 
     A terminal's Ctrl-C, ``timeout`` and batch systems signal the whole group, and the run cannot
     save when its ranks and Ray's head are hit beside the driver. They end with the driver all the
@@ -149,7 +149,7 @@ def _own_processes() -> dict[str, list[subprocess.Popen[bytes]]]:
 
 def _end_with(head: subprocess.Popen[bytes], over: threading.Event, code: int) -> None:
     """End this process when Ray's head was told to end as well: no call of a rank returns any more,
-    and Ray would end this process with a code of its own.
+    and Ray would end this process with its own code.
 
     Args:
         head: Ends by itself in time, told by the run's own shutdown.
@@ -160,7 +160,7 @@ def _end_with(head: subprocess.Popen[bytes], over: threading.Event, code: int) -
         time.sleep(HEAD_POLL_S)
     if not over.wait(SHUTDOWN_TIMEOUT_S):
         print(
-            "interrupted, and Ray with it; runner.resume=auto goes on from the newest checkpoint",
+            "interrupted, and Ray with it; runner.resume=auto resumes from the newest checkpoint",
             file=sys.stderr,
             flush=True,
         )

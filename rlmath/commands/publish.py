@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 def _checkpoints_of(run_dir: Path, revision: str | None) -> list[Path | None]:
     if revision is not None:
         raise UserError(
-            f"--revision {revision}: with --every-checkpoint each has a branch of its own, step-N"
+            f"--revision {revision}: with --every-checkpoint each has its own branch, step-N"
         )
     store = CheckpointStore(run_dir / "checkpoints", keep=1)
     if not store.steps():

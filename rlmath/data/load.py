@@ -60,7 +60,7 @@ def load_problems(
         paths: Files, see :func:`rlmath.data.files.read_rows`.
         settings: Which fields, how they become text, and what to do with rows that do not fit.
         tokenizer: The model's.
-        limit: Keep the first so many; ``None``: all.
+        limit: Keep the first N; ``None``: all.
 
     Returns:
         The problems, and what became of the rows. ``Problem.columns`` has every field of the row

@@ -14,7 +14,7 @@ class MixedStream(ProblemStream[Item]):
 
     The next problem is of the source that is furthest behind its share, the first of equals: after
     ``n`` problems each source has given ``n`` times its share, to within one for two sources, and
-    never more than the number of sources. A source that is short begins anew, in another order,
+    never more than the number of sources. A source that is short starts over, in another order,
     while the others are still in their first epoch.
 
     Args:
@@ -65,7 +65,7 @@ class MixedStream(ProblemStream[Item]):
             raise UserError(
                 "the checkpoint's place in the data cannot be found again: data.train_weights was "
                 f"{state.get('weights') or 'empty'} and is {self._weights}; restore it, or begin "
-                "anew with runner.resume=never"
+                "again with runner.resume=never"
             )
         super().load_state_dict(state)
         for part, saved in zip(self._parts, state["parts"], strict=True):

@@ -125,7 +125,7 @@ class PromptRenderer:
 class Encoder:
     """Texts to token ids, in batches; special tokens that a text already has are not doubled.
 
-    A tokenizer may put tokens of its own first (Llama's and DeepSeek's begin-of-sequence). They
+    A tokenizer may put its own tokens first (Llama's and DeepSeek's begin-of-sequence). They
     are put before a plain text, once: not when the text begins with them already, and not after
     a chat template, which writes its own. What a tokenizer would put last is never added, because
     a model does not continue after its end-of-sequence token.

@@ -19,7 +19,7 @@ Item = TypeVar("Item", bound=_HasId)
 
 
 class ProblemStream(Generic[Item]):
-    """Problems (or worked examples) one epoch after the other, each epoch in an order of its own.
+    """Problems (or worked examples) one epoch after the other, each epoch in its own order.
 
     What comes after n problems depends on the seed, the problems and n alone, not on how many
     were asked for at a time: ``next(2)`` twice is ``next(4)``. A batch that goes over the end of
@@ -31,7 +31,7 @@ class ProblemStream(Generic[Item]):
         Args:
             items: At least one.
             seed: Of the orders.
-            shuffle: Order each epoch anew; otherwise every epoch has the order of ``items``.
+            shuffle: Shuffle each epoch again; otherwise every epoch has the order of ``items``.
         """
         if not items:
             raise ValueError("a stream needs at least one problem")
@@ -104,7 +104,7 @@ class ProblemStream(Generic[Item]):
             if state[key] != own[key]:
                 raise UserError(
                     f"the checkpoint's place in the data cannot be found again: {setting} was "
-                    f"{state[key]} and is {own[key]}; restore it, or begin anew with "
+                    f"{state[key]} and is {own[key]}; restore it, or start over with "
                     "runner.resume=never"
                 )
         self._taken = int(state["taken"])

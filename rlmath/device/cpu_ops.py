@@ -127,7 +127,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PackedRotary:
     """Takes the place of Megatron's ``apply_rotary_pos_emb`` for packed sequences.
 
-    Megatron splits the row by sequence and takes cosines and sines anew for the queries and the
+    Megatron splits the row by sequence and takes cosines and sines again for the queries and the
     keys of each layer. All of them share the same angles, so these are computed once per
     micro-batch here.
 

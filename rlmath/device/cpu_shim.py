@@ -83,8 +83,8 @@ def install() -> None:
     if torch.cuda.is_available():
         raise RuntimeError("the CPU shim for Megatron is for processes without CUDA")
 
-    # ``with torch.device(...)`` recognises factories by identity, from a list made at its first
-    # use; it has to be made of the originals, or transformers' models stay half initialised.
+    # ``with torch.device(...)`` recognizes factories by identity, from a list made at its first
+    # use; it has to be made of the originals, or transformers' models stay half initialized.
     _device_constructors()
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
@@ -155,7 +155,7 @@ def _patch_cuda_module() -> None:
     # torch.manual_seed() calls this one too, so it must not call back.
     cuda.manual_seed_all = torch.default_generator.manual_seed
     # Megatron's tracker of random states saves and restores the CUDA generator; the CPU's takes
-    # its place, so that dropout and initialisation stay reproducible across ranks.
+    # its place, so that dropout and initialization stay reproducible across ranks.
     cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     cuda.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     cuda.nvtx.range_push = lambda *_, **__: None

@@ -1,6 +1,6 @@
 """Gloo groups that share one device per process.
 
-torch gives every group a device of its own, and a device is a thread that wakes up every 10 ms
+torch gives every group its own device, and a device is a thread that wakes up every 10 ms
 whether something has arrived or not. Megatron and vLLM make a dozen groups in each process; on a
 machine of few cores their hundreds of threads interrupt those that compute thousands of times a
 second, which took a fifth of a small model's step.

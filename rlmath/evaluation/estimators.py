@@ -73,7 +73,7 @@ def mean_and_errors(correct: Sequence[int], samples: Sequence[int]) -> tuple[flo
         - its standard error when the problems are drawn at random: ``s / sqrt(N)``, ``s`` the
           deviation (Bessel) of the problems' shares. The samples of a problem count as one
           cluster (Miller 2024, Adding Error Bars to Evals, section 2.2);
-        - its standard error on these very problems, sampled anew:
+        - its standard error on these very problems, sampled again:
           ``sqrt(sum_i p_i (1 - p_i) / (n_i - 1)) / N``. NaN with one sample each.
     """
     shares = [c / n for c, n in zip(correct, samples, strict=True)]

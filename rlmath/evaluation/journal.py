@@ -13,14 +13,14 @@ from rlmath.types import Sample
 
 
 class Journal:
-    """A file with a line per sample, from which an interrupted evaluation goes on.
+    """A file with a line per sample, from which an interrupted evaluation resumes.
 
     A context manager. Log-probs are not kept: evaluation has no use for them.
 
     Args:
         path: Made when it is missing.
         about: What the samples are of (weights, problems, settings). A file about something else
-            is begun anew.
+            is started over.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def write_results(folder: Path, model: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the three files anew.
+    """Rewrite the three files.
 
     Args:
         folder: The evaluation's.

@@ -14,7 +14,7 @@ from rlmath.rollout.requests import requests_for
 from rlmath.rollout.sampling import Sampling
 from rlmath.types import Group, Sample
 
-# Steps of evaluation have random streams of their own, apart from training's.
+# Steps of evaluation have their own random streams, apart from training's.
 SEED_OFFSET = 1_000_003
 
 
@@ -44,7 +44,7 @@ def sample_and_grade(
         sampling: Engines and rewards.
         run_seed: ``runner.seed``.
         held_out: The benchmark and its problems.
-        step: Of training; each has random streams of its own.
+        step: Of training; each has its own random streams.
         journal: Has samples that need not be made again, and takes those that are made.
     """
     benchmark = held_out.benchmark

@@ -41,7 +41,7 @@ def with_checkpoint(config: Config, folder: Path) -> Config:
 
 
 def export_checkpoint(checkpoint: str, folder: Path, source: str) -> None:
-    """Write a checkpoint as a Hugging Face folder, in a process of its own.
+    """Write a checkpoint as a Hugging Face folder, in its own process.
 
     Raises:
         UserError: As :func:`rlmath.validation.convert.to_hf`.

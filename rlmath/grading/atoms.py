@@ -135,7 +135,7 @@ class Atoms(Cases):
             "pi",
         ):
             if value.startswith(prefix) and len(value) - len(prefix) <= 2 and not script:
-                # sinx, piR: a function or constant written against its neighbour
+                # sinx, piR: a function or constant written against its neighbor
                 self.position -= 1
                 self.tokens[self.position : self.position + 1] = [
                     Token("word", prefix, False),

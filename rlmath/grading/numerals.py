@@ -38,7 +38,7 @@ def number(text: str) -> Node:
 
 
 def repeating(head: str, period: str) -> Node:
-    """`head` such as `0.1`, followed by `period` for ever."""
+    """`head` such as `0.1`, followed by `period` forever."""
     whole, _, fixed = head.partition(".")
     if not period or len(head) + len(period) > _MAX_DIGITS:
         raise ParseError("not a repeating decimal")

@@ -2,8 +2,8 @@
 
 Each slot of the pool is a thread of the parent that owns one process and gives it one job at a
 time. The thread counts the deadline from the moment it sends the job, kills the process group when
-it passes, and has another process forked; the other slots go on. No signal handler is installed, so
-the pool works from any thread and inside Ray actors.
+it passes, and has another process forked; the other slots continue. No signal handler is installed,
+so the pool works from any thread and inside Ray actors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WorkerTimeout(Exception):
 
 
 class Worker:
-    """One process, in a process group of its own.
+    """One process, in its own process group.
 
     Raises:
         ForkServerDied: the fork server is gone.

@@ -33,7 +33,7 @@ class GradingSettings:
         startup_timeout_s: limit on the start of a worker process (it imports SymPy).
         max_jobs_per_worker: a worker is replaced after this many jobs.
         num_workers: symbolic worker processes.
-        cache_size: remembered verdicts, by (normalised answer, gold). 0 switches the cache off.
+        cache_size: remembered verdicts, by (normalized answer, gold). 0 switches the cache off.
         audit_fraction: share of the verdicts of the fast layers that are checked again with SymPy
             in the background; disagreements are written to `disagreement_path`.
         disagreement_path: JSONL file for sampled disagreements, or None.

@@ -2,7 +2,7 @@
 
 A detector looks at one metric. It fires when its rule has held for ``collapse.patience_steps``
 steps in a row, once per streak; the streak's first step is the onset, and checkpoints from before
-it are good as far as this detector can tell. Detectors keep no state of their own: after a resume
+it are good as far as this detector can tell. Detectors keep no state: after a resume
 they see the lines of ``metrics.jsonl`` again.
 """
 

@@ -24,7 +24,7 @@ class Panel:
         series: Tag and its name in the legend; those that a run lacks are left out.
         limits: Least and largest value of the vertical axis; ``None``: as the values have it.
         level: A horizontal line to compare with.
-        right: Tag, name and unit of a series with an axis of its own on the right.
+        right: Tag, name and unit of a series with its own axis on the right.
     """
 
     title: str

@@ -81,7 +81,7 @@ class Monitor:
         self.phase.finish_step()
 
     def note(self, step: int, what: str, choice: str, reason: str) -> None:
-        """Something that the run decided by itself: to ``decisions.jsonl`` each time, and to the
+        """An automatic decision of the run: to ``decisions.jsonl`` each time, and to the
         terminal when it is another choice than the last one. (A step that is done again after a
         resume has its line again.)"""
         line = {"step": step, "what": what, "choice": choice, "reason": reason}
@@ -110,8 +110,8 @@ def open_monitor(
         run_dir: Where everything goes.
         runner: How much is shown.
         total_steps: Number of the run's last step.
-        last_step: The step that the run continues from; ``None``: it begins anew.
-        line_every: Outside a terminal, a line for every so many steps.
+        last_step: The step that the run continues from; ``None``: it starts over.
+        line_every: Outside a terminal, a line every N steps.
     """
     display = ProgressDisplay(
         total_steps, (last_step or 0) + 1, live=runner.progress, line_every=line_every

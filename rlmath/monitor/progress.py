@@ -37,7 +37,7 @@ class ProgressDisplay:
             first_step: The first that this process makes; more than 1 when a run continues.
             live: A display that is redrawn, or a line per step; ``None``: the first in a terminal.
             console: Where to; ``None``: standard output.
-            line_every: Outside a terminal, a line for every so many steps, the first and the last.
+            line_every: Outside a terminal, a line every N steps, the first and the last.
         """
         self._line_every = line_every
         self._console = console or Console(highlight=False, soft_wrap=True)

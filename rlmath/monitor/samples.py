@@ -24,7 +24,7 @@ def write_samples(
     compress_above_characters: int = COMPRESS_ABOVE_CHARACTERS,
     kind: str = "step",
 ) -> Path:
-    """Write ``samples/step_000012.jsonl``, one line per sample; it appears whole or not at all.
+    """Write ``samples/step_000012.jsonl``, one line per sample; it appears atomically.
 
     Args:
         run_dir: The run's folder.
@@ -71,7 +71,7 @@ def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def drop_samples_after(run_dir: str | Path, step: int) -> None:
-    """Remove the files of later steps: a run that continues after ``step`` makes them anew."""
+    """Remove the files of later steps: a run that continues after ``step`` makes them again."""
     for path in Path(run_dir, FOLDER).glob("*_*.jsonl*"):
         number = path.name.partition(".")[0].rpartition("_")[2]
         if number.isdigit() and int(number) > step:

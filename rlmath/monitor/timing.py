@@ -49,7 +49,7 @@ class PhaseTimer:
                 self._tell(self._open[-1])
 
     def finish_step(self) -> dict[str, float]:
-        """``timing/<phase>`` in seconds for each phase since the last call, and begin anew.
+        """``timing/<phase>`` in seconds for each phase since the last call, and start over.
 
         ``timing/step`` is the whole, ``timing/other`` what no phase claims.
 

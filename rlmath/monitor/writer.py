@@ -34,7 +34,7 @@ class MetricsWriter:
         Args:
             run_dir: The run's folder; made if missing.
             last_step: The step of the checkpoint that the run continues from: what an interrupted
-                run wrote of later steps is dropped. ``None``: the run begins anew, and what an
+                run wrote of later steps is dropped. ``None``: the run starts over, and what an
                 earlier one wrote here is moved to ``set_aside_<n>/``.
         """
         from torch.utils.tensorboard import SummaryWriter
@@ -126,7 +126,7 @@ def _number(tag: str, value: Any) -> float:
 
 
 def _set_aside(run_dir: Path) -> None:
-    """Move what an earlier run wrote, if it came as far as a step, to a folder of its own."""
+    """Move what an earlier run wrote, if it came as far as a step, to its own folder."""
     if not any(True for _ in _lines(run_dir / METRICS_FILE)):
         return
     number = 1

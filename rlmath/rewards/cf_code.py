@@ -15,7 +15,7 @@ the files input, correct output and submitted output, that prints 1 for a right 
 output.txt).
 
 Corrected: a provider that fails gives ``None``, where each of its failures was a failed test;
-the checker runs in a sandbox of its own that the submission cannot reach; without a checker the
+the checker runs in its own sandbox that the submission cannot reach; without a checker the
 whole output must match.
 """
 

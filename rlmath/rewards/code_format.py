@@ -22,7 +22,7 @@ class CodeFormat(Reward):
     Args:
         language: Where the data has no column ``language``.
         think_prefilled: As in :class:`~rlmath.rewards.format.Format`.
-        strict: Each tag stands on a line of its own.
+        strict: Each tag stands on its own line.
     """
 
     __name__ = "code_format_reward"

@@ -1,4 +1,4 @@
-"""One event loop, in a thread of its own, on which all async rewards run.
+"""One event loop, in its own thread, on which all async rewards run.
 
 A loop per call would break rewards that keep an HTTP session or a semaphore between calls, and
 ``asyncio.run`` cannot be used from a thread that already runs a loop (a Ray async actor).

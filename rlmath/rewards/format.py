@@ -21,7 +21,7 @@ class Format(Reward):
     Args:
         think_prefilled: The chat template ends with ``<think>``, so completions start inside it.
             ``None`` looks at the end of the prompt.
-        strict: Each tag stands on a line of its own.
+        strict: Each tag stands on its own line.
     """
 
     __name__ = "format_reward"

@@ -1,7 +1,7 @@
 """POST JSON, get JSON, within a deadline that holds for the whole exchange.
 
-A socket's own time limit starts anew with every byte that arrives, so a server that drips its
-reply would hold a caller for ever. Here a watchdog cuts the connection at the deadline.
+A socket's own time limit starts over with every byte that arrives, so a server that drips its
+reply would hold a caller forever. Here a watchdog cuts the connection at the deadline.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class RewardMix:
                 and if wanted ``label``, ``required``, ``completion_format``, ``needs_group``.
             correct: Default of the math reward's ``correct``.
             incorrect: Default of its ``incorrect``.
-            fallback: Of the grader that all items share; an item with grading settings of its own
+            fallback: Of the grader that all items share; an item with its own grading settings
                 gets its own grader.
             num_workers: Worker processes of the shared grader.
             timeout_s: Limit of one comparison, in seconds.
@@ -627,7 +627,7 @@ def _as_mapping(raw: Any) -> Mapping[str, Any]:
 
 
 def _shares_grader(name: str, params: Mapping[str, Any]) -> bool:
-    """Whether the item can use the mix's grader: a graded reward with no settings of its own."""
+    """Whether the item can use the mix's grader: a graded reward without its own settings."""
     own = {"num_workers", "timeout_s", "fallback", "task", "grader", "answer_grader"} & set(params)
     if own or is_path(name):
         return False

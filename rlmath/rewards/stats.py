@@ -59,7 +59,7 @@ class RewardStats:
             self._tallies[name].notes[note].append(float(value))
 
     def drain(self) -> dict[str, float]:
-        """All figures, and start anew.
+        """All figures, and start over.
 
         Returns:
             ``rewards/<name>/mean`` and ``/std`` (population; absent when nothing was scored),

@@ -1,4 +1,4 @@
-"""``tag_count``: a quarter for each of the four tags that stands once, on a line of its own.
+"""``tag_count``: a quarter for each of the four tags that stands once, on its own line.
 
 Open-R1's softer companion of ``format``:
 

@@ -60,7 +60,7 @@ def answer_body(text: str, *, strict: bool = True) -> str | None:
 
     Args:
         text: The whole completion, the template's ``<think>`` included.
-        strict: Each tag stands on a line of its own, as Open-R1 asks; otherwise white space
+        strict: Each tag stands on its own line, as Open-R1 asks; otherwise white space
             around tags is free.
 
     Returns:

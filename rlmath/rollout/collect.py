@@ -32,7 +32,7 @@ class Grading:
         self._pieces: dict[tuple[str, int], Future[Any]] = {}
 
     def expect(self, problems: Sequence[Problem]) -> None:
-        """Problems whose samples will come; with ids of their own."""
+        """Problems whose samples will come; with their own ids."""
         for problem in problems:
             self._problems[problem.id] = problem
             self._arrived[problem.id] = []
@@ -147,7 +147,7 @@ class Collector:
         """Take samples as they come and grade each at once; returns when the last is there.
 
         Args:
-            problems: With ids of their own; every sample answers one of them.
+            problems: With their own ids; every sample answers one of them.
             samples: In any order.
             group_size: Samples of each problem.
         """

@@ -21,7 +21,7 @@ from rlmath.utils.child_processes import end_with_parent
 
 
 class RolloutEngine:
-    """One engine. Made by ``RolloutPool``, in a process of its own."""
+    """One engine. Made by ``RolloutPool``, in its own process."""
 
     def __init__(self, spec: EngineSpec, index: int, environment: dict[str, str]) -> None:
         end_with_parent(os.getppid())
@@ -171,7 +171,7 @@ class RolloutEngine:
     def weights_checksums(self) -> dict[str, str]:
         """vLLM's SHA-256 of each parameter as this engine holds it, by worker and name.
 
-        On CPU vLLM packs matrices into a form of its own and leaves empty tensors behind, whose
+        On CPU vLLM packs matrices into its own form and leaves empty tensors behind, whose
         digests say nothing; there only embeddings, norms and biases are covered.
         """
         digests: dict[str, str] = {}

@@ -72,7 +72,7 @@ def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
 
 
 def cache_folders(engine: int) -> dict[str, str]:
-    """Variables that give an engine folders of its own for what it compiles.
+    """Variables that give an engine its own folders for compiled code.
 
     vLLM's table of compiled graphs (``vllm_compile_cache.py``) is rewritten in place, so an engine
     that reads it while another one of the node writes it finds half a file. FlashInfer's builds

@@ -163,7 +163,7 @@ class Sampler:
     def _next_problems(
         self, count: int, step: int, seen: dict[str, int]
     ) -> tuple[list[Problem], int]:
-        """The next problems that do not rest, with ids of their own, and how many were passed over.
+        """The next problems that do not rest, with their own ids, and how many were passed over.
 
         At an epoch's end a problem may come twice in a step. When a whole epoch rests, the next
         ones are taken all the same.

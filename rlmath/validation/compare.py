@@ -192,7 +192,7 @@ def compare_on_ranks(
     others: dict[str, Tensor] | None = None,
     sequence_parallel: bool = False,
 ) -> AlignmentReport:
-    """As ``compare_with_transformers``, from outside: each rank is a process of its own.
+    """As ``compare_with_transformers``, from outside: each rank is its own process.
 
     Raises:
         UserError: A rank cannot have its part of the model, or failed.

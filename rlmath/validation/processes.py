@@ -25,7 +25,7 @@ def open_process() -> Platform:
 
 
 def on_ranks(layout: Layout, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call ``function(platform, *arguments)`` on each rank, in a process of its own.
+    """Call ``function(platform, *arguments)`` on each rank, in its own process.
 
     Args:
         layout: Of the ranks.
@@ -81,7 +81,7 @@ def _rank(
 def _open_rank(layout: Layout, rank: int, port: int) -> Platform:
     # torch lists the functions that `with torch.device(...)` acts on when it first needs them. The
     # CPU shim replaces some of these, so the list has to be made before: transformers builds
-    # models under such a context, and would leave their rotary frequencies uninitialised.
+    # models under such a context, and would leave their rotary frequencies uninitialized.
     _device_constructors()
     platform = choose_platform("auto", layers="any")
     threads = max(1, torch.get_num_threads() // layout.world_size)

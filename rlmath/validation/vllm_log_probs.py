@@ -1,4 +1,4 @@
-"""Log-probs of a batch from vLLM, in a process of its own: ``python -m`` this, with three paths.
+"""Log-probs of a batch from vLLM, in its own process: ``python -m`` this, with three paths.
 
 Megatron's CPU shim and vLLM cannot share a process; ``vllm_log_probs`` starts one and reads what
 it leaves.

@@ -40,7 +40,7 @@ def _takes_add(
 def rms_norm(
     x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> Tensor:
-    """``[n, d]`` normalised; see vLLM's operator of this name."""
+    """``[n, d]`` normalized; see vLLM's operator of this name."""
     out = torch.empty_like(x)
     torch.ops._C.rms_norm(out, x, weight, epsilon)
     return out
@@ -54,6 +54,6 @@ def fused_add_rms_norm(
     epsilon: float,
     variance_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``x + x_residual``, normalised, and the sum; both in the place of the inputs."""
+    """``x + x_residual``, normalized, and the sum; both in the place of the inputs."""
     torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
     return x, x_residual

@@ -152,7 +152,7 @@ class DecodeScheduler(Scheduler):
         return merged
 
     def _may_end(self, request: Request, token_ids: list[int]) -> bool:
-        """Whether vLLM has to look at these new tokens; if not, the sequence goes on."""
+        """Whether vLLM has to look at these new tokens; if not, the sequence continues."""
         params = request.sampling_params
         assert params is not None
         return (

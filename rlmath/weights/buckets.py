@@ -76,7 +76,7 @@ def align(num_bytes: int) -> int:
 def cut_into_buckets(tensors: Sequence[TensorMeta], bucket_size_mib: float) -> list[Bucket]:
     """Cut a list of tensors, in order, into buckets of at most ``bucket_size_mib`` MiB.
 
-    A tensor that is larger is a bucket of its own. The first bucket has an eighth of the size, so
+    A tensor that is larger is its own bucket. The first bucket has an eighth of the size, so
     that whoever takes them need not wait long for the first.
     """
     limit_bytes = int(bucket_size_mib * 2**20)

@@ -3,7 +3,7 @@
 The ranks tell each other once which runs of which tensors they hold. From that every rank derives
 the same list of buckets and, for each bucket, who sends which bytes. A byte travels once, from a
 rank that holds it to the rank that wants it; layouts (tensor, pipeline with virtual or uneven
-stages, expert) need no cases of their own.
+stages, expert) need no special cases.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Place:
     """Where a run lies on this rank.
 
     It refers to the parameter and not to its memory: Megatron's distributed optimizer moves
-    parameters to buffers of its own, and memory saving may move them elsewhere for a while.
+    parameters to its own buffers, and memory saving may move them elsewhere for a while.
     """
 
     parameter: Tensor

@@ -93,7 +93,7 @@ def hf_tensors(
         spec: The model.
         parallel: This rank.
         bucket_size_mib: A bucket holds whole tensors of about this size together; a larger tensor
-            is a bucket of its own.
+            is its own bucket.
         destination: Global rank that gets the tensors; ``None``: all ranks of the group.
         dtype: Type to send; ``None``: each parameter's own.
 

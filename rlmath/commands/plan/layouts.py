@@ -268,12 +268,12 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
 
 
 def _expert_shares(wish: Wish, tp: int, cp: int, dp: int) -> list[int]:
-    """Expert-parallel ranks: 1 of a dense model; none where a mixture cannot be laid out so."""
+    """Expert-parallel ranks: 1 of a dense model; none where an MoE cannot be laid out so."""
     spec = wish.spec
     if not spec.experts:
         choices = [1]
     elif cp > 1:
-        choices = []  # A mixture takes whole sequences.
+        choices = []  # An MoE takes whole sequences.
     else:
         cut = [1] if spec.moe_ffn % tp == 0 else []
         whole = range(2, tp * dp + 1)

@@ -1,6 +1,6 @@
 """How long the phases of a step take, from FLOPs, bytes and the assumptions of ``gpus.py``.
 
-A prediction to compare layouts by. It says nothing of hosts, data or grading, which goes on while
+A prediction to compare layouts by. It says nothing of hosts, data or grading, which continues while
 others are sampled.
 """
 
@@ -93,9 +93,9 @@ def actor_time_s(
     peak = gpu.peak_tflops * 1e12 * efficiency.mfu
     forward = work.tokens * forward_flops(spec, work.mean_tokens) / (ranks * peak)
 
-    def rate(neighbours: int) -> float:
-        """Bytes a second between so many neighbours, which share a node if they can."""
-        on_node = neighbours <= gpus_per_node
+    def rate(neighbors: int) -> float:
+        """Bytes a second between so many neighbors, which share a node if they can."""
+        on_node = neighbors <= gpus_per_node
         gb_per_s = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
         return gb_per_s * 1e9 * efficiency.link
 

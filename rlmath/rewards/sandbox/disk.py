@@ -1,4 +1,4 @@
-"""Disk that a program without a file system of its own takes up."""
+"""Disk that a program without its own file system takes up."""
 
 from __future__ import annotations
 

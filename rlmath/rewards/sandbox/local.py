@@ -1,4 +1,4 @@
-"""Programs on this machine, each run in a sandbox of its own.
+"""Programs on this machine, each run in its own sandbox.
 
 What a program can reach, by level (``LocalProvider.level`` says which one is in use):
 
@@ -542,7 +542,7 @@ class _Run:
 def _processes_counted_against(level: Level) -> int:
     """Processes that the kernel already counts against the sandbox's user id."""
     if os.geteuid() == 0 and level != "process":
-        return 0  # an id of its own
+        return 0  # its own id
     release = os.uname().release.split("-")[0].split(".")
     if level == "namespace" and (int(release[0]), int(release[1])) >= (5, 14):
         return 0  # counted for each user namespace since Linux 5.14

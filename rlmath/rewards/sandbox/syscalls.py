@@ -107,7 +107,7 @@ _DENIED = (
     "shmget", "shmat", "shmctl", "shmdt", "semget", "semop", "semctl", "semtimedop", "msgget",
     "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink", "memfd_create", "memfd_secret",
 )  # fmt: skip
-# Without a namespace of its own a program must not signal others, nor leave its process group. An
+# Without its own namespace a program must not signal others, nor leave its process group. An
 # open file in a message on its way to nobody (sendmsg) is one whose size nobody can look up.
 _DENIED_WITHOUT_NAMESPACE = (
     "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal",

@@ -24,7 +24,7 @@ from rlmath.weights.transports.client import EngineClient
 
 TransportName = Literal["shared_memory", "object_store", "ipc", "nccl", "nccl_m2n"]
 MIB = 2**20
-# Messages of ``nccl`` in flight. vLLM gives each a stream of its own, and an engine's worker loads
+# Messages of ``nccl`` in flight. vLLM gives each its own stream, and an engine's worker loads
 # a module when its last tensor is there: with two, the tensors of a module that spans more than two
 # messages (a layer's experts) would be read on one stream while the other receives into the memory
 # that they just gave back. The ranks gather the next bucket meanwhile in any case.

@@ -70,7 +70,7 @@ class CpuLoader:
 
     @property
     def takes_all(self) -> bool:
-        """Whether this can load every parameter; a mixture's experts it cannot."""
+        """Whether this can load every parameter; an MoE's experts it cannot."""
         return self._complete
 
     def begin(self) -> None:
@@ -122,7 +122,7 @@ def _load(layer: _Layer, given: Mapping[str, Tensor]) -> None:
 
 
 def _pack(module: Any, key: str, runs: list[Tensor]) -> None:
-    """Let vLLM pack a matrix that consists of these runs of rows, anew."""
+    """Let vLLM pack again a matrix that consists of these runs of rows."""
     # The old one gives its memory back before the new one takes it.
     module.cpu_linear = None
     setattr(module, key, torch.nn.Parameter(_joined(runs), requires_grad=False))

@@ -50,7 +50,7 @@ class Part:
 
 
 def parts_of(model: Any) -> Iterator[Part]:
-    """All parts of a worker's model but for a mixture's experts and routers.
+    """All parts of a worker's model but for an MoE's experts and routers.
 
     An output layer that shares the embedding's matrix has none of its own.
     """
@@ -63,7 +63,7 @@ def parts_of(model: Any) -> Iterator[Part]:
 
 
 def expert_names(model: Any) -> Iterator[str]:
-    """Hugging Face names of a mixture's tensors, which kernels lay out in their own ways."""
+    """Hugging Face names of an MoE's tensors, which kernels lay out in their own ways."""
     for name, module in model.named_modules():
         if not hasattr(module, "w13_weight"):
             continue

@@ -112,7 +112,7 @@ class SharedMemoryTrainer:
                 named = NamedSegments(init_info.run_id, segment_sizes(source.buckets))
                 told = [named.names]
             except Exception as error:
-                # The others have to hear of it, or they wait for ever.
+                # The others have to hear of it, or they wait forever.
                 told = [error]
         group = source.parallel.group
         if group is not None:

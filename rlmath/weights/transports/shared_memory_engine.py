@@ -49,7 +49,7 @@ class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
 class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
     """Loads buckets from shared memory: straight, where every parameter's place is known.
 
-    A mixture goes by vLLM's layerwise reload: its packed experts cannot be loaded in place, so that
+    An MoE uses vLLM's layerwise reload: its packed experts cannot be loaded in place, so that
     gives each layer its original parameters back until all of them are there, loads, packs again,
     and copies to where the engine reads.
     """
@@ -63,7 +63,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
         self._straight: CpuLoader | None = None
-        # Segments as the straight way reads them: mapping one anew for each bucket would cost as
+        # Segments as the straight way reads them: mapping one again for each bucket would cost as
         # much as a tenth of the copy.
         self._mapped: dict[int, torch.Tensor] = {}
         # Fingerprints of what the last update brought, by Hugging Face name.

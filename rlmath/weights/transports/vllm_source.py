@@ -17,7 +17,7 @@ class GatheredSource(WeightSource):
     Args:
         gatherer: This rank's.
         destination: Global rank that gets the tensors; ``None``: every rank.
-        side_stream: Where buckets are gathered. vLLM reads them on streams of its own, and may use
+        side_stream: Where buckets are gathered. vLLM reads them on its own streams, and may use
             another for the next bucket.
     """
 

@@ -71,7 +71,7 @@ def test_a_card_for_every_checkpoint(run_dir: Path, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert out.index("after step 50.") < out.index("after step 100.")
     assert main([*every, "--revision", "main"]) == 2
-    assert "each has a branch of its own" in capsys.readouterr().err
+    assert "each has its own branch" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_said(

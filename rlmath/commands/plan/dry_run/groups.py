@@ -1,6 +1,6 @@
 """The other ranks of a layout: torch's fake process group, and what they would answer.
 
-For a process of its own, like ``meta_gpu.py``. Collectives of tensors give this rank's own values
+For its own process, like ``meta_gpu.py``. Collectives of tensors give this rank's own values
 back; ranks exchange objects when they agree on who holds which weights and who writes what, and
 there the others' answers follow from the weight tables.
 """

@@ -104,7 +104,7 @@ class RankCount:
 def microbatch(max_tokens: int, prompt: int, longest_response: int) -> tuple[tuple[int, int], ...]:
     """Sequences that fill the budget: the longest ones, then what is left; at least one.
 
-    A sequence that is longer than the budget is a micro-batch of its own.
+    A sequence that is longer than the budget is its own micro-batch.
     """
     left = max_tokens
     found: list[tuple[int, int]] = []

@@ -1,6 +1,6 @@
 """Makes this process believe in a CUDA device whose tensors are meta tensors.
 
-For a process of its own: what is replaced stays replaced. Import Megatron after :func:`install`.
+For its own process: what is replaced stays replaced. Import Megatron after :func:`install`.
 """
 
 from __future__ import annotations

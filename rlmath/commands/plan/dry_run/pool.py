@@ -1,4 +1,4 @@
-"""Counts jobs in processes of their own, several side by side."""
+"""Counts jobs in separate processes, several side by side."""
 
 from __future__ import annotations
 

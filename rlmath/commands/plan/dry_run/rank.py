@@ -1,6 +1,6 @@
 """Counts one rank: builds it as a run does and takes it through every phase of a step.
 
-For a process of its own; see :func:`prepare_process`.
+For its own process; see :func:`prepare_process`.
 """
 
 from __future__ import annotations
