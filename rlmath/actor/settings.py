@@ -109,6 +109,3 @@ class UpdateResult:
     early_stopped: dict[int, str]
     values: TokenValues | None
     clamped: dict[int, str] = field(default_factory=dict)
-
-
-NOTHING_LEARNT = UpdateResult([], {}, None)

@@ -179,7 +179,7 @@ def rank_of(patch: pytest.MonkeyPatch) -> ActorWorker:
     rank = ActorWorker.__new__(ActorWorker)
     rank.rank, rank.platform, rank.connection = 0, CUDA, None
     module = modules_like(DENSE, 0, parallel, dtype=torch.bfloat16)
-    rank.actor = SimpleNamespace(module=module, shape=DENSE, parallel=parallel)  # type: ignore[assignment]
+    rank.actor = SimpleNamespace(module=module, spec=DENSE, parallel=parallel)  # type: ignore[assignment]
     return rank
 
 

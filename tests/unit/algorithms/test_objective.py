@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_losses import make, settings_for
+from test_losses import make, options_for
 
 from rlmath.algorithms.aggregation import AGGREGATIONS, token_weights
 from rlmath.algorithms.early_stop import decide
@@ -64,8 +64,12 @@ def totals(outputs):
 @given(data=st.data())
 def test_no_cut_changes_loss_gradient_or_metrics(name, aggregation, data):
     """Any number of ranks and any micro-batch size, through the very functions that cut."""
-    s = dataclasses.replace(
-        settings_for(name), kl_coef=0.1, entropy_coef=0.01, off_policy_mask_kl=0.05
+    s = ObjectiveSettings(
+        loss=name,
+        options=options_for(name),
+        kl_coef=0.1,
+        entropy_coef=0.01,
+        off_policy_mask_kl=0.05,
     )
     inputs = batch(aggregation, seed=data.draw(st.integers(0, 9)))
     whole = policy_objective(inputs, s)
@@ -102,7 +106,7 @@ def test_terms_add_up():
     s = ObjectiveSettings(kl_coef=0.3, entropy_coef=0.02, kl_estimator="k2")
     kl = kl_estimate("k2", inputs.log_probs, inputs.ref_log_probs, inputs.old_log_probs)
     want = (
-        get_loss("ppo_clip")(inputs, s).loss
+        get_loss("ppo_clip")(inputs, s.loss_options).loss
         + 0.3 * (inputs.weights * kl).sum()
         - 0.02 * (inputs.weights * inputs.entropy).sum()
     )

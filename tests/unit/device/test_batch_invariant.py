@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,8 @@ from rlmath.device import CPU
 from rlmath.device.batch_invariant import enable_batch_invariance
 from rlmath.errors import UserError
 from rlmath.model.precision import Precision
+from rlmath.model.spec import model_spec
+from rlmath.model.tiny import tiny_config
 
 KERNELS = "megatron.core.transformer.custom_layers.batch_invariant_kernels"
 UTILS = "transformer_engine.pytorch.attention.dot_product_attention.utils"
@@ -66,14 +67,7 @@ def test_kernels_and_a_deterministic_backward_pass(
 
 
 def test_megatrons_own_layers_are_refused() -> None:
-    from transformers import Qwen2Config
-
-    hf: Any = Qwen2Config(
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        architectures=["Qwen2ForCausalLM"],
-    )
+    spec = model_spec(tiny_config())
     settings = ModelSettings(torch.bfloat16, precision=Precision(batch_invariant=True))
     with pytest.raises(UserError, match=r"precision\.batch_invariant"):
-        transformer_config(hf, Layout(1, 1, 1), CPU, settings)
+        transformer_config(spec, Layout(1, 1, 1), CPU, settings)

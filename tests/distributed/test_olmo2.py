@@ -1,0 +1,66 @@
+"""OLMo-2's block on real gloo ranks: norms behind attention and feed-forward, and norms of queries
+and keys over all heads, of which tensor ranks have shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor.parallel import Layout
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import VOCAB, check_gradient
+from tests.distributed.test_checkpoint import changes_of, commit, run_load, run_save
+
+ONE, TP2 = Layout(1, 1, 1), Layout(2, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("olmo2")
+    config = Olmo2Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=None,
+        pad_token_id=None,
+        initializer_range=0.1,
+    )
+    olmo = Olmo2ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in olmo.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    olmo.save_pretrained(folder)
+    return str(folder)
+
+
+def test_gradient_on_tensor_ranks_is_that_of_autograd_on_hugging_face(
+    ranks: RankPool, model: str
+) -> None:
+    check_gradient(ranks, model, TP2)
+
+
+def test_a_checkpoint_of_two_tensor_ranks_goes_on_with_one(
+    ranks: RankPool, model: str, tmp_path: Path
+) -> None:
+    changes = changes_of(True)
+    straight: list[Any] = []
+
+    def run(partial: str) -> None:
+        straight[:] = ranks.run(TP2, run_save, model, changes, partial, 2, 2)
+
+    folder = commit(tmp_path, run)
+    (resumed,) = ranks.run(ONE, run_load, model, changes, folder, 2)
+    for metrics, expected in zip(resumed.metrics, straight[0].metrics, strict=True):
+        for name in expected:
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
