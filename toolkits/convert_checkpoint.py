@@ -63,7 +63,7 @@ def _export(arguments: argparse.Namespace) -> int:
     source = arguments.model or model_of_run(arguments.checkpoint)
     folder, overwrite = arguments.folder, arguments.overwrite
     check_export_target(folder, arguments.checkpoint, source, overwrite)
-    print(f"{saved.shape['architecture']}, saved at {saved.layout}, {saved.dtype}")
+    print(f"{saved.spec['architecture']}, saved at {saved.layout}, {saved.dtype}")
     count = on_ranks(ONE_RANK, _to_hf, (arguments.checkpoint, folder, source, overwrite))
     print(f"{folder}: {count} tensors written, read again and equal", flush=True)
     if not arguments.no_alignment:

@@ -78,7 +78,7 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
 
 
 # Four ranks: the plain command has each half of it here and in the quickstart, and its weight sync
-# and numerics in test_refit_benchmark.py and tests/distributed/.
+# and numerics in test_weight_sync_benchmark.py and tests/distributed/.
 LONG = {"tp2_pp2"}
 
 
