@@ -249,7 +249,7 @@ class PackedAttention(MegatronModule):
 class ParallelRMSNorm(torch.nn.RMSNorm):
     """RMSNorm that Megatron accepts under sequence parallelism.
 
-    Under it each tensor rank normalises its own tokens, so the ranks' gradients of the weight are
+    Under it each tensor rank normalizes its own tokens, so the ranks' gradients of the weight are
     partial and have to be summed; Megatron does so for parameters that carry the mark
     ``sequence_parallel``.
     """

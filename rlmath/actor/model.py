@@ -142,9 +142,9 @@ def build_model(
     settings: ModelSettings,
     max_sequence_length: int,
 ) -> torch.nn.Module:
-    """This rank's stage of the model, its parameters uninitialised.
+    """This rank's stage of the model, its parameters uninitialized.
 
-    The parallel state must be initialised (:func:`rlmath.actor.parallel.initialize`).
+    The parallel state must be initialized (:func:`rlmath.actor.parallel.initialize`).
 
     Args:
         max_sequence_length: Longest sequence that will come, in tokens.

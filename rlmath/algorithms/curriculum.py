@@ -1,4 +1,4 @@
-"""Which problems rest, and how long responses may be, as training goes on."""
+"""Which problems are on cooldown, and how long responses may be, as training goes on."""
 
 from __future__ import annotations
 
@@ -6,52 +6,63 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlmath.utils.setting import OnlyWith, setting
 
-@dataclass(frozen=True)
-class CurriculumSettings:
-    """When a problem rests.
+_USED = OnlyWith("cooldown", (True,))
 
-    Attributes:
-        too_easy: A problem with a running pass rate of at least this rests.
-        too_hard: So does one with a pass rate of at most this.
-        rest_steps: For so many steps; then it is tried again.
-        decay: What the running pass rate keeps of its past at each visit, 0 to below 1.
-        min_visits: A problem never rests before it has been visited so often.
-    """
 
-    too_easy: float = 0.95
-    too_hard: float = 0.05
-    rest_steps: int = 50
-    decay: float = 0.5
-    min_visits: int = 2
+@dataclass
+class CooldownSettings:
+    """When a problem is on cooldown: left out, as it teaches too little at present."""
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.too_hard < self.too_easy <= 1.0:
-            raise ValueError(
-                f"curriculum: too_hard = {self.too_hard} has to be below too_easy = "
-                f"{self.too_easy}, both within 0 and 1"
-            )
-        if self.rest_steps < 1 or self.min_visits < 1 or not 0.0 <= self.decay < 1.0:
-            raise ValueError(
-                f"curriculum: rest_steps = {self.rest_steps} and min_visits = {self.min_visits} "
-                f"have to be at least 1, decay = {self.decay} at least 0 and below 1"
-            )
+    cooldown: bool = setting(
+        False,
+        "Skip problems that are almost always or almost never solved for cooldown_steps steps.",
+    )
+    too_easy: float = setting(
+        0.95,
+        "Skip a problem whose running pass rate is at least this.",
+        above=0,
+        most=1,
+        only_with=_USED,
+    )
+    too_hard: float = setting(
+        0.05,
+        "Skip a problem whose running pass rate is at most this.",
+        least=0,
+        below=1,
+        only_with=_USED,
+    )
+    cooldown_steps: int = setting(
+        50, "Steps until a skipped problem is tried again.", least=1, only_with=_USED
+    )
+    decay: float = setting(
+        0.5, "Decay of the running pass rate per visit.", least=0, below=1, only_with=_USED
+    )
+    min_visits: int = setting(
+        2, "Minimum visits before a problem may be skipped.", least=1, only_with=_USED
+    )
 
 
 @dataclass(frozen=True)
 class _Record:
     rate: float
     visits: int
-    rests_until: int
+    cooldown_until: int
 
 
 class PassRates:
-    """Running pass rates of problems, and which of them rest.
+    """Running pass rates of problems, and which of them are on cooldown.
 
     The rate is an exponential mean over visits; the first visit sets it.
     """
 
-    def __init__(self, settings: CurriculumSettings) -> None:
+    def __init__(self, settings: CooldownSettings) -> None:
+        if not settings.too_hard < settings.too_easy:
+            raise ValueError(
+                f"curriculum: too_hard = {settings.too_hard} has to be below too_easy = "
+                f"{settings.too_easy}"
+            )
         self._settings = settings
         self._records: dict[str, _Record] = {}
 
@@ -76,8 +87,8 @@ class PassRates:
         now = passed / graded
         rate = now if old is None else s.decay * old.rate + (1.0 - s.decay) * now
         visits = 1 if old is None else old.visits + 1
-        rests = visits >= s.min_visits and (rate >= s.too_easy or rate <= s.too_hard)
-        until = step + 1 + s.rest_steps if rests else 0
+        skipped = visits >= s.min_visits and (rate >= s.too_easy or rate <= s.too_hard)
+        until = step + 1 + s.cooldown_steps if skipped else 0
         self._records[problem_id] = _Record(rate, visits, until)
 
     def rate(self, problem_id: str) -> float | None:
@@ -85,18 +96,18 @@ class PassRates:
         record = self._records.get(problem_id)
         return None if record is None else record.rate
 
-    def rests(self, problem_id: str, step: int) -> bool:
+    def is_on_cooldown(self, problem_id: str, step: int) -> bool:
         """Whether the problem is left out at ``step``."""
         record = self._records.get(problem_id)
-        return record is not None and step < record.rests_until
+        return record is not None and step < record.cooldown_until
 
-    def resting(self, step: int) -> int:
+    def on_cooldown(self, step: int) -> int:
         """How many problems are left out at ``step``."""
-        return sum(step < record.rests_until for record in self._records.values())
+        return sum(step < record.cooldown_until for record in self._records.values())
 
     def state(self) -> dict[str, Any]:
         """For checkpoints; plain numbers."""
-        return {k: [r.rate, r.visits, r.rests_until] for k, r in self._records.items()}
+        return {k: [r.rate, r.visits, r.cooldown_until] for k, r in self._records.items()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over a checkpoint's."""

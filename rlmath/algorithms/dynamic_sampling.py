@@ -3,8 +3,8 @@
     pool = GroupPool(target=512, max_rounds=4, group_filter=GroupFilter("variance"))
     while something is in flight or is to be requested:
         submit pool.to_request(in_flight) more prompts
-        pool.offer(order, group, rewards) for each group that finishes
-    step, counts = pool.take()
+        pool.add(order, group, rewards) for each group that finishes
+    step, counts = pool.pop()
 
 Instead of a whole second round of prompts, each group that is dropped is made up for by one new
 prompt at once, so engines have no idle tail between rounds. DAPO (arXiv:2503.14476), §3.2.
@@ -37,7 +37,7 @@ class PoolCounts:
         finished: Groups that came back.
         kept: Of these, groups that passed the filter.
         dropped: Groups dropped, by reason.
-        surplus: Groups left for the next step.
+        carried_over: Groups left for the next step.
         pass_rate: Share of right samples over all groups that came back, dropped ones included:
             over the kept alone it would always look like one half. ``None``: nothing graded.
     """
@@ -46,7 +46,7 @@ class PoolCounts:
     finished: int
     kept: int
     dropped: dict[str, int]
-    surplus: int
+    carried_over: int
     pass_rate: float | None
 
 
@@ -54,7 +54,7 @@ class GroupPool(Generic[G]):
     """Groups that passed the filter, until a step has enough of them.
 
     Which groups a step gets does not depend on the order in which engines finish, as long as the
-    same groups have finished: ``take`` goes by the order of request.
+    same groups have finished: ``pop`` goes by the order of request.
 
     Args:
         target: Groups of a step.
@@ -100,7 +100,7 @@ class GroupPool(Generic[G]):
         self._requested += more
         return more
 
-    def offer(
+    def add(
         self,
         order: int,
         group: G,
@@ -129,8 +129,8 @@ class GroupPool(Generic[G]):
             self._dropped[reason] += 1
         return reason
 
-    def take(self, at_least: int = 1) -> tuple[list[G], PoolCounts]:
-        """The step's groups, in the order of request, and its counts; the rest is surplus.
+    def pop(self, at_least: int = 1) -> tuple[list[G], PoolCounts]:
+        """The step's groups, in the order of request, and its counts; the rest is carried over.
 
         Args:
             at_least: With fewer than these there is no step: all are kept for the next one.
@@ -145,18 +145,18 @@ class GroupPool(Generic[G]):
             finished=self._finished,
             kept=self._passed,
             dropped=dict(self._dropped),
-            surplus=len(self._kept),
+            carried_over=len(self._kept),
             pass_rate=self._right / self._graded if self._graded else None,
         )
         self._start_step()
         return [group for _, group in taken], counts
 
     @property
-    def surplus(self) -> list[tuple[int, G]]:
+    def carried_over(self) -> list[tuple[int, G]]:
         """Orders and groups that are kept for the next step, for a checkpoint between two."""
         return list(self._kept)
 
-    def set_surplus(self, surplus: Sequence[tuple[int, G]]) -> None:
-        """Take over the surplus of a checkpoint."""
-        self._kept = list(surplus)
+    def set_carried_over(self, carried_over: Sequence[tuple[int, G]]) -> None:
+        """Take over the carried-over groups of a checkpoint."""
+        self._kept = list(carried_over)
         self._start_step()

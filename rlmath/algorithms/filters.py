@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from rlmath.utils.lazy_torch import Tensor, torch
 
 GroupRule = Literal["all", "variance", "accuracy", "mean_range"]
-TruncatedRule = Literal["keep", "mask", "penalise", "scale"]
+TruncatedRule = Literal["keep", "mask", "penalize", "scale"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def handle_truncated(
     - ``keep``: nothing changes; with no final answer they are wrong.
     - ``mask``: they take part in the group's statistics, but not in the loss (DAPO's overlong
       filtering, arXiv:2503.14476, §3.4): a good line of thought is not punished for its length.
-    - ``penalise``: their reward falls by ``penalty``.
+    - ``penalize``: their reward falls by ``penalty``.
     - ``scale``: their reward is multiplied by ``factor``, as OpenRLHF's
       ``stop_properly_penalty_coef`` does, which is 0 in its ProRLv2 script. A negative reward would
       rise, so it is for those of at least 0.
@@ -109,7 +109,7 @@ def handle_truncated(
         rewards: ``[N]`` float.
         truncated: ``[N]`` bool.
         rule: One of the above.
-        penalty: Above 0, in units of the reward; ``penalise`` alone reads it.
+        penalty: Above 0, in units of the reward; ``penalize`` alone reads it.
         factor: 0 to below 1; ``scale`` alone reads it.
 
     Returns:
@@ -123,12 +123,12 @@ def handle_truncated(
         return rewards, everything
     if rule == "mask":
         return rewards, ~truncated
-    if rule == "penalise":
+    if rule == "penalize":
         if penalty <= 0.0:
-            raise ValueError(f"truncated = 'penalise' with penalty = {penalty}: above 0 is needed")
+            raise ValueError(f"truncated = 'penalize' with penalty = {penalty}: above 0 is needed")
         return rewards - penalty * truncated.to(rewards.dtype), everything
     if rule == "scale":
         if not 0.0 <= factor < 1.0:
             raise ValueError(f"truncated = 'scale' with factor = {factor}: 0 to below 1 is needed")
         return torch.where(truncated, rewards * factor, rewards), everything
-    raise ValueError(f"truncated = {rule!r} is not known; known are: keep, mask, penalise, scale")
+    raise ValueError(f"truncated = {rule!r} is not known; known are: keep, mask, penalize, scale")

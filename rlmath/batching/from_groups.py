@@ -27,7 +27,7 @@ def training_batch(
     Args:
         groups: At least one, each with at least one sample.
         truncated: With ``mask``, truncated responses are masked as well. Their rewards still count
-            in their group's statistics. (``penalise`` and ``scale`` are applied by
+            in their group's statistics. (``penalize`` and ``scale`` are applied by
             ``apply_truncation_penalty``.)
         mask_duplicates: Mask later copies of the same response in a group.
 
@@ -71,12 +71,12 @@ def training_batch(
 def apply_truncation_penalty(
     group: Group, rule: TruncatedRule, penalty: float, factor: float
 ) -> Group:
-    """The group with the rewards of truncated responses changed by ``penalise`` or ``scale``.
+    """The group with the rewards of truncated responses changed by ``penalize`` or ``scale``.
 
     Apply it before the group is filtered: with a penalty, equal rewards may become unequal.
     """
     samples = group.samples
-    if rule not in ("penalise", "scale"):
+    if rule not in ("penalize", "scale"):
         return group
     rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float64)
     changed, _ = handle_truncated(rewards, _truncated(samples), rule, penalty, factor)

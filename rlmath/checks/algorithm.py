@@ -198,12 +198,12 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
             f"oversample of at most {rules.max_rounds}, or more rounds"
         )
     if (
-        algorithm.truncated in (TruncatedRule.penalise, TruncatedRule.scale)
+        algorithm.truncated in (TruncatedRule.penalize, TruncatedRule.scale)
         and algorithm.advantage == "gdpo"
     ):
         yield (
             f"algorithm.truncated={algorithm.truncated.name}: changes the sum of the rewards, but "
-            "advantage=gdpo normalises each on its own; add the reward stop_properly to "
+            "advantage=gdpo normalizes each on its own; add the reward stop_properly to "
             "reward.items instead"
         )
     if rules.keep in (GroupRule.variance, GroupRule.accuracy) and algorithm.group_size == 1:
@@ -215,7 +215,7 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
 
 def _curriculum(config: Config) -> Iterator[str]:
     curriculum, limit = config.algorithm.curriculum, config.rollout.max_response_tokens
-    if curriculum.rest and curriculum.too_hard >= curriculum.too_easy:
+    if curriculum.cooldown and curriculum.too_hard >= curriculum.too_easy:
         yield (
             f"algorithm.curriculum.too_hard={curriculum.too_hard:g}: has to be less than "
             f"curriculum.too_easy={curriculum.too_easy:g}"

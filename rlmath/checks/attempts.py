@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.config.load import save, to_yaml
-from rlmath.config.renamed import RENAMED
+from rlmath.config.renamed import RENAMED, RENAMED_VALUES
 from rlmath.config.schema import Config
 from rlmath.model.folder import TINY
 
@@ -155,13 +155,16 @@ def newest_step(checkpoints: Path) -> int:
 def changes(file: Path, config: Config) -> Iterator[Change]:
     """Settings that differ from those saved in a file; nothing when it is not there.
 
-    Keys that have another name now are read under it. Keys that only one side knows are left out:
-    they come from another version of rlmath, or are options of another loss.
+    Keys and values that have another name now are read under it. Keys that only one side knows are
+    left out: they come from another version of rlmath, or are options of another loss.
     """
     if not file.is_file():
         return
     saved = _flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
-    before = {RENAMED.get(key, key): value for key, value in saved.items()}
+    before = {
+        RENAMED.get(key, key): RENAMED_VALUES.get(key, {}).get(str(value), value)
+        for key, value in saved.items()
+    }
     now = _flat(OmegaConf.to_container(OmegaConf.create(to_yaml(config)), resolve=False))
     own_model = str(Path(config.runner.run_dir) / "model")
     for key in now:

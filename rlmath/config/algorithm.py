@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from rlmath.algorithms.curriculum import CooldownSettings
 from rlmath.utils.setting import OnlyWith, setting
 
 
@@ -47,7 +48,7 @@ class GroupRule(Enum):
 class TruncatedRule(Enum):
     keep = "keep"
     mask = "mask"
-    penalise = "penalise"
+    penalize = "penalize"
     scale = "scale"
 
 
@@ -85,7 +86,7 @@ class FilterConfig:
     oversample: float = setting(
         1.0,
         "Problems sampled at once per missing group; values above 1 avoid waiting for refills, and "
-        "surplus groups are carried over to the next step.",
+        "the groups that are too many are carried over to the next step.",
         least=1,
         most=4,
         only_with=OnlyWith("keep", (GroupRule.variance, GroupRule.accuracy, GroupRule.mean_range)),
@@ -104,43 +105,7 @@ class LengthStage:
 
 
 @dataclass
-class CurriculumConfig:
-    rest: bool = setting(
-        False, "Skip problems that are almost always or almost never solved for rest_steps steps."
-    )
-    too_easy: float = setting(
-        0.95,
-        "Skip a problem whose running pass rate is at least this.",
-        above=0,
-        most=1,
-        only_with=OnlyWith("rest", (True,)),
-    )
-    too_hard: float = setting(
-        0.05,
-        "Skip a problem whose running pass rate is at most this.",
-        least=0,
-        below=1,
-        only_with=OnlyWith("rest", (True,)),
-    )
-    rest_steps: int = setting(
-        50,
-        "Steps until a skipped problem is tried again.",
-        least=1,
-        only_with=OnlyWith("rest", (True,)),
-    )
-    decay: float = setting(
-        0.5,
-        "Decay of the running pass rate per visit.",
-        least=0,
-        below=1,
-        only_with=OnlyWith("rest", (True,)),
-    )
-    min_visits: int = setting(
-        2,
-        "Minimum visits before a problem may be skipped.",
-        least=1,
-        only_with=OnlyWith("rest", (True,)),
-    )
+class CurriculumConfig(CooldownSettings):
     length_stages: list[LengthStage] = setting(
         list,
         "Maximum response length by step, at most rollout.max_response_tokens, such as "
@@ -315,14 +280,14 @@ class AlgorithmConfig:
     truncated: TruncatedRule = setting(
         TruncatedRule.keep,
         "Truncated responses: keep, mask out of the loss (their rewards still count in their "
-        "groups), subtract truncated_penalty from their rewards (penalise), or multiply their "
+        "groups), subtract truncated_penalty from their rewards (penalize), or multiply their "
         "rewards by truncated_factor (scale), which suits non-negative rewards.",
     )
     truncated_penalty: float = setting(
         1.0,
-        "Amount that truncated=penalise subtracts.",
+        "Amount that truncated=penalize subtracts.",
         above=0,
-        only_with=OnlyWith("truncated", (TruncatedRule.penalise,)),
+        only_with=OnlyWith("truncated", (TruncatedRule.penalize,)),
     )
     truncated_factor: float = setting(
         0.0,

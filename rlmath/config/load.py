@@ -26,7 +26,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from rlmath.config.options import SECTIONS, complete, section_of
-from rlmath.config.renamed import RENAMED
+from rlmath.config.renamed import RENAMED, RENAMED_VALUES
 from rlmath.config.schema import Config
 from rlmath.config.secrets import without_secrets
 from rlmath.config.settings import by_key, sections, value_of
@@ -223,6 +223,9 @@ def _type_problem(text: str, key: str, value: Any, schema: DictConfig) -> str | 
     try:
         OmegaConf.update(schema, key, value, merge=True)
     except OmegaConfBaseException as error:
+        renamed = RENAMED_VALUES.get(key, {}).get(str(value))
+        if renamed is not None:
+            return f"{text}: it is {key}={renamed} now"
         setting = by_key().get(key)
         expected = f"; expected {setting.type_text}" if setting else ""
         if setting and setting.type_text.startswith("list of text") and not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Settings that have another key now: old keys are errors that name the new one."""
+"""Settings and values with another name now: an old one is an error that names the new one."""
 
 from __future__ import annotations
 
@@ -13,5 +13,10 @@ RENAMED = {
     "algorithm.leave_one_out": "algorithm.advantage_options.leave_one_out",
     "algorithm.leave_one_out_std": "algorithm.advantage_options.leave_one_out_std",
     "algorithm.advantage_epsilon": "algorithm.advantage_options.epsilon",
+    "algorithm.curriculum.rest": "algorithm.curriculum.cooldown",
+    "algorithm.curriculum.rest_steps": "algorithm.curriculum.cooldown_steps",
     "algorithm.pass_at_k": "algorithm.advantage_options.k",
 }
+
+# By key: old values and new ones.
+RENAMED_VALUES = {"algorithm.truncated": {"penalise": "penalize"}}

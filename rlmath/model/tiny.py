@@ -60,7 +60,7 @@ def tiny_config(
 
 
 def make_tiny_model(folder: str | Path, seed: int = 0, **sizes: Any) -> Path:
-    """Write a randomly initialised Qwen2 model with its tokenizer as a Hugging Face folder.
+    """Write a randomly initialized Qwen2 model with its tokenizer as a Hugging Face folder.
 
     The same seed gives the same bytes.
 

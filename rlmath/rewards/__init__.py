@@ -16,9 +16,9 @@ from rlmath.rewards.base import Reward, RewardError, RewardSettingError
 from rlmath.rewards.registry import available_rewards, get_reward, register_reward
 
 if TYPE_CHECKING:
-    from rlmath.rewards.mix import MixItem as MixItem
     from rlmath.rewards.mix import RewardMix as RewardMix
-    from rlmath.rewards.mix import ScoredSample as ScoredSample
+    from rlmath.rewards.mix_items import MixItem as MixItem
+    from rlmath.rewards.scored import ScoredSample as ScoredSample
 
 __all__ = [
     "MixItem",

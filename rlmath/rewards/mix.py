@@ -16,14 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from rlmath.grading import Grade, MathGrader
+from rlmath.grading import MathGrader
 from rlmath.rewards.answers import GRADES_COLUMN, AnswerGrader, GradedReward
 from rlmath.rewards.base import (
-    Reward,
     RewardError,
     RewardSettingError,
     Value,
@@ -31,84 +29,17 @@ from rlmath.rewards.base import (
     check_values,
     texts_of,
 )
+from rlmath.rewards.columns import ADDED_COLUMNS, function_columns, group_columns
 from rlmath.rewards.failure import reward_error
-from rlmath.rewards.loading import FunctionReward, is_path
-from rlmath.rewards.registry import get_reward, reward_class
+from rlmath.rewards.loading import FunctionReward
+from rlmath.rewards.mix_items import MixItem, build_items
 from rlmath.rewards.required_columns import check_required
+from rlmath.rewards.scored import Partial, ScoredSample
 from rlmath.rewards.stats import RewardStats
 from rlmath.types import GradedSample, Problem, Sample
 from rlmath.utils.futures import resolve
 
 log = logging.getLogger(__name__)
-
-# What a function from elsewhere gets beside the columns of ``group_columns``.
-_ADDED_COLUMNS = {"completions", "solution", "trainer_state", "log_metric", "log_extra"}
-# Fields of the data that would be taken for something else.
-_RESERVED_FIELDS = {"completions", "prescored", "self", GRADES_COLUMN}
-_ITEM_KEYS = {"name", "weight", "params", "label", "required", "completion_format", "needs_group"}
-
-
-@dataclass(frozen=True)
-class MixItem:
-    """One reward of the mix.
-
-    Attributes:
-        reward: The callable.
-        label: Its name in the metrics.
-        weight: Its factor in the total; 0 only logs it.
-        required: Its ``None`` makes the total ``None``.
-        completion_format: ``chat`` (message lists) or ``text``: what it gets as completions.
-    """
-
-    reward: Reward
-    label: str
-    weight: float = 1.0
-    required: bool = False
-    completion_format: Literal["chat", "text"] = "text"
-
-
-@dataclass(frozen=True)
-class ScoredSample:
-    """What the mix says of one completion.
-
-    Attributes:
-        total: The weighted sum, or ``None``; see this module's docstring.
-        rewards: Each reward's own value, before its weight.
-        grade: The grader's verdict on the final answer, if a reward asked for one.
-        extra: Columns that rewards noted with ``log_extra``.
-    """
-
-    total: Value
-    rewards: Mapping[str, Value]
-    grade: Grade | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def correct(self) -> bool | None:
-        """Whether the final answer is right; ``None`` when nobody looked or nobody could tell."""
-        if self.grade is None or self.grade.status == "bad_gold":
-            return None
-        return self.grade.correct
-
-    @property
-    def status(self) -> str:
-        """The grader's status, or ``ungraded``."""
-        return "ungraded" if self.grade is None else self.grade.status
-
-
-@dataclass
-class Partial:
-    """Values so far, by label, of one completion.
-
-    Attributes:
-        pending: Calls of asynchronous rewards that have not put their values here yet.
-    """
-
-    values: dict[str, Value] = field(default_factory=dict)
-    grade: Grade | None = None  # of the first reward that asked
-    grades: dict[int, Grade] = field(default_factory=dict)  # by grader
-    extra: dict[str, Any] = field(default_factory=dict)
-    pending: list[Future[None]] = field(default_factory=list)
 
 
 class RewardMix:
@@ -184,42 +115,13 @@ class RewardMix:
         shared = AnswerGrader(
             num_workers=num_workers, timeout_s=timeout_s, fallback=fallback, grader=grader
         )
-        built: list[MixItem] = []
-        try:
-            for raw in items:
-                item = _as_mapping(raw)
-                name, params = item["name"], dict(item.get("params") or {})
-                if name == "math":
-                    for key, value in (("correct", correct), ("incorrect", incorrect)):
-                        if value is not None:
-                            params.setdefault(key, value)
-                if _shares_grader(name, params):
-                    params["answer_grader"] = shared
-                reward = get_reward(name, **params)
-                if item.get("needs_group") is not None:
-                    _set_needs_group(name, reward, bool(item["needs_group"]))
-                label = item.get("label") or _label(name, reward)
-                taken = {i.label for i in built}
-                if label in taken and item.get("label"):
-                    raise RewardSettingError(f"two rewards have the label {label!r}")
-                number = 2
-                while label in taken:
-                    label = f"{label.rsplit('_', 1)[0] if number > 2 else label}_{number}"
-                    number += 1
-                built.append(
-                    MixItem(
-                        reward,
-                        label,
-                        weight=float(item.get("weight", 1.0)),
-                        required=bool(item.get("required", False)),
-                        completion_format=_format_of(item, completion_format),
-                    )
-                )
-            return cls(built, answer_grader=shared, on_error=on_error)
-        except BaseException:
-            for done in built:
-                done.reward.close()
-            raise
+        defaults = {"correct": correct, "incorrect": incorrect}
+        given = {name: value for name, value in defaults.items() if value is not None}
+        return cls(
+            build_items(items, shared, given, completion_format),
+            answer_grader=shared,
+            on_error=on_error,
+        )
 
     @property
     def scope(self) -> Literal["sample", "group"]:
@@ -251,7 +153,7 @@ class RewardMix:
         }
         if needed:
             check_required(
-                needed, ((p.id, group_columns(p, ()).keys() | _ADDED_COLUMNS) for p in problems)
+                needed, ((p.id, group_columns(p, ()).keys() | ADDED_COLUMNS) for p in problems)
             )
 
     def probe(self) -> None:
@@ -455,8 +357,7 @@ class RewardMix:
         noted: Future[None] = Future()
         try:
             if isinstance(item.reward, FunctionReward):
-                given = self._function_columns(item, partials, texts, columns)
-                coming = item.reward.submit(**given)
+                coming = item.reward.submit(**self._for_function(item, partials, texts, columns))
             else:
                 coming = item.reward.submit(texts, **columns)
         except Exception as error:
@@ -489,7 +390,7 @@ class RewardMix:
                 return self._call_graded(item, item.reward, partials, texts, columns)
             with self._locks[item.label]:
                 if isinstance(item.reward, FunctionReward):
-                    return item.reward(**self._function_columns(item, partials, texts, columns))
+                    return item.reward(**self._for_function(item, partials, texts, columns))
                 return item.reward(texts, **columns)
 
         return self._checked(item, call, texts, columns)
@@ -533,113 +434,18 @@ class RewardMix:
             self._stats.add_statuses(item.label, (p.grades[grader].status for p in partials))
         return reward(texts, **{**columns, GRADES_COLUMN: [p.grades[grader] for p in partials]})
 
-    def _function_columns(
+    def _for_function(
         self,
         item: MixItem,
         partials: Sequence[Partial],
         texts: list[str],
         columns: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """What TRL's trainer would give a function."""
-        completions: list[Any] = list(texts)
-        if item.completion_format == "chat":
-            completions = [[{"role": "assistant", "content": t}] for t in texts]
-        extended: dict[str, Any] = {
-            **columns,
-            "trainer_state": self.trainer_state,
-            "log_metric": lambda name, value: self._stats.add_note(item.label, name, value),
-            "log_extra": _extra_logger(partials),
-        }
-        extended.setdefault("prompts", [""] * len(texts))
-        if "solution" not in extended and "answers" in extended:
-            extended["solution"] = [
-                a[0] if not isinstance(a, str) and len(a) == 1 else a for a in extended["answers"]
-            ]
-        return {**extended, "completions": completions}
-
-
-def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
-    """The columns that rewards get for samples of one problem.
-
-    The data row's own fields, prompt and answer included, keep their names and values; the rest
-    are TRL's names, ``finish_reason``, ``answers`` (the accepted answers) and ``problem_id``. A
-    field of the row that has one of these names, or that of a parameter of
-    :meth:`RewardMix.score`, is not passed on.
-    """
-    count = len(samples)
-    columns: dict[str, Any] = {
-        name: [value] * count
-        for name, value in problem.columns.items()
-        if name not in _RESERVED_FIELDS
-    }
-    columns.update(
-        prompts=[problem.prompt] * count,
-        completion_ids=[list(s.token_ids) for s in samples],
-        finish_reason=[s.finish_reason for s in samples],
-        answers=[list(problem.answers)] * count,
-        problem_id=[problem.id] * count,
-    )
-    return columns
-
-
-def _extra_logger(partials: Sequence[Partial]) -> Callable[[str, Sequence[Any]], None]:
-    def log_extra(name: str, values: Sequence[Any]) -> None:
-        for partial, value in zip(partials, values, strict=False):
-            partial.extra[name] = value
-
-    return log_extra
-
-
-def _set_needs_group(name: str, reward: Reward, wanted: bool) -> None:
-    if not wanted and reward.needs_group and not isinstance(reward, FunctionReward):
-        raise RewardSettingError(
-            f"reward {name}: needs_group=false, but it compares a problem's completions; leave "
-            f"needs_group out"
+        return function_columns(
+            columns,
+            texts,
+            item.completion_format,
+            partials,
+            trainer_state=self.trainer_state,
+            log_metric=lambda name, value: self._stats.add_note(item.label, name, value),
         )
-    reward.needs_group = wanted  # type: ignore[misc]
-
-
-def _format_of(
-    item: Mapping[str, Any], default: Literal["chat", "text"]
-) -> Literal["chat", "text"]:
-    given = item.get("completion_format")
-    wanted = default if given is None else getattr(given, "value", given)
-    if wanted not in ("chat", "text"):
-        raise RewardSettingError(
-            f"reward {item['name']}: completion_format={wanted!r}; use chat or text"
-        )
-    return wanted  # type: ignore[no-any-return]
-
-
-def _as_mapping(raw: Any) -> Mapping[str, Any]:
-    if isinstance(raw, str):
-        return {"name": raw}
-    if hasattr(raw, "items"):
-        item = {str(k): v for k, v in raw.items()}
-    else:
-        item = {k: v for k, v in vars(raw).items() if not k.startswith("_")}
-    unknown = sorted(set(item) - _ITEM_KEYS)
-    if "name" not in item or unknown:
-        raise RewardSettingError(
-            f"reward.items: {item!r} needs a name, and knows only: {', '.join(sorted(_ITEM_KEYS))}"
-        )
-    return item
-
-
-def _shares_grader(name: str, params: Mapping[str, Any]) -> bool:
-    """Whether the item can use the mix's grader: a graded reward without its own settings."""
-    own = {"num_workers", "timeout_s", "fallback", "task", "grader", "answer_grader"} & set(params)
-    if own or is_path(name):
-        return False
-    try:
-        factory = reward_class(name)
-    except KeyError:
-        return False  # get_reward says so, with the names that there are
-    return isinstance(factory, type) and issubclass(factory, GradedReward)
-
-
-def _label(name: str, reward: Reward) -> str:
-    """A short name for the metrics: the registered one, or the function's."""
-    if name.startswith(("http://", "https://")):
-        return "remote"
-    return reward.__name__ if is_path(name) else name

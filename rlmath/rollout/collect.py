@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from rlmath.rewards.mix import Partial, RewardMix
+from rlmath.rewards.mix import RewardMix
+from rlmath.rewards.scored import Partial
 from rlmath.types import Group, Problem, Sample
 from rlmath.utils.futures import gather, resolve, when_all
 
@@ -37,7 +38,7 @@ class Grading:
             self._problems[problem.id] = problem
             self._arrived[problem.id] = []
 
-    def take(self, sample: Sample) -> None:
+    def add(self, sample: Sample) -> None:
         """Begin to grade a sample; it answers a problem that was announced."""
         problem = self._problems[sample.problem_id]
         own = self._arrived[problem.id]
@@ -154,7 +155,7 @@ class Collector:
         grading = self.begin(group_size)
         grading.expect(problems)
         for sample in samples:
-            grading.take(sample)
+            grading.add(sample)
         return grading
 
     def ungraded(self) -> list[tuple[str, int]]:

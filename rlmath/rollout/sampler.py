@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlmath.algorithms.curriculum import CurriculumSettings, PassRates, staged_length
+from rlmath.algorithms.curriculum import PassRates, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
 from rlmath.algorithms.filters import GroupFilter
 from rlmath.batching.from_groups import apply_truncation_penalty
@@ -69,15 +69,7 @@ class Sampler:
             ),
             settings.oversample,
         )
-        self._rates = PassRates(
-            CurriculumSettings(
-                too_easy=curriculum.too_easy,
-                too_hard=curriculum.too_hard,
-                rest_steps=curriculum.rest_steps,
-                decay=curriculum.decay,
-                min_visits=curriculum.min_visits,
-            )
-        )
+        self._rates = PassRates(curriculum)
         # Problems asked for so far, over all steps: the order of groups.
         self._asked = 0
 
@@ -106,15 +98,15 @@ class Sampler:
 
         def ask(count: int) -> list[Request]:
             nonlocal skipped
-            problems, passed_over = self._next_problems(count, step, seen)
-            skipped += passed_over
+            problems, skipped = self._next_problems(count, step, seen)
+            skipped += skipped
             for problem in problems:
                 order[problem.id] = self._asked
                 self._asked += 1
             grading.expect(problems)
             return self._requests(problems, step)
 
-        def offer(groups: Sequence[Group]) -> None:
+        def add(groups: Sequence[Group]) -> None:
             for group in groups:
                 group = apply_truncation_penalty(
                     group,
@@ -124,7 +116,7 @@ class Sampler:
                 )
                 place = order[group.problem.id]
                 finished[place] = group
-                self._groups.offer(
+                self._groups.add(
                     place,
                     group,
                     [s.reward for s in group.samples],
@@ -132,22 +124,22 @@ class Sampler:
                 )
 
         def more(engines_idle: bool) -> list[Request]:
-            offer(grading.finished())
+            add(grading.finished())
             while not (count := self._groups.to_request(len(order) - len(finished))):
                 if not engines_idle or len(order) == len(finished):
                     return []
                 with while_grading():
-                    offer(grading.finished(block=True))
+                    add(grading.finished(block=True))
             return ask(count)
 
         for sample in pool.generate(ask(self._groups.to_request(0)), more):
-            grading.take(sample)
+            grading.add(sample)
         in_order = tuple(finished[place] for place in sorted(finished))
-        if algorithm.curriculum.rest:
+        if algorithm.curriculum.cooldown:
             for group in in_order:
                 graded = [s.correct for s in group.samples if s.correct is not None]
                 self._rates.update(self._data_id(group.problem.id), sum(graded), len(graded), step)
-        groups, counts = self._groups.take(self._at_least)
+        groups, counts = self._groups.pop(self._at_least)
         metrics = self._metrics(counts, len(groups), skipped, step)
         return Sampled(tuple(groups), in_order, metrics, self._shortage(counts, len(groups)))
 
@@ -163,26 +155,27 @@ class Sampler:
     def _next_problems(
         self, count: int, step: int, seen: dict[str, int]
     ) -> tuple[list[Problem], int]:
-        """The next problems that do not rest, with their own ids, and how many were passed over.
+        """The next problems off cooldown, with their own ids, and how many were skipped.
 
-        At an epoch's end a problem may come twice in a step. When a whole epoch rests, the next
-        ones are taken all the same.
+        At an epoch's end a problem may come twice in a step. When a whole epoch is on cooldown,
+        the next ones are taken all the same.
         """
+        cooldown = self._config.algorithm.curriculum.cooldown
         problems: list[Problem] = []
-        passed_over = in_a_row = 0
+        skipped = in_a_row = 0
         while len(problems) < count:
             (problem,) = self._stream.next(1)
-            rests = self._config.algorithm.curriculum.rest and self._rates.rests(problem.id, step)
-            if rests and in_a_row < len(self._stream):
-                passed_over += 1
+            waits = cooldown and self._rates.is_on_cooldown(problem.id, step)
+            if waits and in_a_row < len(self._stream):
+                skipped += 1
                 in_a_row += 1
                 continue
-            in_a_row = in_a_row if rests else 0
+            in_a_row = in_a_row if waits else 0
             number = seen[problem.id] = seen.get(problem.id, 0) + 1
             if number > 1:
                 problem = dataclasses.replace(problem, id=f"{problem.id}#{number}")
             problems.append(problem)
-        return problems, passed_over
+        return problems, skipped
 
     def _requests(self, problems: Sequence[Problem], step: int) -> list[Request]:
         config = self._config
@@ -207,15 +200,15 @@ class Sampler:
             "sampling/requested_groups": counts.requested,
             "sampling/kept_groups": counts.kept,
             **{f"sampling/dropped_{r}": counts.dropped.get(r, 0) for r in DROP_REASONS},
-            "sampling/surplus_groups": counts.surplus,
+            "sampling/carried_over_groups": counts.carried_over,
             "sampling/trained_groups": trained,
             "curriculum/max_response_tokens": self.max_response_tokens(step),
         }
         if counts.pass_rate is not None:
             metrics["sampling/pass_rate"] = counts.pass_rate
-        if self._config.algorithm.curriculum.rest:
-            metrics["curriculum/resting_problems"] = self._rates.resting(step + 1)
-            metrics["curriculum/passed_over"] = skipped
+        if self._config.algorithm.curriculum.cooldown:
+            metrics["curriculum/problems_on_cooldown"] = self._rates.on_cooldown(step + 1)
+            metrics["curriculum/skipped_problems"] = skipped
         return {name: float(value) for name, value in metrics.items()}
 
     def _shortage(self, counts: PoolCounts, trained: int) -> str:
@@ -226,7 +219,7 @@ class Sampler:
         what = (
             f"trains on {trained} groups instead of prompts_per_step={wanted}"
             if trained
-            else f"was skipped: only {counts.surplus} of the required {self._at_least} groups "
+            else f"was skipped: only {counts.carried_over} of the required {self._at_least} groups "
             "passed the filter; they are carried over to the next step"
         )
         return (
@@ -238,11 +231,13 @@ class Sampler:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Place in the data, surplus groups and running pass rates."""
+        """Place in the data, carried-over groups and running pass rates."""
         return {
             "stream": self._stream.state_dict(),
             "asked": self._asked,
-            "surplus": [[order, group_to_state(group)] for order, group in self._groups.surplus],
+            "surplus": [
+                [order, group_to_state(group)] for order, group in self._groups.carried_over
+            ],
             "pass_rates": self._rates.state(),
         }
 
@@ -255,9 +250,9 @@ class Sampler:
         self._stream.load_state_dict(state["stream"])
         self._asked = int(state["asked"])
         self._rates.load_state(state["pass_rates"])
-        surplus = []
+        carried_over = []
         for order, saved in state["surplus"]:
             id_ = saved["problem_id"]
             problem = dataclasses.replace(self._stream[self._data_id(id_)], id=id_)
-            surplus.append((int(order), group_from_state(saved, problem)))
-        self._groups.set_surplus(surplus)
+            carried_over.append((int(order), group_from_state(saved, problem)))
+        self._groups.set_carried_over(carried_over)

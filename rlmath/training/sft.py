@@ -15,6 +15,7 @@ import torch
 
 from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.checkpoint import CheckpointStore
 from rlmath.checks.attempts import SFT_CONFIG_FILE
 from rlmath.config.load import save
@@ -97,18 +98,5 @@ def fine_tune(config: Config) -> int:
 
 def batch_of(examples: Sequence[Example]) -> TrainingBatch:
     """Examples laid end to end, with advantage 1 for each response token."""
-    responses = torch.tensor([len(e.response_token_ids) for e in examples])
-    tokens = [t for e in examples for t in (*e.prompt_token_ids, *e.response_token_ids)]
-    total = int(responses.sum())
-    count = len(examples)
-    return TrainingBatch(
-        tokens=torch.tensor(tokens, dtype=torch.int64),
-        prompt_lengths=torch.tensor([len(e.prompt_token_ids) for e in examples]),
-        response_lengths=responses,
-        group_ids=torch.arange(count),
-        weights_versions=torch.zeros(count, dtype=torch.int64),
-        rewards=torch.zeros(count),
-        engine_log_probs=torch.zeros(total),
-        advantages=torch.ones(total),
-        loss_mask=torch.ones(total, dtype=torch.bool),
-    )
+    sequences = [(e.prompt_token_ids, e.response_token_ids) for e in examples]
+    return batch_of_sequences(sequences, advantage=1.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.errors import WeightsError
 from rlmath.model.spec import read_model_spec
 from rlmath.types import TrainingBatch
@@ -21,18 +22,7 @@ def batch_of(sequences: Sequence[tuple[list[int], list[int]]]) -> TrainingBatch:
     for number, (prompt, response) in enumerate(sequences):
         if not prompt or not response:
             raise WeightsError(f"sequence {number} has no {'response' if prompt else 'prompt'}")
-    n, total = len(sequences), sum(len(response) for _, response in sequences)
-    return TrainingBatch(
-        tokens=torch.tensor([t for p, r in sequences for t in (*p, *r)], dtype=torch.int64),
-        prompt_lengths=torch.tensor([len(p) for p, _ in sequences]),
-        response_lengths=torch.tensor([len(r) for _, r in sequences]),
-        group_ids=torch.arange(n),
-        weights_versions=torch.zeros(n, dtype=torch.int64),
-        rewards=torch.zeros(n),
-        engine_log_probs=torch.zeros(total),
-        advantages=torch.zeros(total),
-        loss_mask=torch.ones(total, dtype=torch.bool),
-    )
+    return batch_of_sequences(sequences)
 
 
 def random_batch(folder: str | Path, sequences: int = 4, tokens: int = 64) -> TrainingBatch:

@@ -94,7 +94,7 @@ def test_kernels_of_vllms_cpu_build() -> None:
     """``torch.ops._C``: norms (rollout/cpu_norms.py) and sampling (rollout/cpu_sampling.py)."""
     torch = pytest.importorskip("torch")
     if torch.version.cuda is not None:
-        pytest.skip("of the CPU build alone")
+        pytest.skip("these kernels are in vLLM's CPU build; the CUDA build is installed here")
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()

@@ -279,7 +279,10 @@ def test_arguments_of_a_cuda_engine() -> None:
     assert given.enable_chunked_prefill and given.scheduler_cls is None
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="of vLLM's CPU build alone")
+@pytest.mark.skipif(
+    torch.version.cuda is not None,
+    reason="a CPU engine needs vLLM's CPU build; the CUDA build is installed here",
+)
 def test_a_cpu_engine_is_configured_as_it_was_asked(tmp_path: Path) -> None:
     """Prompts whole, nothing scheduled ahead, workers of vLLM's own."""
     model = make_tiny_model(tmp_path / "model")

@@ -35,6 +35,16 @@ LAYOUTS = [
     Layout(1, 2, 1, context_parallel=2),
 ]
 VOCAB = 101  # Not divisible by 2: the vocabulary is padded under tensor parallelism.
+TINY_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.1,
+}
 
 
 @pytest.fixture(scope="session")
@@ -43,17 +53,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("qwen2")
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        initializer_range=0.1,
-    )
+    config = Qwen2Config(**TINY_SIZES, tie_word_embeddings=False)
     model = Qwen2ForCausalLM(config)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

@@ -11,7 +11,7 @@ import torch
 
 from rlmath.actor.parallel import Layout
 from tests.distributed.rank_pool import RankPool
-from tests.distributed.test_actor import VOCAB, check_gradient
+from tests.distributed.test_actor import TINY_SIZES, check_gradient
 from tests.distributed.test_checkpoint import changes_of, commit, run_load, run_save
 
 ONE, TP2 = Layout(1, 1, 1), Layout(2, 1, 1)
@@ -23,18 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("olmo2")
-    config = Olmo2Config(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        eos_token_id=None,
-        pad_token_id=None,
-        initializer_range=0.1,
-    )
+    config = Olmo2Config(**TINY_SIZES, eos_token_id=None, pad_token_id=None)
     olmo = Olmo2ForCausalLM(config)
     with torch.no_grad():
         for name, parameter in olmo.named_parameters():

@@ -27,7 +27,7 @@ SETTINGS = [
     "algorithm.filter.keep=variance",
     "algorithm.filter.oversample=2",
     "algorithm.filter.mask_duplicates=true",
-    "algorithm.truncated=penalise",
+    "algorithm.truncated=penalize",
     "algorithm.truncated_penalty=0.5",
     "algorithm.correction.kind=token_truncate",
     "algorithm.correction.veto_below=1e-4",
@@ -39,9 +39,9 @@ SETTINGS = [
     "algorithm.reference.decay=0.5",
     "algorithm.entropy_target=6",
     "algorithm.entropy_coef_step=0.001",
-    "algorithm.curriculum.rest=true",
+    "algorithm.curriculum.cooldown=true",
     "algorithm.curriculum.min_visits=1",
-    "algorithm.curriculum.rest_steps=9",
+    "algorithm.curriculum.cooldown_steps=9",
     "algorithm.curriculum.length_stages="
     "[{first_step: 1, max_response_tokens: 32}, {first_step: 3, max_response_tokens: 64}]",
 ]
@@ -67,12 +67,12 @@ def test_all_of_it_together_goes_on_exactly_from_a_checkpoint(
     sampling = [line["sampling/requested_groups"] for line in lines]
     assert all(line["sampling/trained_groups"] == 8 for line in lines)
     assert sum(line["sampling/dropped_equal_rewards"] for line in lines) > 0
-    assert any(line["sampling/surplus_groups"] for line in lines[:-1]), sampling
+    assert any(line["sampling/carried_over_groups"] for line in lines[:-1]), sampling
     later = [line for line in lines if "mismatch/lag_1/token_count" in line]
     assert later and all(line["mismatch/lag_1/k3"] > line["mismatch/lag_0/k3"] for line in later)
     assert all(line["alignment/max_abs_diff"] < 1e-3 for line in lines)
     assert [line["curriculum/max_response_tokens"] for line in lines] == [32, 32, 64, 64]
-    assert any(line["curriculum/passed_over"] for line in lines)
+    assert any(line["curriculum/skipped_problems"] for line in lines)
     # The weights of KL and entropy follow what they are held to.
     assert all(line["train/kl"] > 0 for line in lines)
     assert len({line["train/kl_coef"] for line in lines}) == 4

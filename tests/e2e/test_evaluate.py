@@ -1,14 +1,11 @@
-"""``rlmath evaluate`` on real benchmarks: a Hugging Face folder and a checkpoint, and going on."""
+"""``rlmath evaluate`` on benchmarks: a Hugging Face folder and a checkpoint, and resuming."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.runs import python, rlmath
-from tests.e2e.test_real_data import DATA
 
 COMMON = [
     "rollout=small",
@@ -17,23 +14,37 @@ COMMON = [
     "eval.published_settings=false",
     "eval.samples=2",
     "eval.max_response_tokens=12",
-    f"eval.data_dir={DATA}",
 ]
+# Columns and types of the two published files; the problems are ours.
+FILES = {
+    "aime24.jsonl": [
+        {"id": n, "problem": f"Find ${n}^2$ modulo $1000$.", "answer": str(n * n % 1000)}
+        for n in range(31, 39)
+    ],
+    "amc23.jsonl": [
+        {"id": n, "question": f"What is half of ${n}$?", "answer": n / 2} for n in range(10, 18)
+    ],
+}
 
 
-@pytest.mark.skipif(
-    not (DATA / "amc23.jsonl").exists(),
-    reason="needs aime24.jsonl and amc23.jsonl in RLMATH_DATA_DIR; the project ships no one's data",
-)
+def write_benchmarks(folder: Path) -> str:
+    """Both files; returns the setting that names their folder."""
+    folder.mkdir()
+    for name, rows in FILES.items():
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"eval.data_dir={folder}"
+
+
 def test_both_formats_give_the_same_and_a_second_call_goes_on(
     material: Path, tmp_path: Path
 ) -> None:
+    common = [*COMMON, write_benchmarks(tmp_path / "data")]
     model = f"model.path={material / 'model'}"
     aime = "eval.benchmarks=[{name: aime24}]"
     both = "eval.benchmarks=[{name: aime24}, {name: amc23, samples: 3}]"
-    first = rlmath("evaluate", *COMMON, model, aime, f"runner.run_dir={tmp_path / 'hf'}")
+    first = rlmath("evaluate", *common, model, aime, f"runner.run_dir={tmp_path / 'hf'}")
     assert first.returncode == 0, first.stderr
-    again = rlmath("evaluate", *COMMON, model, both, f"runner.run_dir={tmp_path / 'hf'}")
+    again = rlmath("evaluate", *common, model, both, f"runner.run_dir={tmp_path / 'hf'}")
     assert again.returncode == 0, again.stderr
     folder = tmp_path / "hf" / "evaluation"
     assert len((folder / "samples" / "eval_aime24_000000.jsonl").read_text().splitlines()) == 12
@@ -58,7 +69,7 @@ def test_both_formats_give_the_same_and_a_second_call_goes_on(
     assert made.returncode == 0, made.stderr
     run = rlmath(
         "evaluate",
-        *COMMON,
+        *common,
         model,
         "eval.benchmarks=[{name: amc23, samples: 3}]",
         f"eval.checkpoint={tmp_path / 'checkpoint'}",

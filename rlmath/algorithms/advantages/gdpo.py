@@ -1,4 +1,4 @@
-"""Several rewards, each normalised in its group before they are added up."""
+"""Several rewards, each normalized in its group before they are added up."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class AdvantageSettings:
         options: Of the estimator; ``None``: its defaults.
         whiten_tokens: Whiten over the tokens of the loss what any estimator gives.
         whiten_epsilon: Added to the deviation by which that divides.
-        reward_weights: For ``gdpo``: the rewards that are normalised on their own, by name, with
+        reward_weights: For ``gdpo``: the rewards that are normalized on their own, by name, with
             their weights.
     """
 

@@ -14,6 +14,13 @@ from rlmath.errors import ConfigError, UserError
 
 # Stands for the model's path where its sizes are given one by one.
 NO_PATH = "PATH"
+# Options that were settings all along, with what to write; of both plans.
+LAYOUT_FLAGS = {
+    "--tp": "actor.tensor_parallel=N",
+    "--pp": "actor.pipeline_parallel=N",
+    "--ep": "actor.expert_parallel=N",
+    "--engine-tp": "rollout.tensor_parallel=N",
+}
 
 
 @dataclass(frozen=True)

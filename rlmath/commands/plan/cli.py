@@ -7,7 +7,14 @@ import dataclasses
 import json
 
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.commands.plan.arguments import Given, count, no_model_argument, positive, share
+from rlmath.commands.plan.arguments import (
+    LAYOUT_FLAGS,
+    Given,
+    count,
+    no_model_argument,
+    positive,
+    share,
+)
 from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.layouts import Wish, checked, find_plans, overrides
 from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
@@ -42,6 +49,7 @@ SETTINGS = (
 )
 # Options that were settings all along.
 FLAGS = {
+    **LAYOUT_FLAGS,
     "--gpus": "cluster.nodes=N cluster.gpus_per_node=N",
     "--gpus-per-node": "cluster.gpus_per_node=N",
     "--prompt-tokens": "data.max_prompt_tokens=N",
@@ -51,11 +59,7 @@ FLAGS = {
     "--minibatches": "algorithm.minibatches_per_step=N",
     "--max-tokens": "actor.max_tokens_per_microbatch=N",
     "--max-running": "rollout.max_running_sequences=N",
-    "--tp": "actor.tensor_parallel=N",
-    "--pp": "actor.pipeline_parallel=N",
     "--cp": "actor.context_parallel=N",
-    "--ep": "actor.expert_parallel=N",
-    "--engine-tp": "rollout.tensor_parallel=N",
     "--recompute-layers": "actor.recompute_num_layers=N, or actor.recompute=none",
     "--local-layers": "actor.layers=local",
     "--kl": "algorithm.kl_coef=0.001",

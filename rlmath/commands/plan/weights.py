@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlmath.commands.plan.arguments import Given, count, no_model_argument
+from rlmath.commands.plan.arguments import LAYOUT_FLAGS, Given, count, no_model_argument
 from rlmath.commands.plan.models import read_named_model
 from rlmath.errors import UserError
 from rlmath.weights.plan import (
@@ -37,10 +37,7 @@ SETTINGS = (
 )
 # Options that were settings all along.
 FLAGS = {
-    "--tp": "actor.tensor_parallel=N",
-    "--pp": "actor.pipeline_parallel=N",
-    "--ep": "actor.expert_parallel=N",
-    "--engine-tp": "rollout.tensor_parallel=N",
+    **LAYOUT_FLAGS,
     "--bucket-size-mib": "weights.bucket_size_mib=N",
     "--dtype": "model.dtype=bfloat16",
 }

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlmath.algorithms.curriculum import CurriculumSettings, PassRates, staged_length
+from rlmath.algorithms.curriculum import CooldownSettings, PassRates, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool
 from rlmath.algorithms.entropy import active_entropy_coef, next_entropy_coef, top_entropy_mask
 from rlmath.algorithms.filters import GroupFilter, duplicates, handle_truncated
@@ -60,10 +60,10 @@ def test_truncated_responses():
     assert torch.equal(same, rewards) and taking_part.tolist() == [True, True]
     same, taking_part = handle_truncated(rewards, cut, "mask")
     assert torch.equal(same, rewards) and taking_part.tolist() == [True, False]
-    less, taking_part = handle_truncated(rewards, cut, "penalise", penalty=2.0)
+    less, taking_part = handle_truncated(rewards, cut, "penalize", penalty=2.0)
     assert less.tolist() == [5.0, -7.0] and taking_part.tolist() == [True, True]
     with pytest.raises(ValueError, match="penalty = 0"):
-        handle_truncated(rewards, cut, "penalise")
+        handle_truncated(rewards, cut, "penalize")
     scaled, taking_part = handle_truncated(torch.tensor([1.0, 0.8]), cut, "scale")
     assert scaled.tolist() == [1.0, 0.0] and taking_part.tolist() == [True, True]
     scaled, _ = handle_truncated(torch.tensor([1.0, 0.8]), cut, "scale", factor=0.25)
@@ -72,7 +72,7 @@ def test_truncated_responses():
     assert handle_truncated(torch.tensor([1.0, float("nan")]), cut, "scale")[0].isnan()[1]
     with pytest.raises(ValueError, match="factor = 1"):
         handle_truncated(rewards, cut, "scale", factor=1.0)
-    with pytest.raises(ValueError, match=r"'drop'.*keep, mask, penalise, scale"):
+    with pytest.raises(ValueError, match=r"'drop'.*keep, mask, penalize, scale"):
         handle_truncated(rewards, cut, "drop")
 
 
@@ -80,14 +80,14 @@ def test_each_dropped_group_is_made_up_for_by_one_prompt_at_once():
     pool = GroupPool(target=3, max_rounds=4, group_filter=GroupFilter("variance"))
     assert pool.to_request(in_flight=0) == 3
     assert pool.to_request(in_flight=3) == 0
-    assert pool.offer(0, "a", MIXED, [True, False]) is None
+    assert pool.add(0, "a", MIXED, [True, False]) is None
     assert pool.to_request(in_flight=2) == 0
-    assert pool.offer(1, "b", EQUAL, [True, True]) == "equal_rewards"
+    assert pool.add(1, "b", EQUAL, [True, True]) == "equal_rewards"
     assert pool.to_request(in_flight=1) == 1
-    pool.offer(3, "d", MIXED, [True, False])
-    pool.offer(2, "c", MIXED, [True, None])
+    pool.add(3, "d", MIXED, [True, False])
+    pool.add(2, "c", MIXED, [True, None])
     assert pool.to_request(in_flight=0) == 0
-    groups, counts = pool.take()
+    groups, counts = pool.pop()
     assert groups == ["a", "c", "d"]
     assert (counts.requested, counts.finished, counts.kept) == (4, 4, 3)
     assert counts.dropped == {"equal_rewards": 1}
@@ -104,8 +104,8 @@ def run_pool(pool, equal, seed):
         order += more
         if not more or draw.random() < 0.5:
             done = in_flight.pop(draw.randrange(len(in_flight)))
-            pool.offer(done, done, EQUAL if done in equal else MIXED)
-    return pool.take(), pool.surplus
+            pool.add(done, done, EQUAL if done in equal else MIXED)
+    return pool.pop(), pool.carried_over
 
 
 @given(
@@ -139,9 +139,9 @@ def test_rounds_are_limited_and_the_step_is_then_smaller():
     order = 0
     while more := pool.to_request(in_flight=0):
         for _ in range(more):
-            pool.offer(order, order, MIXED if order == 1 else EQUAL)
+            pool.add(order, order, MIXED if order == 1 else EQUAL)
             order += 1
-    groups, counts = pool.take()
+    groups, counts = pool.pop()
     assert groups == [1]
     assert (counts.requested, counts.dropped, counts.pass_rate) == (4, {"equal_rewards": 3}, None)
     assert pool.to_request(in_flight=0) == 2  # a new step has a new limit
@@ -150,26 +150,26 @@ def test_rounds_are_limited_and_the_step_is_then_smaller():
 def test_with_too_few_groups_all_are_kept_for_the_next_step():
     pool = GroupPool(target=3, max_rounds=1, group_filter=GroupFilter("variance"))
     for order in range(pool.to_request(0)):
-        pool.offer(order, order, MIXED if order else EQUAL)
-    groups, counts = pool.take(at_least=3)
-    assert (groups, counts.surplus) == ([], 2)
+        pool.add(order, order, MIXED if order else EQUAL)
+    groups, counts = pool.pop(at_least=3)
+    assert (groups, counts.carried_over) == ([], 2)
     assert pool.to_request(in_flight=0) == 1
 
 
-def test_surplus_goes_to_the_next_step():
+def test_carried_over_groups_go_to_the_next_step():
     pool = GroupPool(2, 4, GroupFilter("variance"), oversample=1.5)
     assert pool.to_request(0) == 3
     for order in (2, 0, 1):
-        pool.offer(order, f"g{order}", MIXED)
-    groups, counts = pool.take()
-    assert groups == ["g0", "g1"] and counts.surplus == 1
+        pool.add(order, f"g{order}", MIXED)
+    groups, counts = pool.pop()
+    assert groups == ["g0", "g1"] and counts.carried_over == 1
     resumed = GroupPool(2, 4, GroupFilter("variance"), oversample=1.5)
-    resumed.set_surplus(pool.surplus)
+    resumed.set_carried_over(pool.carried_over)
     for p in (pool, resumed):
         assert p.to_request(in_flight=0) == 2  # ceil(1.5 * 1)
-        p.offer(3, "g3", MIXED)
-        p.offer(4, "g4", MIXED)
-        assert p.take()[0] == ["g2", "g3"]
+        p.add(3, "g3", MIXED)
+        p.add(4, "g4", MIXED)
+        assert p.pop()[0] == ["g2", "g3"]
 
 
 def test_a_pool_without_room_is_refused():
@@ -178,34 +178,32 @@ def test_a_pool_without_room_is_refused():
 
 
 def test_problems_that_are_too_easy_or_too_hard_rest_for_a_while():
-    rates = PassRates(CurriculumSettings(too_easy=0.9, too_hard=0.1, rest_steps=5, decay=0.5))
+    rates = PassRates(CooldownSettings(too_easy=0.9, too_hard=0.1, cooldown_steps=5, decay=0.5))
     for problem, passed in (("easy", 8), ("hard", 0), ("good", 4)):
         rates.update(problem, passed, 8, step=0)
-        assert not rates.rests(problem, 1)  # one visit is not enough
+        assert not rates.is_on_cooldown(problem, 1)  # one visit is not enough
         rates.update(problem, passed, 8, step=1)
-    assert [rates.rests(p, 2) for p in ("easy", "hard", "good", "new")] == [
+    assert [rates.is_on_cooldown(p, 2) for p in ("easy", "hard", "good", "new")] == [
         True,
         True,
         False,
         False,
     ]
-    assert rates.rests("easy", 6) and not rates.rests("easy", 7)
+    assert rates.is_on_cooldown("easy", 6) and not rates.is_on_cooldown("easy", 7)
     rates.update("easy", 0, 8, step=7)
-    assert rates.rate("easy") == 0.5 and not rates.rests("easy", 8)
+    assert rates.rate("easy") == 0.5 and not rates.is_on_cooldown("easy", 8)
     rates.update("good", 0, 0, step=9)
     assert rates.rate("good") == 0.5 and rates.rate("new") is None
-    resumed = PassRates(CurriculumSettings())
+    resumed = PassRates(CooldownSettings())
     resumed.load_state(json.loads(json.dumps(rates.state())))
     assert resumed.state() == rates.state()
 
 
 def test_curriculum_refuses_what_cannot_work():
     with pytest.raises(ValueError, match=r"too_hard = 0.9"):
-        CurriculumSettings(too_easy=0.5, too_hard=0.9)
-    with pytest.raises(ValueError, match=r"decay = 1.0"):
-        CurriculumSettings(decay=1.0)
+        PassRates(CooldownSettings(too_easy=0.5, too_hard=0.9))
     with pytest.raises(ValueError, match="p: 3 of 2"):
-        PassRates(CurriculumSettings()).update("p", 3, 2, step=0)
+        PassRates(CooldownSettings()).update("p", 3, 2, step=0)
 
 
 def test_staged_lengths():

@@ -20,7 +20,9 @@ def small_disk(where: Path, size_kib: int) -> Iterator[Path]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "rlmath-test", str(where)]
     done = subprocess.run(mount, capture_output=True, text=True)
     if done.returncode != 0:
-        pytest.skip(f"mounting a small file system takes root: {done.stderr.strip()}")
+        pytest.skip(
+            f"a full disk needs a small file system, which takes root: {done.stderr.strip()}"
+        )
     try:
         yield where
     finally:

@@ -61,15 +61,15 @@ def problems(*overrides: str) -> list[str]:
             ["filter.keep=variance", "filter.oversample=3", "filter.max_rounds=2"],
             ["oversample=3", "max_rounds=2", "at most 2"],
         ),
-        (["truncated_penalty=2"], ["truncated_penalty=2.0", "take truncated=penalise"]),
-        (["truncated=penalise", "advantage=gdpo"], ["reward stop_properly"]),
+        (["truncated_penalty=2"], ["truncated_penalty=2.0", "take truncated=penalize"]),
+        (["truncated=penalize", "advantage=gdpo"], ["reward stop_properly"]),
         (
             ["filter.keep=variance", "group_size=1", "advantage=reinforce_pp"],
             ["always equal", "group_size of 2"],
         ),
-        (["curriculum.too_easy=0.9"], ["too_easy=0.9", "take curriculum.rest=true"]),
+        (["curriculum.too_easy=0.9"], ["too_easy=0.9", "take curriculum.cooldown=true"]),
         (
-            ["curriculum.rest=true", "curriculum.too_easy=0.1", "curriculum.too_hard=0.1"],
+            ["curriculum.cooldown=true", "curriculum.too_easy=0.1", "curriculum.too_hard=0.1"],
             ["too_hard=0.1: has to be less than curriculum.too_easy=0.1"],
         ),
         (
@@ -116,8 +116,8 @@ def test_refused(overrides: list[str], expected: list[str]) -> None:
         ["entropy_target=0.2", "entropy_top_share=0.2"],
         ["entropy_top_share=0.2", "loss=gspo_token", "aggregation=seq_mean_token_mean"],
         ["filter.keep=variance", "filter.oversample=1.5", "truncated=mask"],
-        ["filter.keep=mean_range", "filter.high=4", "truncated=penalise", "truncated_penalty=2"],
-        ["curriculum.rest=true", "curriculum.rest_steps=5"],
+        ["filter.keep=mean_range", "filter.high=4", "truncated=penalize", "truncated_penalty=2"],
+        ["curriculum.cooldown=true", "curriculum.cooldown_steps=5"],
         ["curriculum.length_stages=[{first_step: 1, max_response_tokens: 8192}]"],
     ],
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -367,10 +368,23 @@ def test_disk_space_is_asked_of_the_disk(tmp_path: Path) -> None:
     assert 0 < free <= shutil.disk_usage(tmp_path).total
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_run_dir_without_permission(refusal: Callable[..., str], tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o500)
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which nothing can be made, for root too, whom modes do not stop."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o500)
+    if os.geteuid() != 0:
+        yield folder
+        return
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "rlmath-test", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"root can write anywhere, and may not mount here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_run_dir_without_permission(refusal: Callable[..., str], closed: Path) -> None:
     assert "no permission to write" in refusal(f"runner.run_dir={closed}/run")
 
 

@@ -133,6 +133,13 @@ def test_an_old_name_is_an_error_that_names_the_new_one(old: str) -> None:
     assert f"it is {RENAMED[old]} now" in refusal(f"{old}=1")
 
 
+def test_an_old_value_is_an_error_that_names_the_new_one(tmp_path: Path) -> None:
+    assert "it is algorithm.truncated=penalize now" in refusal("algorithm.truncated=penalise")
+    (tmp_path / "config.yaml").write_text("algorithm:\n  truncated: penalise\n")
+    config = load([*GIVEN, "algorithm.truncated=penalize"])
+    assert list(attempts.changes(tmp_path / "config.yaml", config)) == []
+
+
 def test_settings_of_a_run_with_old_names_are_compared_under_the_new(tmp_path: Path) -> None:
     config = load([*GIVEN, "algorithm.loss_options.clip_high=0.28"])
     old = "algorithm:\n  clip_low: 0.2\n  clip_high: 0.2\n  advantage_epsilon: 1.0e-06\n"

@@ -58,5 +58,7 @@ def real_data() -> Path:
     """The folder of real problems; see docs/data.md."""
     folder = Path(os.environ.get("RLMATH_DATA_DIR", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip(f"there are no real problems in {folder}; set RLMATH_DATA_DIR")
+        pytest.skip(
+            f"needs published problems, which rlmath does not ship, in RLMATH_DATA_DIR={folder}"
+        )
     return folder

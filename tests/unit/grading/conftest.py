@@ -26,7 +26,9 @@ def grader() -> Iterator[MathGrader]:
 def data_dir() -> Path:
     folder = Path(os.environ.get("RLMATH_DATA_DIR", REPOSITORY / ".." / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip(f"no real problems: {folder} does not exist (set RLMATH_DATA_DIR)")
+        pytest.skip(
+            f"needs published answers, which rlmath does not ship, in RLMATH_DATA_DIR={folder}"
+        )
     return folder
 
 

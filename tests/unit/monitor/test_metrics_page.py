@@ -99,7 +99,7 @@ def mismatch_tags(group):
 
 
 def sampling_tags():
-    config = load(["model.path=m", "runner.run_dir=r", "algorithm.curriculum.rest=true"])
+    config = load(["model.path=m", "runner.run_dir=r", "algorithm.curriculum.cooldown=true"])
     sampler = Sampler(config, ProblemStream([Problem("p", "?", (1,), ("2",))]))
     return set(sampler._metrics(PoolCounts(1, 1, 1, {}, 0, 0.5), 1, 0, 1))
 

@@ -157,7 +157,7 @@ def test_length_within_one_group(grader):
     assert reward([], solution=[], completion_ids=[]) == []
 
 
-def test_length_normalises_in_each_problems_own_group(grader):
+def test_length_normalizes_in_each_problems_own_group(grader):
     reward = get_reward("length", grader=grader)
     rows = [RIGHT, RIGHT, r"\boxed{4}", r"\boxed{4}"]
     golds = [GOLD, GOLD, "4", "4"]

@@ -19,7 +19,7 @@ from rlmath.errors import UserError
 from rlmath.grading import MathGrader
 from rlmath.rewards import MixItem, RewardError, RewardMix, RewardSettingError
 from rlmath.rewards.base import Reward
-from rlmath.rewards.mix import group_columns
+from rlmath.rewards.columns import group_columns
 from rlmath.types import Problem, Sample
 
 FUNCTIONS = """

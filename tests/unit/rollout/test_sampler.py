@@ -14,7 +14,8 @@ import pytest
 from rlmath.config.load import load
 from rlmath.data import ProblemStream
 from rlmath.rewards.loading import FunctionReward
-from rlmath.rewards.mix import MixItem, RewardMix
+from rlmath.rewards.mix import RewardMix
+from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
@@ -89,7 +90,7 @@ def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector:
         for group in one.groups:
             rewards = [s.reward for s in group.samples]
             assert rewards[0] != rewards[1] and None not in rewards
-        surplus += one.metrics["sampling/surplus_groups"]
+        surplus += one.metrics["sampling/carried_over_groups"]
         again = sampler_of(*FILTERED)
         again.load_state_dict(json.loads(json.dumps(other.state_dict())))
         other = again
@@ -117,7 +118,7 @@ def test_too_few_groups(collector: Collector) -> None:
 
 
 def test_a_penalty_counts_before_the_filter(collector: Collector) -> None:
-    rules = ("filter.keep=variance", "filter.max_rounds=9", "truncated=penalise")
+    rules = ("filter.keep=variance", "filter.max_rounds=9", "truncated=penalize")
     sampled = sample(sampler_of(*rules, "truncated_penalty=0.5"), 1, collector)
     for group in sampled.finished:
         for graded in group.samples:
@@ -145,7 +146,7 @@ def test_lengths_come_in_stages(collector: Collector) -> None:
 
 
 def test_when_all_problems_rest_they_are_taken_all_the_same() -> None:
-    sampler = sampler_of("curriculum.rest=true", "curriculum.min_visits=1")
+    sampler = sampler_of("curriculum.cooldown=true", "curriculum.min_visits=1")
     for problem in PROBLEMS:
         sampler._rates.update(problem.id, 0, 2, step=0)
     problems, passed_over = sampler._next_problems(3, 1, {})

@@ -31,7 +31,7 @@ def test_a_grade_that_does_not_come_is_named(tmp_path: Path) -> None:
         grading = collector.begin(group_size=2)
         grading.expect([problem])
         for index, text in enumerate(("two", "hang")):
-            grading.take(Sample(problem.id, index, (5,), (-1.0,), text, "stop", 0, 0, 0))
+            grading.add(Sample(problem.id, index, (5,), (-1.0,), text, "stop", 0, 0, 0))
         try:
             with pytest.raises(Stalled) as said, watched(0.5, [waiting.grades(collector)]):
                 grading.wait()
