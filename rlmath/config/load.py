@@ -267,9 +267,11 @@ def _did_you_mean(key: str) -> str:
     same_name = [name for name in keys if name.rsplit(".", 1)[-1] == last]
     if same_name:
         return f"; did you mean {' or '.join(same_name)}?"
-    return _close(key, keys)
+    return _close(key, [*keys, *RENAMED])
 
 
 def _close(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    """The names that are spelled alike; of an old one, what it is now."""
+    found = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    close = dict.fromkeys(RENAMED.get(one, one) for one in found)
     return f"; did you mean {' or '.join(close)}?" if close else ""

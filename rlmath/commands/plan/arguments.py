@@ -58,7 +58,7 @@ def take_settings(
     rest = [word for word in arguments if word not in words]
     for word in rest:
         if word.split("=")[0] in flags:
-            raise UserError(f"{word}: is a setting; give {flags[word.split('=')[0]]}")
+            raise UserError(f"{word} is a setting now; give {flags[word.split('=')[0]]}")
     keys = frozenset(word.split("=")[0] for word in words)
     groups = {folder.name for folder in CONF_DIR.iterdir()} - {"cluster"}
     for key in sorted(keys & (by_key().keys() | groups) - set(known)):

@@ -133,6 +133,10 @@ def test_an_old_name_is_an_error_that_names_the_new_one(old: str) -> None:
     assert f"it is {RENAMED[old]} now" in refusal(f"{old}=1")
 
 
+def test_a_misspelled_old_name_leads_to_the_new_one() -> None:
+    assert "did you mean algorithm.loss_options.clip_low" in refusal("algorithm.clip_lo=0.1")
+
+
 def test_an_old_value_is_an_error_that_names_the_new_one(tmp_path: Path) -> None:
     assert "it is algorithm.truncated=penalize now" in refusal("algorithm.truncated=penalise")
     (tmp_path / "config.yaml").write_text("algorithm:\n  truncated: penalise\n")
