@@ -153,7 +153,7 @@ def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
 def _run(command: str, options: argparse.Namespace) -> int:
     from rlmath.checks import attempts
     from rlmath.checks import run as checks
-    from rlmath.checks.facts import Machine
+    from rlmath.checks.machine import Machine
     from rlmath.config import arithmetic, load
 
     config = load.load(options.overrides, options.config_dir)

@@ -5,7 +5,7 @@
         eval.samples=8
 
 Samples with vLLM and grades as `rlmath evaluate` does, with the settings that are given; called
-again after an interruption it goes on. Each row that is kept has its `pass_rate`; a problem none of
+again after an interruption it resumes. Each row that is kept has its `pass_rate`; a problem none of
 whose samples could be judged is left out and counted.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlmath.checks import run as checks
-from rlmath.checks.facts import Machine
+from rlmath.checks.machine import Machine
 from rlmath.cli import reported
 from rlmath.config import load
 from rlmath.data.files import MalformedRowError, read_rows

@@ -19,7 +19,7 @@ class Layout:
     """How the actor's ranks share the model and the data. Ranks = tp x pp x cp x dp.
 
     Attributes:
-        expert_parallel: Ranks of a stage that share the experts of a mixture, each of which is
+        expert_parallel: Ranks of a stage that share the experts of an MoE, each of which is
             whole on its rank; a divisor of ``tensor_parallel * data_parallel``. With 1 each copy
             of the model has all experts, cut over its tensor ranks as other matrices are.
     """

@@ -44,7 +44,7 @@ _ENDINGS = (".partial", ".replaced", ".deleted")
 
 @dataclass(frozen=True)
 class Skipped:
-    """A checkpoint that was passed over, and why."""
+    """A checkpoint that was skipped, and why."""
 
     path: Path
     reason: str
@@ -193,7 +193,7 @@ class CheckpointStore:
         """What ``runner.resume`` asks for, after cleaning what a killed process left.
 
         After ``never`` or a path, checkpoints that would be newer than the run's own beginning are
-        moved to a folder beside this one, so that a later ``auto`` does not go on from them.
+        moved to a folder beside this one, so that a later ``auto`` does not resume from them.
 
         Args:
             how: ``auto`` (the newest whole one, or ``None``), ``never``, or a checkpoint's folder.

@@ -12,13 +12,9 @@ from typing import Any
 from rlmath.checkpoint import checkpoint_bytes, held_bytes
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.checks.benchmarks import data_of
-from rlmath.checks.facts import (
-    Machine,
-    existing_parent,
-    missing_model_files,
-    peek_rows,
-)
+from rlmath.checks.data_rows import peek_rows
 from rlmath.checks.layout import GIB
+from rlmath.checks.machine import Machine, existing_parent
 from rlmath.checks.weight_files import broken_json_files, broken_weight_files, weights_misfit
 from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.arithmetic import Layout
@@ -26,7 +22,7 @@ from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
 from rlmath.errors import ConfigError, ModelError, UserError
-from rlmath.model.folder import TINY, has_chat_template
+from rlmath.model.folder import TINY, has_chat_template, missing_model_files
 from rlmath.model.spec import ModelSpec, read_model_spec
 
 
@@ -214,7 +210,7 @@ def memory(
     if config.cluster.nodes > 1 or config.cluster.ray_address is not None:
         return
     parameters, value_bytes = model.num_parameters, _value_bytes(config)
-    # Copies of a mixture share the experts, or tensor ranks each have them whole.
+    # Copies of an MoE share the experts, or tensor ranks each have them whole.
     actor = config.actor
     copies = 1.0 if actor.expert_parallel == 1 else actor.tensor_parallel / actor.expert_parallel
     of_a_copy = int(parameters + model.num_expert_parameters * (copies - 1))
@@ -276,7 +272,7 @@ def memory(
 def disk(config: Config, model: ModelSpec, machine: Machine, command: str) -> Iterator[str]:
     """The checkpoints that are kept, one that is being written, and the HF folder fit the disk.
 
-    When a run goes on, its earlier checkpoints are among those that are kept, so that their room
+    When a run resumes, its earlier checkpoints are among those that are kept, so that their room
     counts as free.
     """
     runner, value_bytes, parameters = config.runner, _value_bytes(config), model.num_parameters

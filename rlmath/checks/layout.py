@@ -10,7 +10,7 @@ from rlmath.config.schema import Config, Device, DType, Recompute
 from rlmath.model.families import QkNorm
 from rlmath.model.spec import ModelSpec
 
-# vLLM hands out its CPU cache in blocks of so many tokens.
+# vLLM hands out its CPU cache in blocks of this many tokens.
 CPU_BLOCK_TOKENS = 128
 # Widths of a head for which vLLM's CPU attention has a kernel.
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -99,13 +99,13 @@ def experts(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:
         )
     if layout.context_parallel > 1:
         yield (
-            f"actor.context_parallel={layout.context_parallel}: a mixture of experts takes whole "
+            f"actor.context_parallel={layout.context_parallel}: an MoE takes whole "
             "sequences; set it to 1"
         )
     if tensor > 1 and not config.actor.sequence_parallel:
         yield (
             f"actor.tensor_parallel={tensor}: the ranks would all send every "
-            "token to the experts; a mixture of experts needs actor.sequence_parallel=true, or "
+            "token to the experts; an MoE needs actor.sequence_parallel=true, or "
             "tensor_parallel=1"
         )
 

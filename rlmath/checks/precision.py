@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlmath.checks.facts import Machine
+from rlmath.checks.machine import Machine
 from rlmath.config.schema import Config, Device, DType, Layers
 from rlmath.model.spec import ModelSpec
 from rlmath.utils import transformer_engine as te_install

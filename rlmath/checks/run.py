@@ -25,7 +25,7 @@ from rlmath.checks import layout as check_layout
 from rlmath.checks import precision as check_precision
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.benchmarks import benchmark_problems
-from rlmath.checks.facts import Machine
+from rlmath.checks.machine import Machine
 from rlmath.config import arithmetic
 from rlmath.config.collapse import DETECTORS
 from rlmath.config.schema import (

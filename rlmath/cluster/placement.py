@@ -66,7 +66,7 @@ def placed(layout: Layout, nodes: int = 1) -> Iterator[Places]:
     and engines take them, and every tensor-parallel group is on one node.
 
     Raises:
-        UserError: The cluster does not have so many free GPUs, or not enough of them on one node.
+        UserError: The cluster has too few free GPUs, or not enough of them on one node.
     """
     if layout.device is Device.cpu:
         if nodes > 1:

@@ -152,7 +152,7 @@ def _end_with(head: subprocess.Popen[bytes], over: threading.Event, code: int) -
     and Ray would end this process with its own code.
 
     Args:
-        head: Ends by itself in time, told by the run's own shutdown.
+        head: Ends on its own in time, told by the run's own shutdown.
         over: Set when that is through.
         code: The exit code.
     """

@@ -22,7 +22,8 @@ from typing import Literal
 
 from rlmath.checks import files as check_files
 from rlmath.checks import run as checks
-from rlmath.checks.facts import PEEKED_ROWS, Machine, existing_parent
+from rlmath.checks.data_rows import PEEKED_ROWS
+from rlmath.checks.machine import Machine, existing_parent
 from rlmath.config import load
 from rlmath.config.hub_names import is_hub
 from rlmath.config.schema import Config

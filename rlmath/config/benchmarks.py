@@ -72,7 +72,7 @@ class Benchmark:
         temperature: Of sampling; 0: greedy.
         top_p: Of sampling.
         max_response_tokens: Longest response.
-        max_problems: At most so many, the first ones; ``None``: all.
+        max_problems: Maximum number, the first ones; ``None``: all.
     """
 
     name: str

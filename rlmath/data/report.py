@@ -14,7 +14,7 @@ class LoadReport:
         kept: Rows that became problems (or worked examples).
         filtered: Left out because the prompt has more tokens than ``data.max_prompt_tokens``.
         skipped: Left out because they could not be read (``data.malformed_rows=skip``).
-        beyond_limit: Left out because so many problems were not wanted.
+        beyond_limit: Left out beyond the maximum number of problems.
         duplicates: Kept rows whose prompt an earlier kept row has.
         contradictions: Those of the duplicates whose accepted answers differ from the earlier's.
         longest_prompt_tokens: Over all readable rows, the filtered ones included.

@@ -150,7 +150,7 @@ def _announcement(tokens: list[Token]) -> int:
 
 
 def is_answer(text: str, settings: GradingSettings) -> bool:
-    """Whether a text is an answer by itself, not a sentence: a formula, a number, an option letter.
+    """Whether a text is a complete answer, not a sentence: a formula, a number, an option letter.
 
     Words count against it, but for names of functions and up to three at the end (`42 red apples`).
     """

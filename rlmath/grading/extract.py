@@ -350,7 +350,7 @@ def extract(
         task: `multiple_choice` looks for the last option letter instead of the last number.
         boxes: how many boxes the accepted answer is joined from; as many last ones are joined here.
         ordered: whether it is joined to a tuple.
-        is_answer: tells whether a short text is an answer by itself rather than prose; a response
+        is_answer: tells whether a short text is a complete answer rather than prose; a response
             that is nothing but an answer is taken whole before its last number is looked for.
     """
     text = after_thinking(response)

@@ -38,7 +38,7 @@ class QkNorm(Enum):
     """How queries and keys are normalized after their projections."""
 
     none = "none"
-    # Each head by itself, all with the same weights.
+    # Each head separately, all with the same weights.
     per_head = "per_head"
     # All heads together, with a weight for each feature of the projection.
     all_heads = "all_heads"

@@ -1,4 +1,4 @@
-"""What a model's folder holds beside its weights."""
+"""Which files a model's folder holds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 # The model.path of the tiny model, which a run makes for itself.
 TINY = "tiny"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def has_chat_template(path: str) -> bool:
@@ -21,3 +22,23 @@ def has_chat_template(path: str) -> bool:
         return bool(json.loads(file.read_text(encoding="utf-8")).get("chat_template"))
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def missing_model_files(path: str) -> list[str]:
+    """Files that a model's folder should have and has not."""
+    if path == TINY:
+        return []
+    folder = Path(path)
+    missing = []
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        missing.append(f"a tokenizer ({' or '.join(TOKENIZER_FILES)})")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError):
+            return [*missing, f"a {index.name} that can be read"]
+        missing += sorted(name for name in shards if not (folder / name).is_file())
+    elif not any(folder.glob("*.safetensors")):
+        missing.append("weights (*.safetensors)")
+    return missing

@@ -4,7 +4,7 @@ Two sides that compute the same model in other types do not sample and train the
 both keep, besides ``model.dtype``:
 
 - the product with the output matrix is taken in ``precision.lm_head_dtype``;
-- the router's product in a mixture of experts is taken in ``precision.router_dtype``, its softmax
+- an MoE router's product is taken in ``precision.router_dtype``, its softmax
   in float32;
 - logits are divided by the temperature in float32, and the softmax is in float32;
 - log-probs are those of the distribution that was sampled from, after temperature.
@@ -22,16 +22,16 @@ from dataclasses import dataclass
 LOGPROBS_MODE = "processed_logprobs"
 
 
-def log_prob_limit(in_float32: bool, mixture: bool) -> float:
+def log_prob_limit(in_float32: bool, moe: bool) -> float:
     """Largest mean of exp|difference| of log-probs between two right implementations.
 
     Args:
         in_float32: Both compute in float32, not in bfloat16.
-        mixture: Of experts: near ties a rounding in bfloat16 sends a token to another one.
+        moe: Whether the model is one: a rounding in bfloat16 can send a token to another expert.
     """
     if in_float32:
         return 1.0001
-    return 1.05 if mixture else 1.02
+    return 1.05 if moe else 1.02
 
 
 @dataclass(frozen=True)

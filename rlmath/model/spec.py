@@ -98,7 +98,7 @@ class ModelSpec:
         return min(self.max_positions, self.sliding_window or self.max_positions)
 
     def is_moe_layer(self, layer: int) -> bool:
-        """Whether decoder layer ``layer`` (from 0) is a mixture of experts."""
+        """Whether decoder layer ``layer`` (from 0) is MoE."""
         return self.experts > 0 and layer not in self.dense_layers
 
     @property

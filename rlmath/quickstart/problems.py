@@ -106,7 +106,7 @@ def make_problems(
         num_train: Problems to train on by reinforcement learning.
         num_eval: Held-out problems.
         num_sft: Worked examples for the warm start; their problems may be training problems, and
-            a problem may come several times, worked out rightly or not each time anew. (With one
+            a problem may come several times, worked out rightly or not each time again. (With one
             solution per problem the model learns by heart which ones go wrong, and then has
             nothing left to try.)
         slip_share: Share of the worked examples with a wrong carry or borrow, from 0 to 1.

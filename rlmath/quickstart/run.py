@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.checks import run as checks
-from rlmath.checks.facts import Machine
+from rlmath.checks.machine import Machine
 from rlmath.config import arithmetic, load
 from rlmath.config.schema import Config
 from rlmath.monitor.summary import read_summary, update_summary

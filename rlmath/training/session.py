@@ -217,7 +217,7 @@ def log_dir(config: Config) -> Path:
 
 
 def cpu_threads(ranks: int) -> int:
-    """Threads of each of so many CPU processes, so that together they fill the cores."""
+    """Threads of each of ``ranks`` CPU processes, so that together they fill the cores."""
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 

@@ -1,4 +1,4 @@
-"""Whether Transformer Engine is installed, completely or in part. Imports no torch by itself.
+"""Whether Transformer Engine is installed, completely or in part. Does not import torch.
 
 ``find_spec`` finds a Transformer Engine whose extension for torch was never built. The cheap check
 looks for the extension as Transformer Engine's own loader does; the real one imports it.

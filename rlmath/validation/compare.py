@@ -226,7 +226,7 @@ def compare(
     found = gathered_log_probs(actor, batch)
     dtype, report = actor.settings.model.dtype, None
     if dist.get_rank() == 0:
-        limit = log_prob_limit(dtype is torch.float32, mixture=actor.spec.experts > 0)
+        limit = log_prob_limit(dtype is torch.float32, moe=actor.spec.experts > 0)
         sides = {"transformers": hf_log_probs(folder, batch, 1.0)} | (others or {})
         comparisons = [
             comparison(("megatron", name), found, values, batch) for name, values in sides.items()

@@ -31,7 +31,7 @@ for i, group in enumerate([dist.group.WORLD, *groups]):
 assert dist.get_backend(groups[0]) == "gloo"
 names = [open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task")]
 print(names.count("gloo_tcp_loop"))
-# Gone and made anew: the device stays good.
+# Gone and made again: the device stays good.
 dist.destroy_process_group()
 dist.init_process_group("gloo", init_method=f"file://{store}2", rank=rank, world_size=2)
 x = torch.ones(1)

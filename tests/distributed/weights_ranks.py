@@ -117,7 +117,7 @@ class _Layouts:
     """Megatron's groups in one layout at a time.
 
     Every gloo group has threads of its own, and Megatron makes dozens of groups, so those of the
-    layout before have to go: all of torch's groups are left and made anew.
+    layout before have to go: all of torch's groups are left and made again.
     """
 
     def __init__(self, rank: int, store: dist.Store) -> None:
@@ -271,7 +271,7 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
 
 
 def _expert_spec(specs: Any, config: Any) -> Any:
-    """Megatron's own layers of a mixture, with norms that allow sequence parallel."""
+    """Megatron's own layers of an MoE, with norms that allow sequence parallel."""
     from rlmath.actor.attention import ParallelRMSNorm
     from rlmath.actor.experts import decoder_spec
 

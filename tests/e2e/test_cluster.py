@@ -190,14 +190,14 @@ def test_a_node_that_never_comes_ends_all_with_the_same_code(tmp_path: Path) -> 
             subprocess.Popen(
                 member.command("bash", "launchers/launch_cluster.sh", "12", "quickstart"),
                 cwd=ROOT,
-                env=environment(tmp_path, rank, 3, RLMATH_CHECK_TIMEOUT_S="4"),
+                env=environment(tmp_path, rank, 3, RLMATH_CHECK_TIMEOUT_S="30"),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
             for rank, member in enumerate(members)
         ]
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [2, 2], "\n".join(outputs)
     assert "still lacks 1 of 3 nodes (RANK 2) and 4 of 12 CPU slots" in outputs[0]
     assert "RANK 0 has ended with exit code 2" in outputs[1]

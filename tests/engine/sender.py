@@ -14,7 +14,7 @@ from rlmath.weights.transports import TransportPlan, connect
 
 
 class TensorSource:
-    """Whole tensors as buckets; of several ranks each writes every so manieth tensor."""
+    """Whole tensors as buckets; of several ranks each of N writes every Nth tensor."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], bucket_size_mib: float, rank: int, world_size: int

@@ -162,7 +162,7 @@ class Run:
         return code
 
     def ended(self) -> int:
-        """Wait until it has ended by itself, and see that it leaves nothing.
+        """Wait until it has ended on its own, and see that it leaves nothing.
 
         Returns:
             Its exit code.

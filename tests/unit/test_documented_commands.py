@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlmath.checks.facts import Machine
+from rlmath.checks.machine import Machine
 from rlmath.checks.run import check
 from rlmath.cli import _COMMANDS, main
 from rlmath.commands.selfcheck import cli as selfcheck

@@ -26,7 +26,7 @@ def gae(
         token_rewards: ``[R]``; a sequence's reward stands at its last token, a KL penalty at each.
         values: ``[R]``, the value model's estimate before each token.
         response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
-        gamma: Discount per token; 1 is usual, as the length should not matter by itself.
+        gamma: Discount per token; 1 is usual, as the length alone should not matter.
         lam: 1 trusts rewards alone, 0 the value model alone.
         bootstrap_values: ``[N]`` value after the last token, for responses that were cut off;
             ``None``: 0, the response ended.

@@ -94,7 +94,7 @@ def actor_time_s(
     forward = work.tokens * forward_flops(spec, work.mean_tokens) / (ranks * peak)
 
     def rate(neighbors: int) -> float:
-        """Bytes a second between so many neighbors, which share a node if they can."""
+        """Bytes a second between this many neighbors, which share a node if they can."""
         on_node = neighbors <= gpus_per_node
         gb_per_s = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
         return gb_per_s * 1e9 * efficiency.link

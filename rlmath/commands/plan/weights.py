@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     """Print the plan that the options ask for.
 
     Raises:
-        UserError: There is no such model, or an option is for a mixture of experts.
+        UserError: There is no such model, or an option is for an MoE.
         WeightsError: It cannot be laid out so.
     """
     config = given.config

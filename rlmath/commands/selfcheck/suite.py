@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlmath.checks.facts import Machine
+from rlmath.checks.machine import Machine
 from rlmath.commands.selfcheck import report
 from rlmath.commands.selfcheck.catalog import Check
 from rlmath.commands.selfcheck.node import ENGINE_SHARE, Node

@@ -146,7 +146,7 @@ def _joined(runs: list[Tensor]) -> Tensor:
 
 
 def _packs_with_gaps(rows: int, part: Tensor) -> bool:
-    """Whether vLLM packs a matrix of so many rows by oneDNN, which reads rows with gaps between.
+    """Whether vLLM packs a matrix of this many rows by oneDNN, which reads rows with gaps between.
 
     Its other ways (small matrices in bfloat16, AMD's library) take none.
     """

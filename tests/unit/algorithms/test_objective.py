@@ -31,7 +31,7 @@ TOKEN_FIELDS = (
 
 
 def take(inputs, sequences):
-    """The cut of these sequences, in this order, numbered anew."""
+    """The cut of these sequences, in this order, numbered from 0."""
     rows = torch.cat([(inputs.sequence_ids == s).nonzero().flatten() for s in sequences])
     ids = torch.cat(
         [torch.full((LENGTHS[s],), i, dtype=torch.int64) for i, s in enumerate(sequences)]

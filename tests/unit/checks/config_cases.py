@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlmath.checks.facts import Machine
+from rlmath.checks.machine import Machine
 from rlmath.errors import ModelError
 from rlmath.model.spec import model_spec
 from rlmath.weights.pieces import hf_shapes

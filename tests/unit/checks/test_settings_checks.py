@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B, QWEN_7B
 
-from rlmath.checks.facts import Machine, peek_rows
+from rlmath.checks.data_rows import peek_rows
+from rlmath.checks.machine import Machine
 from rlmath.checks.run import Command, check
 from rlmath.config.load import load
 from rlmath.config.schema import Device
@@ -355,8 +356,8 @@ def test_the_room_of_a_runs_own_checkpoints_counts_when_it_goes_on(
     with shard.open("wb") as file:
         file.truncate(3 * 24 * 2**30)  # Takes no room here.
     check(load([*base, *overrides, "runner.resume=auto"]), "train", gpus)
-    anew = refusal(*overrides, "runner.resume=never", machine=gpus)
-    assert "27.0 GiB are free there; take another disk" in anew
+    fresh = refusal(*overrides, "runner.resume=never", machine=gpus)
+    assert "27.0 GiB are free there; take another disk" in fresh
     with shard.open("wb") as file:
         file.truncate(20 * 2**30)
     message = refusal(*overrides, "runner.resume=auto", machine=gpus)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.checks.facts import Machine
+from rlmath.checks.machine import Machine
 from rlmath.cli import main
 from rlmath.commands.plan.models import KNOWN
 from rlmath.commands.selfcheck import parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlmath.checks.facts import Machine
+from rlmath.checks.machine import Machine
 from rlmath.config import arithmetic, load
 from rlmath.config.schema import Device, DType
 from rlmath.quickstart.run import for_machine

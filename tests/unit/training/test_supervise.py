@@ -47,7 +47,7 @@ def test_restarts_are_counted_from_the_last_new_checkpoint(config, store, tmp_pa
     dead = ActorError("Megatron rank 1 failed: its process ended")
     attempts = Attempts(store, ([], dead), ([5], dead), ([], dead), ([], None))
     assert supervise(config, attempts) == 0
-    # What never and auto mean: the first attempt begins anew, the others go on.
+    # What never and auto mean: the first attempt starts over, the others resume.
     assert [resume for resume, _ in attempts.seen] == ["never", "auto", "auto", "auto"]
     printed = capsys.readouterr().err
     assert "resumes from the beginning; step 1 is repeated" in printed
@@ -99,7 +99,7 @@ def test_rollbacks_lower_the_rate_for_good(config, store, tmp_path):
     assert [rate for _, rate in attempts.seen] == [lr, lr / 2, lr / 4]
     assert store.steps() == [5, 10]
     assert (tmp_path / "checkpoints_set_aside_2" / "step_000015").is_dir()
-    # The driver dies; the next start keeps the rate, and one that begins anew does not.
+    # The driver dies; the next start keeps the rate, and one that starts over does not.
     again = Attempts(store, ([], None), ([], None))
     auto = dataclasses.replace(config.runner, resume="auto")
     supervise(dataclasses.replace(config, runner=auto), again)

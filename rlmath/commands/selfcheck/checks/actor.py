@@ -145,7 +145,7 @@ def _settings(node: Node) -> ActorSettings:
 
 def _limit(node: Node) -> float:
     shape = read_model_spec(node.model)
-    return log_prob_limit(node.dtype == "float32", mixture=shape.experts > 0)
+    return log_prob_limit(node.dtype == "float32", moe=shape.experts > 0)
 
 
 def _change_layout(layout: Layout, platform: Platform, rank: int) -> None:

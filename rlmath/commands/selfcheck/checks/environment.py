@@ -18,7 +18,7 @@ LEAST_DRIVER = 580
 
 def run(node: Node, record: Record) -> None:
     """Report the machine; what a run could not start with is a problem."""
-    from rlmath.checks.facts import Machine
+    from rlmath.checks.machine import Machine
 
     record.figure("Python", sys.version.split()[0])
     record.figure("CPU cores", len(os.sched_getaffinity(0)))

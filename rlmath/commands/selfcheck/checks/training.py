@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlmath.checks.facts import Machine
+from rlmath.checks.machine import Machine
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import LOG_FILE

@@ -1,0 +1,103 @@
+"""This machine, as far as the checks need it, without torch and without starting CUDA."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlmath.config.schema import Device
+from rlmath.utils import transformer_engine as te_install
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine.
+
+    Attributes:
+        gpus: NVIDIA GPUs that this process may use.
+        torch_build: torch's version, such as ``2.13.0+cpu``; ``None`` when it is not installed.
+        memory_bytes: Memory, the container's limit where there is one.
+        disk_bytes: Free space where runs go; ``None``: asked of the run folder's disk.
+        transformer_engine: What Transformer Engine lacks; ``None``: nothing that can be seen
+            without importing it. Only looked for where there are GPUs.
+        flash_attention: Whether flash-attn is installed, which batch invariance needs.
+    """
+
+    gpus: int
+    torch_build: str | None
+    memory_bytes: int
+    disk_bytes: int | None = None
+    transformer_engine: str | None = None
+    flash_attention: bool = True
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether torch can use a GPU here."""
+        return self.gpus > 0 and self.torch_build is not None and "+cpu" not in self.torch_build
+
+    def device(self, wanted: Device) -> Device:
+        """What ``cluster.device`` stands for on this machine."""
+        if wanted is Device.auto:
+            return Device.cuda if self.has_cuda else Device.cpu
+        return wanted
+
+    def free_bytes(self, path: str | Path) -> int:
+        """Free space on the disk on which ``path`` is, or will be."""
+        if self.disk_bytes is not None:
+            return self.disk_bytes
+        return shutil.disk_usage(existing_parent(path)).free
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Look at the machine, without starting CUDA."""
+        try:
+            torch_build = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            torch_build = None
+        gpus = _visible_gpus()
+        return cls(
+            gpus,
+            torch_build,
+            _memory_bytes(),
+            transformer_engine=te_install.missing_part() if gpus else None,
+            flash_attention=te_install.has_flash_attention(),
+        )
+
+
+def existing_parent(path: str | Path) -> Path:
+    """``path`` itself, or the nearest folder above it that is there."""
+    path = Path(path).absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _visible_gpus() -> int:
+    cards = Path("/proc/driver/nvidia/gpus")
+    # Containers often hide /proc but give the device files.
+    there = len(list(cards.iterdir())) if cards.is_dir() else 0
+    there = there or len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdigit()])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return there
+    # CUDA stops at the first name that is not valid, such as -1.
+    names = [name.strip() for name in visible.split(",")]
+    valid = 0
+    for name in names:
+        if not name or name.startswith("-"):
+            break
+        valid += 1
+    return min(there, valid)
+
+
+def _memory_bytes() -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file():
+        text = limit.read_text().strip()
+        if text.isdigit():
+            memory = min(memory, int(text))
+    return memory
