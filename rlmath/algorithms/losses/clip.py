@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options, setting
+
+
+def dual_clip_setting() -> Any:
+    """The field ``dual_clip`` of a loss that is unbounded for negative advantages."""
+    return setting(
+        None,
+        "Dual clip: for negative advantages the loss is at most this times |advantage|; null: off.",
+        above=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -28,11 +38,7 @@ class ClipOptions(Options):
 class DualClipOptions(ClipOptions):
     """The range of the ratio, and its cap for negative advantages."""
 
-    dual_clip: float | None = setting(
-        None,
-        "Dual clip: for negative advantages the loss is at most this times |advantage|; null: off.",
-        above=1,
-    )
+    dual_clip: float | None = dual_clip_setting()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
-from rlmath.algorithms.losses.clip import dual_clipped
+from rlmath.algorithms.losses.clip import dual_clip_setting, dual_clipped
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options, setting
 
@@ -27,11 +27,7 @@ class DppoOptions(Options):
         "nats (kl).",
         above=0,
     )
-    dual_clip: float | None = setting(
-        None,
-        "Dual clip: for negative advantages the loss is at most this times |advantage|; null: off.",
-        above=1,
-    )
+    dual_clip: float | None = dual_clip_setting()
 
     @property
     def limit(self) -> float:
