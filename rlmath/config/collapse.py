@@ -26,7 +26,8 @@ class CollapseConfig:
         "and continue with a lower learning rate.",
     )
     stop_on: list[str] = setting(
-        list, "Detectors that stop the run regardless of action, such as [mismatch_k3]."
+        lambda: ["unscored"],
+        "Detectors that stop the run regardless of action, such as [unscored, mismatch_k3].",
     )
     rollback_on: list[str] = setting(
         list, "Detectors that roll the run back regardless of action, such as [length_drift]."
@@ -47,6 +48,9 @@ class CollapseConfig:
         "fraction of repetitive responses.",
         least=0,
         most=1,
+    )
+    unscored: float | None = setting(
+        0.3, "Maximum fraction of samples that the rewards could not score.", least=0, most=1
     )
     truncated: float | None = setting(
         0.7, "Maximum fraction of truncated responses.", least=0, most=1

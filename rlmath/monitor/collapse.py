@@ -99,6 +99,7 @@ class CollapseDetectors:
         baseline = settings.baseline_steps
         rules: dict[str, tuple[str, Rule]] = {
             "repetition": ("rollout/repetitive_share", _above),
+            "unscored": ("rewards/total/none_share", _above),
             "truncated": ("rollout/truncated_share", _above),
             "truncated_groups": ("rollout/truncated_groups_share", _above),
             "entropy_low": ("train/entropy_loss", _below),

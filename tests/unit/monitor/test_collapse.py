@@ -15,6 +15,7 @@ HEALTHY = [
     {
         "step": step,
         "rollout/repetitive_share": RNG.uniform(0.0, 0.1),
+        "rewards/total/none_share": 0.1,
         "rollout/truncated_share": RNG.uniform(0.1, 0.4),
         "rollout/truncated_groups_share": RNG.uniform(0.0, 0.2),
         "train/entropy_loss": 0.5 * math.exp(-step / 150) + RNG.uniform(0.0, 0.1),
@@ -30,6 +31,7 @@ HEALTHY = [
 # What goes wrong from step 101 on: metric, and its value so many steps later.
 COLLAPSES = {
     "repetition": ("rollout/repetitive_share", lambda k: 0.35 + 0.1 * k),
+    "unscored": ("rewards/total/none_share", lambda k: 1.0),
     "truncated": ("rollout/truncated_share", lambda k: 0.75 + 0.05 * k),
     "truncated_groups": ("rollout/truncated_groups_share", lambda k: 0.6),
     "entropy_low": ("train/entropy_loss", lambda k: 0.009 / (k + 1)),
@@ -46,6 +48,13 @@ COLLAPSES = {
 def alarms_of(lines, config=None):
     detectors = CollapseDetectors(config or CollapseConfig())
     return [alarm for line in lines for alarm in detectors.see(line["step"], line)]
+
+
+def test_samples_without_a_reward_stop_a_run_by_default():
+    lines = [{"step": step, "rewards/total/none_share": 0.9} for step in range(1, 4)]
+    alarms = alarms_of(lines)
+    with pytest.raises(Collapsed, match=r"unscored.*rewards/total/none_share is 0\.9"):
+        act(alarms, lambda *_: None, lambda *_: None)
 
 
 def test_nothing_fires_in_a_healthy_run():
