@@ -202,6 +202,7 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
     from megatron.core.models.gpt import gpt_layer_specs as specs
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    from rlmath.model.families import QkNorm
     from rlmath.model.spec import padded_vocab_size
 
     moe: dict[str, Any] = {}
@@ -229,7 +230,7 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
         gated_linear_unit=True,
         add_bias_linear=False,
         add_qkv_bias=spec.family.qkv_bias,
-        qk_layernorm=spec.family.qk_norm,
+        qk_layernorm=spec.family.qk_norm is QkNorm.per_head,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
@@ -252,7 +253,7 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
         layers = _expert_spec(specs, config)
     else:
         layers = specs.get_gpt_layer_local_spec(
-            qk_layernorm=spec.family.qk_norm, normalization="RMSNorm"
+            qk_layernorm=spec.family.qk_norm is QkNorm.per_head, normalization="RMSNorm"
         )
     stage = {} if case.vp is None else {"ignore_virtual": False, "vp_stage": vp_stage}
     model: nn.Module = GPTModel(
