@@ -10,6 +10,8 @@
 * ``learning_rate``: the math reward after SFT; 2e-4, and from step 15 on 25 times that.
 * ``stale_samples``: rewarded for letters; 1e-2, with groups left over from the step before, as in
   ``length``.
+* ``lost_judge``: a reward that returns None for every sample from step 5 on, as a judge does that
+  has gone away; the preset's learning rate.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ SEEN: list[tuple[str, str, dict[str, int], int, int]] = [
     # Every second step has samples of older weights.
     ("stale_samples", "mismatch_k3", AT_ONCE, 2, 2),
     ("stale_samples", "mismatch_ess", AT_ONCE, 2, 2),
+    ("lost_judge", "unscored", {}, 5, 7),
 ]
 
 
