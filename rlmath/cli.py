@@ -151,12 +151,13 @@ def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(command: str, options: argparse.Namespace) -> int:
-    from rlmath.checks import attempts
+    from rlmath.checks import attempts, overview
     from rlmath.checks import run as checks
     from rlmath.checks.machine import Machine
     from rlmath.config import arithmetic, load
 
-    config = load.load(options.overrides, options.config_dir)
+    composed = load.compose_settings(options.overrides, options.config_dir)
+    config = composed.config
     if options.cfg:
         print(load.to_yaml(config), end="")
         return 0
@@ -165,6 +166,13 @@ def _run(command: str, options: argparse.Namespace) -> int:
     if command == "train":
         layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
         print(arithmetic.describe(config, layout), flush=True)
+        print(overview.describe_training(config), flush=True)
+        recipe = overview.describe_recipe(composed)
+        print(recipe, end="\n" if recipe else "", flush=True)
+    elif command == "sft":
+        print(overview.describe_sft(config), flush=True)
+    else:
+        print(overview.describe_evaluation(config), flush=True)
     found = attempts.continuation(config, command)
     if found is not None:
         print(found.describe(), flush=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rlmath.algorithms.advantages import advantage_names
+from rlmath.algorithms.advantages import advantage_names, needs_value_model
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES
@@ -26,11 +26,13 @@ from rlmath.checks import precision as check_precision
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.machine import Machine
+from rlmath.checks.overview import updates_of
 from rlmath.config import arithmetic
 from rlmath.config.collapse import DETECTORS
 from rlmath.config.schema import (
     Config,
     Device,
+    OptimizerConfig,
     Placement,
     Recompute,
     RewardItem,
@@ -219,7 +221,7 @@ def _contradictions(config: Config, command: Command) -> Iterator[str]:
     if command == "evaluate":
         return
     yield from _actor(config)
-    yield from _optimizer(config, command)
+    yield from _optimizers(config, command)
     if command == "sft":
         return
     yield from algorithm_problems(config)
@@ -245,13 +247,24 @@ def _actor(config: Config) -> Iterator[str]:
         )
 
 
-def _optimizer(config: Config, command: Command) -> Iterator[str]:
+def _optimizers(config: Config, command: Command) -> Iterator[str]:
+    updates = updates_of(config, command)
     if command == "sft":
-        name, optimizer, steps = "sft.optimizer", config.sft.optimizer, config.sft.steps
-    else:
-        name, optimizer = "actor.optimizer", config.actor.optimizer
-        steps = config.runner.steps * config.algorithm.minibatches_per_step
+        yield from _optimizer("sft.optimizer", config.sft.optimizer, updates)
+        return
+    yield from _optimizer("actor.optimizer", config.actor.optimizer, updates)
+    if needs_value_model(config.algorithm.advantage):
+        yield from _optimizer("value.optimizer", config.value.optimizer, updates)
+
+
+def _optimizer(name: str, optimizer: OptimizerConfig, steps: int) -> Iterator[str]:
     if optimizer.schedule is Schedule.constant:
+        if optimizer.warmup_steps >= steps:
+            yield (
+                f"{name}.warmup_steps={optimizer.warmup_steps}: the run has {steps} optimizer "
+                f"steps, so it would end before the warm-up; take at most {steps - 1}, or more "
+                "steps"
+            )
         return
     if optimizer.min_lr > optimizer.lr:
         yield f"{name}.min_lr={optimizer.min_lr}: has to be at most {name}.lr={optimizer.lr}"

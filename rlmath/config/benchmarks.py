@@ -92,8 +92,10 @@ class Benchmark:
 
     def describe(self) -> str:
         """One line: how it is sampled."""
+        name = "held-out problems" if self.name == HELD_OUT else self.name
+        samples = "1 sample" if self.samples == 1 else f"{self.samples} samples"
         return (
-            f"{self.name}: {', '.join(self.paths)}; {self.samples} samples, temperature "
+            f"{name}: {', '.join(self.paths)}; {samples} each, temperature "
             f"{self.temperature:g}, top-p {self.top_p:g}, {self.max_response_tokens:,} tokens"
             + (", chat template" if self.data.apply_chat_template else "")
         )

@@ -12,7 +12,8 @@ import difflib
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -36,7 +37,37 @@ from rlmath.errors import ConfigError
 CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
 
 
+@dataclass(frozen=True)
+class Composed:
+    """Settings, and where they come from.
+
+    Attributes:
+        config: The settings.
+        choices: The option of each group, such as ``{"recipe": "dapo"}``; ``None``: none.
+        given: Keys on the command line: settings, sections and groups.
+        folders: With the groups, the project's own first.
+    """
+
+    config: Config
+    choices: Mapping[str, str | None]
+    given: frozenset[str]
+    folders: tuple[Path, ...]
+
+    def file_of(self, group: str) -> Path | None:
+        """The file of a group's chosen option; ``None``: none is chosen."""
+        name = self.choices.get(group)
+        files = (folder / group / f"{name}.yaml" for folder in self.folders)
+        return next((file for file in files if file.is_file()), None)
+
+
 def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> Config:
+    """:func:`compose_settings`, without where they come from."""
+    return compose_settings(overrides, config_dir).config
+
+
+def compose_settings(
+    overrides: Sequence[str] = (), config_dir: str | Path | None = None
+) -> Composed:
     """Compose, resolve and type the settings.
 
     Args:
@@ -45,7 +76,8 @@ def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) ->
             ``experiment/mine.yaml``; rlmath's own come first where both have one of a name.
 
     Returns:
-        The settings, as the schema's dataclasses, with every ``${...}`` resolved.
+        The settings, as the schema's dataclasses, with every ``${...}`` resolved, and the options
+        that were chosen.
 
     Raises:
         ConfigError: Names every override that cannot be applied, and what would work instead.
@@ -56,7 +88,7 @@ def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) ->
     problems = _problems_of_overrides(overrides, folders)
     if problems:
         raise ConfigError.of(problems)
-    composed = _compose(overrides, folders[1:])
+    composed, choices = _compose(overrides, folders[1:])
     try:
         missing = sorted(OmegaConf.missing_keys(composed))
         if missing:
@@ -67,7 +99,9 @@ def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) ->
     assert isinstance(config, Config)
     _drop_options_of_others(config, overrides, folders[1:])
     complete(config)
-    return config
+    parser = OverridesParser.create()
+    given = frozenset(parser.parse_overrides([text])[0].key_or_group for text in overrides)
+    return Composed(config, choices, given, tuple(folders))
 
 
 def to_yaml(config: Config) -> str:
@@ -102,7 +136,7 @@ def _drop_options_of_others(
         others = [text for text, one in parsed.items() if one.key_or_group != section.chooser]
         if len(others) == len(overrides):
             continue
-        if value_of(_compose(others, more_folders), section.chooser) == value_of(
+        if value_of(_compose(others, more_folders)[0], section.chooser) == value_of(
             config, section.chooser
         ):
             continue
@@ -129,18 +163,27 @@ def _register_schema() -> None:
     ConfigStore.instance().store(name="schema", node=Config)
 
 
-def _compose(overrides: Sequence[str], more_folders: Sequence[Path]) -> DictConfig:
+def _compose(
+    overrides: Sequence[str], more_folders: Sequence[Path]
+) -> tuple[DictConfig, dict[str, str | None]]:
+    """The settings, and the chosen option of each group."""
     _register_schema()
     search = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in more_folders)}]"]
     try:
         with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
-            return compose(
-                "config", overrides=[*map(_addable, overrides), *(search if more_folders else [])]
+            composed = compose(
+                "config",
+                overrides=[*map(_addable, overrides), *(search if more_folders else [])],
+                return_hydra_config=True,
             )
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_file_error(error)) from error
     except YAMLError as error:
         raise ConfigError(f"a settings file is not YAML: {_one_line(str(error))}") from error
+    choices = dict(composed.hydra.runtime.choices)
+    with open_dict(composed):
+        del composed["hydra"]
+    return composed, {name: value for name, value in choices.items() if "/" not in name}
 
 
 def _addable(text: str) -> str:

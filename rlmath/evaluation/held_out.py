@@ -33,10 +33,7 @@ def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[He
         problems, report = load_problems(
             benchmark.paths, benchmark.data, tokenizer, limit=benchmark.max_problems
         )
-        kind = "held-out problems: " if len(benchmarks_of(config)) == 1 else ""
-        print(
-            f"{kind}{benchmark.describe()}: {report.describe(benchmark.data.max_prompt_tokens)}",
-            flush=True,
-        )
+        rows = report.describe(benchmark.data.max_prompt_tokens)
+        print(f"{benchmark.describe()}: {rows}", flush=True)
         found.append(HeldOut(benchmark, tuple(problems)))
     return found

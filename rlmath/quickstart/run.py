@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlmath.checks import overview
 from rlmath.checks import run as checks
 from rlmath.checks.machine import Machine
 from rlmath.config import arithmetic, load
@@ -39,7 +40,7 @@ def main(overrides: Sequence[str]) -> int:
     config = _on_model(config, run_dir / "sft")
     checks.check(config, "train", machine)
     _say(f"2/2  GRPO, {config.runner.steps} steps")
-    print(arithmetic.describe(config, layout), flush=True)
+    print(arithmetic.describe(config, layout), overview.describe_training(config), sep="\n")
     from rlmath.training import loop as train
 
     code = train.run(config)

@@ -18,6 +18,7 @@ class Accuracy(GradedReward):
     """1.0 right, 0.0 otherwise, ``None`` for an unreadable accepted answer."""
 
     __name__ = "accuracy_reward"
+    value_range = (0.0, 1.0)
 
     def __call__(self, completions: Sequence[Any], solution: Any = None, **columns: Any) -> Values:
         columns["solution"] = solution

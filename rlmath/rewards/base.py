@@ -19,6 +19,7 @@ from rlmath.errors import ConfigError, UserError
 
 Value = float | None
 Values = list[Value]
+Range = tuple[float, float]
 
 GOLD_COLUMNS = ("answers", "solution", "solutions", "answer", "label", "labels")
 
@@ -55,6 +56,12 @@ class Reward:
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
         """One value per completion, in order; ``None`` where it cannot be scored."""
         raise TypeError(f"{type(self).__name__} defines no __call__")
+
+    @property
+    def value_range(self) -> Range | None:
+        """Lowest and highest value; ``None``: unknown. A class attribute where no setting decides
+        it."""
+        return None
 
     def submit(self, completions: Sequence[Any], **columns: Any) -> Future[Values]:
         """What a call would return, once it is there; of rewards that are asynchronous."""

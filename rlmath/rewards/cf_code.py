@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rlmath.rewards.base import RewardSettingError, Value, Values, column
+from rlmath.rewards.base import Range, RewardSettingError, Value, Values, column
 from rlmath.rewards.program_tests import (
     CodeReward,
     as_text,
@@ -65,6 +65,12 @@ class CodeforcesCode(CodeReward):
         self.scoring_mode = scoring_mode
         self.no_compile_reward = no_compile_reward
         self.no_submission_reward = no_submission_reward
+
+    @property
+    def value_range(self) -> Range:
+        """Of these settings."""
+        best = 1.1 if self.scoring_mode == "weighted_sum" else 1.0
+        return min(self.no_submission_reward, self.no_compile_reward, 0.0), best
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
         column(self.__name__, columns, "official_tests", len(completions))

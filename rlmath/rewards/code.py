@@ -31,6 +31,7 @@ class Code(CodeReward):
     """0.0 to 1.0: the share of passed tests; 0.0 without a program."""
 
     __name__ = "code_reward"
+    value_range = (0.0, 1.0)
     stop_at_first_failure = False
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:

@@ -26,6 +26,7 @@ class CodeFormat(Reward):
     """
 
     __name__ = "code_format_reward"
+    value_range = (0.0, 1.0)
 
     def __init__(
         self,

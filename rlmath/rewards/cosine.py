@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlmath.rewards.answers import GradedReward, correctness
-from rlmath.rewards.base import RewardSettingError, Values, token_counts
+from rlmath.rewards.base import Range, RewardSettingError, Values, token_counts
 
 
 class Cosine(GradedReward):
@@ -64,6 +64,13 @@ class Cosine(GradedReward):
             )
         self.max_len = max_len
         self.exceeded = exceeded
+
+    @property
+    def value_range(self) -> Range:
+        """Of these settings."""
+        ends = [self.short_wrong, self.long_wrong, self.long_correct, self.short_correct]
+        ends += [] if self.exceeded is None else [self.exceeded]
+        return min(ends), max(ends)
 
     def __call__(
         self,

@@ -25,6 +25,7 @@ class Format(Reward):
     """
 
     __name__ = "format_reward"
+    value_range = (0.0, 1.0)
 
     def __init__(self, think_prefilled: bool | None = None, strict: bool = True) -> None:
         self.think_prefilled = think_prefilled

@@ -59,6 +59,7 @@ class IOICode(CodeReward):
     """0.0 to 1.0: the least score of the subtask's tests."""
 
     __name__ = "ioi_code_reward"
+    value_range = (0.0, 1.0)
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
         column(self.__name__, columns, "test_cases", len(completions))

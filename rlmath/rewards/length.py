@@ -32,6 +32,7 @@ class Length(GradedReward):
     needs_group = True
     needs_tokens = True
     __name__ = "len_reward"
+    value_range = (-0.5, 0.5)
 
     def __call__(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlmath.rewards.answers import GradedReward, correctness
-from rlmath.rewards.base import RewardSettingError, Values
+from rlmath.rewards.base import Range, RewardSettingError, Values
 
 
 class MathAnswer(GradedReward):
@@ -37,6 +37,11 @@ class MathAnswer(GradedReward):
             )
         self.correct = float(correct)
         self.incorrect = float(incorrect)
+
+    @property
+    def value_range(self) -> Range:
+        """Of these settings."""
+        return min(self.correct, self.incorrect), max(self.correct, self.incorrect)
 
     def __call__(self, completions: Sequence[Any], solution: Any = None, **columns: Any) -> Values:
         columns["solution"] = solution

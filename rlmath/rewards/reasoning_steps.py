@@ -35,6 +35,7 @@ class ReasoningSteps(Reward):
     """
 
     __name__ = "reasoning_steps_reward"
+    value_range = (0.0, 1.0)
 
     def __init__(self, full_steps: int = 3) -> None:
         if full_steps < 1:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlmath.rewards.base import Reward, RewardSettingError
+from rlmath.rewards.base import Range, Reward, RewardSettingError
 from rlmath.rewards.loading import FunctionReward, is_path, load_reward
 
 # Name -> where the class stands. Imported when asked for, so that a reward costs nothing unused.
@@ -97,6 +97,21 @@ def get_reward(name: str, **params: Any) -> Reward:
         ) from error
     made = factory(**params)
     return made if isinstance(made, Reward) else FunctionReward(made, name=name)
+
+
+def value_range(name: str, params: Mapping[str, Any]) -> Range | None:
+    """Lowest and highest value of a registered reward with these settings; ``None``: unknown.
+
+    Raises:
+        RewardSettingError: A setting that is out of range.
+    """
+    fixed = inspect.getattr_static(reward_class(name), "value_range", None)
+    if isinstance(fixed, tuple):
+        return fixed
+    if fixed is inspect.getattr_static(Reward, "value_range") or fixed is None:
+        return None
+    with get_reward(name, **params) as reward:
+        return reward.value_range
 
 
 def settings_of(factory: Callable[..., Any]) -> list[str]:

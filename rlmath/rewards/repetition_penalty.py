@@ -16,7 +16,7 @@ import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from rlmath.rewards.base import Reward, RewardSettingError, Values, texts_of
+from rlmath.rewards.base import Range, Reward, RewardSettingError, Values, texts_of
 
 # Thai and Lao, Burmese, Khmer, kana, Han (with its extensions): written without spaces.
 _WITHOUT_SPACES = (
@@ -59,6 +59,11 @@ class RepetitionPenalty(Reward):
         self.ngram_size = ngram_size
         self.max_penalty = float(max_penalty)
         self.unit = unit
+
+    @property
+    def value_range(self) -> Range:
+        """Of these settings."""
+        return min(self.max_penalty, 0.0), max(self.max_penalty, 0.0)
 
     def __call__(
         self,

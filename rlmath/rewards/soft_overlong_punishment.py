@@ -28,6 +28,7 @@ class SoftOverlongPunishment(Reward):
 
     needs_tokens = True
     __name__ = "soft_overlong_punishment_reward"
+    value_range = (-1.0, 0.0)
 
     def __init__(
         self,

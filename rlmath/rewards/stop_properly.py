@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlmath.rewards.base import Reward, RewardSettingError, Values, column
+from rlmath.rewards.base import Range, Reward, RewardSettingError, Values, column
 
 
 class StopProperly(Reward):
@@ -34,6 +34,11 @@ class StopProperly(Reward):
         if penalty > 0:
             raise RewardSettingError(f"stop_properly: penalty {penalty} should not be positive")
         self.penalty = float(penalty)
+
+    @property
+    def value_range(self) -> Range:
+        """Of these settings."""
+        return self.penalty, 0.0
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
         reasons = column("stop_properly", columns, "finish_reason", len(completions))

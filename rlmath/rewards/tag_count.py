@@ -26,6 +26,7 @@ class TagCount(Reward):
     """
 
     __name__ = "tag_count_reward"
+    value_range = (0.0, 1.0)
 
     def __init__(self, think_prefilled: bool | None = None) -> None:
         self.think_prefilled = think_prefilled

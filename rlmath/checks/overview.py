@@ -1,0 +1,233 @@
+"""What a run will do, for a person: the lines that ``--check`` and every start print.
+
+The arithmetic of batch and layout is in :func:`rlmath.config.arithmetic.describe`; this has what is
+optimized, with which rewards, what is evaluated, and what a recipe set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rlmath.algorithms.advantages import needs_value_model
+from rlmath.config.algorithm import KlPlace
+from rlmath.config.benchmarks import benchmarks_of
+from rlmath.config.load import Composed
+from rlmath.config.optimizer import OptimizerConfig
+from rlmath.config.schema import Config, OldLogProbs, RewardItem, Schedule
+from rlmath.rewards.base import Range
+from rlmath.rewards.registry import available_rewards, value_range
+
+_LABEL = 9
+
+
+def describe_training(config: Config) -> str:
+    """Loss, optimizer, rewards and evaluation of a training run."""
+    algorithm = config.algorithm
+    updates = updates_of(config, "train")
+    lines = [
+        *_block("loss", _objective(config)),
+        *_block("lr", [_learning_rate(config.actor.optimizer, updates)]),
+    ]
+    if needs_value_model(algorithm.advantage):
+        value = [_learning_rate(config.value.optimizer, updates)]
+        if config.value.warmup_steps:
+            value.append(f"trained alone for the first {config.value.warmup_steps:,} steps")
+        lines += _block("value lr", value)
+    lines += _block("rewards", _rewards(config))
+    return "\n".join([*lines, *_block("eval", _evaluation(config))])
+
+
+def describe_sft(config: Config) -> str:
+    """Data, batch and optimizer of supervised fine-tuning."""
+    sft = config.sft
+    count = sft.steps * sft.sequences_per_step
+    return "\n".join(
+        [
+            *_block(
+                "examples",
+                [
+                    f"{', '.join(sft.train_paths)}: {config.data.prompt_key} -> {sft.response_key}",
+                    f"{sft.steps:,} steps x {sft.sequences_per_step:,} = {count:,} sequences; at "
+                    f"most {config.data.max_prompt_tokens:,} tokens a prompt",
+                ],
+            ),
+            *_block("loss", ["negative log-likelihood of the responses, mean over their tokens"]),
+            *_block("lr", [_learning_rate(sft.optimizer, sft.steps)]),
+        ]
+    )
+
+
+def describe_evaluation(config: Config) -> str:
+    """What ``rlmath evaluate`` samples."""
+    return "\n".join(_block("eval", [one.describe() for one in benchmarks_of(config)]))
+
+
+def describe_recipe(composed: Composed) -> str:
+    """What the chosen recipe sets and what replaced it; empty when none is chosen."""
+    file = composed.file_of("recipe")
+    if file is None:
+        return ""
+    recipe = OmegaConf.load(file)
+    assert isinstance(recipe, DictConfig)
+    final = OmegaConf.structured(composed.config)
+    wanted = _plain(OmegaConf.merge(final, recipe))
+    now, keys = _plain(final), [key for key, _ in _flat(OmegaConf.to_container(recipe))]
+    replaced = [key for key in keys if key in now and now[key] != wanted[key]]
+    of_recipe = f"{composed.choices['recipe']}: {len(keys)} settings"
+    if not replaced:
+        return "\n".join(_block("recipe", [of_recipe + ", all in force"]))
+    lines = [f"{of_recipe}, {len(replaced)} of them replaced:"]
+    for key in replaced:
+        if any(key == one or key.startswith(one + ".") for one in composed.given):
+            by = "the command line"
+        elif composed.choices.get("experiment"):
+            by = f"experiment {composed.choices['experiment']}"
+        else:
+            by = "another file of settings"
+        lines.append(f"  {key}: {_text(wanted[key])} -> {_text(now[key])} ({by})")
+    return "\n".join(_block("recipe", lines))
+
+
+def updates_of(config: Config, command: str) -> int:
+    """Optimizer steps of a whole run."""
+    if command == "sft":
+        return config.sft.steps
+    return config.runner.steps * config.algorithm.minibatches_per_step
+
+
+def _block(label: str, lines: list[str]) -> list[str]:
+    first, *rest = lines
+    return [f"{label:<{_LABEL}}{first}", *(" " * _LABEL + line for line in rest)]
+
+
+def _objective(config: Config) -> list[str]:
+    algorithm = config.algorithm
+    aggregation = algorithm.aggregation
+    if algorithm.aggregation_constant_tokens is not None:
+        aggregation += f" over {algorithm.aggregation_constant_tokens:,} tokens"
+    advantages = f"advantages {algorithm.advantage}{_options(algorithm.advantage_options)}"
+    if needs_value_model(algorithm.advantage):
+        advantages += f", gamma {config.value.gamma:g}, lambda {config.value.lam:g}"
+    if algorithm.whiten_tokens:
+        advantages += ", whitened over the tokens of the step"
+    lines = [
+        f"{algorithm.loss}{_options(algorithm.loss_options)}, {aggregation}",
+        advantages,
+        _kl(config),
+    ]
+    if algorithm.entropy_coef or algorithm.entropy_target is not None:
+        target = algorithm.entropy_target
+        lines.append(
+            f"entropy bonus {_number(algorithm.entropy_coef)}"
+            + (f", steered to {target:g} nats" if target is not None else "")
+        )
+    if algorithm.old_log_probs is OldLogProbs.engine:
+        lines.append("old log-probs are the rollout's")
+    if algorithm.correction.kind.name != "none":
+        lines.append(f"mismatch correction {algorithm.correction.kind.name}")
+    if algorithm.truncated.name != "keep":
+        lines.append(f"truncated responses: {algorithm.truncated.name}")
+    return lines
+
+
+def _kl(config: Config) -> str:
+    algorithm = config.algorithm
+    if not algorithm.kl_coef and algorithm.kl_target is None:
+        return "no KL penalty, no reference model"
+    place = "loss" if algorithm.kl_in is KlPlace.loss else "reward"
+    steered = f", steered to {algorithm.kl_target:g}" if algorithm.kl_target is not None else ""
+    return (
+        f"KL penalty {_number(algorithm.kl_coef)} x {algorithm.kl_estimator} in the {place}"
+        f"{steered}; {algorithm.reference.kind.name} reference model"
+    )
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    """Those that are on, in parentheses."""
+    on = [f"{key} {_text(value)}" for key, value in options.items() if value not in (None, False)]
+    return f" ({', '.join(on)})" if on else ""
+
+
+def _learning_rate(optimizer: OptimizerConfig, updates: int) -> str:
+    """``1e-6 after 320 of 4,000 updates of warm-up, then constant``."""
+    begin = f"{_number(optimizer.lr)},"
+    if optimizer.warmup_steps:
+        begin = (
+            f"{_number(optimizer.lr)} after {optimizer.warmup_steps:,} of {updates:,} updates of "
+            "warm-up, then"
+        )
+    end = min(optimizer.decay_steps or updates, updates)
+    over = f" over {updates:,} updates" if not optimizer.warmup_steps else ""
+    if optimizer.schedule is not Schedule.constant:
+        to = f" to {_number(optimizer.min_lr)}"
+        over = to + (f" by update {end:,}" if optimizer.warmup_steps or end < updates else over)
+    return (
+        f"{begin} {optimizer.schedule.name}{over}; AdamW, weight decay "
+        f"{optimizer.weight_decay:g}, gradients clipped at norm {optimizer.clip_grad_norm:g}"
+    )
+
+
+def _rewards(config: Config) -> list[str]:
+    lines, ranges = [], []
+    for item in config.reward.items:
+        found = _range(config, item)
+        ranges.append(found and tuple(sorted(item.weight * end for end in found)))
+        values = f"{found[0]:g} to {found[1]:g}" if found else "values of any size"
+        weight = f"{item.weight:g} x " if item.weight != 1 else ""
+        required = ", required" if item.required else ""
+        lines.append(f"{weight}{item.label or item.name}: {values}{required}")
+    if len(lines) > 1 and all(ranges):
+        low, high = (sum(one[end] for one in ranges if one) for end in (0, 1))
+        lines.append(f"sum: {low:g} to {high:g}")
+    return lines
+
+
+def _range(config: Config, item: RewardItem) -> Range | None:
+    """Lowest and highest value before weighting; ``None``: a function of the user's, which may
+    return any."""
+    if item.name not in available_rewards():
+        return None
+    params = dict(item.params)
+    if item.name == "math":
+        own = {"correct": config.reward.correct, "incorrect": config.reward.incorrect}
+        params = {**own, **params}
+    return value_range(item.name, params)
+
+
+def _evaluation(config: Config) -> list[str]:
+    benchmarks = benchmarks_of(config)
+    if not benchmarks or not config.eval.every:
+        return ["none" + (" (eval.every=0)" if benchmarks else "; give data.eval_paths")]
+    when = f"before the first step, every {config.eval.every:,} steps and after the last:"
+    return [when, *("  " + one.describe() for one in benchmarks)]
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    return dict(_flat(OmegaConf.to_container(config, resolve=True)))
+
+
+def _flat(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by full key; a list is one value."""
+    if not isinstance(content, Mapping) or not content:
+        yield prefix, content
+        return
+    for key, value in content.items():
+        yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    if isinstance(value, Mapping):
+        return str(value.get("name", dict(value)))
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return _number(value) if isinstance(value, float) else str(getattr(value, "name", value))
+
+
+def _number(value: float) -> str:
+    """As people write it: 1e-6."""
+    return f"{value:g}".replace("e-0", "e-")

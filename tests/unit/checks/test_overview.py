@@ -1,0 +1,153 @@
+"""What ``--check`` says of a run: what is optimized, with which rewards, and who set it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlmath.cli import main
+from rlmath.rewards import get_reward
+from rlmath.rewards.registry import available_rewards, value_range
+
+# Longest lines of a recipe's warm-up: 4 steps x 16 updates are fewer than 320.
+SMALL = ["rollout.max_response_tokens=512", "actor.max_tokens_per_microbatch=2048"]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> list[str]:
+    rows = tmp_path / "train.jsonl"
+    rows.write_text(json.dumps({"prompt": "1+1?", "solutions": ["\\boxed{2}"]}) + "\n")
+    sft = tmp_path / "sft.jsonl"
+    sft.write_text(json.dumps({"prompt": "1+1?", "response": "2"}) + "\n")
+    return [
+        "model=tiny",
+        "cluster.device=cpu",
+        f"data.train_paths=[{rows}]",
+        f"data.eval_paths=[{rows}]",
+        f"sft.train_paths=[{sft}]",
+        f"runner.run_dir={tmp_path / 'run'}",
+        "algorithm.prompts_per_step=8",
+        "algorithm.group_size=4",
+        "algorithm.minibatches_per_step=2",
+        *SMALL,
+    ]
+
+
+def check(
+    words: list[str], capsys: pytest.CaptureFixture[str], command: str = "train"
+) -> tuple[int, dict[str, str], str]:
+    """Exit code, the printed blocks by label, standard error."""
+    code = main([command, *words, "--check"])
+    captured = capsys.readouterr()
+    blocks: dict[str, str] = {}
+    for line in captured.out.splitlines():
+        label, rest = line[:9].strip(), line[9:].strip()
+        if label:
+            blocks[label] = rest
+        else:
+            blocks[list(blocks)[-1]] += "\n" + rest
+    return code, blocks, captured.err
+
+
+def test_check_says_what_is_trained(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        *base,
+        "runner.steps=10",
+        "algorithm.loss=gspo",
+        "algorithm.aggregation=seq_mean_token_mean",
+        "algorithm.advantage=gae",
+        "algorithm.kl_coef=0.01",
+        "actor.optimizer.lr=1e-6",
+        "actor.optimizer.schedule=cosine",
+        "actor.optimizer.warmup_steps=3",
+        "reward.items=[{name: math, weight: 2}, {name: format, label: layout}]",
+        "reward.correct=1",
+        "reward.incorrect=-1",
+    ]
+    code, blocks, _ = check(words, capsys)
+    assert code == 0
+    for part in ("gspo", "clip_high 0.2", "seq_mean_token_mean", "gae", "0.01 x k3", "frozen"):
+        assert part in blocks["loss"]
+    assert "1e-6 after 3 of 20 updates of warm-up, then cosine to 0" in blocks["lr"]
+    assert "20 updates" in blocks["value lr"]
+    assert blocks["rewards"].split("\n") == ["2 x math: -1 to 1", "layout: 0 to 1", "sum: -2 to 3"]
+    assert "every 10 steps" in blocks["eval"]
+    assert "1 sample each" in blocks["eval"]
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "extra"),
+    [
+        ("train", "actor.optimizer", ["runner.steps=2"]),
+        ("train", "value.optimizer", ["runner.steps=2", "algorithm.advantage=gae"]),
+        ("sft", "sft.optimizer", ["sft.steps=4"]),
+    ],
+)
+def test_a_warm_up_longer_than_the_run_is_an_error(
+    command: str,
+    key: str,
+    extra: list[str],
+    base: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = check([*base, *extra, f"{key}.warmup_steps=4"], capsys, command)
+    assert code == 2
+    assert f"{key}.warmup_steps=4" in err
+    assert "4 optimizer steps" in err
+    assert check([*base, *extra, f"{key}.warmup_steps=3"], capsys, command)[0] == 0
+
+
+def test_a_recipe_says_what_replaced_its_settings(
+    base: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "short.yaml").write_text(
+        "# @package _global_\nactor:\n  optimizer:\n    warmup_steps: 0\n"
+    )
+    words = [*base, "experiment=short", f"--config-dir={tmp_path / 'mine'}", "recipe=dapo"]
+    code, blocks, _ = check(words, capsys)
+    assert code == 0
+    lines = blocks["recipe"].split("\n")
+    assert lines[0].startswith("dapo: ")
+    assert "4 of them replaced" in lines[0]
+    assert "actor.optimizer.warmup_steps: 320 -> 0 (experiment short)" in lines
+    assert "algorithm.group_size: 16 -> 4 (the command line)" in lines
+    assert len(lines) == 5
+    # The reward's parameter is an interpolation, and it is in force.
+    assert not any("reward.items" in line for line in lines)
+
+
+def test_without_a_recipe_none_is_named(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "recipe" not in check(base, capsys)[1]
+
+
+def test_check_of_sft_and_evaluate(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, blocks, _ = check([*base, "sft.steps=30"], capsys, "sft")
+    assert code == 0
+    assert "30 steps x 64 = 1,920 sequences" in blocks["examples"]
+    assert "30 updates" in blocks["lr"]
+    code, blocks, _ = check(base, capsys, "evaluate")
+    assert code == 0
+    assert "temperature 0.6" in blocks["eval"]
+
+
+@pytest.mark.parametrize("name", sorted(set(available_rewards()) - {"remote"}))
+def test_every_built_in_reward_knows_its_range(name: str) -> None:
+    found = value_range(name, {})
+    assert found is not None
+    assert found[0] < found[1]
+
+
+def test_ranges_hold_for_real_values() -> None:
+    """A value outside of its range would be a lie in every overview."""
+    texts = ["<think>\na\n</think>\n<answer>\nStep 1: x\n</answer>", "a a a a a a", ""]
+    for name in ("format", "tag_count", "reasoning_steps", "repetition_penalty"):
+        with get_reward(name) as reward:
+            low, high = value_range(name, {}) or (0, 0)
+            values = reward(texts, prompts=["p"] * 3, completion_ids=[[1] * 8, [1] * 8, []])
+            assert all(value is None or low <= value <= high for value in values), name
+            assert any(value not in (None, 0.0) for value in values), name
