@@ -23,10 +23,10 @@ import torch
 
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.parallel import Layout
 from rlmath.actor.policy import ActorSettings
 from rlmath.cluster.session import ray_session
 from rlmath.config.schema import ClusterConfig
+from rlmath.model.parallel import Layout
 from rlmath.quickstart import make_tiny_model
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec

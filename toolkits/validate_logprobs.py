@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlmath.actor.parallel import Layout
 from rlmath.commands.plan.arguments import count
 from rlmath.errors import UserError
+from rlmath.model.parallel import Layout
 
 
 def main() -> int:
@@ -71,14 +71,13 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _layout(arguments: argparse.Namespace) -> tuple[Layout, bool]:
     """Megatron's layout, and whether it shares tokens; refused where the model does not divide."""
     from rlmath.model.spec import read_model_spec
-    from rlmath.weights.plan import SourceLayout, TargetLayout, plan_weights
+    from rlmath.weights.plan import plan_weights
 
     tp, pp, ep = arguments.tp, arguments.pp, arguments.ep
     # Experts spread over as many copies of the other layers as they need.
     layout = Layout(tp, pp, math.lcm(tp, ep) // tp, expert_parallel=ep)
     spec = read_model_spec(arguments.model)
-    source = SourceLayout(tp, pp, ep, expert_tp=layout.expert_tensor_parallel)
-    plan_weights(spec, source, TargetLayout())
+    plan_weights(spec, layout, Layout())
     if arguments.sequence_parallel and tp == 1:
         raise UserError("--sequence-parallel: shares tokens between tensor ranks; --tp is 1")
     # Tensor ranks would all send every token to the experts.

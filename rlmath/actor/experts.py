@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlmath.actor.parallel import Layout
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
 ROUTER_DTYPES = ("model", "float32")

@@ -13,7 +13,6 @@ import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
-from rlmath.actor.parallel import Layout
 from rlmath.actor.worker import ActorWorker
 from rlmath.batching import minibatches
 from rlmath.cluster.logs import end_of
@@ -21,6 +20,7 @@ from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.cluster.watchdog import Part, Process
 from rlmath.device.environment import rank_environment
 from rlmath.errors import PartError, UserError
+from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ class ActorGroup:
         environment = rank_environment(
             self._device,
             num_threads=self._num_threads,
-            tensor_parallel=self.layout.tensor_parallel,
-            context_parallel=self.layout.context_parallel,
+            layout=self.layout,
             batch_invariant=self.settings.model.precision.batch_invariant,
         )
         for rank, options in enumerate(self._options):

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from rlmath.actor.experts import mixture_settings
 from rlmath.actor.fusions import fusion_settings
 from rlmath.actor.layers import keep_one_rotary_table, layer_spec
-from rlmath.actor.parallel import Layout
 from rlmath.device import Platform
 from rlmath.device.batch_invariant import enable_batch_invariance
 from rlmath.errors import UserError
 from rlmath.model.families import QkNorm
+from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 

@@ -16,13 +16,13 @@ from torch import Tensor
 from rlmath.actor.model import build_model
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
 from rlmath.actor.packing import PackedMicroBatch, pack_share
-from rlmath.actor.parallel import Layout
 from rlmath.actor.schedule import OnOutput, run_schedule
 from rlmath.actor.settings import ActorSettings, UpdateSettings, ValueUpdateSettings
 from rlmath.algorithms.aggregation import token_weights
 from rlmath.batching import minibatches
 from rlmath.checkpoint.state import ModelState
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 
 T = TypeVar("T")

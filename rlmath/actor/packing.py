@@ -17,9 +17,9 @@ from rlmath.actor.context import (
     context_share,
     own_positions,
 )
-from rlmath.actor.parallel import Layout
 from rlmath.batching import assign
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from rlmath.types import MicroBatch, TrainingBatch
 
 

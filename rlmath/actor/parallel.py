@@ -5,40 +5,13 @@ from __future__ import annotations
 import gc
 import random
 import socket
-from dataclasses import dataclass, field
 from datetime import timedelta
 
 import numpy as np
 import torch.distributed as dist
 
 from rlmath.device import Platform
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the actor's ranks share the model and the data. Ranks = tp x pp x cp x dp.
-
-    Attributes:
-        expert_parallel: Ranks of a stage that share the experts of an MoE, each of which is
-            whole on its rank; a divisor of ``tensor_parallel * data_parallel``. With 1 each copy
-            of the model has all experts, cut over its tensor ranks as other matrices are.
-    """
-
-    tensor_parallel: int
-    pipeline_parallel: int
-    data_parallel: int
-    context_parallel: int = field(default=1, kw_only=True)
-    expert_parallel: int = field(default=1, kw_only=True)
-
-    @property
-    def expert_tensor_parallel(self) -> int:
-        """Ranks that share one expert's matrices."""
-        return self.tensor_parallel if self.expert_parallel == 1 else 1
-
-    @property
-    def world_size(self) -> int:
-        model = self.tensor_parallel * self.pipeline_parallel * self.context_parallel
-        return model * self.data_parallel
+from rlmath.model.parallel import Layout
 
 
 def initialize(

@@ -16,7 +16,6 @@ from rlmath.actor.farthest import Farthest, say_clamped
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
 from rlmath.actor.packing import PackedMicroBatch
-from rlmath.actor.parallel import Layout
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
 from rlmath.algorithms.early_stop import Decision, decide
@@ -26,6 +25,7 @@ from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.checkpoint.optimizer_state import clear_optimizer_state
 from rlmath.checkpoint.state import ModelState
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 
 T = TypeVar("T")

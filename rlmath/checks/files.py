@@ -17,7 +17,7 @@ from rlmath.checks.layout import GIB
 from rlmath.checks.machine import Machine, existing_parent
 from rlmath.checks.weight_files import broken_json_files, broken_weight_files, weights_misfit
 from rlmath.config.algorithm import ReferenceKind
-from rlmath.config.arithmetic import Layout
+from rlmath.config.arithmetic import RunLayout
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
@@ -204,7 +204,7 @@ def resume(config: Config) -> Iterator[str]:
 
 
 def memory(
-    config: Config, model: ModelSpec, layout: Layout, machine: Machine, command: str
+    config: Config, model: ModelSpec, layout: RunLayout, machine: Machine, command: str
 ) -> Iterator[str]:
     """On one CPU machine: weights, gradients, optimizer and caches fit its memory."""
     if config.cluster.nodes > 1 or config.cluster.ray_address is not None:
@@ -218,8 +218,8 @@ def memory(
     if command != "evaluate":
         # Gradients and Adam's two moments are float32; bfloat16 weights keep a float32 copy.
         optimizer_bytes = 8 + (4 if value_bytes == 2 else 0)
-        optimizers = 1 if config.actor.distributed_optimizer else layout.model_copies
-        actors, what = layout.model_copies, "actor(s)"
+        optimizers = 1 if config.actor.distributed_optimizer else layout.actor.copies
+        actors, what = layout.actor.copies, "actor(s)"
         if command == "train" and config.algorithm.advantage == "gae":
             optimizers, actors, what = 2 * optimizers, 2 * actors, "actor(s) and value model(s)"
         parts.append(
@@ -239,9 +239,9 @@ def memory(
         bytes_each = _reference_bytes(config) + value_bytes
         parts.append(
             (
-                f"{layout.model_copies} reference model(s) of algorithm.kl_coef="
+                f"{layout.actor.copies} reference model(s) of algorithm.kl_coef="
                 f"{config.algorithm.kl_coef:g} x {bytes_each} bytes a parameter",
-                layout.model_copies * of_a_copy * bytes_each,
+                layout.actor.copies * of_a_copy * bytes_each,
             )
         )
     if command != "sft":

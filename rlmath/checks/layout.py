@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rlmath.config.arithmetic import Layout, batch_of
+from rlmath.config.arithmetic import RunLayout, batch_of
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.schema import Config, Device, DType, Recompute
 from rlmath.model.families import QkNorm
@@ -30,9 +30,9 @@ def one_of(numbers: list[int]) -> str:
     return " or ".join([", ".join(map(str, head))] * bool(head) + [str(n) for n in last])
 
 
-def batch_divides(config: Config, layout: Layout, command: str) -> Iterator[str]:
+def batch_divides(config: Config, layout: RunLayout, command: str) -> Iterator[str]:
     """Every rank of every optimizer step gets the same number of sequences."""
-    ranks = layout.data_parallel
+    ranks = layout.actor.data_parallel
     if command == "sft":
         count = config.sft.sequences_per_step
         if count % ranks:
@@ -74,10 +74,11 @@ def model_splits(config: Config, model: ModelSpec, command: str) -> Iterator[str
         yield from _tensor_parallel("rollout", config.rollout.tensor_parallel, model)
 
 
-def experts(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:
+def experts(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str]:
     """Expert-parallel ranks get whole experts, or tensor ranks equal parts of each."""
     ranks, tensor = config.actor.expert_parallel, config.actor.tensor_parallel
-    of_stage = tensor * layout.data_parallel
+    data = layout.actor.data_parallel
+    of_stage = tensor * data
     if not model.experts:
         if ranks > 1:
             yield (
@@ -88,7 +89,7 @@ def experts(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:
         works = [n for n in range(1, of_stage + 1) if model.experts % n == of_stage % n == 0]
         yield (
             f"actor.expert_parallel={ranks}: {model.experts} experts / {ranks} leaves "
-            f"{model.experts % ranks}, {tensor} tensor x {layout.data_parallel} data-parallel "
+            f"{model.experts % ranks}, {tensor} tensor x {data} data-parallel "
             f"ranks / {ranks} leaves {of_stage % ranks}; works: {one_of(works)}"
         )
     if ranks == 1 and model.moe_ffn % tensor:
@@ -97,9 +98,9 @@ def experts(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:
             f"leaves {model.moe_ffn % tensor}; share experts out whole, with "
             "actor.expert_parallel of 2 or more"
         )
-    if layout.context_parallel > 1:
+    if layout.actor.context_parallel > 1:
         yield (
-            f"actor.context_parallel={layout.context_parallel}: an MoE takes whole "
+            f"actor.context_parallel={layout.actor.context_parallel}: an MoE takes whole "
             "sequences; set it to 1"
         )
     if tensor > 1 and not config.actor.sequence_parallel:

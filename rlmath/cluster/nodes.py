@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlmath.config.arithmetic import Layout
+from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Placement
 from rlmath.errors import UserError
 
 HEAD = "node:__internal_head__"
 
 
-def shares(layout: Layout, nodes: int) -> tuple[list[int], list[int]]:
+def shares(layout: RunLayout, nodes: int) -> tuple[list[int], list[int]]:
     """The node of each actor rank and of each engine, as numbers from 0.
 
     Colocated: both are spread over all nodes. Separate: the first nodes have the engines, as many
@@ -20,10 +20,10 @@ def shares(layout: Layout, nodes: int) -> tuple[list[int], list[int]]:
     """
     actor_nodes = engine_nodes = list(range(nodes))
     if layout.placement is Placement.separate:
-        ranks = layout.engine_ranks + layout.actor_ranks
+        ranks = layout.engine_ranks + layout.actor.world_size
         count = min(nodes - 1, max(1, round(nodes * layout.engine_ranks / ranks)))
         engine_nodes, actor_nodes = actor_nodes[:count], actor_nodes[count:]
-    return _spread(layout.actor_ranks, actor_nodes), _spread(layout.engines, engine_nodes)
+    return _spread(layout.actor.world_size, actor_nodes), _spread(layout.engines, engine_nodes)
 
 
 def sorted_nodes() -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlmath.cluster.nodes import options_of_nodes, shares, sorted_nodes
-from rlmath.config.arithmetic import Layout
+from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
 from rlmath.errors import UserError
 
@@ -56,7 +56,7 @@ class Bundle:
 
 
 @contextlib.contextmanager
-def placed(layout: Layout, nodes: int = 1) -> Iterator[Places]:
+def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
     """Reserve the cluster's accelerators for a layout; given back at the end.
 
     On CPU nothing is reserved: all processes share the machine, or go to the nodes that
@@ -76,15 +76,15 @@ def placed(layout: Layout, nodes: int = 1) -> Iterator[Places]:
                 [options[i] for i in of_ranks], [EnginePlace(options[i]) for i in of_engines]
             )
             return
-        yield Places([{}] * layout.actor_ranks, [EnginePlace()] * layout.engines)
+        yield Places([{}] * layout.actor.world_size, [EnginePlace()] * layout.engines)
         return
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
     colocated = layout.placement is Placement.colocated
-    bundles = max(layout.actor_ranks, layout.engine_ranks)
+    bundles = max(layout.actor.world_size, layout.engine_ranks)
     if not colocated:
-        bundles = layout.actor_ranks + layout.engine_ranks
+        bundles = layout.actor.world_size + layout.engine_ranks
     group = placement_group([{"GPU": 1}] * bundles, strategy="PACK")
     try:
         try:
@@ -92,7 +92,7 @@ def placed(layout: Layout, nodes: int = 1) -> Iterator[Places]:
         except ray.exceptions.GetTimeoutError as error:
             have = int(ray.cluster_resources().get("GPU", 0))
             raise UserError(
-                f"{bundles} GPUs are needed ({layout.actor_ranks} actor ranks, "
+                f"{bundles} GPUs are needed ({layout.actor.world_size} actor ranks, "
                 f"{layout.engine_ranks} engine ranks, {layout.placement.value}), but the Ray "
                 f"cluster has {have}, or others hold them; wait for nodes, or shrink the layout."
             ) from error
@@ -140,7 +140,7 @@ def in_order(bundles: Sequence[Bundle], nodes: Sequence[str]) -> list[list[Bundl
 
 
 def assign(
-    layout: Layout, nodes: Sequence[Sequence[Bundle]]
+    layout: RunLayout, nodes: Sequence[Sequence[Bundle]]
 ) -> tuple[list[Bundle], list[list[Bundle]]]:
     """The bundle of each actor rank, and the bundles of each engine.
 
@@ -157,7 +157,10 @@ def assign(
     """
     free = [list(of_node) for of_node in nodes]
     wanted = {
-        "actor": (layout.tensor_parallel, layout.actor_ranks // layout.tensor_parallel),
+        "actor": (
+            layout.actor.tensor_parallel,
+            layout.actor.world_size // layout.actor.tensor_parallel,
+        ),
         "rollout": (layout.engine_tensor_parallel, layout.engines),
     }
     order = ["actor", "rollout"]

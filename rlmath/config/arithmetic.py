@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from rlmath.config.algorithm import GroupRule
 from rlmath.config.schema import Config, Device, Placement
 from rlmath.errors import ConfigError
+from rlmath.model.parallel import Layout
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Ranks and engines.
+class RunLayout:
+    """Ranks and engines of a run.
 
     Attributes:
         device: ``Device.cpu`` or ``Device.cuda``.
-        tensor_parallel: Actor ranks that share each layer.
-        pipeline_parallel: Actor ranks that share the stack of layers.
-        data_parallel: Copies of the actor.
-        context_parallel: Actor ranks that share the tokens of each sequence.
+        actor: Layout of the Megatron ranks.
         engines: vLLM engines.
         engine_tensor_parallel: Ranks of each engine.
         accelerators: GPUs of the cluster; 0 on CPU.
@@ -31,25 +29,11 @@ class Layout:
     """
 
     device: Device
-    tensor_parallel: int
-    pipeline_parallel: int
-    data_parallel: int
+    actor: Layout
     engines: int
     engine_tensor_parallel: int
     accelerators: int
     placement: Placement
-    context_parallel: int = 1
-
-    @property
-    def actor_ranks(self) -> int:
-        """Megatron processes."""
-        copy = self.tensor_parallel * self.pipeline_parallel * self.context_parallel
-        return copy * self.data_parallel
-
-    @property
-    def model_copies(self) -> int:
-        """How many times the actor's weights are held, over all ranks."""
-        return self.context_parallel * self.data_parallel
 
     @property
     def engine_ranks(self) -> int:
@@ -119,7 +103,7 @@ class Batch:
         return self.sequences % (self.minibatches * self.data_parallel) == 0
 
 
-def resolve_layout(config: Config, device: Device) -> Layout:
+def resolve_layout(config: Config, device: Device) -> RunLayout:
     """Fill in what the settings leave to the machine: data parallelism and number of engines.
 
     Args:
@@ -130,7 +114,9 @@ def resolve_layout(config: Config, device: Device) -> Layout:
         ConfigError: The accelerators do not divide so, or are too few.
     """
     actor, rollout, cluster = config.actor, config.rollout, config.cluster
-    model_ranks = actor.tensor_parallel * actor.pipeline_parallel * actor.context_parallel
+    model_ranks = Layout(
+        actor.tensor_parallel, actor.pipeline_parallel, context_parallel=actor.context_parallel
+    ).world_size
     if device is Device.cpu:
         data_parallel = 1 if actor.data_parallel is None else actor.data_parallel
         engines = 1 if rollout.engines is None else rollout.engines
@@ -138,16 +124,19 @@ def resolve_layout(config: Config, device: Device) -> Layout:
     else:
         accelerators = cluster.nodes * cluster.gpus_per_node
         data_parallel, engines = _share_accelerators(config, accelerators, model_ranks)
-    return Layout(
+    return RunLayout(
         device=device,
-        tensor_parallel=actor.tensor_parallel,
-        pipeline_parallel=actor.pipeline_parallel,
-        data_parallel=data_parallel,
+        actor=Layout(
+            actor.tensor_parallel,
+            actor.pipeline_parallel,
+            data_parallel,
+            context_parallel=actor.context_parallel,
+            expert_parallel=actor.expert_parallel,
+        ),
         engines=engines,
         engine_tensor_parallel=rollout.tensor_parallel,
         accelerators=accelerators,
         placement=cluster.placement,
-        context_parallel=actor.context_parallel,
     )
 
 
@@ -200,22 +189,22 @@ def _share_accelerators(config: Config, accelerators: int, model_ranks: int) -> 
     return data_parallel, engines
 
 
-def batch_of(config: Config, layout: Layout) -> Batch:
+def batch_of(config: Config, layout: RunLayout) -> Batch:
     """The sizes of one step of reinforcement learning."""
     return Batch(
         prompts=config.algorithm.prompts_per_step,
         samples=config.algorithm.group_size,
         minibatches=config.algorithm.minibatches_per_step,
-        data_parallel=layout.data_parallel,
+        data_parallel=layout.actor.data_parallel,
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=config.rollout.max_response_tokens,
         max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
     )
 
 
-def describe(config: Config, layout: Layout) -> str:
+def describe(config: Config, layout: RunLayout) -> str:
     """The arithmetic of a training run, in a few lines for people."""
-    batch = batch_of(config, layout)
+    batch, actor = batch_of(config, layout), layout.actor
     on_cpu = layout.device is Device.cpu
     where = "on CPU" if on_cpu else f"on {layout.accelerators:,} GPUs, {layout.placement.name}"
     optimizer_steps = config.runner.steps * batch.minibatches
@@ -235,10 +224,10 @@ def describe(config: Config, layout: Layout) -> str:
             f"{batch.longest_sequences_per_microbatch:,} of the longest: at most "
             f"{_count(batch.microbatches_of_longest, 'micro-batch', 'es')} a rank and optimizer "
             "step, if all are that long",
-            f"actor    {_count(layout.actor_ranks, 'rank')} {where}: tensor "
-            f"{layout.tensor_parallel} x pipeline {layout.pipeline_parallel}"
-            f"{f' x context {layout.context_parallel}' if layout.context_parallel > 1 else ''}"
-            f" x data {layout.data_parallel}",
+            f"actor    {_count(actor.world_size, 'rank')} {where}: tensor "
+            f"{actor.tensor_parallel} x pipeline {actor.pipeline_parallel}"
+            f"{f' x context {actor.context_parallel}' if actor.context_parallel > 1 else ''}"
+            f" x data {actor.data_parallel}",
             f"engines  {layout.engines:,} x tensor {layout.engine_tensor_parallel}, "
             f"{batch.sequences / layout.engines:,.0f} sequences each on average, up to "
             f"{config.rollout.max_running_sequences:,} at once",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from rlmath.model.parallel import Layout
+
 # A CPU rank takes and gives back megabytes with each operator. The C library keeps up to 256 MiB of
 # them, in pages of 2 MiB where the kernel leaves that to the program.
 MEMORY_IN_HUGE_PAGES = (
@@ -25,8 +27,7 @@ def rank_environment(
     device: str,
     *,
     num_threads: int,
-    tensor_parallel: int,
-    context_parallel: int,
+    layout: Layout,
     batch_invariant: bool,
 ) -> dict[str, str]:
     """Environment variables of a rank's process. CUDA's own are read when its context is created.
@@ -34,8 +35,7 @@ def rank_environment(
     Args:
         device: ``cpu`` or ``cuda``.
         num_threads: Threads of one CPU operator (CPU only).
-        tensor_parallel: Ranks that share each layer's matrices.
-        context_parallel: Ranks that share each sequence's tokens.
+        layout: Of all ranks.
         batch_invariant: ``precision.batch_invariant``.
     """
     environment = {"TOKENIZERS_PARALLELISM": "false"}
@@ -48,7 +48,7 @@ def rank_environment(
     # that order. Without either, more queues let gradients' collectives overlap with the backward
     # pass, so CUDA's default stays.
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    if tensor_parallel > 1 or context_parallel > 1:
+    if layout.tensor_parallel > 1 or layout.context_parallel > 1:
         environment[name] = os.environ.get(name, "1")
     if batch_invariant:
         environment |= DETERMINISTIC

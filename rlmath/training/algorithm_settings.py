@@ -8,7 +8,7 @@ from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.kl_control import reference_weight
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.config.algorithm import KlPlace
-from rlmath.config.arithmetic import Layout
+from rlmath.config.arithmetic import RunLayout
 from rlmath.config.options import ADVANTAGE_OPTIONS, LOSS_OPTIONS
 from rlmath.config.schema import AlgorithmConfig, Config
 from rlmath.rewards.mix import RewardMix
@@ -26,9 +26,9 @@ def advantage_settings(config: Config, rewards: RewardMix) -> AdvantageSettings:
     )
 
 
-def least_groups(config: Config, layout: Layout) -> int:
+def least_groups(config: Config, layout: RunLayout) -> int:
     """Groups that a step takes at least: each minibatch has a sequence for each data rank."""
-    sequences = config.algorithm.minibatches_per_step * layout.data_parallel
+    sequences = config.algorithm.minibatches_per_step * layout.actor.data_parallel
     return -(-sequences // config.algorithm.group_size)
 
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
-from rlmath.actor.parallel import Layout as ActorLayout
 from rlmath.actor.settings import ActorSettings
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import Part
-from rlmath.config.arithmetic import Layout, resolve_layout
+from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.precision import ProductDType
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
@@ -52,7 +51,7 @@ class Session:
     """
 
     def __init__(
-        self, config: Config, layout: Layout, actor: ActorGroup | None, sampling: Sampling | None
+        self, config: Config, layout: RunLayout, actor: ActorGroup | None, sampling: Sampling | None
     ) -> None:
         self.config, self.layout = config, layout
         self._actor, self._sampling = actor, sampling
@@ -137,16 +136,10 @@ def open_session(
                 settings = dataclasses.replace(settings, value=value)
             actor = ActorGroup(
                 settings,
-                ActorLayout(
-                    layout.tensor_parallel,
-                    layout.pipeline_parallel,
-                    layout.data_parallel,
-                    context_parallel=layout.context_parallel,
-                    expert_parallel=config.actor.expert_parallel,
-                ),
+                layout.actor,
                 device=device.value,
                 seed=config.runner.seed,
-                num_threads=config.actor.num_threads or cpu_threads(layout.actor_ranks),
+                num_threads=config.actor.num_threads or cpu_threads(layout.actor.world_size),
                 log_dir=str(log_dir(config)),
                 actor_options=places.actor_ranks,
             )
@@ -250,7 +243,7 @@ def reward_mix(config: Config) -> Iterator[RewardMix]:
         yield mix
 
 
-def engine_spec(config: Config, layout: Layout, *, trains: bool) -> EngineSpec:
+def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpec:
     """How each engine is set up; ``trains``: there is an actor, whose rollouts they sample."""
     rollout = config.rollout
     on_cuda = layout.device is Device.cuda
@@ -330,7 +323,7 @@ def optimizer_settings(
 
 def actor_settings(
     config: Config,
-    layout: Layout,
+    layout: RunLayout,
     optimizer: OptimizerConfig,
     optimizer_steps: int,
     temperature: float,

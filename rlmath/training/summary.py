@@ -54,10 +54,10 @@ def summarize(config: Config, session: Session, extra: dict[str, float]) -> dict
         # The worst of all steps, not the last.
         "alignment/mean_exp_abs_diff": max(alignment) if alignment else math.nan,
         "layout": {
-            "tp": layout.tensor_parallel,
-            "pp": layout.pipeline_parallel,
-            "dp": layout.data_parallel,
-            "cp": layout.context_parallel,
+            "tp": layout.actor.tensor_parallel,
+            "pp": layout.actor.pipeline_parallel,
+            "dp": layout.actor.data_parallel,
+            "cp": layout.actor.context_parallel,
             "engines": layout.engines,
         },
         "steps": lines[-1]["step"],

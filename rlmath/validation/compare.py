@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.parallel import Layout
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings
 from rlmath.algorithms.mismatch import measure
 from rlmath.device import Platform
 from rlmath.errors import WeightsError
+from rlmath.model.parallel import Layout
 from rlmath.model.precision import log_prob_limit
 from rlmath.model.spec import read_model_spec
 from rlmath.types import TrainingBatch

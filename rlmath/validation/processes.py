@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from rlmath.actor.parallel import Layout, initialize
+from rlmath.actor.parallel import initialize
 from rlmath.device import Platform, choose_platform
 from rlmath.errors import UserError
+from rlmath.model.parallel import Layout
 
 ONE_RANK = Layout(tensor_parallel=1, pipeline_parallel=1, data_parallel=1)
 

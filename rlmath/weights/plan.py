@@ -15,6 +15,7 @@ import torch
 
 from rlmath.errors import WeightsError
 from rlmath.model.families import Entry, Rule, When
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets
 from rlmath.weights.pieces import hf_shapes, local_tensor, share, walk
@@ -24,43 +25,21 @@ ENGINE_VOCAB_MULTIPLE = 64
 
 
 @dataclass(frozen=True)
-class SourceLayout:
-    """How the trainer's ranks share the model; data-parallel copies do not matter.
+class Stages:
+    """How pipeline stages share the layers, where they do not simply divide them.
 
     Attributes:
-        tp: Tensor-parallel ranks.
-        pp: Pipeline stages.
-        ep: Expert-parallel ranks.
-        expert_tp: Tensor-parallel ranks within experts; ``None``: ``tp``.
-        virtual_stages: Model chunks of each stage.
-        first_stage_layers: Layers of the first stage where it differs from the others.
-        last_stage_layers: Layers of the last stage where it differs from the others.
+        virtual: Model chunks of each stage.
+        first_layers: Layers of the first stage where it differs from the others.
+        last_layers: Layers of the last stage where it differs from the others.
     """
 
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    expert_tp: int | None = None
-    virtual_stages: int = 1
-    first_stage_layers: int | None = None
-    last_stage_layers: int | None = None
-
-    @property
-    def expert_tp_size(self) -> int:
-        return self.tp if self.expert_tp is None else self.expert_tp
+    virtual: int = 1
+    first_layers: int | None = None
+    last_layers: int | None = None
 
 
-@dataclass(frozen=True)
-class TargetLayout:
-    """How one vLLM engine's ranks share the model.
-
-    Attributes:
-        tp: Tensor-parallel ranks.
-        expert_parallel: Ranks hold whole experts instead of a slice of each.
-    """
-
-    tp: int = 1
-    expert_parallel: bool = False
+EVEN_STAGES = Stages()
 
 
 @dataclass(frozen=True)
@@ -107,7 +86,7 @@ class WeightsPlan:
     """What an update of one engine moves.
 
     Attributes:
-        spec, source, target: What was asked.
+        spec, actor, engine: What was asked.
         dtype: In which tensors travel.
         stages: Global layers of each chunk of each pipeline stage.
         padded_vocab: Rows of the embedding in the trainer.
@@ -115,8 +94,8 @@ class WeightsPlan:
     """
 
     spec: ModelSpec
-    source: SourceLayout
-    target: TargetLayout
+    actor: Layout
+    engine: Layout
     dtype: torch.dtype
     stages: tuple[tuple[tuple[int, ...], ...], ...]
     padded_vocab: int
@@ -135,34 +114,38 @@ class WeightsPlan:
 
 def plan_weights(
     spec: ModelSpec,
-    source: SourceLayout,
-    target: TargetLayout,
+    actor: Layout,
+    engine: Layout,
     bucket_size_mib: float = 512,
     dtype: torch.dtype = torch.bfloat16,
+    stages: Stages = EVEN_STAGES,
 ) -> WeightsPlan:
     """Plan an update.
 
     Args:
         spec: The model.
-        source: The trainer's layout.
-        target: The engine's layout.
+        actor: Layout of the trainer's ranks; copies of the model do not matter.
+        engine: Layout of the engine's ranks. With expert-parallel ranks each has whole experts,
+            otherwise a slice of each.
         bucket_size_mib: See ``cut_into_buckets``.
         dtype: In which tensors travel.
+        stages: How the trainer's stages share the layers.
 
     Raises:
         WeightsError: The model cannot be laid out so; the message shows the arithmetic.
     """
-    stages = stage_layers(spec.layers, source)
-    if spec.experts % source.ep:
+    layers_of = stage_layers(spec.layers, actor.pipeline_parallel, stages)
+    experts = actor.expert_parallel
+    if spec.experts % experts:
         raise WeightsError(
-            f"{spec.experts} experts do not divide over {source.ep} expert-parallel ranks: "
-            f"{spec.experts} / {source.ep} = {spec.experts / source.ep:.2f}"
+            f"{spec.experts} experts do not divide over {experts} expert-parallel ranks: "
+            f"{spec.experts} / {experts} = {spec.experts / experts:.2f}"
         )
-    if source.ep > 1 and not spec.experts:
-        raise WeightsError(f"{source.ep} expert-parallel ranks, but the model has no experts")
-    padded = padded_vocab_size(spec.vocab, source.tp)
+    if experts > 1 and not spec.experts:
+        raise WeightsError(f"{experts} expert-parallel ranks, but the model has no experts")
+    padded = padded_vocab_size(spec.vocab, actor.tensor_parallel)
     stage_of = {
-        layer: pp for pp, chunks in enumerate(stages) for chunk in chunks for layer in chunk
+        layer: pp for pp, chunks in enumerate(layers_of) for chunk in chunks for layer in chunk
     }
     gathers: dict[str, list[Operation]] = {}
     loads: dict[str, list[Operation]] = {}
@@ -171,10 +154,10 @@ def plan_weights(
         if entry.when is When.tied:
             # The last stage's copy of the embedding; the first stage sends it.
             continue
-        stage = _stage(entry, layer, stage_of, source.pp)
-        for op in _gathers(entry, spec, source, stage, padded, layer, expert, sizes, dtype):
+        stage = _stage(entry, layer, stage_of, actor.pipeline_parallel)
+        for op in _gathers(entry, spec, actor, stage, padded, layer, expert, sizes, dtype):
             gathers.setdefault(op.tensor, []).append(op)
-        for op in _loads(entry, spec, target, layer, expert, sizes, dtype):
+        for op in _loads(entry, spec, engine, layer, expert, sizes, dtype):
             loads.setdefault(op.tensor, []).append(op)
     metas = [TensorMeta(name, size, dtype) for name, size in sizes.items()]
     buckets = tuple(
@@ -185,10 +168,12 @@ def plan_weights(
         )
         for bucket in cut_into_buckets(metas, bucket_size_mib)
     )
-    return WeightsPlan(spec, source, target, dtype, stages, padded, buckets)
+    return WeightsPlan(spec, actor, engine, dtype, layers_of, padded, buckets)
 
 
-def stage_layers(layers: int, source: SourceLayout) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def stage_layers(
+    layers: int, pipeline_parallel: int, stages: Stages = EVEN_STAGES
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Global layers of each chunk of each pipeline stage, as Megatron deals them out.
 
     Chunk 0 of all stages comes first, then chunk 1 of all stages, and so on.
@@ -196,21 +181,21 @@ def stage_layers(layers: int, source: SourceLayout) -> tuple[tuple[tuple[int, ..
     Raises:
         WeightsError: The layers do not divide.
     """
-    given = [source.first_stage_layers] + [None] * (source.pp - 2) + [source.last_stage_layers]
-    if source.pp == 1:
+    given = [stages.first_layers] + [None] * (pipeline_parallel - 2) + [stages.last_layers]
+    if pipeline_parallel == 1:
         given = [None]
     rest = layers - sum(n or 0 for n in given)
     others = given.count(None)
     if rest < 0 or (others == 0 and rest) or (others and rest % others):
         fixed = [n for n in given if n is not None]
         raise WeightsError(
-            f"{layers} layers over {source.pp} pipeline stages"
+            f"{layers} layers over {pipeline_parallel} pipeline stages"
             + (f", {' and '.join(map(str, fixed))} of them given to first or last" if fixed else "")
             + f": {rest} layers remain for {others} stages"
             + (f", {rest} / {others} = {rest / others:.2f}" if others else "")
         )
     counts = [n if n is not None else rest // others for n in given]
-    chunks = source.virtual_stages
+    chunks = stages.virtual
     for stage, count in enumerate(counts):
         if count % chunks:
             raise WeightsError(
@@ -235,7 +220,7 @@ def _stage(entry: Entry, layer: int | None, stage_of: dict[int, int], pp: int) -
 def _gathers(
     entry: Entry,
     spec: ModelSpec,
-    source: SourceLayout,
+    actor: Layout,
     stage: int,
     padded: int,
     layer: int | None,
@@ -244,9 +229,10 @@ def _gathers(
     dtype: torch.dtype,
 ) -> Iterator[Operation]:
     """What each trainer rank gives; what all of them hold, the first gives."""
-    ep, ranks = 0, source.tp
+    ep, ranks = 0, actor.tensor_parallel
     if expert is not None:
-        ep, ranks = expert // (spec.experts // source.ep), source.expert_tp_size
+        ep = expert // (spec.experts // actor.expert_parallel)
+        ranks = actor.expert_tensor_parallel
     for tp in range(1 if entry.rule is Rule.replicated else ranks):
         local = local_tensor(entry, spec, tp, ranks, padded, layer, expert)
         for piece in local.pieces:
@@ -262,7 +248,7 @@ def _gathers(
 def _loads(
     entry: Entry,
     spec: ModelSpec,
-    target: TargetLayout,
+    engine: Layout,
     layer: int | None,
     expert: int | None,
     sizes: dict[str, tuple[int, ...]],
@@ -271,8 +257,8 @@ def _loads(
     """What each engine rank keeps of each tensor of an entry."""
     for tensor in entry.hf:
         name = tensor.name.format(layer=layer, expert=expert)
-        for rank in range(target.tp):
-            run = _engine_run(entry, tensor.dims, name, rank, spec, target, expert)
+        for rank in range(engine.tensor_parallel):
+            run = _engine_run(entry, tensor.dims, name, rank, spec, engine, expert)
             if run is not None:
                 yield _operation(name, rank, run, sizes, dtype)
 
@@ -283,30 +269,30 @@ def _engine_run(
     name: str,
     rank: int,
     spec: ModelSpec,
-    target: TargetLayout,
+    engine: Layout,
     expert: int | None,
 ) -> tuple[int, int, int] | None:
     """(dim, start, length) of what an engine rank keeps; ``None`` for nothing."""
-    rows = spec.size(dims[0])
-    if expert is not None and target.expert_parallel:
-        held = share("experts", spec.experts, target.tp)
+    rows, tp = spec.size(dims[0]), engine.tensor_parallel
+    if expert is not None and engine.expert_parallel > 1:
+        held = share("experts", spec.experts, engine.expert_parallel)
         return (0, 0, rows) if expert // held == rank else None
     if entry.rule is Rule.replicated:
         return (0, 0, rows)
     if entry.rule is Rule.vocabulary:
-        padded = padded_vocab_size(rows, 1, math.lcm(ENGINE_VOCAB_MULTIPLE, target.tp))
-        run = padded // target.tp
+        padded = padded_vocab_size(rows, 1, math.lcm(ENGINE_VOCAB_MULTIPLE, tp))
+        run = padded // tp
         length = min(run, rows - rank * run)
         return (0, rank * run, length) if length > 0 else None
     if entry.rule is Rule.column:
         # A norm over all heads, which every engine rank has whole.
         return (0, 0, rows)
     if dims[0] == "key_value":
-        return _engine_key_value(name, rank, spec, target.tp)
+        return _engine_key_value(name, rank, spec, tp)
     if dims[0] == "query":
-        share(f"{name}: query heads", spec.heads, target.tp)
+        share(f"{name}: query heads", spec.heads, tp)
     dim = 1 if entry.rule is Rule.row else 0
-    run = share(f"{name}: {dims[dim]}", spec.size(dims[dim]), target.tp)
+    run = share(f"{name}: {dims[dim]}", spec.size(dims[dim]), tp)
     return (dim, rank * run, run)
 
 

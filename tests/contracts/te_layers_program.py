@@ -69,8 +69,8 @@ def describe(case: dict[str, Any], platform: Any, dtype: torch.dtype) -> dict[st
 
     from rlmath.actor.fusions import accumulate_into_main_grads
     from rlmath.actor.model import ModelSettings, build_model
-    from rlmath.actor.parallel import Layout
     from rlmath.device.environment import rank_environment
+    from rlmath.model.parallel import Layout
     from rlmath.model.precision import Precision
     from rlmath.model.spec import model_spec
 
@@ -92,8 +92,7 @@ def describe(case: dict[str, Any], platform: Any, dtype: torch.dtype) -> dict[st
     os.environ |= rank_environment(
         "cuda",
         num_threads=1,
-        tensor_parallel=tp,
-        context_parallel=cp,
+        layout=layout,
         batch_invariant=precision.batch_invariant,
     )
     settings = ModelSettings(dtype, sequence_parallel=tp > 1, precision=precision)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from rlmath.actor import parallel
-from rlmath.actor.parallel import Layout
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from tests.contracts.contract import Row, check, parametrized
 
 

@@ -38,12 +38,13 @@ def models(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from rlmath.model.parallel import Layout
+
     forge_meta_device()
     answers = []
     for job in jobs:
-        dist.init_process_group(
-            "fake", rank=job["rank"], world_size=job["world"], store=FakeStore()
-        )
+        world_size = Layout(**job["layout"]).world_size
+        dist.init_process_group("fake", rank=job["rank"], world_size=world_size, store=FakeStore())
         answers.append(_built(job))
         from rlmath.actor.parallel import destroy
 
@@ -55,20 +56,14 @@ def _built(job: dict[str, Any]) -> dict[str, Any]:
     from megatron.core import parallel_state, tensor_parallel
 
     from rlmath.actor.model import ModelSettings, build_model
-    from rlmath.actor.parallel import Layout
     from rlmath.device import Platform
+    from rlmath.model.parallel import Layout
     from rlmath.model.precision import Precision
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import model_spec
     from rlmath.weights.parameters import local_parameters
 
-    layout = Layout(
-        job["tp"],
-        job["pp"],
-        job["dp"],
-        context_parallel=job["cp"],
-        expert_parallel=job["ep"],
-    )
+    layout = Layout(**job["layout"])
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,

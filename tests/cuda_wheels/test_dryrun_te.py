@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlmath.commands.plan.memory import ActorShape, rank_parameters
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import model_spec
 from tests.cuda_wheels.programs import answer_of
 from tests.cuda_wheels.test_te_models import PRESETS, jobs_of
@@ -32,9 +33,9 @@ def test_a_rank_holds_the_parameters_of_the_plan(built: Any, name: str) -> None:
     found = [(job, parameters) for preset, job, parameters in built if preset == name]
     assert found
     for job, parameters in found:
-        per_stage = job["world"] // job["pp"]
-        stage = job["rank"] // per_stage
-        actor = ActorShape(job["tp"], job["pp"], job["dp"], 0, 1, job["cp"], job["ep"])
-        first, last = stage == 0, stage == job["pp"] - 1
+        layout = Layout(**job["layout"])
+        stage = job["rank"] // (layout.world_size // layout.pipeline_parallel)
+        actor = ActorShape(layout, 0, 1)
+        first, last = stage == 0, stage == layout.pipeline_parallel - 1
         planned = rank_parameters(model_spec(job["config"]), actor, first=first, last=last)
         assert planned == pytest.approx(parameters, rel=1e-4), (name, stage)

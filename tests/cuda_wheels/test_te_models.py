@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -31,20 +32,13 @@ PRESETS = {
 def jobs_of(overrides: tuple[str, ...]) -> list[dict[str, Any]]:
     """The first rank of the first and of the last stage."""
     config = load([*overrides, "runner.run_dir=runs/none", "data.train_paths=[x]"])
-    layout = resolve_layout(config, Device.cuda)
+    layout = resolve_layout(config, Device.cuda).actor
     actor = config.actor
     name = {key.lower(): key for key in KNOWN}[config.model.path.rsplit("/", 1)[-1].lower()]
-    model = layout.tensor_parallel * layout.pipeline_parallel * layout.context_parallel
-    world = model * layout.data_parallel
-    per_stage = world // layout.pipeline_parallel
+    per_stage = layout.world_size // layout.pipeline_parallel
     common = {
         "config": KNOWN[name],
-        "tp": layout.tensor_parallel,
-        "pp": layout.pipeline_parallel,
-        "cp": layout.context_parallel,
-        "dp": layout.data_parallel,
-        "ep": actor.expert_parallel,
-        "world": world,
+        "layout": dataclasses.asdict(layout),
         "sequence_parallel": actor.sequence_parallel,
         "recompute": actor.recompute.value,
         "recompute_layers": actor.recompute_num_layers,
@@ -72,7 +66,7 @@ def built() -> dict[str, list[tuple[dict[str, Any], dict[str, Any]]]]:
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_actor_builds_transformer_engines_layers(built: Any, name: str) -> None:
     for job, answer in built[name]:
-        layers = job["config"]["num_hidden_layers"] // job["pp"]
+        layers = job["config"]["num_hidden_layers"] // job["layout"]["pipeline_parallel"]
         moe = "num_experts" in job["config"]
         kinds = answer["kinds"]
         assert answer["devices"] == ["meta"]
@@ -93,10 +87,11 @@ def test_the_actor_builds_transformer_engines_layers(built: Any, name: str) -> N
 def test_the_ranks_hold_the_whole_model(built: Any) -> None:
     """Parameters of one rank of each stage, times the ranks that share them."""
     ((job, rank),) = built["qwen2.5-7b-grpo-megatron"]
-    assert rank["parameters"] * job["tp"] == pytest.approx(7.6e9, rel=0.02)
+    whole = rank["parameters"] * job["layout"]["tensor_parallel"]
+    assert whole == pytest.approx(7.6e9, rel=0.02)
     first, last = (answer["parameters"] for _, answer in built["7B, two stages"])
-    whole = rank["parameters"] * job["tp"]
-    assert (first + last) * built["7B, two stages"][0][0]["tp"] == pytest.approx(whole, rel=0.001)
+    staged = built["7B, two stages"][0][0]["layout"]
+    assert (first + last) * staged["tensor_parallel"] == pytest.approx(whole, rel=0.001)
 
 
 def test_layers_on_their_own() -> None:

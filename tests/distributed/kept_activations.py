@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.parallel import Layout
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from tests.distributed.test_actor import VOCAB, build
 

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlmath.actor.parallel import Layout, destroy, initialize
+from rlmath.actor.parallel import destroy, initialize
 from rlmath.device import CPU
+from rlmath.model.parallel import Layout
 
 MAX_RANKS = 4
 RUN_TIMEOUT_S = 300.0

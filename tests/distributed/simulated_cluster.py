@@ -25,9 +25,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rlmath.cluster import placement
-from rlmath.config.arithmetic import Layout
+from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
 from rlmath.errors import UserError
+from rlmath.model.parallel import Layout
 from rlmath.rollout.requests import EngineSpec
 
 NODES, GPUS_OF_A_NODE = 3, 4
@@ -67,11 +68,9 @@ def place(case: dict[str, Any], names: dict[str, int]) -> dict[str, Any]:
     """Who got what in one case, or the message of the refusal."""
     bundles_of_nodes: list[int] = case["bundles_of_nodes"]
     force_alternation(bundles_of_nodes)
-    layout = Layout(
+    layout = RunLayout(
         device=Device.cuda,
-        tensor_parallel=case["tp"],
-        pipeline_parallel=1,
-        data_parallel=case["ranks"] // case["tp"],
+        actor=Layout(case["tp"], 1, case["ranks"] // case["tp"]),
         engines=case["engines"],
         engine_tensor_parallel=case["engine_tp"],
         accelerators=sum(bundles_of_nodes),

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
-from rlmath.actor.parallel import Layout
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
 from rlmath.algorithms.correction import CorrectionSettings, correct
@@ -20,6 +19,7 @@ from rlmath.algorithms.kl import K3_LIMIT
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching import minibatches
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
 
@@ -412,6 +412,6 @@ def test_layers_keep_what_a_plan_counts(
     shape = read_model_spec(tiny_model)
     # In float32 everything is twice as large but what is float32 in any case.
     of_heads = 4 * shape.heads / tensor_parallel
-    layer = 2 * (layer_bytes(shape, ActorShape(tensor_parallel, 1, 1, 0, 1)) - of_heads) + of_heads
+    layer = 2 * (layer_bytes(shape, ActorShape(layout, 0, 1)) - of_heads) + of_heads
     counted = layer - 4 * shape.hidden / tensor_parallel
     assert (whole - inputs) / 4 / (6 * 32) == pytest.approx(counted, rel=0.02)

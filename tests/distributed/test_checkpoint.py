@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.parallel import Layout
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ReferenceSettings, TokenValues
 from rlmath.checkpoint import CheckpointStore, memory
@@ -24,6 +23,7 @@ from rlmath.checkpoint.optimizer_state import sharded_optimizer_state, sharding
 from rlmath.checkpoint.state import begin_save, load_model, save_model
 from rlmath.device import Platform
 from rlmath.errors import UserError
+from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (

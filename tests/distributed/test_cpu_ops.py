@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from rlmath.actor.parallel import Layout
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from tests.distributed.rank_pool import RankPool
 
 SIZES = [5, 1, 9, 7, 2]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.losses import LOSSES
@@ -19,6 +18,7 @@ from rlmath.algorithms.losses.clip import ClipOptions
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching import minibatches
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.parallel import Layout
 from rlmath.actor.policy import UpdateSettings
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.actor.parallel import Layout
+from rlmath.model.parallel import Layout
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import TINY_SIZES, check_gradient
 from tests.distributed.test_checkpoint import changes_of, commit, run_load, run_save

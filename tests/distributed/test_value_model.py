@@ -11,11 +11,11 @@ import torch
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
-from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import ActorSettings, UpdateSettings, ValueUpdateSettings
 from rlmath.actor.value import ShareOfValues, ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import read_model_spec
 from rlmath.validation.convert import read_checkpoint
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.megatron import check_folder
-from rlmath.weights.plan import SourceLayout, SourceRank, TargetLayout, plan_weights
+from rlmath.weights.plan import SourceRank, Stages, plan_weights
 from tests.distributed.weights_ranks import Case, Ranks
 
 SIZES: dict[str, Any] = {
@@ -125,13 +126,9 @@ def _check_round_trip(ranks: Ranks, folder: Path, case: Case) -> None:
 
 def _planned_sends(folder: Path, case: Case) -> dict[tuple[str, int, int, int], int]:
     """What the plan says that each rank of the first copy of the model gives."""
-    source = SourceLayout(
-        case.tp,
-        case.pp,
-        virtual_stages=case.vp or 1,
-        first_stage_layers=case.first_layers,
-    )
-    plan = plan_weights(read_model_spec(folder), source, TargetLayout(), 0.01, torch.float32)
+    stages = Stages(case.vp or 1, case.first_layers)
+    layout, spec = Layout(case.tp, case.pp), read_model_spec(folder)
+    plan = plan_weights(spec, layout, Layout(), 0.01, torch.float32, stages)
     sends = {}
     for planned in plan.buckets:
         for op in planned.gathers:

@@ -183,8 +183,8 @@ def _chunks(folder: str, case: Case) -> list[nn.Module]:
     spec = read_model_spec(folder)
     if not case.is_plain():
         from rlmath.actor.model import ModelSettings, build_model
-        from rlmath.actor.parallel import Layout
         from rlmath.device import CPU
+        from rlmath.model.parallel import Layout
 
         copies = WORLD_SIZE // case.tp // case.pp
         layout = Layout(case.tp, case.pp, copies, expert_parallel=case.ep)
@@ -398,10 +398,10 @@ def save_checkpoint(folder: str, case: Case, target: str) -> None:
 
 def _actor(folder: str, case: Case, dtype: torch.dtype) -> Any:
     from rlmath.actor.model import ModelSettings
-    from rlmath.actor.parallel import Layout
     from rlmath.actor.policy import MegatronActor
     from rlmath.actor.settings import ActorSettings
     from rlmath.device import CPU
+    from rlmath.model.parallel import Layout
 
     _layouts[0].enter(case)
     copies = WORLD_SIZE // case.tp // case.pp
@@ -511,8 +511,8 @@ def _one_sequence(tokens: list[int], tp: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _packed(sequences: list[list[int]], tp: int) -> tuple[Tensor, Tensor, None, Any]:
     from rlmath.actor.packing import pack
-    from rlmath.actor.parallel import Layout
     from rlmath.device import CPU
+    from rlmath.model.parallel import Layout
     from rlmath.types import MicroBatch, TrainingBatch
 
     n = len(sequences)

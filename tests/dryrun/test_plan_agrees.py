@@ -106,12 +106,12 @@ def test_every_gpu_preset_is_counted_whole() -> None:
     assert whole >= {f"model={name}" for name in gpu_models()}
     assert {f"experiment={name}" for name in ("qwen2.5-1.5b-grpo-megatron",)} <= whole
     assert [name for name in gpu_models() if "a3b" in name], "an MoE is among them"
-    sizes = {job.tp * job.pp * job.cp * job.dp for case in CASES for job in case.jobs()}
+    sizes = {job.layout.world_size for case in CASES for job in case.jobs()}
     assert sizes >= {8, 16, 128, 1024}
     layouts = [job for case in CASES for job in case.jobs()]
-    assert {job.pp for job in layouts} >= {1, 2, 4}
-    assert {job.cp for job in layouts} >= {1, 2, 4}
-    assert {job.ep for job in layouts} >= {1, 4, 8}
+    assert {job.layout.pipeline_parallel for job in layouts} >= {1, 2, 4}
+    assert {job.layout.context_parallel for job in layouts} >= {1, 2, 4}
+    assert {job.layout.expert_parallel for job in layouts} >= {1, 4, 8}
 
 
 def test_micro_batches_in_flight_are_those_of_1f1b(count_ranks: Count) -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from rlmath.cluster.nodes import shares
 from rlmath.cluster.wait import present
-from rlmath.config.arithmetic import Layout
+from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
+from rlmath.model.parallel import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted([*ROOT.glob("launchers/*.sh"), *ROOT.glob("ray_utils/*.sh")])
@@ -193,7 +194,7 @@ def test_missing_nodes_are_named() -> None:
 def test_neighbours_stay_together(
     placement: Placement, nodes: int, expected: tuple[list[int], list[int]]
 ) -> None:
-    layout = Layout(Device.cpu, 2, 1, 2, 1, 1, 0, placement)
+    layout = RunLayout(Device.cpu, Layout(2, 1, 2), 1, 1, 0, placement)
     assert shares(layout, nodes) == expected
 
 

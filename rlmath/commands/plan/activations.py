@@ -44,14 +44,16 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     Returns:
         The mean over the model's layers.
     """
+    layout = actor.layout
+    tp, cp = layout.tensor_parallel, layout.context_parallel
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     local = actor.layers == "local"
     widths: float = 4 * spec.hidden + 3 * query + 3 * key
     if spec.family.qk_norm is not QkNorm.none:
         widths += query + key
-    if local and actor.cp > 1:
+    if local and cp > 1:
         # Queries and outputs by length, and the keys and values of all ranks.
-        widths += 2 * query + 2 * actor.cp * key
+        widths += 2 * query + 2 * cp * key
     share = spec.moe_layers / spec.layers
     widths += (1 - share) * 3 * spec.ffn
     if share:
@@ -60,7 +62,7 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     router = share * 8 * spec.experts
     # Cosines and sines of queries and of keys, in the model's type, on every tensor rank.
     rotation = 10 * spec.head_dim if local else 0
-    return (2 * widths + 4 * spec.heads + router) / actor.tp + rotation
+    return (2 * widths + 4 * spec.heads + router) / tp + rotation
 
 
 def feed_forward_width(spec: ModelSpec) -> int:
@@ -79,17 +81,17 @@ def kept_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int) -> float:
 
 
 def _whole_layers_bytes(spec: ModelSpec, actor: ActorShape) -> float:
-    whole = spec.layers // actor.pp - actor.recompute_layers
+    whole = spec.layers // actor.layout.pipeline_parallel - actor.recompute_layers
     return whole * actor.tokens * layer_bytes(spec, actor)
 
 
 def _inputs_bytes(spec: ModelSpec, actor: ActorShape) -> float:
-    return actor.recompute_layers * actor.tokens * 2 * spec.hidden / actor.tp
+    return actor.recompute_layers * actor.tokens * 2 * spec.hidden / actor.layout.tensor_parallel
 
 
 def attention_masks_bytes(spec: ModelSpec, actor: ActorShape, longest_tokens: int) -> float:
     """Of ``local`` layers under context parallelism: which key a query sees, a byte each."""
-    if actor.cp == 1 or actor.layers != "local":
+    if actor.layout.context_parallel == 1 or actor.layers != "local":
         return 0.0
     return actor.tokens * min(longest_tokens, actor.max_tokens)
 
@@ -106,11 +108,13 @@ def logits_bytes(
         in_float32: ``precision.lm_head_dtype=float32``: the logits are float32, and so are copies
             of the output layer's weight and input.
     """
-    width = padded_vocab_size(spec.vocab, actor.tp) // actor.tp
+    layout = actor.layout
+    tp = layout.tensor_parallel
+    width = padded_vocab_size(spec.vocab, tp) // tp
     rows = min(SOFTMAX_ROWS, actor.tokens)
     copies, tables = (2, BACKWARD_TABLES) if backward else (1, FORWARD_TABLES)
     size = 4 if in_float32 else 2
-    operands = 4 * spec.hidden * (width + actor.tokens / actor.tp) if in_float32 else 0.0
+    operands = 4 * spec.hidden * (width + actor.tokens / tp) if in_float32 else 0.0
     logits, chunk = width * size * copies * actor.tokens, 4 * width * tables * rows
     # The backward pass needs the operands again; a forward pass alone lets them go.
     return logits + (operands + chunk if backward else max(operands, chunk))
@@ -127,7 +131,8 @@ def backward_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int) -> dict[s
     Either everything is kept and the last layer begins, or the layers that are not recomputed are
     through and the first recomputed layer is there once more, with its gradients.
     """
-    width, tp, local = feed_forward_width(spec), actor.tp, actor.layers == "local"
+    width, tp = feed_forward_width(spec), actor.layout.tensor_parallel
+    local = actor.layers == "local"
     kept = kept_bytes(spec, actor, in_flight)
     # Transformer Engine adds a matrix's gradient to the float32 buffer as it computes it.
     matrix = 2 * spec.hidden * width / tp if local else 0.0
@@ -154,7 +159,7 @@ def forward_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     Of an MoE: copies of the tokens on their way to the experts and back. ``local`` experts run one
     after the other; Transformer Engine's run at once, and so all have their gate, up and product.
     """
-    local, tp = actor.layers == "local", actor.tp
+    local, tp = actor.layers == "local", actor.layout.tensor_parallel
     dense = moe = 0.0
     if spec.moe_layers < spec.layers:
         dense = (12 * spec.hidden + _products(local) * spec.ffn) / tp

@@ -88,23 +88,20 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
     layout = resolve_layout(config, Device.cuda)
     settings, algorithm = config.actor, config.algorithm
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    per_stage = spec.layers // layout.pipeline_parallel
+    per_stage = spec.layers // layout.actor.pipeline_parallel
     recomputed = 0
     if settings.recompute.value == "full":
         recomputed = min(settings.recompute_num_layers or per_stage, per_stage)
     actor = ActorShape(
-        tp=layout.tensor_parallel,
-        pp=layout.pipeline_parallel,
-        dp=layout.data_parallel,
+        layout.actor,
         recompute_layers=recomputed,
         max_tokens=max(settings.max_tokens_per_microbatch, longest),
-        cp=layout.context_parallel,
-        ep=settings.expert_parallel,
         layers="local" if settings.layers.value == "local" else "transformer_engine",
     )
     sequences = algorithm.prompts_per_step * algorithm.group_size
+    minibatches = algorithm.minibatches_per_step * layout.actor.data_parallel
     step = Step(
-        microbatches=max(1, sequences // algorithm.minibatches_per_step // layout.data_parallel),
+        microbatches=max(1, sequences // minibatches),
         longest_tokens=longest,
         bucket_bytes=config.weights.bucket_size_mib * MIB,
         reference=algorithm.kl_coef > 0,

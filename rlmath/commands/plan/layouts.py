@@ -27,11 +27,12 @@ from rlmath.commands.plan.memory import (
     usable_bytes,
 )
 from rlmath.commands.plan.time import Decoding, Work, actor_time_s, decoding, weight_sync_time_s
-from rlmath.config.arithmetic import Layout, resolve_layout
+from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
 from rlmath.config.settings import out_of_range
 from rlmath.errors import ConfigError, UserError
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
 # Context-parallel ranks that are tried.
@@ -133,6 +134,13 @@ class Plan:
 
 def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> list[str]:
     """The settings of a plan, as ``rlmath train`` takes them."""
+    layout = actor.layout
+    tp, pp, cp, ep = (
+        layout.tensor_parallel,
+        layout.pipeline_parallel,
+        layout.context_parallel,
+        layout.expert_parallel,
+    )
     work, recomputed = wish.work, actor.recompute_layers
     return [
         f"model.path={wish.path}",
@@ -146,11 +154,11 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"algorithm.prompts_per_step={work.prompts}",
         f"algorithm.group_size={work.group_size}",
         f"algorithm.minibatches_per_step={work.minibatches}",
-        f"actor.tensor_parallel={actor.tp}",
-        f"actor.pipeline_parallel={actor.pp}",
-        *([f"actor.context_parallel={actor.cp}"] if actor.cp > 1 else []),
-        *([f"actor.expert_parallel={actor.ep}"] if actor.ep > 1 else []),
-        f"actor.sequence_parallel={str(actor.tp > 1).lower()}",
+        f"actor.tensor_parallel={tp}",
+        f"actor.pipeline_parallel={pp}",
+        *([f"actor.context_parallel={cp}"] if cp > 1 else []),
+        *([f"actor.expert_parallel={ep}"] if ep > 1 else []),
+        f"actor.sequence_parallel={str(tp > 1).lower()}",
         f"actor.recompute={'full' if recomputed else 'none'}",
         f"actor.recompute_num_layers={recomputed or 'null'}",
         f"actor.max_tokens_per_microbatch={wish.max_tokens}",
@@ -165,7 +173,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
     ]
 
 
-def checked(wish: Wish, settings: list[str]) -> tuple[Config, Layout]:
+def checked(wish: Wish, settings: list[str]) -> tuple[Config, RunLayout]:
     """Compose the settings and put them through the checks that need neither files nor GPUs.
 
     Raises:
@@ -214,8 +222,9 @@ def _ordered(plans: list[Plan]) -> list[Plan]:
 
     def order(plan: Plan) -> tuple[bool, int, float]:
         slower = plan.step_s > limit
-        actor = plan.actor
-        kinds = sum(size > 1 for size in (actor.pp, actor.cp, actor.ep))
+        layout = plan.actor.layout
+        sizes = (layout.pipeline_parallel, layout.context_parallel, layout.expert_parallel)
+        kinds = sum(size > 1 for size in sizes)
         return slower, 0 if slower else kinds, plan.step_s
 
     return sorted(plans, key=order)
@@ -252,7 +261,12 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
         dp = gpus // (tp * pp * cp)
         for ep in _expert_shares(wish, tp, cp, dp):
             found = True
-            yield ActorShape(tp, pp, dp, 0, wish.longest_microbatch, cp, ep, wish.layers)
+            yield ActorShape(
+                Layout(tp, pp, dp, context_parallel=cp, expert_parallel=ep),
+                0,
+                wish.longest_microbatch,
+                wish.layers,
+            )
     if not found:
         asked = {
             "actor.tensor_parallel": wish.tp,
@@ -282,7 +296,7 @@ def _expert_shares(wish: Wish, tp: int, cp: int, dp: int) -> list[int]:
 
 
 def _plan(wish: Wish, split: ActorShape) -> Plan:
-    work, spec, dp, name = wish.work, wish.spec, split.dp, str(split)
+    work, spec, dp, name = wish.work, wish.spec, split.layout.data_parallel, str(split)
     if work.sequences % (work.minibatches * dp):
         raise _Miss(
             f"{name}: {work.sequences} sequences / {work.minibatches} minibatches / {dp} copies = "
@@ -328,7 +342,7 @@ def _refuse_if_full(wish: Wish, phase: Phase, name: str) -> None:
 
 def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, list[Phase]]:
     """The fewest recomputed layers of a stage with which every phase of the actor fits."""
-    per_stage, name = wish.spec.layers // split.pp, str(split)
+    per_stage, name = wish.spec.layers // split.layout.pipeline_parallel, str(split)
     if wish.recompute_layers is not None and not 0 <= wish.recompute_layers <= per_stage:
         raise _Miss(
             f"{name}: actor.recompute_num_layers={wish.recompute_layers}, but a stage has "
@@ -347,9 +361,10 @@ def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, li
 
 
 def _step(wish: Wish, actor: ActorShape) -> Step:
+    minibatches = wish.work.minibatches * actor.layout.data_parallel
     return Step(
         # At most one sequence each.
-        microbatches=max(1, -(-wish.work.sequences // wish.work.minibatches // actor.dp)),
+        microbatches=max(1, -(-wish.work.sequences // minibatches)),
         longest_tokens=wish.work.longest_tokens,
         bucket_bytes=wish.bucket_mib * MIB,
         reference=wish.reference,
@@ -364,7 +379,7 @@ def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
         actor: A layout that fits as it is.
         step: The result is a multiple of it, or the present length.
     """
-    per_stage = wish.spec.layers // actor.pp
+    per_stage = wish.spec.layers // actor.layout.pipeline_parallel
 
     def fits(tokens: int) -> bool:
         one = dataclasses.replace(actor, recompute_layers=per_stage, max_tokens=tokens)

@@ -27,6 +27,7 @@ from rlmath.commands.plan.models import (
     parameters_of_rank,
 )
 from rlmath.config.schema import RolloutConfig
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.sync_memory import shared_buffer_bytes, sync_buffer_bytes
@@ -48,48 +49,25 @@ class ActorShape:
     """How the actor is laid out.
 
     Attributes:
-        tp: Tensor-parallel ranks; with more than one, activations are split along the sequence
-            where matrices are not (``actor.sequence_parallel``).
-        pp: Pipeline stages.
-        dp: Copies of the model, which share the optimizer's state.
+        layout: Sizes. With more than one tensor-parallel rank, activations are split along the
+            sequence where matrices are not (``actor.sequence_parallel``).
         recompute_layers: Layers of each stage that keep their input alone.
         max_tokens: Longest micro-batch, over its context ranks.
-        cp: Context-parallel ranks, which share a micro-batch's tokens.
-        ep: Expert-parallel ranks, which share the experts of an MoE; 1: tensor ranks cut them.
         layers: ``transformer_engine`` or ``local``, see ``activations.py``.
     """
 
-    tp: int
-    pp: int
-    dp: int
+    layout: Layout
     recompute_layers: int
     max_tokens: int
-    cp: int = 1
-    ep: int = 1
     layers: str = "transformer_engine"
-
-    @property
-    def copies(self) -> int:
-        """Ranks that hold the same weights, experts apart."""
-        return self.dp * self.cp
-
-    @property
-    def expert_copies(self) -> int:
-        """Ranks that hold the same part of the same experts."""
-        return self.copies if self.ep == 1 else self.tp * self.copies // self.ep
 
     @property
     def tokens(self) -> int:
         """Of the longest micro-batch on one rank."""
-        return -(-self.max_tokens // self.cp)
-
-    @property
-    def ranks(self) -> int:
-        return self.tp * self.pp * self.copies
+        return -(-self.max_tokens // self.layout.context_parallel)
 
     def __str__(self) -> str:
-        more = f" x CP {self.cp}" * (self.cp > 1) + f" x DP {self.dp}"
-        return f"actor TP {self.tp} x PP {self.pp}{more}" + f", EP {self.ep}" * (self.ep > 1)
+        return f"actor {self.layout}"
 
 
 @dataclass(frozen=True)
@@ -142,25 +120,31 @@ def state_bytes(parameters: int, dp: int) -> float:
 
 def model_state_bytes(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> float:
     """State of a rank of a stage; experts have copies of their own."""
-    dense = parameters_of_rank(spec, actor.tp, actor.pp, first=first, last=last)
-    experts = expert_parameters_of_rank(spec, actor.tp, actor.pp, actor.ep)
-    return state_bytes(dense, actor.copies) + state_bytes(experts, actor.expert_copies)
+    layout = actor.layout
+    _tp, _pp, _ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
+    dense = parameters_of_rank(spec, layout, first=first, last=last)
+    experts = expert_parameters_of_rank(spec, layout)
+    return state_bytes(dense, layout.copies) + state_bytes(experts, layout.expert_copies)
 
 
 def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     """State of the fullest stage."""
-    ends = [(stage == 0, stage == actor.pp - 1) for stage in {0, actor.pp - 1}]
+    layout = actor.layout
+    pp = layout.pipeline_parallel
+    ends = [(stage == 0, stage == pp - 1) for stage in {0, pp - 1}]
     return max(model_state_bytes(spec, actor, first=first, last=last) for first, last in ends)
 
 
 def value_state_bytes(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> float:
     """State of a value model's rank: the same stage without the output layer."""
+    layout = actor.layout
+    tp = layout.tensor_parallel
     policy = model_state_bytes(spec, actor, first=first, last=last)
     tied_alone = spec.tied and first and last
     if not last or tied_alone:
         return policy
-    table = padded_vocab_size(spec.vocab, actor.tp) // actor.tp * spec.hidden
-    return policy - state_bytes(table, actor.copies)
+    table = padded_vocab_size(spec.vocab, tp) // tp * spec.hidden
+    return policy - state_bytes(table, layout.copies)
 
 
 def buffer_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
@@ -170,13 +154,15 @@ def buffer_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
     into.
     """
     rotary = 4 * step.longest_tokens * spec.head_dim
-    gathered = actor.tp > 1 and actor.layers == "local"
+    gathered = actor.layout.tensor_parallel > 1 and actor.layers == "local"
     return rotary + (2 * actor.tokens * spec.hidden if gathered else 0)
 
 
 def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> list[Phase]:
     """What a rank of a stage holds in each phase of a step, CUDA's own share apart."""
-    first, last = stage == 0, stage == actor.pp - 1
+    layout = actor.layout
+    pp = layout.pipeline_parallel
+    first, last = stage == 0, stage == pp - 1
     state = model_state_bytes(spec, actor, first=first, last=last)
     weights = rank_parameters(spec, actor, first=first, last=last)
     value = 0.0
@@ -184,7 +170,7 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
         value = value_state_bytes(spec, actor, first=first, last=last)
     # One micro-batch forward, one backward: a stage has as many in flight as there are stages from
     # it to the last (Korthikanti et al. 2022, section 4.2.3).
-    in_flight = max(1, min(actor.pp - stage, step.microbatches))
+    in_flight = max(1, min(pp - stage, step.microbatches))
     masks = attention_masks_bytes(spec, actor, step.longest_tokens)
 
     def phase(name: str, **terms: float) -> Phase:
@@ -227,19 +213,23 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
 
 def rank_parameters(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> int:
     """Weights of a rank of a stage, its experts among them."""
-    dense = parameters_of_rank(spec, actor.tp, actor.pp, first=first, last=last)
-    return dense + expert_parameters_of_rank(spec, actor.tp, actor.pp, actor.ep)
+    layout = actor.layout
+    _tp, _pp, _ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
+    dense = parameters_of_rank(spec, layout, first=first, last=last)
+    return dense + expert_parameters_of_rank(spec, layout)
 
 
 def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> float:
     """Temporaries of Adam: none in Transformer Engine's fused one; two of a rank's largest piece of
     a parameter in torch's."""
+    layout = actor.layout
+    _tp, pp = layout.tensor_parallel, layout.pipeline_parallel
     if actor.layers != "local":
         return 0.0
-    largest = largest_parameter_of_rank(spec, actor.tp)
-    if spec.tied and actor.pp > 1:
-        largest //= actor.copies  # The shared table is a bucket alone, which the copies cut.
-    return 8 * min(weights / actor.copies, largest)
+    largest = largest_parameter_of_rank(spec, layout)
+    if spec.tied and pp > 1:
+        largest //= layout.copies  # The shared table is a bucket alone, which the copies cut.
+    return 8 * min(weights / layout.copies, largest)
 
 
 def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) -> int:
@@ -250,7 +240,9 @@ def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) ->
     where several ranks share the model; vLLM's buffer holds the largest, and it keeps the last
     tensor that it took.
     """
-    several = actor.tp * actor.pp * actor.ep > 1
+    layout = actor.layout
+    tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
+    several = tp * pp * ep > 1
     key = (repr(spec), bucket_bytes, several)
     if key not in _sync_peaks:
         sizes = [2 * math.prod(size) for size in hf_shapes(spec).values()]
@@ -286,22 +278,26 @@ def checkpoint_bytes(
     spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool, background: bool = False
 ) -> CheckpointBytes:
     """What a rank takes to save its share of a checkpoint; experts are a part of their own."""
-    largest = largest_parameter_of_rank(spec, actor.tp)
-    dense = parameters_of_rank(spec, actor.tp, actor.pp, first=first, last=last)
-    one = checkpoint_bytes_of_rank(dense, actor.copies, largest, background=background)
-    experts = expert_parameters_of_rank(spec, actor.tp, actor.pp, actor.ep)
+    layout = actor.layout
+    _tp, _pp, _ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
+    largest = largest_parameter_of_rank(spec, layout)
+    dense = parameters_of_rank(spec, layout, first=first, last=last)
+    one = checkpoint_bytes_of_rank(dense, layout.copies, largest, background=background)
+    experts = expert_parameters_of_rank(spec, layout)
     if not experts:
         return one
     largest = 2 * spec.hidden * spec.moe_ffn
-    two = checkpoint_bytes_of_rank(experts, actor.expert_copies, largest, background=background)
+    two = checkpoint_bytes_of_rank(experts, layout.expert_copies, largest, background=background)
     return CheckpointBytes(max(one.gpu_bytes, two.gpu_bytes), one.host_bytes + two.host_bytes)
 
 
 def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: int) -> float:
     """Host memory that a node's ranks take for tensors: a checkpoint, and a reference model."""
+    layout = actor.layout
+    pp = layout.pipeline_parallel
     most = 0.0
-    for stage in range(actor.pp):
-        first, last = stage == 0, stage == actor.pp - 1
+    for stage in range(pp):
+        first, last = stage == 0, stage == pp - 1
         saved = checkpoint_bytes(spec, actor, first=first, last=last, background=True).host_bytes
         reference = 2 * rank_parameters(spec, actor, first=first, last=last)
         most = max(most, saved + (reference if step.reference else 0))
@@ -310,7 +306,9 @@ def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: in
 
 def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
     """The phases of the actor, each on the stage where it is fullest, with its process."""
-    stages = sorted({0, min(1, actor.pp - 1), actor.pp - 1})
+    layout = actor.layout
+    pp = layout.pipeline_parallel
+    stages = sorted({0, min(1, pp - 1), pp - 1})
     fullest: dict[str, Phase] = {}
     for stage in stages:
         for phase in stage_phases(spec, actor, step, stage):
@@ -323,8 +321,9 @@ def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
 
 def engine_weights_bytes(spec: ModelSpec, tp: int) -> float:
     """Weights of one rank of an engine."""
-    dense = parameters_of_rank(spec, tp, 1, first=True, last=True)
-    return 2 * (dense + expert_parameters_of_rank(spec, tp, 1, 1))
+    layout = Layout(tp)
+    dense = parameters_of_rank(spec, layout, first=True, last=True)
+    return 2 * (dense + expert_parameters_of_rank(spec, layout))
 
 
 def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int) -> float:

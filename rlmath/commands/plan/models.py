@@ -10,6 +10,7 @@ from typing import Any
 from rlmath.config.load import load, options
 from rlmath.errors import UserError
 from rlmath.model.families import Rule, When
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, model_spec, padded_vocab_size, read_model_spec
 
 # Layers, hidden, feed-forward, heads, key-value heads, vocabulary, tied, positions: as the
@@ -177,15 +178,15 @@ def active_matrices(spec: ModelSpec) -> int:
     return shared_matrices(spec) + spec.moe_layers * experts
 
 
-def parameters_of_rank(spec: ModelSpec, tp: int, pp: int, *, first: bool, last: bool) -> int:
+def parameters_of_rank(spec: ModelSpec, layout: Layout, *, first: bool, last: bool) -> int:
     """Weights that one rank of a stage holds in Megatron, without its experts.
 
     Args:
-        tp: Tensor-parallel ranks.
-        pp: Pipeline stages, which divide the layers.
+        layout: Its stages divide the layers.
         first: The stage has the embedding.
         last: It has the output layer; of a tied embedding a copy, unless it is the first as well.
     """
+    tp, pp = layout.tensor_parallel, layout.pipeline_parallel
     table = padded_vocab_size(spec.vocab, tp) // tp * spec.hidden
     routers = spec.moe_layers * spec.experts * spec.hidden
     alike = spec.layers * layer_norms(spec) + routers
@@ -194,20 +195,16 @@ def parameters_of_rank(spec: ModelSpec, tp: int, pp: int, *, first: bool, last: 
     return layers + tables * table + (spec.hidden if last else 0)
 
 
-def expert_parameters_of_rank(spec: ModelSpec, tp: int, pp: int, ep: int) -> int:
-    """Weights of experts that one rank of a stage holds.
-
-    Args:
-        tp: Tensor-parallel ranks, which cut each expert when ``ep`` is 1.
-        pp: Pipeline stages.
-        ep: Ranks among which whole experts are shared out.
-    """
+def expert_parameters_of_rank(spec: ModelSpec, layout: Layout) -> int:
+    """Weights of experts that one rank of a stage holds."""
     all_of_them = spec.moe_layers * spec.experts * expert_matrices(spec)
-    return -(-all_of_them // (pp * (tp if ep == 1 else ep)))
+    sharing = layout.expert_parallel * layout.expert_tensor_parallel
+    return -(-all_of_them // (layout.pipeline_parallel * sharing))
 
 
-def largest_parameter_of_rank(spec: ModelSpec, tp: int) -> int:
+def largest_parameter_of_rank(spec: ModelSpec, layout: Layout) -> int:
     """Elements of the largest Megatron parameter of a rank, experts apart."""
+    tp = layout.tensor_parallel
     table = padded_vocab_size(spec.vocab, tp) // tp * spec.hidden
     dense = spec.moe_layers < spec.layers
     return max(table, 2 * spec.ffn // tp * spec.hidden if dense else 0)

@@ -97,13 +97,14 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
 
 def _row(wish: Wish, plan: Plan) -> list[str]:
     actor, seconds = plan.actor, plan.seconds
-    per_stage = wish.spec.layers // actor.pp
+    layout = actor.layout
+    per_stage = wish.spec.layers // layout.pipeline_parallel
     return [
-        str(actor.tp),
-        str(actor.pp),
-        str(actor.cp),
-        str(actor.ep),
-        str(actor.dp),
+        str(layout.tensor_parallel),
+        str(layout.pipeline_parallel),
+        str(layout.context_parallel),
+        str(layout.expert_parallel),
+        str(layout.data_parallel),
         f"{actor.recompute_layers}/{per_stage}",
         f"{plan.engines} x TP {plan.engine_tp}",
         f"{plan.engine_share:.2f}",

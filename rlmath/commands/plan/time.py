@@ -89,7 +89,15 @@ def actor_time_s(
     gpus_per_node: int,
 ) -> tuple[float, float]:
     """Seconds of log-probs and of the update, on all ranks together."""
-    ranks = actor.ranks
+    layout = actor.layout
+    tp, pp, cp, dp, ep = (
+        layout.tensor_parallel,
+        layout.pipeline_parallel,
+        layout.context_parallel,
+        layout.data_parallel,
+        layout.expert_parallel,
+    )
+    ranks = layout.world_size
     peak = gpu.peak_tflops * 1e12 * efficiency.mfu
     forward = work.tokens * forward_flops(spec, work.mean_tokens) / (ranks * peak)
 
@@ -100,27 +108,27 @@ def actor_time_s(
         return gb_per_s * 1e9 * efficiency.link
 
     # A ring moves 2 (t - 1) / t times the bytes; with sequence parallelism the same, in two halves.
-    ring = 2 * (actor.tp - 1) / actor.tp
-    tokens, layers = work.tokens / actor.copies, spec.layers / actor.pp
+    ring = 2 * (tp - 1) / tp
+    tokens, layers = work.tokens / layout.copies, spec.layers / pp
     reduced = tokens * layers * ALL_REDUCES_PER_LAYER * 2 * spec.hidden
-    tensor = ring * reduced / rate(actor.tp)
+    tensor = ring * reduced / rate(tp)
     # Keys and values of the other context ranks; on the way back their gradients as well.
-    both = 2 * 2 * spec.kv_heads * spec.head_dim / actor.tp
-    context = (actor.cp - 1) * tokens * layers * both / rate(actor.tp * actor.cp)
+    both = 2 * 2 * spec.kv_heads * spec.head_dim / tp
+    context = (cp - 1) * tokens * layers * both / rate(tp * cp)
     # Each token goes to its experts and back.
-    sent = tokens / actor.tp * spec.experts_per_token * 2 * 2 * spec.hidden
-    mixtures = spec.moe_layers / actor.pp
-    experts = (actor.ep - 1) / actor.ep * sent * mixtures / rate(max(actor.tp, actor.ep))
-    per_rank = work.sequences / work.minibatches / actor.dp
+    sent = tokens / tp * spec.experts_per_token * 2 * 2 * spec.hidden
+    mixtures = spec.moe_layers / pp
+    experts = (ep - 1) / ep * sent * mixtures / rate(max(tp, ep))
+    per_rank = work.sequences / work.minibatches / dp
     microbatches = max(1.0, per_rank * work.mean_tokens / actor.max_tokens)
     # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1.
-    bubble = 1 + (actor.pp - 1) / microbatches
-    forward *= slowest_stage_share(spec, actor.pp, work.mean_tokens)
-    again = actor.recompute_layers * actor.pp / spec.layers
-    parameters = parameters_of_rank(spec, actor.tp, actor.pp, first=True, last=actor.pp == 1)
-    parameters += expert_parameters_of_rank(spec, actor.tp, actor.pp, actor.ep)
+    bubble = 1 + (pp - 1) / microbatches
+    forward *= slowest_stage_share(spec, pp, work.mean_tokens)
+    again = actor.recompute_layers * pp / spec.layers
+    parameters = parameters_of_rank(spec, layout, first=True, last=pp == 1)
+    parameters += expert_parameters_of_rank(spec, layout)
     # Float32 gradients are reduce-scattered, bfloat16 weights gathered.
-    copies = actor.copies
+    copies = layout.copies
     data = work.minibatches * 6 * parameters * (copies - 1) / copies / rate(ranks)
     once = tensor + experts
     log_probs = (forward + once + context) * bubble if work.minibatches > 1 else 0.0
@@ -185,6 +193,8 @@ def weight_sync_time_s(
     spec: ModelSpec, actor: ActorShape, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int
 ) -> float:
     """Every rank of a copy gathers the whole model; a copy on one node does so over its links."""
-    on_node = max(actor.tp, actor.ep) * actor.pp <= gpus_per_node
+    layout = actor.layout
+    tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
+    on_node = max(tp, ep) * pp <= gpus_per_node
     rate = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
     return 2 * spec.num_parameters / (rate * 1e9 * efficiency.link)

@@ -12,12 +12,12 @@ import torch
 from rlmath.commands.plan.arguments import LAYOUT_FLAGS, Given, count, no_model_argument
 from rlmath.commands.plan.models import read_named_model
 from rlmath.errors import UserError
+from rlmath.model.parallel import Layout
 from rlmath.weights.plan import (
     Operation,
     PlannedBucket,
-    SourceLayout,
     SourceRank,
-    TargetLayout,
+    Stages,
     WeightsPlan,
     plan_weights,
 )
@@ -47,12 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command besides its settings."""
     add = parser.add_argument
     add("model", nargs="?", help=argparse.SUPPRESS)
-    add(
-        "--expert-tp",
-        type=count,
-        metavar="N",
-        help="trainer: tensor-parallel ranks within experts (default: tp)",
-    )
     add("--virtual-stages", type=count, default=1, metavar="N", help="trainer: chunks per stage")
     add("--first-stage-layers", type=count, metavar="N", help="trainer: layers of stage 0")
     add("--last-stage-layers", type=count, metavar="N", help="trainer: layers of the last stage")
@@ -72,26 +66,21 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     if given.held("model.path") is None:
         raise UserError("rlmath plan weights: give model.path, a name, a folder or its config.json")
     _, spec = read_named_model(config.model.path)
-    of_experts = arguments.expert_tp is not None or arguments.engine_expert_parallel
-    if of_experts and not spec.experts:
-        raise UserError(
-            f"{config.model.path} has no experts for --expert-tp or --engine-expert-parallel to "
-            "share"
-        )
+    if arguments.engine_expert_parallel and not spec.experts:
+        raise UserError(f"--engine-expert-parallel: {config.model.path} has no experts to share")
+    actor, engine_ranks = config.actor, config.rollout.tensor_parallel
     plan = plan_weights(
         spec,
-        SourceLayout(
-            tp=config.actor.tensor_parallel,
-            pp=config.actor.pipeline_parallel,
-            ep=config.actor.expert_parallel,
-            expert_tp=arguments.expert_tp,
-            virtual_stages=arguments.virtual_stages,
-            first_stage_layers=arguments.first_stage_layers,
-            last_stage_layers=arguments.last_stage_layers,
+        Layout(
+            actor.tensor_parallel, actor.pipeline_parallel, expert_parallel=actor.expert_parallel
         ),
-        TargetLayout(config.rollout.tensor_parallel, arguments.engine_expert_parallel),
+        Layout(
+            engine_ranks,
+            expert_parallel=engine_ranks if arguments.engine_expert_parallel else 1,
+        ),
         config.weights.bucket_size_mib,
         getattr(torch, config.model.dtype.value),
+        Stages(arguments.virtual_stages, arguments.first_stage_layers, arguments.last_stage_layers),
     )
     print(json.dumps(as_json(plan), indent=1) if arguments.json else as_table(plan))
     return 0
@@ -104,8 +93,8 @@ def as_json(plan: WeightsPlan) -> dict[str, Any]:
         "dtype": str(plan.dtype).removeprefix("torch."),
         "num_bytes": plan.num_bytes,
         "padded_vocab": plan.padded_vocab,
-        "source": vars(plan.source),
-        "target": vars(plan.target),
+        "actor": vars(plan.actor),
+        "engine": vars(plan.engine),
         "stages": plan.stages,
         "buckets": [_bucket_json(bucket) for bucket in plan.buckets],
     }
@@ -130,12 +119,13 @@ def _operation_json(operation: Operation) -> dict[str, Any]:
 
 def as_table(plan: WeightsPlan) -> str:
     """One line per bucket, then what each rank gives and keeps, in MiB."""
-    source, spec = plan.source, plan.spec
-    experts = f" x EP {source.ep}" if spec.experts else ""
+    actor, spec = plan.actor, plan.spec
+    experts = f" x EP {actor.expert_parallel}" if spec.experts else ""
     lines = [
         f"{spec.architecture}, {spec.layers} layers, {plan.num_bytes / MIB:.1f} MiB in "
         f"{str(plan.dtype).removeprefix('torch.')}, {'tied' if spec.tied else 'untied'} embedding",
-        f"trainer TP {source.tp} x PP {source.pp}{experts} -> engine TP {plan.target.tp}",
+        f"actor TP {actor.tensor_parallel} x PP {actor.pipeline_parallel}{experts} -> engine TP "
+        f"{plan.engine.tensor_parallel}",
         f"vocabulary {spec.vocab}"
         + (f", padded to {plan.padded_vocab}" if plan.padded_vocab != spec.vocab else ""),
         *(f"stage {pp}: layers {_runs(chunks)}" for pp, chunks in enumerate(plan.stages)),

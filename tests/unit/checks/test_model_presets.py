@@ -18,8 +18,9 @@ from rlmath.checks.run import check
 from rlmath.config.load import load, options
 from rlmath.model.families import family_of
 from rlmath.model.folder import TINY
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import model_spec, read_model_spec
-from rlmath.weights.plan import SourceLayout, TargetLayout, plan_weights
+from rlmath.weights.plan import plan_weights
 
 _BASE = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6}
 _8B: dict[str, Any] = {
@@ -119,8 +120,10 @@ def test_a_preset_has_a_family_and_a_layout_that_the_plan_accepts(
     check(config, "train", replace(GPU_MACHINE, disk_bytes=10**14))
 
     actor, spec = preset.actor, model_spec(sizes)
-    source = SourceLayout(actor.tensor_parallel, actor.pipeline_parallel, ep=actor.expert_parallel)
-    target = TargetLayout(preset.rollout.tensor_parallel)
-    plan = plan_weights(spec, source, target, 512, torch.bfloat16)
+    layout = Layout(
+        actor.tensor_parallel, actor.pipeline_parallel, expert_parallel=actor.expert_parallel
+    )
+    engine = Layout(preset.rollout.tensor_parallel)
+    plan = plan_weights(spec, layout, engine, 512, torch.bfloat16)
     sent = sum(op.num_bytes for bucket in plan.buckets for op in bucket.gathers)
     assert sent / 2e9 == pytest.approx(billions, abs=0.006)

@@ -60,7 +60,7 @@ def test_the_published_recipe_of_the_1_5b() -> None:
     assert config.actor.tensor_parallel == 2
     assert config.rollout.tensor_parallel == 1
     layout = resolve_layout(config, Device.cuda)
-    assert (layout.data_parallel, layout.engines) == (64, 128)
+    assert (layout.actor.data_parallel, layout.engines) == (64, 128)
     assert batch_of(config, layout).sequences == 8192
     assert batch_of(config, layout).sequences_per_rank == 32
 
@@ -76,7 +76,7 @@ def test_the_published_recipe_of_the_7b() -> None:
     assert config.actor.tensor_parallel == 4
     assert config.rollout.tensor_parallel == 2
     layout = resolve_layout(config, Device.cuda)
-    assert (layout.data_parallel, layout.engines) == (32, 64)
+    assert (layout.actor.data_parallel, layout.engines) == (32, 64)
     assert batch_of(config, layout).sequences == 16384
     assert batch_of(config, layout).sequences_per_rank == 128
 

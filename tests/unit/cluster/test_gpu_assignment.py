@@ -5,19 +5,17 @@ from __future__ import annotations
 import pytest
 
 from rlmath.cluster.placement import Bundle, assign, in_order
-from rlmath.config.arithmetic import Layout
+from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
 from rlmath.errors import UserError
+from rlmath.model.parallel import Layout
 
 
-def layout(placement: Placement, ranks: int, tp: int, engines: int, engine_tp: int) -> Layout:
-    return Layout(
+def layout(placement: Placement, ranks: int, tp: int, engines: int, engine_tp: int) -> RunLayout:
+    return RunLayout(
         device=Device.cuda,
         placement=placement,
-        tensor_parallel=tp,
-        pipeline_parallel=1,
-        context_parallel=1,
-        data_parallel=ranks // tp,
+        actor=Layout(tp, 1, ranks // tp),
         engines=engines,
         engine_tensor_parallel=engine_tp,
         accelerators=0,

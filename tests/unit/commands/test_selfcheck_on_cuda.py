@@ -28,7 +28,7 @@ from rlmath.commands.selfcheck.checks import (
 )
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
-from rlmath.config.arithmetic import Layout, resolve_layout
+from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.schema import Config, Device
 from rlmath.quickstart import make_problems, make_tiny_model
 from rlmath.rollout.requests import Request
@@ -76,7 +76,7 @@ class FakeActor:
 class FakePool:
     """Engines on the first GPUs, each on as many as it has ranks."""
 
-    def __init__(self, config: Config, layout: Layout, trains: bool) -> None:
+    def __init__(self, config: Config, layout: RunLayout, trains: bool) -> None:
         self.spec = engine_spec(config, layout, trains=trains)
         self.weights_version = 0
         width = layout.engine_tensor_parallel
@@ -108,7 +108,7 @@ class Ran:
 
     outcome: Outcome
     configs: list[Config]
-    layouts: list[Layout]
+    layouts: list[RunLayout]
     pools: list[FakePool]
 
 
@@ -133,7 +133,7 @@ def run(check: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Ran:
         ran.configs.append(config)
         ran.layouts.append(layout)
         ran.pools.append(pool)
-        yield SimpleNamespace(actor=FakeActor(layout.actor_ranks)), pool
+        yield SimpleNamespace(actor=FakeActor(layout.actor.world_size)), pool
 
     def sync_weights(actor: Any, pool: FakePool, version: int, *, verify_every: int = 0) -> None:
         assert version == pool.weights_version + 1
@@ -153,7 +153,7 @@ def run(check: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Ran:
 
 def test_alignment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = run(alignment, node, monkeypatch)
-    assert (ran.layouts[0].actor_ranks, ran.layouts[0].engines) == (1, 1)
+    assert (ran.layouts[0].actor.world_size, ran.layouts[0].engines) == (1, 1)
     # The limit of bfloat16, and engines that gave their memory back before each update.
     assert {one["limit"] for one in ran.outcome.figures if one["limit"]} == {"<= 1.02"}
     assert ran.pools[0].sleeps == 2
@@ -184,7 +184,7 @@ def test_engines_take_up_to_four_gpus(
 ) -> None:
     monkeypatch.setattr(engines, "process_counts", lambda: dict.fromkeys(GPUS[:gpus], 2))
     ran = run(engines, dataclasses.replace(node, gpus=gpus), monkeypatch)
-    found = [(one.actor_ranks, one.engines, one.engine_tensor_parallel) for one in ran.layouts]
+    found = [(one.actor.world_size, one.engines, one.engine_tensor_parallel) for one in ran.layouts]
     assert found == layouts
     parts_left_out = [one["part"] for one in ran.outcome.not_applicable]
     assert parts_left_out == (["TP 2"] if gpus == 1 else [])

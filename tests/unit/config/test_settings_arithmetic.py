@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmath.checks.layout import nearest, one_of
-from rlmath.config.arithmetic import Batch, Layout, batch_of, describe, resolve_layout
+from rlmath.config.arithmetic import Batch, RunLayout, batch_of, describe, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
 from rlmath.errors import ConfigError
@@ -17,23 +17,23 @@ def settings_with(*overrides: str) -> Config:
     return load(["model.path=m", "runner.run_dir=r", *overrides])
 
 
-def layout_of(device: Device, *overrides: str) -> Layout:
+def layout_of(device: Device, *overrides: str) -> RunLayout:
     return resolve_layout(settings_with(*overrides), device)
 
 
 def test_cpu_has_one_copy_and_one_engine_unless_told() -> None:
     layout = layout_of(Device.cpu, "actor.tensor_parallel=2", "actor.pipeline_parallel=2")
-    assert (layout.data_parallel, layout.engines, layout.accelerators) == (1, 1, 0)
-    assert layout.actor_ranks == 4
+    assert (layout.actor.data_parallel, layout.engines, layout.accelerators) == (1, 1, 0)
+    assert layout.actor.world_size == 4
     layout = layout_of(Device.cpu, "actor.data_parallel=3", "rollout.engines=2")
-    assert (layout.actor_ranks, layout.engine_ranks) == (3, 2)
+    assert (layout.actor.world_size, layout.engine_ranks) == (3, 2)
 
 
 def test_colocated_actor_and_engines_each_take_all_gpus() -> None:
     layout = layout_of(
         Device.cuda, "cluster=gpu16x8", "actor.tensor_parallel=4", "rollout.tensor_parallel=2"
     )
-    assert (layout.accelerators, layout.data_parallel, layout.engines) == (128, 32, 64)
+    assert (layout.accelerators, layout.actor.data_parallel, layout.engines) == (128, 32, 64)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_separate_gpus_are_divided_by_what_is_given(given_overrides: tuple[str, 
         "actor.tensor_parallel=2",
         *given_overrides,
     )
-    assert (layout.data_parallel, layout.engines) == (2, 4)
+    assert (layout.actor.data_parallel, layout.engines) == (2, 4)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rlmath.actor.model import ModelSettings, transformer_config
-from rlmath.actor.parallel import Layout
 from rlmath.device import CPU
 from rlmath.device.batch_invariant import enable_batch_invariance
 from rlmath.errors import UserError
+from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny import tiny_config

@@ -10,9 +10,9 @@ import torch
 
 from rlmath.actor import group
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import ActorSettings
 from rlmath.device.environment import rank_environment
+from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -25,7 +25,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def environment(device: str = "cuda", tp: int = 1, cp: int = 1, **others: Any) -> dict[str, str]:
     settings = {"num_threads": 3, "batch_invariant": False} | others
-    return rank_environment(device, tensor_parallel=tp, context_parallel=cp, **settings)
+    return rank_environment(device, layout=Layout(tp, context_parallel=cp), **settings)
 
 
 def test_one_hardware_queue_where_collectives_and_products_overlap() -> None:

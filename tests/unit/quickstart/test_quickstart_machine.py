@@ -23,5 +23,5 @@ def test_on_gpus_all_are_used(gpus: int, tp: int, dp: int) -> None:
     config = load.load(["experiment=quickstart", *for_machine(machine, [])])
     layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
     assert machine.device(config.cluster.device) is Device.cuda
-    assert (layout.tensor_parallel, layout.data_parallel) == (tp, dp)
+    assert (layout.actor.tensor_parallel, layout.actor.data_parallel) == (tp, dp)
     assert config.model.dtype is DType.bfloat16

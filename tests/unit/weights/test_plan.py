@@ -12,12 +12,13 @@ import torch
 from rlmath.cli import main
 from rlmath.commands.plan.weights import as_json, as_table
 from rlmath.errors import WeightsError
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import (
+    EVEN_STAGES,
     Operation,
-    SourceLayout,
-    TargetLayout,
+    Stages,
     WeightsPlan,
     plan_weights,
     stage_layers,
@@ -25,11 +26,11 @@ from rlmath.weights.plan import (
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE
 
 SOURCES = [
-    SourceLayout(),
-    SourceLayout(tp=2),
-    SourceLayout(tp=4),
-    SourceLayout(tp=2, pp=3),
-    SourceLayout(tp=1, pp=2, first_stage_layers=1),
+    (Layout(), EVEN_STAGES),
+    (Layout(2), EVEN_STAGES),
+    (Layout(4), EVEN_STAGES),
+    (Layout(2, 3), EVEN_STAGES),
+    (Layout(1, 2), Stages(first_layers=1)),
 ]
 
 
@@ -45,9 +46,10 @@ def elements(plan: WeightsPlan, operation: Operation) -> torch.Tensor:
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 @pytest.mark.parametrize("spec", ALL.values(), ids=ALL)
 def test_every_element_is_gathered_once_and_kept_by_some_engine_rank(
-    spec: ModelSpec, source: SourceLayout, engine_tp: int
+    spec: ModelSpec, source: tuple[Layout, Stages], engine_tp: int
 ) -> None:
-    plan = plan_weights(spec, source, TargetLayout(engine_tp), bucket_size_mib=0.005)
+    layout, stages = source
+    plan = plan_weights(spec, layout, Layout(engine_tp), 0.005, stages=stages)
     gathered = {
         name: torch.zeros(size, dtype=torch.int32) for name, size in hf_shapes(spec).items()
     }
@@ -71,7 +73,7 @@ def test_every_element_is_gathered_once_and_kept_by_some_engine_rank(
 
 
 def test_buckets_hold_whole_tensors_up_to_their_size() -> None:
-    plan = plan_weights(QWEN2, SourceLayout(), TargetLayout(), bucket_size_mib=0.004)
+    plan = plan_weights(QWEN2, Layout(), Layout(), bucket_size_mib=0.004)
     limit_bytes = int(0.004 * 2**20)
     for planned in plan.buckets:
         assert planned.bucket.num_bytes <= limit_bytes or len(planned.bucket.tensors) == 1
@@ -81,14 +83,14 @@ def test_buckets_hold_whole_tensors_up_to_their_size() -> None:
 
 
 def test_a_tied_embedding_travels_once_and_from_the_first_stage() -> None:
-    plan = plan_weights(QWEN3, SourceLayout(tp=2, pp=3), TargetLayout())
+    plan = plan_weights(QWEN3, Layout(2, 3), Layout())
     ranks = [op.rank for p in plan.buckets for op in p.gathers if "embed" in op.tensor]
     assert [(r.pp, r.tp) for r in ranks if not isinstance(r, int)] == [(0, 0), (0, 1)]
     assert not any("lm_head" in op.tensor for p in plan.buckets for op in p.gathers)
 
 
 def test_experts_come_from_their_expert_rank_and_may_stay_whole() -> None:
-    plan = plan_weights(QWEN3_MOE, SourceLayout(ep=2), TargetLayout(2, expert_parallel=True))
+    plan = plan_weights(QWEN3_MOE, Layout(expert_parallel=2), Layout(2, expert_parallel=2))
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     gathers = [op for p in plan.buckets for op in p.gathers if op.tensor == name]
     loads = [op for p in plan.buckets for op in p.loads if op.tensor == name]
@@ -97,39 +99,39 @@ def test_experts_come_from_their_expert_rank_and_may_stay_whole() -> None:
 
 
 def test_layers_of_virtual_and_uneven_stages() -> None:
-    assert stage_layers(8, SourceLayout(pp=2, virtual_stages=2)) == (
+    assert stage_layers(8, 2, Stages(virtual=2)) == (
         ((0, 1), (4, 5)),
         ((2, 3), (6, 7)),
     )
-    assert stage_layers(7, SourceLayout(pp=3, first_stage_layers=1, last_stage_layers=2)) == (
+    assert stage_layers(7, 3, Stages(first_layers=1, last_layers=2)) == (
         ((0,),),
         ((1, 2, 3, 4),),
         ((5, 6),),
     )
-    assert stage_layers(5, SourceLayout()) == (((0, 1, 2, 3, 4),),)
+    assert stage_layers(5, 1) == (((0, 1, 2, 3, 4),),)
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("layout", "stages", "words"),
     [
-        (SourceLayout(pp=2), r"3 layers over 2 pipeline stages.*3 / 2 = 1\.50"),
-        (SourceLayout(pp=3, virtual_stages=2), r"stage 0 has 1 layers for 2 virtual stages"),
-        (SourceLayout(pp=2, first_stage_layers=4), "3 layers over 2 pipeline stages, 4 of them"),
-        (SourceLayout(tp=3), "3 ranks|over TP 3"),
-        (SourceLayout(ep=2), "no experts"),
+        (Layout(1, 2), EVEN_STAGES, r"3 layers over 2 pipeline stages.*3 / 2 = 1\.50"),
+        (Layout(1, 3), Stages(virtual=2), r"stage 0 has 1 layers for 2 virtual stages"),
+        (Layout(1, 2), Stages(first_layers=4), "3 layers over 2 pipeline stages, 4 of them"),
+        (Layout(3), EVEN_STAGES, "3 ranks|over TP 3"),
+        (Layout(expert_parallel=2), EVEN_STAGES, "no experts"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_shows_the_arithmetic(source: SourceLayout, words: str) -> None:
+def test_what_does_not_fit_shows_the_arithmetic(layout: Layout, stages: Stages, words: str) -> None:
     with pytest.raises(WeightsError, match=words):
-        plan_weights(QWEN2, source, TargetLayout())
+        plan_weights(QWEN2, layout, Layout(), stages=stages)
 
 
 def test_engine_layouts_that_do_not_fit() -> None:
     with pytest.raises(WeightsError, match=r"query heads of 8 does not divide over 3 ranks"):
-        plan_weights(LLAMA, SourceLayout(), TargetLayout(3))
+        plan_weights(LLAMA, Layout(), Layout(3))
     with pytest.raises(WeightsError, match="4 experts do not divide over 3"):
-        plan_weights(QWEN3_MOE, SourceLayout(ep=3), TargetLayout())
+        plan_weights(QWEN3_MOE, Layout(expert_parallel=3), Layout())
 
 
 def test_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +149,7 @@ def test_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     options = [f"model.path={tmp_path}", *LAYOUT, "--virtual-stages", "2"]
     assert main(["plan", "weights", *options]) == 0
     table = capsys.readouterr().out
-    assert "trainer TP 2 x PP 2 -> engine TP 2" in table
+    assert "actor TP 2 x PP 2 -> engine TP 2" in table
     assert "vocabulary 53, padded to 54" in table
     assert "stage 1: layers 1-1, 3-3" in table
     assert "pp 1 tp 1" in table
@@ -165,7 +167,7 @@ LAYOUT = ("actor.tensor_parallel=2", "actor.pipeline_parallel=2", "rollout.tenso
     [
         ("model.path=Qwen3-8B actor.tensor_parallel=0", "has to be at least 1"),
         ("model.path=Qwen3-8B weights.bucket_size_mib=0", "weights.bucket_size_mib=0: has to be"),
-        ("model.path=Qwen3-8B --expert-tp 2", "Qwen3-8B has no experts"),
+        ("model.path=Qwen3-8B --engine-expert-parallel", "Qwen3-8B has no experts"),
         ("Qwen3-8B", "give model.path=Qwen3-8B"),
         ("model.path=Qwen3-8B --tp 2", "give actor.tensor_parallel=N"),
         ("--json", "give model.path"),
@@ -180,11 +182,10 @@ def test_options_that_cannot_be_are_named(
 
 
 def test_a_model_is_known_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    layout = ["actor.tensor_parallel=2", "actor.expert_parallel=8", "--expert-tp", "1"]
-    layout.append("rollout.tensor_parallel=4")
+    layout = ["actor.tensor_parallel=2", "actor.expert_parallel=8", "rollout.tensor_parallel=4"]
     assert main(["plan", "weights", "model.path=qwen3_30b_a3b", *layout]) == 0
     table = capsys.readouterr().out
-    assert "trainer TP 2 x PP 1 x EP 8 -> engine TP 4" in table
+    assert "actor TP 2 x PP 1 x EP 8 -> engine TP 4" in table
     assert "pp 0 tp 0 ep 7" in table
 
 
@@ -209,11 +210,11 @@ QWEN3_30B_A3B = replace(
 
 
 def test_real_sizes_are_planned() -> None:
-    plan = plan_weights(R1_DISTILL_7B, SourceLayout(tp=4), TargetLayout(2))
+    plan = plan_weights(R1_DISTILL_7B, Layout(4), Layout(2))
     assert plan.num_bytes == 15_231_233_024
     # The embedding alone is more than a bucket.
     assert plan.largest_bucket_bytes == 152064 * (3584 * 2 + 64)
     assert "engine TP 2" in as_table(plan)
-    plan = plan_weights(QWEN3_30B_A3B, SourceLayout(tp=4, ep=8, expert_tp=1), TargetLayout(4))
+    plan = plan_weights(QWEN3_30B_A3B, Layout(4, expert_parallel=8), Layout(4))
     assert plan.num_bytes == 61_064_245_248
     assert len(as_json(plan)["buckets"]) == len(plan.buckets)

@@ -20,11 +20,13 @@ def main() -> None:
     logging.disable(logging.WARNING)
     from rlmath.commands.plan.dry_run.jobs import Job
     from rlmath.commands.plan.dry_run.rank import count, prepare_process
+    from rlmath.model.parallel import Layout
 
     prepare_process()
     for line in sys.stdin:
         given = json.loads(line)
         given["lengths"] = tuple(tuple(pair) for pair in given["lengths"])
+        given["layout"] = Layout(**given["layout"])
         given["phases"] = tuple(given["phases"])
         try:
             answer = dataclasses.asdict(count(Job(**given)))

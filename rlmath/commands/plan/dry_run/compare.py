@@ -55,10 +55,7 @@ class Row:
 
 def planned(job: Job) -> tuple[ActorShape, Step]:
     """The job in the plan's terms."""
-    recomputed = job.recompute_layers
-    actor = ActorShape(
-        job.tp, job.pp, job.dp, recomputed, job.microbatch_tokens, job.cp, job.ep, layers="local"
-    )
+    actor = ActorShape(job.layout, job.recompute_layers, job.microbatch_tokens, layers="local")
     step = Step(
         microbatches=job.microbatches,
         longest_tokens=max(sum(pair) for pair in job.lengths),

@@ -16,8 +16,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from rlmath.actor.parallel import Layout
 from rlmath.model.families import When
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.gather import Run
 from rlmath.weights.pieces import local_tensor, walk

@@ -11,6 +11,7 @@ from rlmath.commands.plan.models import KNOWN
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Device
+from rlmath.model.parallel import Layout
 
 # Phases in the order in which they are counted.
 PHASES = ("state", "log-probs", "update", "optimizer step", "weight sync", "checkpoint")
@@ -23,7 +24,7 @@ class Job:
     Attributes:
         name: For messages.
         config: Contents of the model's config.json.
-        tp, pp, cp, dp, ep: The layout.
+        layout: Of the ranks.
         rank: Global rank, for itself and its copies.
         recompute_layers: Of each stage.
         lengths: Of the sequences of one micro-batch: (prompt, response) tokens. All micro-batches
@@ -40,11 +41,7 @@ class Job:
 
     name: str
     config: dict[str, Any]
-    tp: int
-    pp: int
-    cp: int
-    dp: int
-    ep: int
+    layout: Layout
     rank: int
     recompute_layers: int
     lengths: tuple[tuple[int, int], ...]
@@ -59,7 +56,7 @@ class Job:
 
     @property
     def stage(self) -> int:
-        return self.rank // (self.tp * self.cp * self.dp)
+        return self.rank // (self.layout.world_size // self.layout.pipeline_parallel)
 
     @property
     def microbatch_tokens(self) -> int:
@@ -119,9 +116,11 @@ def microbatch(max_tokens: int, prompt: int, longest_response: int) -> tuple[tup
     return tuple(found)
 
 
-def stage_ranks(tp: int, pp: int, cp: int, dp: int) -> list[int]:
+def stage_ranks(layout: Layout) -> list[int]:
     """A rank of each stage that differs from the others: the first, one in between, the last."""
-    return [stage * tp * cp * dp for stage in sorted({0, min(1, pp - 1), pp - 1})]
+    stages = layout.pipeline_parallel
+    per_stage = layout.world_size // stages
+    return [stage * per_stage for stage in sorted({0, min(1, stages - 1), stages - 1})]
 
 
 def jobs_of(
@@ -138,7 +137,7 @@ def jobs_of(
     config = load([*overrides, "runner.run_dir=runs/plan", "data.train_paths=[x]"])
     layout = resolve_layout(config, Device.cuda)
     known = dict(KNOWN[config.model.path.rsplit("/", 1)[-1]])
-    actor, pp = config.actor, layout.pipeline_parallel
+    actor, pp = config.actor, layout.actor.pipeline_parallel
     stage_layers = known["num_hidden_layers"] // pp
     recomputed = 0
     if actor.recompute.value == "full":
@@ -150,11 +149,7 @@ def jobs_of(
     job = Job(
         name=name,
         config=known,
-        tp=layout.tensor_parallel,
-        pp=pp,
-        cp=layout.context_parallel,
-        dp=layout.data_parallel,
-        ep=actor.expert_parallel,
+        layout=layout.actor,
         rank=0,
         recompute_layers=recomputed,
         lengths=microbatch(actor.max_tokens_per_microbatch, prompt, response),
@@ -167,5 +162,4 @@ def jobs_of(
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
     )
     job = dataclasses.replace(job, **changes)
-    ranks = stage_ranks(job.tp, job.pp, job.cp, job.dp)
-    return [dataclasses.replace(job, rank=rank) for rank in ranks]
+    return [dataclasses.replace(job, rank=rank) for rank in stage_ranks(job.layout)]

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.optimizer import OptimizerSettings
-from rlmath.actor.parallel import Layout
 from rlmath.actor.settings import (
     ActorSettings,
     ReferenceSettings,
@@ -61,16 +60,15 @@ def count(job: Job) -> RankCount:
     from rlmath.actor.parallel import destroy, initialize
 
     began = time.monotonic()
-    layout = Layout(job.tp, job.pp, job.dp, context_parallel=job.cp, expert_parallel=job.ep)
-    groups.answer_with(groups.Peers(model_spec(job.config), layout, torch.bfloat16))
+    groups.answer_with(groups.Peers(model_spec(job.config), job.layout, torch.bfloat16))
 
     @contextlib.contextmanager
     def built(rank: int) -> Iterator[_Rank]:
         meter = Meter()
         with meta_gpu.CudaIsMeta(meter), meter:
-            initialize(layout, PLATFORM, rank, "127.0.0.1", 0, seed=1)
+            initialize(job.layout, PLATFORM, rank, "127.0.0.1", 0, seed=1)
             try:
-                yield _Rank(job, layout, meter)
+                yield _Rank(job, meter)
             finally:
                 destroy()
 
@@ -107,8 +105,8 @@ def rank_of_largest_piece(buffers: Sequence[Any], rank: int) -> int:
 
 
 class _Rank:
-    def __init__(self, job: Job, layout: Layout, meter: Meter) -> None:
-        self.job, self.layout, self.meter = job, layout, meter
+    def __init__(self, job: Job, meter: Meter) -> None:
+        self.job, self.layout, self.meter = job, job.layout, meter
         self.phases: dict[str, PhaseCount] = {}
         spec = model_spec(job.config)
         if spec.experts:
@@ -125,7 +123,7 @@ class _Rank:
         global _sent_shape
         job, actor = self.job, self.actor
         tokens = actor.micro_batches(self._batch())[0].tokens.size(1)
-        _sent_shape = (tokens // job.tp, 1, actor.spec.hidden)
+        _sent_shape = (tokens // job.layout.tensor_parallel, 1, actor.spec.hidden)
         # What Adam would allocate at its first step.
         for model in filter(None, (actor, self.value_model)):
             initialize_states(model.optimizer)
@@ -241,7 +239,7 @@ class _Rank:
             model_path="",
             model=ModelSettings(
                 torch.bfloat16,
-                sequence_parallel=job.tp > 1,
+                sequence_parallel=job.layout.tensor_parallel > 1,
                 recompute="full" if job.recompute_layers else "none",
                 recompute_num_layers=job.recompute_layers or None,
                 precision=Precision(lm_head_dtype=lm_head, router_dtype="float32"),

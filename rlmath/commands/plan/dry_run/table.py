@@ -18,12 +18,15 @@ def as_markdown(counts: Iterable[RankCount]) -> str:
     head = ["preset", "layout", "stage", "layers", *COLUMNS]
     lines = [head, ["---"] * len(head)]
     for count in counts:
-        job = count.job
-        layout = f"{job.tp} x {job.pp} x {job.cp} x {job.dp}, {job.ep}"
+        job, layout = count.job, count.job.layout
+        sizes = (
+            f"{layout.tensor_parallel} x {layout.pipeline_parallel} x {layout.context_parallel} x "
+            f"{layout.data_parallel}, {layout.expert_parallel}"
+        )
         found = {row.phase: row for row in rows(count)}
         cells = [_cell(found.get(name)) for name in COLUMNS]
         layers = str(job.config["num_hidden_layers"])
-        lines.append([job.name, layout, str(job.stage), layers, *cells])
+        lines.append([job.name, sizes, str(job.stage), layers, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

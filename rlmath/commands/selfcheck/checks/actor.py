@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.parallel import Layout, destroy, initialize
+from rlmath.actor.parallel import destroy, initialize
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings
 from rlmath.commands.selfcheck.material import random_batch
@@ -21,6 +21,7 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from rlmath.device import Platform
+from rlmath.model.parallel import Layout
 from rlmath.model.precision import log_prob_limit
 from rlmath.model.spec import read_model_spec
 from rlmath.types import TrainingBatch

@@ -29,6 +29,7 @@ from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from rlmath.device import Platform
 from rlmath.errors import UserError
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.validation.processes import ONE_RANK, on_ranks
 
@@ -94,7 +95,7 @@ def least_recompute(
         UserError: None fits.
     """
     for layers in range(shape.layers + 1):
-        actor = ActorShape(1, 1, 1, layers, tokens, layers=layers_of)
+        actor = ActorShape(Layout(), layers, tokens, layers=layers_of)
         if planned_gib(shape, actor) + ACTOR_PROCESS_GIB <= usable_bytes(node.gpu_gib) / GIB:
             return actor
     raise UserError(

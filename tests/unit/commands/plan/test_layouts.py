@@ -22,6 +22,7 @@ from rlmath.commands.plan.time import (
     slowest_stage_share,
 )
 from rlmath.config.load import options
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import model_spec
 
 # Samples of a problem, and tensor-parallel ranks of actor and engine in the published recipes.
@@ -53,7 +54,7 @@ def test_the_published_layouts_fit(name: str, gpus: int) -> None:
     _, tp, engine_tp = RECIPES[name]
     asked = wish(name, gpus, tp=tp, pp=1, cp=1, engine_tp=engine_tp, recompute_layers=20)
     (plan,) = find_plans(asked)
-    assert (plan.actor.tp, plan.actor.dp, plan.engine_tp) == (tp, gpus // tp, engine_tp)
+    assert (plan.actor.layout, plan.engine_tp) == (Layout(tp, 1, gpus // tp), engine_tp)
     assert plan.engine_share >= 0.6
     assert plan.cache_tokens >= 27648 + 1024
     for phase in plan.phases:
@@ -65,7 +66,7 @@ def test_the_published_layouts_fit(name: str, gpus: int) -> None:
 def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
     asked = wish(name, gpus)
     plans = find_plans(asked)
-    assert {plan.actor.tp for plan in plans} >= {RECIPES[name][1]}
+    assert {plan.actor.layout.tensor_parallel for plan in plans} >= {RECIPES[name][1]}
     fastest = min(plan.step_s for plan in plans)
     assert plans[0].step_s <= 1.03 * fastest
     slower = [plan.step_s for plan in plans if plan.step_s > 1.03 * fastest]
@@ -74,7 +75,7 @@ def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
         config, layout = checked(
             asked, overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
         )
-        assert layout.data_parallel == plan.actor.dp
+        assert layout.actor.data_parallel == plan.actor.layout.data_parallel
         assert layout.engines == plan.engines
         assert config.actor.recompute_num_layers == (plan.actor.recompute_layers or None)
 
@@ -106,21 +107,21 @@ def test_context_ranks_make_long_sequences_fit() -> None:
     (plan,) = find_plans(asked)
     settings = overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
     config, layout = checked(asked, settings)
-    assert config.actor.context_parallel == layout.context_parallel == 4
-    assert layout.data_parallel == 2
+    assert config.actor.context_parallel == layout.actor.context_parallel == 4
+    assert layout.actor.data_parallel == 2
 
 
 def test_plans_of_a_mixture_pass_the_checks() -> None:
     """On 16 GPUs of 80 GB, as the preset has it: two tensor ranks, eight expert ranks."""
     asked = wish("Qwen3-30B-A3B", 16, work=Work(512, 16, 4, 1024, 8192, 4096), max_tokens=9216)
     plans = find_plans(asked)
-    assert {(plan.actor.tp, plan.actor.ep) for plan in plans} >= {(2, 8)}
+    assert Layout(2, 1, 8, expert_parallel=8) in {plan.actor.layout for plan in plans}
     for ep in (1, 4, 8):
-        plan = next(plan for plan in plans if plan.actor.ep == ep)
+        plan = next(plan for plan in plans if plan.actor.layout.expert_parallel == ep)
         settings = overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
         config, layout = checked(asked, settings)
         assert config.actor.expert_parallel == ep
-        assert layout.actor_ranks == 16
+        assert layout.actor.world_size == 16
 
 
 LAYOUT_OF_16 = ("cluster.nodes=2", "rollout.max_response_tokens=4096")
@@ -167,7 +168,7 @@ def test_an_update_is_three_forward_passes_and_one_more_when_recomputed() -> Non
     work = Work(64, 8, 2, 1000, 2000, 1000)
     forward = work.tokens * forward_flops(spec, 2000) / (0.5 * 989e12)
     for layers, passes in ((0, 3), (28, 4), (14, 3.5)):
-        actor = ActorShape(1, 1, 1, layers, 32768)
+        actor = ActorShape(Layout(), layers, 32768)
         log_probs, update = actor_time_s(spec, actor, work, gpu, exact, gpus_per_node=8)
         assert log_probs == pytest.approx(forward)
         assert update == pytest.approx(passes * forward)

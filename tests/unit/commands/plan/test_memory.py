@@ -37,10 +37,11 @@ from rlmath.commands.plan.models import (
     expert_parameters_of_rank,
     parameters_of_rank,
 )
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, model_spec
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.plan import SourceLayout, SourceRank, TargetLayout, plan_weights
+from rlmath.weights.plan import SourceRank, plan_weights
 from rlmath.weights.sync_memory import sync_buffer_bytes
 
 # As the models' pages on the hub give them (numbers of parameters of their safetensors).
@@ -82,13 +83,14 @@ def test_parameters_are_those_of_the_weight_tables(name: str) -> None:
 def test_a_rank_holds_what_the_weight_plan_takes_from_it(tp: int, pp: int) -> None:
     """Rank 0 of each stage: it gives its share of every matrix and what is the same on all."""
     one = spec()
-    plan = plan_weights(one, SourceLayout(tp=tp, pp=pp), TargetLayout(1), 512.0, torch.bfloat16)
+    layout = Layout(tp, pp)
+    plan = plan_weights(one, layout, Layout(), 512.0, torch.bfloat16)
     for stage in range(pp):
         rank = SourceRank(pp=stage, tp=0, ep=0)
         given = sum(
             op.num_bytes for bucket in plan.buckets for op in bucket.gathers if op.rank == rank
         )
-        held = parameters_of_rank(one, tp, pp, first=stage == 0, last=stage == pp - 1)
+        held = parameters_of_rank(one, layout, first=stage == 0, last=stage == pp - 1)
         assert given == 2 * held
 
 
@@ -109,33 +111,33 @@ def test_a_mixture_has_the_parameters_of_qwen3_30b_a3b() -> None:
 def test_a_rank_of_a_mixture_holds_its_experts(tp: int, pp: int, ep: int) -> None:
     """Rank 0 of each stage, by the weight plan."""
     one = model_spec(MIXTURE)
-    source = SourceLayout(tp=tp, pp=pp, ep=ep, expert_tp=tp if ep == 1 else 1)
-    plan = plan_weights(one, source, TargetLayout(1), 512.0, torch.bfloat16)
+    layout = Layout(tp, pp, expert_parallel=ep)
+    plan = plan_weights(one, layout, Layout(), 512.0, torch.bfloat16)
     for stage in range(pp):
         rank = SourceRank(pp=stage, tp=0, ep=0)
         given = sum(
             op.num_bytes for bucket in plan.buckets for op in bucket.gathers if op.rank == rank
         )
-        held = parameters_of_rank(one, tp, pp, first=stage == 0, last=stage == pp - 1)
-        assert given == 2 * (held + expert_parameters_of_rank(one, tp, pp, ep))
+        held = parameters_of_rank(one, layout, first=stage == 0, last=stage == pp - 1)
+        assert given == 2 * (held + expert_parameters_of_rank(one, layout))
 
 
 def test_context_ranks_share_tokens_and_the_optimizer() -> None:
     """Each has half of the tokens and all weights; Adam's state is shared among all copies."""
-    alone = ActorShape(tp=2, pp=1, dp=4, recompute_layers=3, max_tokens=8192)
-    shared = ActorShape(tp=2, pp=1, dp=2, recompute_layers=3, max_tokens=8192, cp=2)
+    alone = ActorShape(Layout(2, 1, 4), recompute_layers=3, max_tokens=8192)
+    shared = ActorShape(Layout(2, 1, 2, context_parallel=2), recompute_layers=3, max_tokens=8192)
     one = spec()
     assert kept_bytes(one, shared, 1) == kept_bytes(one, alone, 1) / 2
     assert worst_state_bytes(one, shared) == worst_state_bytes(one, alone)
-    assert (alone.ranks, shared.ranks) == (8, 8)
+    assert (alone.layout.world_size, shared.layout.world_size) == (8, 8)
 
 
 def test_experts_have_copies_of_their_own() -> None:
     """8 ranks share 128 experts whole: 1 copy of each, so all 18 bytes a parameter stay here."""
     one = model_spec(MIXTURE)
-    actor = ActorShape(tp=2, pp=1, dp=4, recompute_layers=0, max_tokens=8192, ep=8)
+    actor = ActorShape(Layout(2, 1, 4, expert_parallel=8), recompute_layers=0, max_tokens=8192)
     experts = 48 * 16 * 3 * 2048 * 768
-    dense = parameters_of_rank(one, 2, 1, first=True, last=True)
+    dense = parameters_of_rank(one, actor.layout, first=True, last=True)
     assert worst_state_bytes(one, actor) == dense * (6 + 12 / 4) + experts * 18
 
 
@@ -153,7 +155,7 @@ def test_activations_of_a_layer_after_korthikanti() -> None:
     sizes = dict(KNOWN["Llama-3.1-8B"], num_key_value_heads=32, intermediate_size=4 * 4096)
     one = model_spec(sizes)
     softmax = 4 * one.heads
-    alone, shared = (ActorShape(tp, 1, 1, 0, 1000) for tp in (1, 8))
+    alone, shared = (ActorShape(Layout(tp), 0, 1000) for tp in (1, 8))
     assert layer_bytes(one, alone) == (34 - 2 + 2 * 4 + 2 * 2) * one.hidden + softmax
     assert layer_bytes(one, shared) == layer_bytes(one, alone) / 8
 
@@ -161,7 +163,7 @@ def test_activations_of_a_layer_after_korthikanti() -> None:
 def test_local_layers_keep_more() -> None:
     """Each layer's cosines and sines, on every tensor rank."""
     one = spec()
-    fused = ActorShape(tp=4, pp=1, dp=1, recompute_layers=0, max_tokens=1000)
+    fused = ActorShape(Layout(4), recompute_layers=0, max_tokens=1000)
     local = dataclasses.replace(fused, layers="local")
     assert layer_bytes(one, local) - layer_bytes(one, fused) == 10 * one.head_dim
     assert forward_bytes(one, local) == 1000 * (12 * one.hidden + 8 * one.ffn) / 4
@@ -169,7 +171,7 @@ def test_local_layers_keep_more() -> None:
 
 def test_experts_keep_each_token_once_for_each_of_its_experts() -> None:
     one = model_spec(MIXTURE)
-    actor = ActorShape(tp=1, pp=1, dp=8, recompute_layers=0, max_tokens=1000, ep=8)
+    actor = ActorShape(Layout(1, 1, 8, expert_parallel=8), recompute_layers=0, max_tokens=1000)
     dense = dataclasses.replace(one, experts=0, ffn=0)
     more = layer_bytes(one, actor) - layer_bytes(dense, actor)
     assert more == 2 * 8 * (2048 + 3 * 768) + 8 * 128
@@ -177,8 +179,8 @@ def test_experts_keep_each_token_once_for_each_of_its_experts() -> None:
 
 def test_recomputed_layers_keep_their_input() -> None:
     one = spec()
-    none = ActorShape(tp=4, pp=1, dp=2, recompute_layers=0, max_tokens=1000)
-    every = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=1000)
+    none = ActorShape(Layout(4, 1, 2), recompute_layers=0, max_tokens=1000)
+    every = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=1000)
     assert kept_bytes(one, every, in_flight=1) == 1000 * 28 * 2 * 3584 / 4
     assert kept_bytes(one, none, in_flight=1) == 1000 * 28 * layer_bytes(one, none)
     assert kept_bytes(one, none, in_flight=3) == 3 * kept_bytes(one, none, in_flight=1)
@@ -187,14 +189,14 @@ def test_recomputed_layers_keep_their_input() -> None:
 def test_logits_by_hand() -> None:
     """152,064 rows over 4 ranks = 38,016; 28,672 tokens; bfloat16 and its gradient, and 6 tables of
     2,048 rows in float32."""
-    actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=28672)
+    actor = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=28672)
     expected = 38016 * (2 * 2 * 28672 + 6 * 4 * 2048)
     assert logits_bytes(spec(), actor, backward=True) == expected
     assert expected / GIB == pytest.approx(5.80, abs=0.01)
 
 
 def test_an_output_layer_in_float32_takes_twice_and_copies_its_weight() -> None:
-    actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=28672)
+    actor = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=28672)
     more = logits_bytes(spec(), actor, backward=True, in_float32=True) - logits_bytes(
         spec(), actor, backward=True
     )
@@ -208,7 +210,7 @@ def test_the_chunk_is_that_of_the_actor() -> None:
 def test_the_backward_pass_is_worst_where_it_begins_or_where_it_recomputes() -> None:
     """With 7 of 28 layers kept whole it begins with most; with none it recomputes one."""
     one = spec()
-    some = ActorShape(tp=4, pp=1, dp=2, recompute_layers=21, max_tokens=8192)
+    some = ActorShape(Layout(4, 1, 2), recompute_layers=21, max_tokens=8192)
     every = dataclasses.replace(some, recompute_layers=28)
     assert backward_bytes(one, some, 1)["activations"] == kept_bytes(one, some, 1)
     assert backward_bytes(one, every, 1)["activations"] == 8192 * 28 * 2 * 3584 / 4
@@ -224,7 +226,7 @@ def test_keys_and_values_of_a_token() -> None:
 
 def test_the_first_stage_has_most_in_flight() -> None:
     """As many as there are stages, but no more than there are micro-batches."""
-    actor = ActorShape(tp=1, pp=4, dp=1, recompute_layers=0, max_tokens=8192)
+    actor = ActorShape(Layout(1, 4), recompute_layers=0, max_tokens=8192)
 
     def kept(stage: int, microbatches: int) -> float:
         step = Step(microbatches, longest_tokens=8192)
@@ -237,7 +239,7 @@ def test_the_first_stage_has_most_in_flight() -> None:
 
 
 def test_only_the_last_stage_has_logits() -> None:
-    actor = ActorShape(tp=1, pp=2, dp=1, recompute_layers=0, max_tokens=8192)
+    actor = ActorShape(Layout(1, 2), recompute_layers=0, max_tokens=8192)
     first, last = (stage_phases(spec(), actor, Step(8, 8192), stage) for stage in (0, 1))
     assert "logits" in {phase.name for phase in last} - {phase.name for phase in first}
     fullest = {phase.name: phase for phase in actor_phases(spec(), actor, Step(8, 8192))}
@@ -246,19 +248,19 @@ def test_only_the_last_stage_has_logits() -> None:
 
 def test_a_reference_model_is_on_the_host() -> None:
     """It changes places with the model's weights, so the GPU holds one of them at a time."""
-    one, actor = spec(), ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
+    one, actor = spec(), ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=8192)
     without, held = Step(8, 8192), Step(8, 8192, reference=True)
     phases = {phase.name: phase for phase in stage_phases(one, actor, held, 0)}
-    weights = 2 * parameters_of_rank(one, 4, 1, first=True, last=True)
+    weights = 2 * parameters_of_rank(one, actor.layout, first=True, last=True)
     assert phases["reference"].num_bytes == phases["log-probs"].num_bytes
     assert host_bytes(one, actor, held, 8) - host_bytes(one, actor, without, 8) == 8 * weights
 
 
 def test_a_value_model_is_the_model_without_its_output_layer() -> None:
-    one, actor = spec(), ActorShape(tp=4, pp=2, dp=2, recompute_layers=14, max_tokens=8192)
+    one, actor = spec(), ActorShape(Layout(4, 2, 2), recompute_layers=14, max_tokens=8192)
     table = 152064 // 4 * 3584
     ends = {"first": False, "last": True}
-    policy = parameters_of_rank(one, 4, 2, **ends)
+    policy = parameters_of_rank(one, actor.layout, **ends)
     assert value_state_bytes(one, actor, **ends) == (policy - table) * 12
     named = {p.name: p for p in stage_phases(one, actor, Step(8, 8192, value_model=True), 1)}
     assert named["logits"].terms["value model"] == (policy - table) * 12
@@ -267,14 +269,14 @@ def test_a_value_model_is_the_model_without_its_output_layer() -> None:
 
 def test_a_tied_value_model_keeps_the_table_that_it_reads() -> None:
     one = spec("Qwen2.5-1.5B")
-    alone = ActorShape(tp=2, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
+    alone = ActorShape(Layout(2, 1, 2), recompute_layers=28, max_tokens=8192)
     assert value_state_bytes(one, alone, first=True, last=True) == worst_state_bytes(one, alone)
 
 
 def test_the_rotary_table_stays() -> None:
     """28,672 positions, 128 wide in float32; and the buffer that local layers gather a sequence
     into."""
-    fused = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=32768)
+    fused = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=32768)
     step = Step(8, longest_tokens=28672)
     assert buffer_bytes(spec(), fused, step) == 28672 * 128 * 4
     local = dataclasses.replace(fused, layers="local")
@@ -292,10 +294,10 @@ def test_buffers_of_a_weight_sync_follow_the_buckets_and_stay_in_their_bound(nam
     last = [0, *(b.tensors[-1].meta.num_bytes for b in cut_into_buckets(metas, 512))]
     following = [*sizes[1:], 0]
     expected = max(a + 2 * b + c for a, b, c in zip(sizes, following, last[:-1], strict=True))
-    actor = ActorShape(tp=4, pp=1, dp=2, recompute_layers=28, max_tokens=8192)
+    actor = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=8192)
     planned = trainer_sync_bytes(one, actor, bucket)
     assert planned == pytest.approx(expected + max(largest, bucket), rel=0.06)
     bound = sync_buffer_bytes("ipc", bucket, largest).trainer_bytes
     assert planned <= bound
-    alone = ActorShape(tp=1, pp=1, dp=8, recompute_layers=28, max_tokens=8192)
+    alone = ActorShape(Layout(1, 1, 8), recompute_layers=28, max_tokens=8192)
     assert trainer_sync_bytes(one, alone, bucket) < planned
