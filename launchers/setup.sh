@@ -67,5 +67,5 @@ fi
 # environment (torchvision, torchaudio, torchcodec) stays out.
 install -r "$lock"
 [ "$with_te" = no ] || bash launchers/transformer_engine.sh .venv
-install --no-build-isolation -e .
+install --no-build-isolation -e ".[$kind]"
 echo "$wanted" >.venv/rlmath-setup

@@ -15,10 +15,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from packaging.requirements import Requirement
 
 from rlmath.checks import files as check_files
 from rlmath.checks import run as checks
@@ -109,8 +111,6 @@ def python_version() -> Iterator[Finding]:
 
 def packages() -> Iterator[Finding]:
     """Installed versions against those that rlmath asks for."""
-    from packaging.requirements import Requirement
-
     extra = "cuda" if Machine.here().gpus else "cpu"
     try:
         wanted = importlib.metadata.requires("rlmath") or []
@@ -118,9 +118,7 @@ def packages() -> Iterator[Finding]:
         yield Finding("bad", "rlmath", "is not installed; pip install -e '.[cpu]' or '.[cuda]'")
         return
     good = []
-    for requirement in map(Requirement, wanted):
-        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
-            continue
+    for requirement in asked_by(extra, map(Requirement, wanted)):
         name = requirement.name
         try:
             version = importlib.metadata.version(name)
@@ -133,6 +131,20 @@ def packages() -> Iterator[Finding]:
             good.append(f"{name} {version}")
     if good:
         yield Finding("ok", "packages", ", ".join(good))
+
+
+def asked_by(extra: str, requirements: Iterable[Requirement]) -> list[Requirement]:
+    """What rlmath with an extra needs, including the extras that this one names."""
+    every, extras = list(requirements), {extra}
+
+    def applies(one: Requirement) -> bool:
+        return one.marker is None or any(one.marker.evaluate({"extra": name}) for name in extras)
+
+    while (
+        named := {e for o in every if o.name == "rlmath" and applies(o) for e in o.extras} - extras
+    ):
+        extras |= named
+    return [one for one in every if one.name != "rlmath" and applies(one)]
 
 
 def accelerators() -> Iterator[Finding]:

@@ -1,42 +1,89 @@
-"""What pyproject.toml asks of every machine is what the package imports."""
+"""What pyproject.toml asks for is what the package imports, and a bare install is the verifier."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import sys
 import tomllib
+from collections.abc import Iterable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from rlmath.cli import _PACKAGES
+from rlmath.commands.doctor import asked_by
+
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 
 
-def imported_modules() -> set[str]:
-    """First names of all modules that files of ``rlmath/`` import, in functions too.
+def names(requirements: Iterable[str]) -> set[str]:
+    """Canonical names of the packages, without rlmath itself."""
+    return {canonicalize_name(Requirement(one).name) for one in requirements} - {"rlmath"}
+
+
+def imports(files: Iterable[Path]) -> Iterator[str]:
+    """Full names of all modules that the files import, in functions too."""
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module
+
+
+@functools.cache
+def imported_modules() -> frozenset[str]:
+    """First names of all modules that files of ``rlmath/`` import.
 
     And the last ones: ``torch.utils.tensorboard`` is of no use without ``tensorboard``.
     """
-    found = set()
-    for file in (ROOT / "rlmath").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.split(".")[end] for alias in node.names for end in (0, -1)}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found |= {node.module.split(".")[0], node.module.split(".")[-1]}
-    return found
+    found = imports((ROOT / "rlmath").rglob("*.py"))
+    return frozenset(name.split(".")[end] for name in found for end in (0, -1))
 
 
 def test_every_runtime_dependency_is_imported_by_the_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    modules = imported_modules()
     used = {
         canonicalize_name(distribution)
         for module, distributions in packages_distributions().items()
-        if module in modules
+        if module in imported_modules()
         for distribution in distributions
     }
-    asked = {canonicalize_name(Requirement(one).name) for one in project["dependencies"]}
+    asked = names(PROJECT["dependencies"]) | names(EXTRAS["common"])
     assert len(asked) > 10
     assert asked <= used, f"only for development, or not used: {sorted(asked - used)}"
+
+
+def test_the_command_knows_what_the_extras_bring() -> None:
+    """A missing package is one message with the extra, not a traceback."""
+    asked = names(EXTRAS["common"]) | names(EXTRAS["cpu"])
+    brought = {
+        module
+        for module, distributions in packages_distributions().items()
+        if asked & {canonicalize_name(one) for one in distributions}
+    }
+    # Only CUDA machines have the last.
+    assert (brought & imported_modules()) | {"transformer_engine"} == set(_PACKAGES)
+
+
+def test_an_extra_that_an_extra_names_is_asked_for() -> None:
+    lines = ['rlmath[common]; extra == "cpu"', 'ray>=2; extra == "common"', "sympy"]
+    lines += ['vllm; extra == "cuda"']
+    found = asked_by("cpu", map(Requirement, lines))
+    assert [one.name for one in found] == ["ray", "sympy"]
+
+
+def test_verifier_and_rewards_import_little() -> None:
+    """Statically, in functions too; test_wheel.py imports them with nothing else installed."""
+    files = [ROOT / "rlmath" / name for name in ("__init__.py", "cli.py", "errors.py", "types.py")]
+    for folder in ("grading", "rewards", "utils"):
+        files += (ROOT / "rlmath" / folder).rglob("*.py")
+    found = {name.split(".")[0] for name in imports(files)} - sys.stdlib_module_names
+    # Siblings of the sandbox's launcher, which is a program; providers in a cloud and the optional
+    # reference; and what is imported only when a caller has it already.
+    found -= {"rlmath", "landlock", "syscalls", "e2b_code_interpreter", "morphcloud", "math_verify"}
+    assert found - {"torch", "transformer_engine"} == names(PROJECT["dependencies"])

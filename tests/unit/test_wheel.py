@@ -1,7 +1,10 @@
-"""The wheel holds conf/, and the settings compose from it without the repository."""
+"""The wheel holds conf/; with SymPy alone it is the verifier, and with the extras it trains."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -9,11 +12,17 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_settings_compose_from_a_built_wheel(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the contents of the wheel, and nothing of the repository near it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
     source.mkdir()
     for name in ("pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(ROOT / name, source)
@@ -24,18 +33,104 @@ def test_settings_compose_from_a_built_wheel(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", build], cwd=source, check=True, capture_output=True, text=True
     )
-    (wheel,) = (source / "dist").glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "installed")
-    for file in (ROOT / "conf").rglob("*.yaml"):
-        assert (tmp_path / "installed" / "rlmath" / file.relative_to(ROOT)).is_file()
+    (file,) = (source / "dist").glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder / "installed")
     shutil.rmtree(source)
+    return folder / "installed"
+
+
+def test_settings_compose_from_a_built_wheel(wheel: Path, tmp_path: Path) -> None:
+    for file in (ROOT / "conf").rglob("*.yaml"):
+        assert (wheel / "rlmath" / file.relative_to(ROOT)).is_file()
     result = subprocess.run(
         [sys.executable, "-m", "rlmath", "train", "experiment=quickstart", "--cfg"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        env={**os.environ, "PYTHONPATH": str(wheel)},
         capture_output=True,
         text=True,
     )
     assert result.returncode == 0, result.stderr
     assert "run_dir: runs/quickstart" in result.stdout
+
+
+def required(distributions: list[importlib.metadata.Distribution]) -> set[str]:
+    """What pip installs for a distribution without extras, and for what that brings in turn."""
+    found: set[str] = set()
+    for distribution in distributions:
+        for one in map(Requirement, distribution.requires or []):
+            if one.name not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
+                found.add(one.name)
+                distributions.append(importlib.metadata.distribution(one.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path) -> Path:
+    """A folder for ``PYTHONPATH`` with what ``pip install rlmath`` installs, and nothing else."""
+    (rlmath,) = importlib.metadata.distributions(name="rlmath", path=[str(wheel)])
+    packages = required([rlmath])
+    assert packages == {"sympy", "mpmath"}
+    folder = wheel.parent / "bare"
+    folder.mkdir()
+    (folder / "rlmath").symlink_to(wheel / "rlmath")
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.origin is not None
+        (folder / name).symlink_to(Path(spec.origin).parent)
+    return folder
+
+
+def without_packages(bare: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python that can import the standard library and what is in ``bare``."""
+    return subprocess.run(
+        [sys.executable, "-S", *arguments],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(bare)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+PROGRAM = r"""
+import importlib.util
+for name in ("torch", "megatron", "ray", "hydra", "omegaconf", "vllm", "transformers", "numpy"):
+    assert importlib.util.find_spec(name) is None, name
+from rlmath.grading import check_gold, grade
+from rlmath.rewards import RewardMix, available_rewards, get_reward
+from rlmath.types import Problem, Sample
+
+assert grade(r"so \boxed{\frac12}", "0.5").correct
+assert grade(r"\boxed{\sin^2 x+\cos^2 x}", "1").method == "sympy"  # A worker of the fork server.
+assert not check_gold(27.0).usable
+assert get_reward("math")([r"\boxed{7}", "8"], solution=["7", "7"]) == [5.0, -5.0]
+program = ["```python\nprint(input())\n```"]
+tests = [{"language": "python", "test_cases": [{"input": "x", "output": "x"}]}]
+assert get_reward("code")(program, verification_info=tests) == [1.0]
+problem = Problem("1", "2+5?", (1,), ("7",))
+samples = [Sample("1", 0, (1, 2), (-0.1, -0.1), r"\boxed{7}", "stop", 0, 0, 0)]
+names = ("math", "length", "repetition_penalty")
+with RewardMix.from_config([{"name": name} for name in names]) as mix:
+    (scored,) = mix.score_group(problem, samples)
+assert scored.rewards["math"] == 5.0
+skipped = {"remote", "soft_overlong_punishment"}  # These have no default for an address, a length.
+for name in set(available_rewards()) - skipped:
+    get_reward(name)
+print("done")
+"""
+
+
+def test_verifier_and_rewards_need_no_package_of_training(bare: Path, tmp_path: Path) -> None:
+    done = without_packages(bare, tmp_path, "-c", PROGRAM)
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_grade_runs_and_train_names_the_extra(bare: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"response": r"\boxed{7}", "gold": "7"}))
+    done = without_packages(bare, tmp_path, "-m", "rlmath", "grade", "rows.jsonl")
+    assert json.loads(done.stdout.splitlines()[0])["correct"], done.stderr
+    for command in (["train", "experiment=quickstart"], ["doctor"], ["train", "--help"]):
+        done = without_packages(bare, tmp_path, "-m", "rlmath", *command)
+        assert done.returncode == 2
+        assert "rlmath[cpu]" in done.stderr and "Traceback" not in done.stderr
