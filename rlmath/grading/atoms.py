@@ -357,8 +357,10 @@ class Atoms(Cases):
         if token.kind == "num" and len(token.value) > 1 and token.value.isdigit():
             self.tokens[self.position] = Token("num", token.value[1:], False)
             return number(token.value[0])
-        if token.kind == "word" and len(token.value) > 1:
-            self.tokens[self.position] = Token("word", token.value[1:], False)
+        if token.kind == "word" and len(token.value) > 2:
+            raise ParseError("the first letter of a word is no argument")
+        if token.kind == "word" and len(token.value) == 2:
+            self.tokens[self.position] = Token("word", token.value[1], False)
             return symbol(token.value[0])
         self.enter()
         self.inner += 1

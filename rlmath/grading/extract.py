@@ -54,7 +54,11 @@ _NUMBER = re.compile(
     r"(?: ?/ ?\d+)?(?: ?\\?%)?"
 )
 _DIGIT = re.compile(r"\d")
-_LAST_DIGIT = re.compile(r"[0-9０-９]")
+_DIGITS = "0123456789"
+_WIDE_DIGITS = "０１２３４５６７８９"
+_MAX_WORD = 400
+# Where a word ends: white space, or a Chinese or Japanese character.
+_BOUNDARY = re.compile(r"[\s\u3000-\u9fff\uff0c]")
 _EQUALS = re.compile(r"(?<![<>!:])=|\\approx|≈")
 _NEGATION = re.compile(
     r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect|but|guess|unknown|maybe|perhaps|between|"
@@ -262,11 +266,6 @@ def _math_span(text: str, position: int) -> str | None:
     return None
 
 
-def _is_boundary(character: str) -> bool:
-    """Whether a word ends here: white space, or a Chinese or Japanese character."""
-    return character.isspace() or "\u3000" <= character <= "\u9fff" or character == "\uff0c"
-
-
 def _last_number(text: str) -> str | None:
     """The last number, with the formula or word it belongs to: never the 2 of `2^{10}`.
 
@@ -290,12 +289,12 @@ def _last_number(text: str) -> str | None:
         if sentences.is_denied(text, start if start >= 0 else position, position + 1):
             return ""
         return _EQUALS.split(span)[-1].strip(_TRAILING)
-    start = position
-    while start > 0 and not _is_boundary(text[start - 1]) and position - start < 400:
-        start -= 1
-    end = position + 1
-    while end < len(text) and not _is_boundary(text[end]) and end - position < 400:
-        end += 1
+    low = max(0, position - _MAX_WORD)
+    boundary = _BOUNDARY.search(text[low:position][::-1])
+    start = low if boundary is None else position - boundary.start()
+    end = min(len(text), position + _MAX_WORD)
+    boundary = _BOUNDARY.search(text, position + 1, end)
+    end = end if boundary is None else boundary.start()
     if sentences.is_denied(text, start, end):
         return ""
     word = text[start:end].strip(_TRAILING + "\"'()[]<>`“”’|")
@@ -312,8 +311,8 @@ def _last_number(text: str) -> str | None:
 
 
 def _last_digit(text: str) -> int:
-    digit = _LAST_DIGIT.search(text[::-1])
-    return -1 if digit is None else len(text) - 1 - digit.start()
+    # Ten searches for one sign cost a fifth of one for a class of signs.
+    return max(map(text.rfind, _DIGITS if text.isascii() else _DIGITS + _WIDE_DIGITS))
 
 
 def joined(boxes: list[tuple[str, str]], count: int, ordered: bool = False) -> str | None:

@@ -63,6 +63,8 @@ def read_options(latex: str) -> tuple[str, str, Options]:
         }
         if plain[: marked[0].start()].strip() or len(found) != len(marked):
             return "", "", ()
+        if len({bool(rest) for rest in found.values()}) > 1:
+            return "", "", ()  # with a text for some only, it is not clear whose text that is
         doubts = wording.NEGATIONS | wording.HEDGES | wording.MULTIPLIED
         if any(set(wording.words_of(rest)) & doubts for rest in found.values()):
             return "", "", ()

@@ -90,6 +90,27 @@ def is_narrow(node: Node) -> bool:
     return False
 
 
+def _only_cancels(a: Node, g: Node) -> bool:
+    """Whether one side is a number and the other has several variables, which could only cancel.
+
+    Letters of prose cancel as well: `(no)(0)` would be 0. One variable may: `\\sin^2 x+\\cos^2 x`.
+    """
+    if next(symbols(g), None) is not None or len(set(symbols(a))) < 2:
+        return False
+    return not _has_bound_variable(a)
+
+
+def _has_bound_variable(node: Node) -> bool:
+    """Whether a tree has a sum, a product, an integral or a limit, whose variable is no name."""
+    stack: list[Node] = [node]
+    while stack:
+        item = stack.pop()
+        if item and item[0] == "big":
+            return True
+        stack.extend(part for part in item if isinstance(part, tuple))
+    return False
+
+
 class ScalarComparer(ABC):
     """Compares numbers and expressions.
 
@@ -182,6 +203,8 @@ class ScalarComparer(ABC):
     def expressions(self, a: Node, g: Node) -> Verdict:
         """Refute by floating point, prove in finite fields; None if neither succeeds."""
         names = set(symbols(a)) | set(symbols(g))
+        if _only_cancels(a, g) or _only_cancels(g, a):
+            return False
         if names and (is_stepped(a) or is_stepped(g)) and all(is_whole(name) for name in names):
             return self.at_integers(a, g, sorted(names))
         agreed = 0

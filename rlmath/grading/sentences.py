@@ -7,7 +7,7 @@ import re
 _DIGIT = re.compile(r"\d")
 _STATES = re.compile(
     r"(?:\b(?:is|are|be|was|were|equals?|has|have|had|gets?|pays?|needs?|makes?|gives?|costs?|total|"
-    r"there|left|remain|remains|obtain|find|answer)\b|=)[^.]*\d",
+    r"there|left|remain|remains|obtain|find|answer)\b|=)[^.]*?\d",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(
@@ -27,7 +27,7 @@ _NEGATED_CJK = re.compile(
 )
 _DENIED_CJK = re.compile(r"\s*(?:では?な|でな|じゃな|以上|以下|未満|より|不对|是错|倍|或|か\d)")
 _SENTENCE = re.compile(r"[.!?](?=\s)|[。！？\n]")
-_MARKUP = re.compile(r"\\(?:text|textbf|mathbf|mathrm|textit)\s*|[*`_$\\{}]")
+_MARKUP = re.compile(r"\\(?:textbf|textit|text|mathbf|mathrm)\s*|[*`_$\\{}]")
 _CONCLUSION = re.compile(
     r"[,;:]? (?:and )?(?:so|hence|thus|therefore|thereby)\b|[;:]", re.IGNORECASE
 )
@@ -70,9 +70,11 @@ def without_reasons(text: str, end: int) -> int:
     """
     for _ in range(3):
         start, _after = last_sentence(text, end)
-        for match in _CLAUSE.finditer(text, start, end):
-            head = text[start : match.start()]
-            if head.count("$") % 2 == 0 and _STATES.search(head):
+        states = _STATES.search(text, start, end)
+        if states is None:
+            return end
+        for match in _CLAUSE.finditer(text, states.end(), end):
+            if text.count("$", start, match.start()) % 2 == 0:
                 end = match.start()
                 break
         else:
@@ -96,6 +98,8 @@ def is_denied(text: str, start: int, end: int) -> bool:
 def stated_option(text: str) -> str | None:
     """The letter of `So option **B** holds.`; "" if letters are named and none is stated."""
     tail = text.rstrip()[-_MAX_SENTENCE:]
+    if _ANY_LETTER.search(tail) is None:
+        return None
     ends = [m.end() for m in _SENTENCE.finditer(tail.rstrip(".!。"))]
     sentence = _MARKUP.sub("", tail[ends[-1] :] if ends else tail)
     clause = _CONCLUSION.split(sentence)[-1]

@@ -88,6 +88,8 @@ _CJK_COUNTER = re.compile(
 
 
 _POWER = re.compile(r"\^\{?-?\d*\}?")
+# No noun: signs of two scripts in one word, or a capital after a small letter.
+_GLUED = re.compile(r"[a-z][A-Z]|[A-Za-z][\u3040-\u9fff]|[\u3040-\u9fff][A-Za-z]")
 _JOINING = _names("of per in for on at a an the with by")
 
 
@@ -109,7 +111,14 @@ def changes_value(word: str) -> bool:
 def alters(phrase: str, of: str = "") -> bool:
     """Whether a phrase has a word that changes a number, other than those of the phrase `of`."""
     allowed = {"off", *words_of(of)}
+    if any(map(is_glued, phrase.split())):
+        return True
     return any(changes_value(word) for word in words_of(phrase) if word not in allowed)
+
+
+def is_glued(word: str) -> bool:
+    """Whether words were put together to one that is on no list: `powers不`, `billionBuntil`."""
+    return bool(_GLUED.search(word)) and units.lookup(word) is None
 
 
 def _is_plural(word: str) -> bool:
@@ -141,6 +150,8 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
             return units.lookup(word.partition("^")[0]) is not None and len(found) == 1
         if changes_value(word):
             return False
+    if any(map(is_glued, phrase.split())):
+        return False
     if found[0] == "times" and len(found) > 1 and found[1] not in _JOINING - {"the", "with"}:
         return False  # 12 times the height
     plural = [_is_plural(word) for word in found]
