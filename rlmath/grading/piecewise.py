@@ -9,6 +9,7 @@ from rlmath.grading.scalars import Verdict
 from rlmath.grading.syntax import Node
 
 _ELSE = frozenset(("otherwise", "else", "elsewhere", "in other cases", "in all other cases"))
+_PARITY = {"even": "odd", "odd": "even"}
 
 
 class PiecewiseComparer(FamilyComparer):
@@ -39,6 +40,8 @@ class PiecewiseComparer(FamilyComparer):
             return False
         rows, stated = (a, under) if _is_else(condition) else (g, condition)
         others = [c for _, c in rows[1] if not _is_else(c)]
+        if len(others) == 1 and self.opposite(others[0], stated):
+            return self.nodes(expression, other)
         rest = complement_of(others, self.exact)
         stated_region = complement_of([stated], self.exact)
         whole = complement_of([*others, stated], self.exact)
@@ -51,6 +54,15 @@ class PiecewiseComparer(FamilyComparer):
             self.pieces(x, y) for x, y in zip(again.pieces, stated_region.pieces, strict=True)
         )
         return every((same, self.nodes(expression, other)))
+
+    def opposite(self, a: Node, g: Node) -> bool:
+        """Whether one of two conditions is the other's negation: `n=0` and `n≠0`, even and odd."""
+        if a[0] == g[0] == "rel" and {a[1], g[1]} == {("=",), ("!=",)}:
+            return every(self.nodes(x, y) for x, y in zip(a[2], g[2], strict=True)) is True
+        if a[0] != "text" or g[0] != "text":
+            return False
+        words = [_PARITY.get(word, word) for word in a[1].split()]
+        return words == g[1].split() and words != a[1].split()
 
     def condition(self, a: Node, g: Node) -> bool:
         if _is_else(a) or _is_else(g):
