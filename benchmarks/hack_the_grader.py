@@ -24,6 +24,7 @@ import os
 import random
 import re
 import time
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,8 +200,8 @@ class Search:
                     self.tried += 1
                     if self.grader.grade_one(candidate.response, other).correct:
                         self.report("two_golds", candidate, f"{gold} | {other}", answer, method)
-        signs = set(_SIGNS.findall(gold))
-        if signs and not signs & set(_SIGNS.findall(answer)) and not _confirmed(answer, gold):
+        signs = _signs(gold)
+        if signs and not signs & _signs(answer) and not _confirmed(answer, gold):
             self.report("stranger", candidate, gold, answer, method)
 
     def report(self, kind: str, candidate: Candidate, gold: str, answer: str, method: str) -> None:
@@ -212,6 +213,13 @@ class Search:
         row = {"kind": kind, "gold": gold, "response": candidate.response, "method": method}
         with self.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _signs(text: str) -> set[str]:
+    """Numbers and names of a text; `０5` and `05` are 5, and options are names."""
+    plain = unicodedata.normalize("NFKC", text)
+    options = set(re.findall(r"(?<![A-Za-z])[A-J](?![A-Za-z])", plain))
+    return options | {sign.lstrip("0") or "0" for sign in _SIGNS.findall(plain)}
 
 
 def _confirmed(answer: str, gold: str) -> bool:

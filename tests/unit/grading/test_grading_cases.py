@@ -30,7 +30,6 @@ def test_equality(table: str, grader: MathGrader) -> None:
         if grade.correct != row["equal"] or grade.status not in ("correct", "wrong")
     ]
     assert not wrong, "\n".join(wrong)
-    assert max(grade.seconds for grade in grades) < 3.0
 
 
 def test_equality_is_symmetric_where_no_unit_or_label_is_dropped(grader: MathGrader) -> None:
