@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import ray
+from ray._private import node as ray_node
 from ray._private import ray_constants, services
 from ray._private import worker as ray_worker
 
@@ -65,8 +66,10 @@ def _start_own(config: ClusterConfig, guard: Guard) -> None:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", RECONNECT_TIMEOUT_S)
+    # Workers that Ray starts ahead have no variables of ours, so no rank or engine could use them.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
-    with _out_of_our_process_group():
+    with _out_of_our_process_group(), _without_services():
         ray.init(
             address="local",
             num_cpus=max(4, os.cpu_count() or 1),
@@ -124,6 +127,28 @@ def _out_of_our_process_group() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _without_services() -> Iterator[None]:
+    """Let Ray start no process that a run does not use: autoscaler, dashboard, and what passes
+    workers' output to the driver, which ranks and engines write to files instead. Each imports
+    Ray for seconds while the run waits.
+    """
+    names = ("start_monitor", "start_log_monitor", "start_api_server")
+    started = {name: getattr(ray_node.Node, name) for name in names}
+
+    def none(node: ray_node.Node, **_: Any) -> None:
+        # What the dashboard's start would have set.
+        node._webui_url = None
+
+    for name in names:
+        setattr(ray_node.Node, name, none)
+    try:
+        yield
+    finally:
+        for name, start in started.items():
+            setattr(ray_node.Node, name, start)
 
 
 def _end_on_sigterm(over: threading.Event) -> None:

@@ -7,6 +7,7 @@ from tests.contracts.contract import Row, check, parametrized
 SESSION = "Ray for the length of a run (rlmath/cluster/session.py)"
 LOOPBACK = f"{SESSION}: it listens on the loopback interface only"
 CTRL_C = f"{SESSION}: Ctrl-C reaches the driver alone, which saves"
+LEAN = f"{SESSION}: no process of Ray's that a run does not use"
 PROCESSES = "ending ranks and engines (rlmath/cluster/processes.py)"
 FAILURES = "telling a process that died from an exception (rollout/engine_process.py)"
 
@@ -23,6 +24,14 @@ ROWS = [
     Row("ray._private.ray_constants:PROCESS_TYPE_GCS_SERVER", SESSION, equals="gcs_server"),
     Row("ray._private.worker", SESSION, has=("_global_node", "print_to_stdstream")),
     Row("ray._private.node:Node", SESSION, has=("all_processes",)),
+    Row("ray._private.node:Node.start_monitor", LEAN),
+    Row("ray._private.node:Node.start_log_monitor", LEAN),
+    Row(
+        "ray._private.node:Node.start_api_server",
+        LEAN,
+        takes=("include_dashboard", "raise_on_failure"),
+        says=("self._webui_url",),
+    ),
     Row(
         "ray._private.worker:print_to_stdstream",
         f"{SESSION}: errors of workers go to the log",

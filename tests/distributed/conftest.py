@@ -7,7 +7,8 @@ import pytest
 from tests.distributed.rank_pool import RankPool
 
 
-# Of each module its own: what a module's layouts leave of gloo's threads ends with the processes.
+# Of each module its own, which costs a fork: what a module leaves of gloo's threads ends with the
+# processes.
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[RankPool]:
     pool = RankPool()

@@ -1,4 +1,5 @@
-"""Real Megatron ranks for tests: processes that stay, so that torch is imported once for all tests.
+"""Real Megatron ranks for tests: processes that stay for a module, forked from one that has
+imported torch and Megatron for all modules.
 
 ``pool.run(layout, function, *args)`` runs ``function(layout, platform, *args)`` on each rank of a
 layout, with the process groups up, and gives the results in order of rank.
@@ -12,6 +13,7 @@ import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 from rlmath.actor.parallel import destroy, initialize
@@ -20,6 +22,13 @@ from rlmath.model.parallel import Layout
 
 MAX_RANKS = 4
 RUN_TIMEOUT_S = 300.0
+
+
+def rank_context() -> ForkServerContext:
+    """Starts ranks. Imports take most of a rank's start: the fork server does them once for all."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["tests.distributed.rank_imports"])
+    return context
 
 
 def _free_port() -> int:
@@ -46,7 +55,7 @@ class RankPool:
     """Processes that act as ranks of any layout of up to ``MAX_RANKS``."""
 
     def __init__(self) -> None:
-        context = mp.get_context("spawn")
+        context = rank_context()
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(MAX_RANKS):

@@ -23,17 +23,23 @@ from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
 
-LAYOUTS = [
-    Layout(1, 1, 1),
+# Every kind of parallelism beside another one; a fault of one alone shows in these too.
+LAYOUTS = [Layout(1, 1, 1), Layout(2, 1, 2), Layout(1, 2, 1, context_parallel=2)]
+MORE_LAYOUTS = [
     Layout(2, 1, 1),
     Layout(1, 2, 1),
     Layout(1, 1, 2),
     Layout(2, 2, 1),
-    Layout(2, 1, 2),
-    # Tokens shared as well.
     Layout(2, 1, 1, context_parallel=2),
-    Layout(1, 2, 1, context_parallel=2),
 ]
+
+
+def on_layouts(first: int = 0) -> pytest.MarkDecorator:
+    """Parametrizes over the layouts from the ``first`` on; ``MORE_LAYOUTS`` are long."""
+    more = [pytest.param(layout, marks=pytest.mark.long) for layout in MORE_LAYOUTS]
+    return pytest.mark.parametrize("layout", [*LAYOUTS[first:], *more], ids=str)
+
+
 VOCAB = 101  # Not divisible by 2: the vocabulary is padded under tensor parallelism.
 TINY_SIZES = {
     "vocab_size": VOCAB,
@@ -151,7 +157,7 @@ def hugging_face(model: str, batch: TrainingBatch, temperature: float) -> TokenV
     return TokenValues(torch.arange(0), torch.cat(log_probs), torch.cat(entropy))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@on_layouts()
 def test_log_probs_and_entropy_are_those_of_hugging_face(
     ranks: RankPool, tiny_model: str, layout: Layout
 ) -> None:
@@ -206,10 +212,16 @@ def on_one_rank(ranks: RankPool, tiny_model: str) -> Any:
     return batch, metrics, gather(batch, [values])
 
 
+@on_layouts(first=1)
+def test_the_update_does_not_depend_on_the_layout(
+    ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout
+) -> None:
+    check_updates(ranks, tiny_model, on_one_rank, layout, {})
+
+
 @pytest.mark.parametrize(
     ("layout", "changes"),
     [
-        *[(layout, {}) for layout in LAYOUTS[1:]],
         (Layout(1, 1, 1), {"max_tokens_per_microbatch": 1000}),
         (Layout(1, 1, 1), {"optimizer": {"distributed": False}}),
         (Layout(2, 1, 1), {"model": ModelSettings(torch.float32, recompute="full")}),
@@ -217,7 +229,13 @@ def on_one_rank(ranks: RankPool, tiny_model: str) -> Any:
     ],
     ids=str,
 )
-def test_the_update_does_not_depend_on_how_the_batch_is_cut(
+def test_the_update_does_not_depend_on_micro_batches_optimizer_and_recomputation(
+    ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout, changes: dict[str, Any]
+) -> None:
+    check_updates(ranks, tiny_model, on_one_rank, layout, changes)
+
+
+def check_updates(
     ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout, changes: dict[str, Any]
 ) -> None:
     batch, expected, expected_values = on_one_rank
@@ -321,6 +339,12 @@ def run_planted(
     return weights, adam_state(actor.optimizer), discarded
 
 
+def run_with_and_without(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch
+) -> list[tuple[dict[str, Tensor], list[Tensor], dict[int, str]]]:
+    return [run_planted(layout, platform, model, batch, plant) for plant in (True, False)]
+
+
 def run_far(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> UpdateResult:
     return build(layout, platform, model).update(batch, UpdateSettings(), seed=0)
 
@@ -350,14 +374,13 @@ def test_a_token_far_from_the_old_policy_is_named_on_all_ranks_and_the_rest_trai
         assert f"response token {token} of sequence {order.index(sequence)} " in result.clamped[0]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@on_layouts(first=1)
 def test_a_discarded_minibatch_leaves_no_trace(
     ranks: RankPool, tiny_model: str, layout: Layout
 ) -> None:
     batch = with_log_probs(make_batch())
-    with_it = ranks.run(layout, run_planted, tiny_model, batch, True)
-    without = ranks.run(layout, run_planted, tiny_model, batch, False)
-    for (weights, state, discarded), (expected, moments, _) in zip(with_it, without, strict=True):
+    found = ranks.run(layout, run_with_and_without, tiny_model, batch)
+    for (weights, state, discarded), (expected, moments, _) in found:
         assert "mean importance ratio" in discarded[0]
         assert "not finite" in discarded[1]
         for name, tensor in weights.items():

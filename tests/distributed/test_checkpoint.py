@@ -127,8 +127,9 @@ def commit(folder: Path, run: Any) -> str:
 @pytest.mark.parametrize(
     ("layout", "changes", "in_background"),
     [
-        (TP2, changes_of(False), False),
-        (TP2, changes_of(True), False),
+        # What a save in the foreground does alike is in the tests of other layouts.
+        pytest.param(TP2, changes_of(False), False, marks=pytest.mark.long),
+        pytest.param(TP2, changes_of(True), False, marks=pytest.mark.long),
         (TP2, changes_of(True), True),
         (TP2, changes_of(False, model=BF16), False),
         (DP2, changes_of(True, model=BF16), True),
@@ -185,8 +186,8 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize(
     ("before", "after", "distributed"),
     [
-        (TP2, PP2, True),
         (TP2, PP2, False),
+        pytest.param(TP2, PP2, True, marks=pytest.mark.long),  # Smaller than the next one.
         (Layout(2, 2, 1), DP2, True),
         (Layout(1, 1, 1), Layout(2, 1, 1, context_parallel=2), True),
     ],
@@ -280,7 +281,7 @@ def run_first_save(
     return go_on(actor, with_log_probs(make_batch()), 2)
 
 
-@pytest.mark.parametrize("distributed", [True, False])
+@pytest.mark.parametrize("distributed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_save_before_the_first_update_changes_nothing(
     ranks: RankPool,
     tiny_model: str,  # noqa: F811

@@ -45,7 +45,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("interface", ["", "lo"])
 def test_groups_share_a_device(tmp_path: Path, interface: str) -> None:
     counts = {}
-    for kind in ("shared", "torch's"):
+    for kind in ("shared",) if interface else ("shared", "torch's"):
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", RANK, str(rank), str(tmp_path / kind), kind, interface],
@@ -59,4 +59,5 @@ def test_groups_share_a_device(tmp_path: Path, interface: str) -> None:
         assert [rank.returncode for rank in ranks] == [0, 0], answers
         counts[kind] = [int(out) for out, _ in answers]
     # What makes the sharing worth it; if torch shares one day, ours can go.
-    assert counts == {"shared": [1, 1], "torch's": [7, 7]}
+    assert counts.pop("shared") == [1, 1]
+    assert counts == ({} if interface else {"torch's": [7, 7]})

@@ -32,10 +32,10 @@ def case(
 
 CASES = {
     "colocated, engines of 1": case("colocated", [4, 4], 8, 2, 8, 1),
-    "colocated, engines of 2": case("colocated", [4, 4, 4], 12, 4, 6, 2, **SEES),
-    "colocated, engines of 4": case("colocated", [4, 4, 4], 12, 1, 3, 4),
+    "colocated, engines of 2": case("colocated", [4, 4], 8, 4, 4, 2, **SEES),
+    "colocated, engines of 4": case("colocated", [4, 4], 8, 1, 2, 4),
     "separate, engines of 1": case("separate", [4, 4], 4, 4, 4, 1),
-    "separate, engines of 2": case("separate", [4, 4, 4], 8, 2, 2, 2),
+    "separate, engines of 2": case("separate", [4, 4], 4, 2, 2, 2),
     "separate, engines of 4": case("separate", [4, 4], 4, 2, 1, 4),
 }
 REFUSED = case("colocated", [2, 2], 4, 4, 4, 1)

@@ -1,4 +1,4 @@
-"""Each loss, under each aggregation, gives the same loss and gradient however the batch is cut.
+"""Each loss and each aggregation gives the same loss and gradient however the batch is cut.
 
 On real gloo ranks, in float32. The learning rate is 0, so that all combinations see one model; each
 run cuts the batch into two optimizer minibatches.
@@ -6,6 +6,7 @@ run cuts the batch into two optimizer minibatches.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -25,12 +26,16 @@ from tests.distributed.test_actor import (
     LAYOUTS,
     build,
     make_batch,
+    on_layouts,
     tiny_model,  # noqa: F401
     with_log_probs,
 )
 
 Combination = tuple[str, str]
-COMBINATIONS = [(loss, kind) for loss in LOSSES.names() for kind in AGGREGATIONS.names()]
+ALL = [(loss, kind) for loss in LOSSES.names() for kind in AGGREGATIONS.names()]
+# An aggregation makes weights of tokens before any loss is computed, so a few pairs have all that
+# could differ: each loss once, and each aggregation. The long tests have all pairs.
+FEW = list(zip(LOSSES.names(), itertools.cycle(AGGREGATIONS.names()), strict=False))
 # Of a gradient of nearly 0, or a loss that is a small difference of terms of size 1, a rounding or
 # two of those terms is left.
 RELATIVE, ABSOLUTE = 1e-5, 3e-7
@@ -56,6 +61,7 @@ def run(
     batch: TrainingBatch,
     minibatches: int,
     max_tokens_per_microbatch: int,
+    combinations: list[Combination],
 ) -> dict[Combination, list[dict[str, float]]]:
     """Metrics of each minibatch under each combination, from one actor."""
     actor = build(
@@ -67,25 +73,25 @@ def run(
     )
     return {
         combination: actor.update(batch, settings(combination, minibatches), seed=0).minibatches
-        for combination in COMBINATIONS
+        for combination in combinations
     }
 
 
 @pytest.fixture(scope="module")
 def alone(ranks: RankPool, tiny_model: str) -> Any:  # noqa: F811
     batch = with_log_probs(make_batch())
-    (found,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 2, 64)
+    (found,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 2, 64, FEW)
     return batch, found
 
 
 def check(found: Any, expected: Any) -> None:
-    for combination in COMBINATIONS:
+    for combination in expected:
         for one, reference in zip(found[combination], expected[combination], strict=True):
             assert reference["grad_norm"] > 0
             assert one == pytest.approx(reference, rel=RELATIVE, abs=ABSOLUTE), combination
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
+@on_layouts(first=1)
 def test_over_layouts(
     ranks: RankPool,
     tiny_model: str,  # noqa: F811
@@ -93,14 +99,23 @@ def test_over_layouts(
     layout: Layout,
 ) -> None:
     batch, expected = alone
-    for found in ranks.run(layout, run, tiny_model, batch, 2, 64):
+    for found in ranks.run(layout, run, tiny_model, batch, 2, 64, FEW):
         check(found, expected)
+
+
+@pytest.mark.long
+def test_all_pairs_over_layouts(ranks: RankPool, tiny_model: str) -> None:  # noqa: F811
+    batch = with_log_probs(make_batch())
+    (expected,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 2, 64, ALL)
+    for layout in LAYOUTS[1:]:
+        for found in ranks.run(layout, run, tiny_model, batch, 2, 64, ALL):
+            check(found, expected)
 
 
 def check_minibatches(batch: TrainingBatch, in_two: Any, in_one: Any) -> None:
     """Without a learning rate, two minibatches' losses are parts of one mean."""
     shares = [batch.select(m) for m in minibatches(batch.group_ids.tolist(), 2, 0)]
-    for loss, kind in COMBINATIONS:
+    for loss, kind in in_one:
         counts = [counted(kind, share) for share in shares]
         losses = [one["loss"] for one in in_two[loss, kind]]
         mean = sum(n * x for n, x in zip(counts, losses, strict=True)) / sum(counts)
@@ -131,11 +146,11 @@ def test_over_minibatches_micro_batches_and_the_order_of_samples(
     alone: Any,
 ) -> None:
     batch, in_two = alone
-    (expected,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 1, 64)
+    (expected,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 1, 64, FEW)
     check_minibatches(batch, in_two, expected)
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(2)).tolist()
     # All in one micro-batch, and each sequence nearly alone on two ranks.
-    (found,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch.select(order), 1, 1000)
+    (found,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch.select(order), 1, 1000, FEW)
     check(found, expected)
-    for found in ranks.run(Layout(1, 1, 2), run, tiny_model, batch.select(order), 1, 40):
+    for found in ranks.run(Layout(1, 1, 2), run, tiny_model, batch.select(order), 1, 40, FEW):
         check(found, expected)

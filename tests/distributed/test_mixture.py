@@ -34,13 +34,16 @@ from tests.distributed.test_checkpoint import assert_equal, changes_of, commit, 
 ONE = Layout(1, 1, 1)
 EP2 = Layout(1, 1, 2, expert_parallel=2)
 LAYOUTS = [
-    Layout(1, 1, 2),
-    EP2,
+    # Each expert's matrices cut over tensor ranks.
     Layout(2, 1, 1),
-    # Experts whole on tensor ranks.
-    Layout(2, 1, 1, expert_parallel=2),
+    # Experts whole on tensor ranks, and on data-parallel ones beside stages.
     Layout(2, 1, 2, expert_parallel=4),
     Layout(1, 2, 2, expert_parallel=2),
+    # Parts of those before.
+    *[
+        pytest.param(layout, marks=pytest.mark.long)
+        for layout in (Layout(1, 1, 2), EP2, Layout(2, 1, 1, expert_parallel=2))
+    ],
 ]
 
 
@@ -83,7 +86,7 @@ def check_log_probs(ranks: RankPool, layout: Layout, model: str) -> None:
     torch.testing.assert_close(ours.entropy.double(), theirs.entropy, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("layout", [ONE, *LAYOUTS[1:]], ids=str)
+@pytest.mark.parametrize("layout", [ONE, *LAYOUTS], ids=str)
 def test_log_probs_are_those_of_hugging_face(ranks: RankPool, mixture: str, layout: Layout) -> None:
     check_log_probs(ranks, layout, mixture)
 

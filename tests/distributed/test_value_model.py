@@ -18,12 +18,12 @@ from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import build as build_policy
 from tests.distributed.test_actor import (
-    LAYOUTS,
     make_batch,
+    on_layouts,
     tiny_model,  # noqa: F401
 )
-from tests.distributed.test_actor import build as build_policy
 
 HIDDEN = 64
 UPDATE = ValueUpdateSettings(clip=0.5, minibatches=2)
@@ -106,7 +106,7 @@ def alone(ranks: RankPool, tiny_model: str, batch: TrainingBatch) -> Any:  # noq
     return ranks.run(Layout(1, 1, 1), run, tiny_model, batch, None)[0]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@on_layouts()
 def test_values_and_updates_are_the_same_on_every_layout(
     layout: Layout,
     ranks: RankPool,

@@ -8,7 +8,6 @@ other. ``Ranks`` is the side of the test, ``_serve`` the side of a rank; every f
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import traceback
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from tests.distributed.rank_pool import rank_context
 
 WORLD_SIZE = 4
 
@@ -55,9 +56,7 @@ class Ranks:
     """Four rank processes; ``call`` runs a function of this module on all of them."""
 
     def __init__(self, port: int) -> None:
-        # Imports take most of a rank's start: the fork server does them once for all.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.distributed.weights_ranks_imports"])
+        context = rank_context()
         self._pipes: list[Connection] = []
         self._processes = []
         self._broken = ""

@@ -12,11 +12,13 @@ warnings.simplefilter("ignore")
 _device_constructors()
 CPU.prepare_megatron_process(local_rank=0, num_threads=1)
 
+import megatron.core.dist_checkpointing  # noqa: E402
 import megatron.core.models.gpt  # noqa: E402, F401
 import transformers  # noqa: E402
 
-import rlmath.actor.model  # noqa: E402
-import rlmath.actor.packing  # noqa: E402
+import rlmath.actor.policy  # noqa: E402
+import rlmath.actor.value  # noqa: E402
+import rlmath.checkpoint.state  # noqa: E402
 import rlmath.weights.megatron  # noqa: E402, F401
 
 # The first use loads it; the package itself is lazy.
