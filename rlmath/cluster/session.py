@@ -69,7 +69,7 @@ def _start_own(config: ClusterConfig, guard: Guard) -> None:
     # Workers that Ray starts ahead have no variables of ours, so no rank or engine could use them.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
-    with _out_of_our_process_group(), _without_services():
+    with _out_of_our_process_group(), without_services():
         ray.init(
             address="local",
             num_cpus=max(4, os.cpu_count() or 1),
@@ -130,7 +130,7 @@ def _out_of_our_process_group() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_services() -> Iterator[None]:
+def without_services() -> Iterator[None]:
     """Let Ray start no process that a run does not use: autoscaler, dashboard, and what passes
     workers' output to the driver, which ranks and engines write to files instead. Each imports
     Ray for seconds while the run waits.

@@ -25,6 +25,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rlmath.cluster import placement
+from rlmath.cluster.session import without_services
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
 from rlmath.errors import UserError
@@ -40,8 +41,26 @@ given_placement_group = placement_groups.placement_group
 
 def main() -> None:
     # Idle workers wait for the next case.
-    keep = {"idle_worker_killing_time_threshold_ms": 600_000, "num_workers_soft_limit": 8}
+    keep = {
+        "idle_worker_killing_time_threshold_ms": 600_000,
+        "num_workers_soft_limit": 8,
+        "prestart_worker_first_driver": False,
+    }
     cluster = Cluster()
+    with without_services():
+        add_nodes(cluster, keep)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    try:
+        names = {n["NodeID"]: int(n["Labels"][LABEL]) for n in ray.nodes()}
+        cases = json.loads(sys.argv[1])
+        print("RESULT " + json.dumps([place(case, names) for case in cases]))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def add_nodes(cluster: Cluster, keep: dict[str, int]) -> None:
+    """Start the virtual nodes; ``keep``: Ray's settings."""
     for node in range(NODES):
         # The head's settings are the cluster's.
         of_head = {} if node else {"_system_config": keep}
@@ -54,14 +73,6 @@ def main() -> None:
             labels={LABEL: str(node)},
             include_dashboard=False,
         )
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-    try:
-        names = {n["NodeID"]: int(n["Labels"][LABEL]) for n in ray.nodes()}
-        cases = json.loads(sys.argv[1])
-        print("RESULT " + json.dumps([place(case, names) for case in cases]))
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def place(case: dict[str, Any], names: dict[str, int]) -> dict[str, Any]:

@@ -30,21 +30,22 @@ def case(
     }
 
 
+# Ray starts a process for each GPU of a case, so the plain command has few and small ones.
 CASES = {
-    "colocated, engines of 1": case("colocated", [4, 4], 8, 2, 8, 1),
+    "colocated, engines of 1": case("colocated", [2, 2], 4, 2, 4, 1),
     "colocated, engines of 2": case("colocated", [4, 4], 8, 4, 4, 2, **SEES),
+    "separate, engines of 2": case("separate", [2, 2], 2, 2, 1, 2),
+}
+MORE_CASES = {
     "colocated, engines of 4": case("colocated", [4, 4], 8, 1, 2, 4),
     "separate, engines of 1": case("separate", [4, 4], 4, 4, 4, 1),
-    "separate, engines of 2": case("separate", [4, 4], 4, 2, 2, 2),
     "separate, engines of 4": case("separate", [4, 4], 4, 2, 1, 4),
 }
 REFUSED = case("colocated", [2, 2], 4, 4, 4, 1)
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, Any]]:
+def placed(cases: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What each case gave; one start of Ray for all."""
-    cases = {**CASES, "refused": REFUSED}
     run = subprocess.run(
         [sys.executable, str(SCRIPT), json.dumps(list(cases.values()))],
         capture_output=True,
@@ -53,6 +54,18 @@ def found() -> dict[str, dict[str, Any]]:
     assert run.returncode == 0, run.stderr[-4000:]
     line = next(line for line in run.stdout.splitlines() if line.startswith("RESULT "))
     return dict(zip(cases, json.loads(line.removeprefix("RESULT ")), strict=True))
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, Any]]:
+    """What the cases of the plain command gave."""
+    return placed({**CASES, "refused": REFUSED})
+
+
+@pytest.mark.long
+def test_more_cases() -> None:
+    for name, given in placed(MORE_CASES).items():
+        check(given, MORE_CASES[name])
 
 
 def gpus_of(found: dict[str, Any]) -> tuple[list[Any], list[list[Any]]]:
@@ -66,10 +79,14 @@ def gpus_of(found: dict[str, Any]) -> tuple[list[Any], list[list[Any]]]:
 def test_ranks_and_engine_workers_get_gpus_node_by_node(
     found: dict[str, dict[str, Any]], name: str
 ) -> None:
-    wanted = CASES[name]
-    ranks, engines = gpus_of(found[name])
+    check(found[name], CASES[name])
+
+
+def check(given: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Of one case: what Ray gave, and what was asked for."""
+    ranks, engines = gpus_of(given)
     # Ray did number the bundles across nodes.
-    assert found[name]["bundles"] != sorted(found[name]["bundles"])
+    assert given["bundles"] != sorted(given["bundles"])
     assert len(ranks) == wanted["ranks"]
     assert [len(workers) for workers in engines] == [wanted["engine_tp"]] * wanted["engines"]
     # Node by node, in the order that Ray's addresses give; on each from the first GPU on.
@@ -87,7 +104,7 @@ def test_ranks_and_engine_workers_get_gpus_node_by_node(
     else:
         # In these cases each node has room for one of the two only.
         assert {node for node, _ in workers}.isdisjoint({node for node, _ in ranks})
-    for engine in found[name]["engines"]:
+    for engine in given["engines"]:
         # Ray gives an engine of one rank its GPU; a wider one names its own.
         assert engine["gpus"] == (engine["device_ids"] if wanted["engine_tp"] == 1 else [])
 

@@ -14,7 +14,8 @@ import sys
 sys.path[:0] = PATHS
 import ray
 
-ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=80 << 20)
+from rlmath.cluster.session import ray_session
+from rlmath.config.schema import ClusterConfig
 
 CASE = (r"\boxed{\sin^2 NAME + \cos^2 NAME}", "1")
 
@@ -35,10 +36,10 @@ class Async:
         return grade(CASE[0].replace("NAME", name), CASE[1]).status
 
 
-threaded, coroutine = Threaded.remote(), Async.remote()
-calls = [actor.status.remote(name) for name in "abcx" for actor in (threaded, coroutine)]
-statuses = ray.get(calls, timeout=120)
-ray.shutdown()
+with ray_session(ClusterConfig(object_store_mib=80)):
+    threaded, coroutine = Threaded.remote(), Async.remote()
+    calls = [actor.status.remote(name) for name in "abcx" for actor in (threaded, coroutine)]
+    statuses = ray.get(calls, timeout=120)
 assert statuses == ["correct"] * 8, statuses
 """
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import python
+from tests.e2e import golden_curve
+from tests.e2e.runs import python, rlmath
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +15,12 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = python("-m", "rlmath.quickstart.make", str(folder))
     assert made.returncode == 0, made.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def learned(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the golden curve's run, which learns: its model and last checkpoint."""
+    run_dir = tmp_path_factory.mktemp("learned")
+    run = rlmath("train", *golden_curve.settings(material, run_dir))
+    assert run.returncode == 0, run.stderr
+    return run_dir

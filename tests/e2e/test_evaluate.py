@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.e2e.runs import python, rlmath
+from tests.e2e.runs import rlmath
 
 COMMON = [
     "rollout=small",
@@ -36,10 +36,11 @@ def write_benchmarks(folder: Path) -> str:
 
 
 def test_both_formats_give_the_same_and_a_second_call_goes_on(
-    material: Path, tmp_path: Path
+    material: Path, learned: Path, tmp_path: Path
 ) -> None:
+    """Model and checkpoint of one run; the checkpoint's weights take the place of the folder's."""
     common = [*COMMON, write_benchmarks(tmp_path / "data")]
-    model = f"model.path={material / 'model'}"
+    model = f"model.path={learned / 'hf'}"
     aime = "eval.benchmarks=[{name: aime24}]"
     both = "eval.benchmarks=[{name: aime24}, {name: amc23, samples: 3}]"
     first = rlmath("evaluate", *common, model, aime, f"runner.run_dir={tmp_path / 'hf'}")
@@ -58,21 +59,12 @@ def test_both_formats_give_the_same_and_a_second_call_goes_on(
     assert not list((folder / "unfinished").iterdir())
     assert (folder / "results.png").exists()
 
-    made = python(
-        "toolkits/convert_checkpoint.py",
-        "to-megatron",
-        str(material / "model"),
-        str(tmp_path / "checkpoint"),
-        "--dtype",
-        "float32",
-    )
-    assert made.returncode == 0, made.stderr
     run = rlmath(
         "evaluate",
         *common,
-        model,
+        f"model.path={material / 'model'}",
         "eval.benchmarks=[{name: amc23, samples: 3}]",
-        f"eval.checkpoint={tmp_path / 'checkpoint'}",
+        f"eval.checkpoint={learned / 'checkpoints' / 'step_000030'}",
         f"runner.run_dir={tmp_path / 'megatron'}",
     )
     assert run.returncode == 0, run.stderr

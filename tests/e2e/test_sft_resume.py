@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,36 @@ def losses(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_in_two_parts_is_the_run_in_one(material: Path, tmp_path: Path) -> None:
-    def sft(name: str, steps: int, *more: str) -> list[dict[str, Any]]:
+    """The second part repeats steps that the first one did, whose checkpoints are lost."""
+
+    def sft() -> list[dict[str, Any]]:
         run = rlmath(
             "sft",
             "experiment=quickstart",
             f"model.path={material / 'model'}",
             f"sft.train_paths=[{material / 'data' / 'sft.jsonl'}]",
-            f"runner.run_dir={tmp_path / name}",
+            f"runner.run_dir={tmp_path}",
             "runner.resume=auto",
             "actor.tensor_parallel=1",
             "sft.sequences_per_step=16",
-            f"sft.steps={steps}",
-            *more,
+            "runner.keep_checkpoints=9",
+            "sft.save_every=1",
+            "sft.steps=4",
         )
         assert run.returncode == 0, run.stderr
-        return losses(tmp_path / name)
+        return losses(tmp_path)
 
-    whole = sft("whole", 4)
-    assert [line["step"] for line in sft("parts", 2, "sft.save_every=1")] == [1, 2]
-    parts = sft("parts", 4, "sft.save_every=1")
+    whole = sft()
+    assert [line["step"] for line in whole] == [1, 2, 3, 4]
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "sft_checkpoints" / f"step_{step:06d}")
+    shutil.rmtree(tmp_path / "sft")
+    parts = sft()
     assert [line["step"] for line in parts] == [1, 2, 3, 4]
     assert [line["sft/loss"] for line in parts] == [line["sft/loss"] for line in whole]
-    assert (tmp_path / "parts" / "sft" / "config.json").is_file()
+    # Steps 3 and 4 were done twice, the others once.
+    assert [a["time_s"] == b["time_s"] for a, b in zip(whole, parts, strict=True)] == [
+        *(True, True),
+        *(False, False),
+    ]
+    assert (tmp_path / "sft" / "config.json").is_file()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +13,8 @@ import ray
 import sender as sender_module
 from reference import Reference
 
+from rlmath.cluster.session import ray_session as own_ray
+from rlmath.config.schema import ClusterConfig
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
@@ -25,18 +26,10 @@ BUCKET_SIZE_MIB = 0.3
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     # Actors cannot import test files; let the class travel whole.
     ray.cloudpickle.register_pickle_by_value(sender_module)
-    # One of its own: without an address Ray joins any cluster that runs on this machine.
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 * 2**20,
-    )
-    yield
-    ray.shutdown()
+    with own_ray(ClusterConfig(object_store_mib=100)):
+        yield
 
 
 @pytest.fixture(scope="session")
