@@ -7,14 +7,20 @@ mistake costs a second.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import rlmath
 from rlmath.errors import UserError
 from rlmath.utils.command_line import EXIT_USER_ERROR, reported
+
+if TYPE_CHECKING:
+    from rlmath.checks.machine import Machine
+    from rlmath.config.load import Composed
+    from rlmath.config.schema import Config
 
 _COMMANDS = {
     "train": "reinforcement learning: sample, grade, update, sync weights",
@@ -173,37 +179,107 @@ def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(command: str, options: argparse.Namespace) -> int:
-    from rlmath.checks import attempts, overview
+    from rlmath.checks import attempts
     from rlmath.checks import run as checks
-    from rlmath.checks.machine import Machine
-    from rlmath.config import arithmetic, load
+    from rlmath.config import load
+    from rlmath.model.hub import is_hub_model
 
     composed = load.compose_settings(options.overrides, options.config_dir)
     config = composed.config
     if options.cfg:
         print(load.to_yaml(config), end="")
         return 0
-    machine = Machine.here()
+    machine, notes = _machine(config, check_only=options.check)
+    if is_hub_model(config.model.path):
+        config = _with_hub_model(config, command, machine, notes, check_only=options.check)
     checks.check(config, command, machine)  # type: ignore[arg-type]
-    if command == "train":
-        layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
-        print(arithmetic.describe(config, layout), flush=True)
-        print(overview.describe_training(config), flush=True)
-        recipe = overview.describe_recipe(composed)
-        print(recipe, end="\n" if recipe else "", flush=True)
-    elif command == "sft":
-        print(overview.describe_sft(config), flush=True)
-    else:
-        print(overview.describe_evaluation(config), flush=True)
+    print("\n".join(_overview(composed, config, command, machine)), flush=True)
     found = attempts.continuation(config, command)
     if found is not None:
         print(found.describe(), flush=True)
         if found.finished:
             return 0
     if options.check:
+        if not is_hub_model(config.model.path):
+            from rlmath.checks.trial import trial
+
+            print("".join(f"{line}\n" for line in trial(config, command)), end="", flush=True)
+        print("".join(f"note     {note}\n" for note in notes), end="", flush=True)
         return 0
     module = importlib.import_module(_MODULES[command])
     return int(module.run(config))
+
+
+def _machine(config: Config, *, check_only: bool) -> tuple[Machine, list[str]]:
+    """The machine to check for, and what that leaves open.
+
+    ``--check`` of settings for GPUs works on a machine without them, such as a login node.
+    """
+    from rlmath.checks.machine import Machine
+    from rlmath.config.schema import Device
+
+    here, cluster = Machine.here(), config.cluster
+    gpus = cluster.gpus_per_node
+    enough = here.has_cuda and here.gpus >= gpus
+    if not check_only or cluster.device is not Device.cuda or enough:
+        return here, []
+    has = f"{here.gpus} GPUs" if here.gpus else "no GPU"
+    note = (
+        f"this machine has {has}; checked for {cluster.nodes} x {gpus} GPUs of the settings. "
+        "Driver, packages and free disk space are not checked: rlmath doctor does that there"
+    )
+    return here.with_gpus(gpus), [note]
+
+
+def _with_hub_model(
+    config: Config, command: str, machine: Machine, notes: list[str], *, check_only: bool
+) -> Config:
+    """The settings with the folder of a model of the hub, which is downloaded if it is missing and
+    everything else is in order."""
+    from rlmath.checks import run as checks
+    from rlmath.model import hub
+
+    name = config.model.path
+    folder = hub.cached_model(name)
+    if folder is None and check_only:
+        known = checks.known_model(config) is not None
+        sizes = "its sizes are known by name" if known else "its sizes are not known, nor checked"
+        notes.append(f"model.path={name} will be downloaded from the hub; {sizes}")
+        return config
+    if folder is None:
+        checks.check(config, command, machine)  # type: ignore[arg-type]
+        print(f"model    {name}: downloading from the hub", flush=True)
+        folder = hub.download_model(name)
+    model = dataclasses.replace(config.model, path=str(folder))
+    return dataclasses.replace(config, model=model)
+
+
+def _overview(composed: Composed, config: Config, command: str, machine: Machine) -> Iterator[str]:
+    """What the command will do."""
+    from rlmath.checks import overview
+    from rlmath.checks import run as checks
+    from rlmath.config import arithmetic
+    from rlmath.config.schema import Device
+
+    model = checks.known_model(config)
+    if model is not None:
+        yield overview.describe_model(config, model)
+    if command == "evaluate":
+        yield overview.describe_evaluation(config)
+        return
+    if command == "sft":
+        yield overview.describe_sft(config)
+        return
+    device = machine.device(config.cluster.device)
+    yield arithmetic.describe(config, arithmetic.resolve_layout(config, device))
+    if model is not None and device is Device.cuda:
+        from rlmath.commands.plan.settings_memory import describe_memory
+
+        yield from describe_memory(config, model)
+    yield overview.describe_training(config)
+    recipe = overview.describe_recipe(composed)
+    if recipe:
+        yield recipe
 
 
 def _help() -> str:

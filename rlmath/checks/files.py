@@ -23,12 +23,15 @@ from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
 from rlmath.errors import ConfigError, ModelError, UserError
 from rlmath.model.folder import TINY, has_chat_template, missing_model_files
+from rlmath.model.hub import is_hub_model
 from rlmath.model.spec import ModelSpec, read_model_spec
 
 
 def model_folder(config: Config) -> Iterator[str]:
     """The folder is there, whole, and of an architecture that the actor knows."""
     path = config.model.path
+    if is_hub_model(path):
+        return  # Looked at when it has been downloaded.
     if path != TINY and not Path(path).is_dir():
         yield f"model.path={path}: no such folder; {_where_from(config)}"
         return
@@ -65,8 +68,8 @@ def _where_from(config: Config) -> str:
     if Path(config.runner.run_dir).absolute() in path.absolute().parents:
         return "it is one that the run's launcher makes (launchers/quickstart.sh for quickstart)"
     return (
-        "give a Hugging Face folder; a model of the hub is fetched with "
-        f"hf download ORGANISATION/{path.name} --local-dir {path}; tiny is a small random one"
+        "give a Hugging Face folder, or a model of the hub as ORGANIZATION/NAME, which is "
+        "downloaded; tiny is a small random one"
     )
 
 

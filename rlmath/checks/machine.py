@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import shutil
@@ -49,6 +50,18 @@ class Machine:
         if self.disk_bytes is not None:
             return self.disk_bytes
         return shutil.disk_usage(existing_parent(path)).free
+
+    def with_gpus(self, count: int) -> Machine:
+        """This machine as if it had ``count`` GPUs and what they need: to check settings for
+        another one."""
+        return dataclasses.replace(
+            self,
+            gpus=count,
+            torch_build="of another machine",
+            transformer_engine=None,
+            flash_attention=True,
+            disk_bytes=2**60,
+        )
 
     @classmethod
     def here(cls) -> Machine:

@@ -17,6 +17,8 @@ from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.load import Composed
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.schema import Config, OldLogProbs, RewardItem, Schedule
+from rlmath.model.hub import hub_name
+from rlmath.model.spec import ModelSpec
 from rlmath.rewards.base import Range
 from rlmath.rewards.registry import available_rewards, value_range
 
@@ -38,6 +40,24 @@ def describe_training(config: Config) -> str:
         lines += _block("value lr", value)
     lines += _block("rewards", _rewards(config))
     return "\n".join([*lines, *_block("eval", _evaluation(config))])
+
+
+def describe_model(config: Config, model: ModelSpec) -> str:
+    """Name and size of the model, and the data that it is trained on or evaluated with."""
+    name = hub_name(config.model.path)
+    where = f"{name} (in the hub's cache)" if name else config.model.path
+    value = 4 if config.model.dtype.name == "float32" else 2
+    gib = model.num_parameters * value / 2**30
+    size = f"{gib:.1f} GiB" if gib >= 0.1 else f"{gib * 2**10:.1f} MiB"
+    return "\n".join(
+        _block(
+            "model",
+            [
+                f"{where}: {model.architecture}, {model.num_parameters / 1e9:.3g} billion "
+                f"parameters, {size} in {config.model.dtype.name}"
+            ],
+        )
+    )
 
 
 def describe_sft(config: Config) -> str:
@@ -190,11 +210,12 @@ def _range(config: Config, item: RewardItem) -> Range | None:
     return any."""
     if item.name not in available_rewards():
         return None
-    params = dict(item.params)
-    if item.name == "math":
+    if item.name == "math":  # Known here: its class imports the grader, which --check does without.
         own = {"correct": config.reward.correct, "incorrect": config.reward.incorrect}
-        params = {**own, **params}
-    return value_range(item.name, params)
+        values = {**own, **item.params}
+        low, high = sorted((float(values["correct"]), float(values["incorrect"])))
+        return low, high
+    return value_range(item.name, item.params)
 
 
 def _evaluation(config: Config) -> list[str]:

@@ -41,6 +41,8 @@ from rlmath.config.schema import (
 )
 from rlmath.config.settings import by_key, out_of_range
 from rlmath.errors import ConfigError, ModelError
+from rlmath.model.hub import is_hub_model
+from rlmath.model.published import published_spec
 from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.rewards.registry import available_rewards, reward_class, settings_of
 
@@ -83,7 +85,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from _accepted_changes(config)
     if command != "evaluate":
         yield from attempts.refused(config, command)
-    model = _model_or_none(config)
+    model = known_model(config)
     if wrong_numbers:
         return  # Sizes that are not positive cannot be divided by.
     layout = None
@@ -131,8 +133,11 @@ def _accepted_changes(config: Config) -> Iterator[str]:
             )
 
 
-def _model_or_none(config: Config) -> ModelSpec | None:
-    """The model's sizes; ``None`` when ``model_folder`` has already said what is wrong."""
+def known_model(config: Config) -> ModelSpec | None:
+    """The model's sizes; ``None`` when ``model_folder`` has already said what is wrong, or when the
+    sizes of a model that is still on the hub are not known."""
+    if is_hub_model(config.model.path):
+        return published_spec(config.model.path)
     try:
         return read_model_spec(config.model.path)
     except ModelError:

@@ -19,8 +19,9 @@ class DType(Enum):
 class ModelConfig:
     path: str = setting(
         MISSING,
-        'Hugging Face folder with config.json, tokenizer and safetensors. "tiny" creates a '
-        "random model with 0.66 million parameters in run_dir.",
+        "Hugging Face folder with config.json, tokenizer and safetensors, or a model of the hub, "
+        'such as Qwen/Qwen3-8B, which is downloaded into its cache. "tiny" creates a random model '
+        "with 0.66 million parameters in run_dir.",
         common=True,
     )
     dtype: DType = setting(

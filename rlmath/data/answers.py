@@ -7,8 +7,6 @@ import re
 from typing import Any
 
 from rlmath.data.files import MalformedRowError
-from rlmath.grading.extract import match_brace
-from rlmath.grading.gold import accepted_text
 
 _GROUPED_NUMBER = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
@@ -46,6 +44,8 @@ def _one_answer(value: Any) -> str:
         return str(int(value)) if value.is_integer() else repr(value)
     if isinstance(value, int):
         return str(value)
+    from rlmath.grading.gold import accepted_text  # Here, so that --check needs no grader.
+
     several = len(_BOX.findall(value)) > 1
     parts = _only_boxes(value) if several else []
     answer = ", ".join(parts) if parts else accepted_text(value)
@@ -58,6 +58,8 @@ def _one_answer(value: Any) -> str:
 
 def _only_boxes(text: str) -> list[str]:
     """The contents of the boxes when the text is nothing but boxes, else nothing."""
+    from rlmath.grading.extract import match_brace
+
     parts, position = [], _skip(text, 0)
     while box := _BOX.match(text, position):
         close = match_brace(text, box.end())

@@ -14,7 +14,6 @@ from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.report import LoadReport
 from rlmath.errors import UserError
-from rlmath.grading import check_gold
 from rlmath.types import Problem
 
 if TYPE_CHECKING:
@@ -247,6 +246,8 @@ def _repeated(drafts: list[_Draft]) -> tuple[int, int]:
 
 
 def _bad_answers(drafts: list[_Draft]) -> list[str]:
+    from rlmath.grading import check_gold  # Not for --check, which loads no problems.
+
     problems: dict[str, str | None] = {}
     bad = []
     for draft in drafts:

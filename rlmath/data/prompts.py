@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlmath.config.schema import DataConfig
 from rlmath.data.files import MalformedRowError
@@ -12,6 +12,10 @@ from rlmath.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from rlmath.data.light_tokenizer import LightTokenizer
+
+    Tokenizer: TypeAlias = PreTrainedTokenizerBase | LightTokenizer
 
 _TEXTS_PER_CALL = 8192
 
@@ -42,7 +46,7 @@ class PromptRenderer:
     then the chat template is applied.
     """
 
-    def __init__(self, settings: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, settings: DataConfig, tokenizer: Tokenizer) -> None:
         """
         Raises:
             UserError: The settings ask for what the tokenizer has not, or contradict each other.
@@ -131,7 +135,7 @@ class Encoder:
     a model does not continue after its end-of-sequence token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         bare = self._plain(["1"])[0]
         full = list(tokenizer("1").input_ids)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import Qwen2Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
@@ -29,6 +30,25 @@ CHAT_TEMPLATE = (
 )
 
 
+def vocabulary() -> dict[str, int]:
+    """Each symbol and its id."""
+    from tokenizers import pre_tokenizers
+
+    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL_TOKENS]
+    return {symbol: index for index, symbol in enumerate(symbols)}
+
+
+def fast_tokenizer() -> Tokenizer:
+    """What :func:`build_tokenizer` encodes with, without transformers."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    made = Tokenizer(models.BPE(vocab=vocabulary(), merges=[]))
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens(list(SPECIAL_TOKENS))
+    return made
+
+
 def build_tokenizer(max_length_tokens: int) -> Qwen2Tokenizer:
     """A tokenizer of 256 bytes and ``SPECIAL_TOKENS``; nothing is added to a text that it encodes.
 
@@ -38,12 +58,10 @@ def build_tokenizer(max_length_tokens: int) -> Qwen2Tokenizer:
     Args:
         max_length_tokens: Longest sequence of the model that it belongs to.
     """
-    from tokenizers import pre_tokenizers
     from transformers import Qwen2Tokenizer
 
-    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL_TOKENS]
     return Qwen2Tokenizer(
-        vocab={symbol: index for index, symbol in enumerate(symbols)},
+        vocab=vocabulary(),
         merges=[],
         eos_token=END_OF_TEXT,
         pad_token=PAD,

@@ -11,6 +11,7 @@ from typing import Any
 from rlmath.checks import attempts
 from rlmath.errors import UserError
 from rlmath.evaluation.results import read_results, table
+from rlmath.model.hub import hub_name
 from rlmath.monitor.files import replacing
 from rlmath.monitor.summary import read_summary
 
@@ -71,7 +72,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
     def setting(key: str) -> str:
         return str(OmegaConf.select(config, key))
 
-    base = Path(setting("model.path")).name
+    base = hub_name(setting("model.path")) or Path(setting("model.path")).name
     rows = [(name, ", ".join(setting(key) for key in keys)) for name, *keys in _RECIPE]
     steps = step if step is not None else summary.get("steps")
     lines = [

@@ -20,9 +20,9 @@ from torch import Tensor
 from vllm.distributed.weight_transfer import packed_tensor
 
 from rlmath.actor.worker import ActorWorker
-from rlmath.commands.plan.models import KNOWN
 from rlmath.device import Platform
 from rlmath.device.streams import SideStream
+from rlmath.model.published import KNOWN
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import model_spec
 from rlmath.rollout.engine import RolloutEngine

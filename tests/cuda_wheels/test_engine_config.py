@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlmath.commands.plan.models import KNOWN
+from rlmath.model.published import KNOWN
 from tests.cuda_wheels.programs import answer_of
 
 MODELS = ("DeepSeek-R1-Distill-Qwen-1.5B", "Qwen3-30B-A3B")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlmath.commands.plan.models import KNOWN
+from rlmath.model.published import KNOWN
 from rlmath.rollout.requests import EngineSpec
 from tests.cuda_wheels.programs import answer_of
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlmath.commands.plan.models import KNOWN
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load, options
 from rlmath.config.schema import Device
+from rlmath.model.published import KNOWN
 from tests.cuda_wheels.programs import answer_of
 
 LONG = ("actor=long_context", "rollout=long_context", "cluster=gpu16x8")

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.commands.plan.models import KNOWN
+from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
+from rlmath.model.tiny_tokenizer import fast_tokenizer
 from rlmath.weights.pieces import hf_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +81,7 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> None:
     """What the checks look at: sizes, the other files' names, weights that are shapes alone."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
+    fast_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     entry = {"dtype": "F32", "data_offsets": [0, 0]}
     shapes = hf_shapes(model_spec(config))

@@ -30,10 +30,12 @@ class Given:
     Attributes:
         config: All settings, with their defaults.
         keys: Those that were given.
+        words: As they were given.
     """
 
     config: Config
     keys: frozenset[str]
+    words: tuple[str, ...] = ()
 
     def held(self, key: str) -> Any:
         """The value of a setting that was given; ``None``: the plan chooses it."""
@@ -61,15 +63,20 @@ def take_settings(
             raise UserError(f"{word} is a setting now; give {flags[word.split('=')[0]]}")
     keys = frozenset(word.split("=")[0] for word in words)
     groups = {folder.name for folder in CONF_DIR.iterdir()} - {"cluster"}
-    for key in sorted(keys & (by_key().keys() | groups) - set(known)):
-        raise UserError(f"{key}: this plan does not depend on it; it takes {', '.join(known)}")
+    # What is printed or written for a run may have its other settings too.
+    others: set[str] = set() if {"--command", "--write"} & set(rest) else set(by_key())
+    for key in sorted(keys & (others | groups) - set(known)):
+        raise UserError(
+            f"{key}: this plan does not depend on it; it takes {', '.join(known)}; with --command "
+            "or --write any setting"
+        )
     # One node of GPUs unless it is said otherwise.
     base = ["cluster=gpu8", f"model.path={NO_PATH}", "runner.run_dir=none"]
     config = load([*base, *words])
     wrong = list(out_of_range(config))
     if wrong:
         raise ConfigError.of(wrong)
-    return Given(config, keys), rest
+    return Given(config, keys, tuple(words)), rest
 
 
 def no_model_argument(model: str | None) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from pathlib import Path
 
 from rlmath.algorithms.advantages import needs_value_model
+from rlmath.commands.plan.advice import plans_or_advice
 from rlmath.commands.plan.arguments import (
     LAYOUT_FLAGS,
     Given,
@@ -15,8 +17,9 @@ from rlmath.commands.plan.arguments import (
     positive,
     share,
 )
-from rlmath.commands.plan.gpus import GPUS, Efficiency
-from rlmath.commands.plan.layouts import Wish, checked, find_plans, overrides
+from rlmath.commands.plan.experiment import train_command, write_experiment
+from rlmath.commands.plan.gpus import GPUS, Efficiency, gpu_named
+from rlmath.commands.plan.layouts import Wish, checked, overrides
 from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
 from rlmath.commands.plan.report import as_json, as_text
 from rlmath.commands.plan.time import Work
@@ -76,13 +79,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--head-dim", type=count, metavar="N", help="width of a head (default: hidden / heads)")
     add("--tied", action="store_true", help="the output layer is the embedding")
     add("--architecture", default="Qwen2ForCausalLM", help="of the sizes given one by one")
-    add("--gpu", choices=sorted(GPUS), default="h100", help="the card (default: h100)")
+    add("--gpu", default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: h100)")
     add("--gpu-gib", type=positive, metavar="GIB", help="its memory (default: the card's)")
     add("--mean-response-tokens", type=count, metavar="N", help="default: half of the longest")
     add("--mfu", type=share, help="share of the peak that the actor gets")
     add("--decode-bandwidth", type=share, help="share of memory bandwidth that sampling gets")
     add("--top", type=count, default=8, metavar="N", help="layouts to show")
     add("--json", action="store_true", help="every layout, with every term")
+    add("--command", action="store_true", help="the command of the first layout, alone")
+    add("--write", metavar="NAME", help="the first layout as experiment=NAME")
+    add("--config-dir", type=Path, metavar="DIR", help="folder to write the experiment to")
 
 
 def run(arguments: argparse.Namespace, given: Given) -> int:
@@ -92,14 +98,20 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
         UserError: None does, or the question makes no sense.
     """
     wish = wish_of(arguments, given)
-    plans = find_plans(wish)
+    plans = plans_or_advice(wish)
     best = plans[0]
     settings = overrides(wish, best.actor, best.engine_tp, best.engine_share)
     config, layout = checked(wish, settings)
     if arguments.json:
         print(json.dumps(as_json(wish, plans), indent=1))
+    elif arguments.command:
+        print(train_command(wish, settings, given))
     else:
         print(as_text(wish, plans, arguments.top, describe(config, layout)))
+    if arguments.write:
+        file = write_experiment(wish, settings, given, arguments.write, arguments.config_dir)
+        where = f"--config-dir {arguments.config_dir} " if arguments.config_dir else ""
+        print(f"\nwritten: {file}\n  rlmath train {where}experiment={arguments.write} --check")
     return 0
 
 
@@ -112,7 +124,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
     config = given.config
     no_model_argument(arguments.model)
     path, spec = read_plan_model(arguments, given.held("model.path"))
-    gpu = GPUS[arguments.gpu]
+    gpu = gpu_named(arguments.gpu)
     if arguments.gpu_gib is not None:
         gpu = dataclasses.replace(gpu, memory_gib=arguments.gpu_gib)
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
+
+from rlmath.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class Gpu:
         peak_tflops: bfloat16 matrix products without sparsity, in 10^12 operations a second.
         memory_gb_per_s: Of its memory, in 10^9 bytes a second.
         link_gb_per_s: To the other cards of its node, in one direction.
+        runs: rlmath has builds for it; false: a plan for comparison only.
     """
 
     name: str
@@ -22,20 +26,41 @@ class Gpu:
     peak_tflops: float
     memory_gb_per_s: float
     link_gb_per_s: float
+    runs: bool = True
 
 
-# From NVIDIA's data sheets of the SXM cards; the memory is what nvidia-smi shows.
+# From the makers' data sheets of the SXM and OAM cards; the memory is what the driver shows.
 GPUS = {
     gpu.name: gpu
     for gpu in (
         Gpu("a100-40", 40.0, 312, 1555, 300),
         Gpu("a100-80", 80.0, 312, 2039, 300),
+        Gpu("h20", 95.5, 148, 4000, 450),
         Gpu("h800", 80.0, 989, 3350, 200),
         Gpu("h100", 80.0, 989, 3350, 450),
         Gpu("h200", 140.0, 989, 4800, 450),
         Gpu("b200", 179.0, 2250, 8000, 900),
+        Gpu("mi300x", 191.5, 1307, 5300, 448, runs=False),
     )
 }
+
+
+def gpu_named(name: str) -> Gpu:
+    """A card by its name or the beginning of it.
+
+    Raises:
+        UserError: There is none, or several begin so.
+    """
+    found = [gpu for key, gpu in GPUS.items() if key.startswith(name.lower())]
+    exact = GPUS.get(name.lower())
+    if exact is not None or len(found) == 1:
+        return exact or found[0]
+    if found:
+        names = ", ".join(gpu.name for gpu in found)
+        raise UserError(f"--gpu {name}: is the beginning of {names}; give one of them")
+    close = difflib.get_close_matches(name.lower(), GPUS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise UserError(f"--gpu {name}: known are {', '.join(GPUS)}{hint}")
 
 
 @dataclass(frozen=True)

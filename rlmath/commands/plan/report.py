@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, Wish, most_tokens, overrides
 from rlmath.commands.plan.memory import ENGINE_STEP_TOKENS, GIB, usable_bytes
+
+# A longer step than this is hardly meant.
+LONG_STEP_S = 3600.0
 
 
 def as_json(wish: Wish, plans: Sequence[Plan]) -> dict[str, Any]:
@@ -21,6 +25,7 @@ def as_json(wish: Wish, plans: Sequence[Plan]) -> dict[str, Any]:
         "usable_gib": usable_bytes(wish.gpu.memory_gib) / GIB,
         "step": dataclasses.asdict(wish.work),
         "assumptions": dataclasses.asdict(wish.efficiency),
+        "warnings": warnings(wish, plans[0]),
         "plans": [_plan_json(wish, plan) for plan in plans],
     }
 
@@ -90,9 +95,26 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         "",
         *_assumptions(wish),
     ]
+    lines += [f"warning: {text}" for text in warnings(wish, best)]
     if work.mean_response_tokens * 2 == work.response_tokens:
         lines.append("  the mean response is taken as half of the longest: --mean-response-tokens")
     return "\n".join(lines)
+
+
+def warnings(wish: Wish, best: Plan) -> list[str]:
+    """What a user should know before starting the first layout."""
+    found = []
+    if best.step_s > LONG_STEP_S:
+        fewer = max(1, 2 ** int(math.log2(wish.work.prompts * LONG_STEP_S / 4 / best.step_s)))
+        found.append(
+            f"a step takes about {best.step_s / 3600:.1f} hours: {wish.work.prompts} x "
+            f"{wish.work.group_size} samples of up to {wish.work.response_tokens:,} tokens on "
+            f"{wish.gpus} GPUs. algorithm.prompts_per_step={fewer} takes about a quarter of an "
+            "hour; rollout.max_response_tokens is the other way"
+        )
+    if not wish.gpu.runs:
+        found.append(f"rlmath has no builds for {wish.gpu.name}; this is for comparison only")
+    return found
 
 
 def _row(wish: Wish, plan: Plan) -> list[str]:

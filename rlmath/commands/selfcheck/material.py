@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlmath.commands.plan.models import KNOWN
+from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec, read_model_spec
 from rlmath.model.tiny_tokenizer import build_tokenizer
 from rlmath.quickstart import make_tiny_model
@@ -37,7 +37,7 @@ def make_shaped_model(folder: Path, name: str, seed: int = 0) -> Path:
     """Random bfloat16 weights in the shape of a published model, with the tiny model's tokenizer.
 
     Args:
-        name: A key of ``rlmath.commands.plan.models.KNOWN``.
+        name: A key of ``rlmath.model.published.KNOWN``.
     """
     from safetensors.torch import save_file
 

@@ -261,9 +261,9 @@ def test_rows_are_peeked_in_every_format(tmp_path: Path, make_data: MakeData) ->
 
 
 def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_path: Path) -> None:
-    message = refusal("model.path=Qwen/Qwen3-1.7B")
-    assert "model.path=Qwen/Qwen3-1.7B: no such folder" in message
-    assert "hf download" in message
+    message = refusal("model.path=/nowhere/Qwen3-1.7B")
+    assert "model.path=/nowhere/Qwen3-1.7B: no such folder" in message
+    assert "ORGANIZATION/NAME" in message
     assert "launchers/quickstart.sh" in refusal(f"model.path={tmp_path}/run/model")
     folder = make_model(QWEN_1_5B)
     (folder / "tokenizer.json").unlink()

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from rlmath.commands.plan.gpus import GPUS
-from rlmath.commands.plan.models import KNOWN
 from rlmath.commands.selfcheck import material, parts
 from rlmath.commands.selfcheck.checks import actor, engines, environment, sleep, update
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
 from rlmath.device import nvidia
+from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 from rlmath.quickstart import make_tiny_model
 from rlmath.types import Sample

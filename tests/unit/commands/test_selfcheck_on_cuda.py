@@ -15,7 +15,6 @@ import torch
 
 from rlmath.checks.machine import Machine
 from rlmath.cli import main
-from rlmath.commands.plan.models import KNOWN
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.checks import (
     alignment,
@@ -30,6 +29,7 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.schema import Config, Device
+from rlmath.model.published import KNOWN
 from rlmath.quickstart import make_problems, make_tiny_model
 from rlmath.rollout.requests import Request
 from rlmath.training.session import engine_spec

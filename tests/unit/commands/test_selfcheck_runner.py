@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from rlmath.cli import main
-from rlmath.commands.plan.models import KNOWN
 from rlmath.commands.selfcheck import report, suite
 from rlmath.commands.selfcheck.catalog import CHECKS, Check, select
 from rlmath.commands.selfcheck.node import Node
@@ -20,6 +19,7 @@ from rlmath.commands.selfcheck.record import Record, read_outcome
 from rlmath.commands.selfcheck.runner import Result, adopting_orphans, run_check
 from rlmath.device.nvidia import GpuState
 from rlmath.errors import UserError
+from rlmath.model.published import KNOWN
 
 NAMES = ("hangs", "raises", "segfaults", "exits", "is_wrong", "not_here", "in_part", "good")
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlmath.commands.plan.models import KNOWN
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.model.parallel import Layout
+from rlmath.model.published import KNOWN
 
 # Phases in the order in which they are counted.
 PHASES = ("state", "log-probs", "update", "optimizer step", "weight sync", "checkpoint")

@@ -13,7 +13,7 @@ from rlmath.commands.plan import layouts
 from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.layouts import Wish, checked, find_plans, overrides
 from rlmath.commands.plan.memory import ActorShape, usable_bytes
-from rlmath.commands.plan.models import KNOWN, attention_matrices, feed_forward_matrices
+from rlmath.commands.plan.models import attention_matrices, feed_forward_matrices
 from rlmath.commands.plan.time import (
     Work,
     actor_time_s,
@@ -23,6 +23,7 @@ from rlmath.commands.plan.time import (
 )
 from rlmath.config.load import options
 from rlmath.model.parallel import Layout
+from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 
 # Samples of a problem, and tensor-parallel ranks of actor and engine in the published recipes.

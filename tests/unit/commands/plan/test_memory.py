@@ -32,12 +32,12 @@ from rlmath.commands.plan.memory import (
     worst_state_bytes,
 )
 from rlmath.commands.plan.models import (
-    KNOWN,
     active_matrices,
     expert_parameters_of_rank,
     parameters_of_rank,
 )
 from rlmath.model.parallel import Layout
+from rlmath.model.published import KNOWN
 from rlmath.model.spec import ModelSpec, model_spec
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.pieces import hf_shapes

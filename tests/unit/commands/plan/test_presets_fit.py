@@ -7,8 +7,8 @@ import pytest
 from rlmath.commands.plan.colocated import settings_cache_tokens, settings_in_plan, settings_phases
 from rlmath.commands.plan.dry_run.presets import Case, preset_cases
 from rlmath.commands.plan.memory import host_bytes, usable_bytes
-from rlmath.commands.plan.models import KNOWN
 from rlmath.config.load import load
+from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 
 GPU_GIB = 80.0

@@ -1,0 +1,76 @@
+"""What would fit, when nothing does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from rlmath.commands.plan.gpus import GPUS
+from rlmath.commands.plan.layouts import Plan, Wish, find_plans
+from rlmath.errors import UserError
+
+# How many times the nodes are tried.
+_MORE_NODES = (2, 4, 8)
+# Shares of the longest response that are tried.
+_SHORTER = (2, 4, 8)
+
+
+def plans_or_advice(wish: Wish) -> list[Plan]:
+    """:func:`~rlmath.commands.plan.layouts.find_plans`, with a way out in its message.
+
+    Raises:
+        UserError: No layout fits; the message says what would.
+    """
+    try:
+        return find_plans(wish)
+    except UserError as error:
+        fitting = list(_what_would(wish))
+        advice = "\nwhat fits:\n  - " + "\n  - ".join(fitting) if fitting else ""
+        raise UserError(f"{error}{advice}") from error
+
+
+def _what_would(wish: Wish) -> Iterator[str]:
+    """The least change of each kind with which something fits."""
+    for times in _MORE_NODES:
+        gpus = times * wish.gpus
+        more = dataclasses.replace(
+            wish, gpus=gpus, gpus_per_node=max(wish.gpus_per_node, min(gpus, 8))
+        )
+        step = _step_s(more)
+        if step is not None:
+            yield (
+                f"{gpus} {wish.gpu.name}: cluster.nodes={more.nodes} "
+                f"cluster.gpus_per_node={more.gpus_per_node} ({step})"
+            )
+            break
+    larger = [gpu for gpu in GPUS.values() if gpu.memory_gib > wish.gpu.memory_gib and gpu.runs]
+    for gpu in sorted(larger, key=lambda one: one.memory_gib):
+        step = _step_s(dataclasses.replace(wish, gpu=gpu))
+        if step is not None:
+            yield f"{wish.gpus} {gpu.name}: --gpu {gpu.name} ({step})"
+    work = wish.work
+    for part in _SHORTER:
+        tokens = work.response_tokens // part
+        shorter = dataclasses.replace(
+            work,
+            response_tokens=tokens,
+            mean_response_tokens=min(work.mean_response_tokens, max(1, tokens // 2)),
+        )
+        # A budget that was made for the longest sequence shrinks with it.
+        budget = min(wish.max_tokens, shorter.longest_tokens)
+        step = _step_s(dataclasses.replace(wish, work=shorter, max_tokens=budget))
+        if step is not None:
+            yield (
+                f"shorter responses: rollout.max_response_tokens={tokens} "
+                f"actor.max_tokens_per_microbatch={budget} ({step})"
+            )
+            break
+
+
+def _step_s(wish: Wish) -> str | None:
+    """Predicted time of a step of the best layout; ``None``: nothing fits."""
+    try:
+        best = find_plans(wish)[0]
+    except UserError:
+        return None
+    return f"{best.step_s:,.0f} s a step"

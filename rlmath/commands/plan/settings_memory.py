@@ -1,0 +1,59 @@
+"""The plan's memory of a run's settings, in two lines for ``--check``."""
+
+from __future__ import annotations
+
+from rlmath.commands.plan.colocated import (
+    settings_cache_tokens,
+    settings_in_plan,
+    settings_phases,
+)
+from rlmath.commands.plan.gpus import GPUS, Gpu
+from rlmath.commands.plan.memory import GIB, Phase, actor_phases, engine_weights_bytes, usable_bytes
+from rlmath.config.schema import Config, Placement
+from rlmath.model.spec import ModelSpec
+
+# Of these phases none depends on the card.
+_SHOWN = ("log-probs", "logits", "training", "optimizer step", "weight sync")
+
+
+def describe_memory(config: Config, spec: ModelSpec) -> list[str]:
+    """The actor's peaks on the fullest GPU, and which cards hold them beside the engine."""
+    colocated = config.cluster.placement is Placement.colocated
+    phases = _phases(config, spec, 80.0)
+    peaks = ", ".join(f"{p.name} {p.num_bytes / GIB:.1f}" for p in phases if p.name in _SHOWN)
+    misses = {gpu.name: _miss(config, spec, gpu) for gpu in GPUS.values()}
+    fitting = [name for name, miss in misses.items() if miss is None]
+    share = config.rollout.gpu_memory_utilization
+    lines = [f"memory   GiB on the fullest GPU, as rlmath plan predicts: {peaks}"]
+    beside = "" if colocated else " of its own GPUs"
+    lines.append(
+        f"         beside it the engines take {share:g}{beside} "
+        f"(rollout.gpu_memory_utilization); fits {', '.join(fitting) or 'no known GPU'}"
+    )
+    h100 = misses["h100"]
+    if h100 is not None:
+        lines.append(f"         an H100 is too small: {h100}")
+    return lines
+
+
+def _phases(config: Config, spec: ModelSpec, gpu_gib: float) -> list[Phase]:
+    if config.cluster.placement is Placement.colocated:
+        return settings_phases(config, spec, gpu_gib)
+    actor, step = settings_in_plan(config, spec)
+    return [phase for phase in actor_phases(spec, actor, step) if phase.name != "state"]
+
+
+def _miss(config: Config, spec: ModelSpec, gpu: Gpu) -> str | None:
+    """Why these settings do not fit a card; ``None``: they do."""
+    fullest = max(_phases(config, spec, gpu.memory_gib), key=lambda phase: phase.num_bytes)
+    if fullest.num_bytes > usable_bytes(gpu.memory_gib):
+        return f"{fullest.describe()}, of {usable_bytes(gpu.memory_gib) / GIB:.1f} GiB"
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    tokens = settings_cache_tokens(config, spec, gpu.memory_gib)
+    if tokens < longest:
+        weights = engine_weights_bytes(spec, config.rollout.tensor_parallel) / GIB
+        return (
+            f"beside {weights:.1f} GiB of weights an engine's KV cache holds "
+            f"{max(0, int(tokens)):,} tokens, fewer than one sequence of {longest:,}"
+        )
+    return None

@@ -1,0 +1,110 @@
+"""A model's tokenizer without transformers, which takes seconds to import: for checks alone."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlmath.errors import UserError
+from rlmath.model.folder import TINY
+
+
+class LightTokenizer:
+    """What :class:`rlmath.data.prompts.PromptRenderer` and ``Encoder`` need of a tokenizer.
+
+    Attributes:
+        chat_template: Jinja text; ``None``: there is none.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """
+        Args:
+            folder: A Hugging Face folder with a tokenizer.json, or ``tiny``.
+
+        Raises:
+            UserError: There is no tokenizer.json in it that can be read.
+        """
+        import tokenizers
+
+        self._settings: dict[str, Any] = {}
+        self.chat_template: str | None
+        if str(folder) == TINY:
+            from rlmath.model.tiny_tokenizer import CHAT_TEMPLATE, END_OF_TEXT, fast_tokenizer
+
+            self._fast, self.chat_template = fast_tokenizer(), CHAT_TEMPLATE
+            self._settings["eos_token"] = END_OF_TEXT
+            return
+        file = Path(folder) / "tokenizer.json"
+        try:
+            self._fast = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # The library raises Exception itself.
+            raise UserError(f"{file}: cannot be read ({error})") from error
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        settings = Path(folder) / "tokenizer_config.json"
+        if settings.is_file():
+            self._settings = json.loads(settings.read_text(encoding="utf-8"))
+        self.chat_template = _chat_template(Path(folder), self._settings)
+
+    def __call__(
+        self, texts: str | Sequence[str], *, add_special_tokens: bool = True, **_: Any
+    ) -> _Encoded:
+        """Token ids of one text, or of each of several."""
+        if isinstance(texts, str):
+            return _Encoded(self._fast.encode(texts, add_special_tokens=add_special_tokens).ids)
+        encoded = self._fast.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        return _Encoded([one.ids for one in encoded])
+
+    def apply_chat_template(self, messages: Sequence[dict[str, str]], **options: Any) -> str:
+        """The text of a chat, rendered as transformers does."""
+        import jinja2.ext
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def raise_exception(message: str) -> None:
+            raise jinja2.TemplateError(message)
+
+        def to_json(value: Any, **how: Any) -> str:
+            return json.dumps(value, **{"ensure_ascii": False, **how})
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = to_json
+        environment.globals["raise_exception"] = raise_exception
+        environment.globals["strftime_now"] = lambda how: datetime.datetime.now().strftime(how)
+        special = {
+            name: value["content"] if isinstance(value, dict) else value
+            for name, value in self._settings.items()
+            if name.endswith("_token") and value
+        }
+        template = environment.from_string(self.chat_template or "")
+        return template.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=options.get("add_generation_prompt", False),
+            **special,
+        )
+
+
+class _Encoded:
+    """By key and by attribute, as transformers gives them."""
+
+    def __init__(self, input_ids: Any) -> None:
+        self.input_ids = input_ids
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    found = settings.get("chat_template")
+    if isinstance(found, list):  # Several by name.
+        found = {one["name"]: one["template"] for one in found}.get("default")
+    return found

@@ -1,0 +1,69 @@
+"""Models of the Hugging Face hub by name: ``model.path=Qwen/Qwen3-8B``.
+
+A name is looked up in the hub's cache first (``HF_HOME``), which needs no network. On a cluster the
+cache has to be on a file system that all nodes see under the same path.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rlmath.errors import UserError
+from rlmath.model.folder import missing_model_files
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# As a folder of the cache is named.
+_CACHED = re.compile(r"models--(.+?)--(.+)")
+# What training, vLLM and an export need; some repositories hold the same weights several times.
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_OTHER_FILES = ["original/*", "onnx/*", "openvino/*"]
+
+
+def is_hub_model(path: str) -> bool:
+    """Whether a ``model.path`` names a model of the hub: ``ORGANIZATION/NAME``, where neither that
+    folder nor a folder ``ORGANIZATION`` exists."""
+    return _NAME.fullmatch(path) is not None and not Path(path.split("/")[0]).exists()
+
+
+def cached_model(name: str) -> Path | None:
+    """The folder of a model that is complete in the cache; ``None``: it has to be downloaded."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(name, local_files_only=True, allow_patterns=_FILES)
+    except OSError:  # LocalEntryNotFoundError and unreadable folders.
+        return None
+    complete = (Path(folder) / "config.json").is_file() and not missing_model_files(folder)
+    return Path(folder) if complete else None
+
+
+def download_model(name: str) -> Path:
+    """Download a model into the cache, with the hub's own progress bars and token.
+
+    Raises:
+        UserError: The hub cannot be reached, has no such model, or asks for a token.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        folder = snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHER_FILES)
+    except (OSError, HfHubHTTPError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
+        local = f"models/{name.rpartition('/')[2]}"
+        raise UserError(
+            f"model.path={name}: the model cannot be downloaded from the hub ({reason}). On a "
+            f"machine with a network run\n  hf download {name} --local-dir {local}\nand give "
+            f"model.path={local} here; a private or gated model needs hf auth login first"
+        ) from error
+    return Path(folder)
+
+
+def hub_name(folder: str | Path) -> str | None:
+    """``ORGANIZATION/NAME`` of a folder in the cache; ``None`` for other folders."""
+    for part in Path(folder).parts:
+        match = _CACHED.fullmatch(part)
+        if match:
+            return f"{match[1]}/{match[2]}"
+    return None

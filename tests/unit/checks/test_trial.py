@@ -1,0 +1,146 @@
+"""What ``--check`` tries: prompts with the model's tokenizer, the user's rewards, settings for GPUs
+on a machine without any."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlmath.checks.machine import Machine
+from rlmath.cli import main
+from rlmath.data.light_tokenizer import LightTokenizer
+from rlmath.data.prompts import load_tokenizer
+from rlmath.model.tiny import make_tiny_model
+
+LOGIN_NODE = Machine(gpus=0, torch_build="2.13.0+cpu", memory_bytes=2**34, disk_bytes=2**30)
+ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "x" * 90, "answer": "3"}]
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(Machine, "here", lambda: LOGIN_NODE)
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return [
+        "train",
+        "experiment=gsm8k_smoke",
+        f"data.train_paths=[{file}]",
+        f"runner.run_dir={tmp_path / 'run'}",
+        "--check",
+    ]
+
+
+def test_prompts_that_are_too_long_are_counted(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(base) == 0
+    assert "the longest of 2 prompts looked at has 90 tokens" in capsys.readouterr().out
+    assert main([*base, "data.max_prompt_tokens=64", "data.overlong_prompts=filter"]) == 0
+    assert "1 of 2 prompts looked at have more than 64 tokens" in capsys.readouterr().out
+    assert main([*base, "data.max_prompt_tokens=64", "data.overlong_prompts=stop"]) == 2
+    assert "set it to 90" in capsys.readouterr().err
+
+
+def test_own_rewards_are_called_on_made_up_responses(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def right(completions, answer, **columns):\n"
+        "    return [float(a in c) for c, a in zip(completions, answer)]\n"
+        "def broken(completions, **columns):\n"
+        "    return [columns['gold'] for _ in completions]\n"
+        "def wants(completions, hint):\n"
+        "    return [0.0 for _ in completions]\n"
+    )
+    assert main([*base, f"reward.items=[{{name: math}},{{name: {file}:right}}]"]) == 0
+    assert (
+        "right: 1 for a made-up response with the accepted answer, 0 for one without"
+        in capsys.readouterr().out
+    )
+    assert main([*base, f"reward.items=[{{name: {file}:broken}}]"]) == 2
+    err = capsys.readouterr().err
+    assert f"{file}:4" in err
+    assert "KeyError" in err
+    assert "question" in err, "the columns that exist"
+    assert main([*base, f"reward.items=[{{name: {file}:wants}}]"]) == 2
+    assert "no column for its parameter hint" in capsys.readouterr().err
+
+
+GPU_RUN = ["cluster=gpu8", "model.path=Qwen/Qwen3-8B", "actor.tensor_parallel=4"]
+LONG = ["algorithm.prompts_per_step=512", "rollout.gpu_memory_utilization=0.6"]
+
+
+def test_settings_for_gpus_are_checked_without_them(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = [*base, *GPU_RUN, *LONG, "model.dtype=bfloat16"]
+    gpu += ["rollout.max_response_tokens=8192", "actor.max_tokens_per_microbatch=16384"]
+    assert main(gpu) == 0
+    out = capsys.readouterr().out
+    assert "Qwen/Qwen3-8B: Qwen3ForCausalLM, 8.19 billion parameters" in out
+    assert "8 ranks on 8 GPUs, colocated: tensor 4 x pipeline 1 x data 2" in out
+    assert "fits a100-80, " in out
+    assert "this machine has no GPU" in out
+    assert "Qwen/Qwen3-8B will be downloaded" in out
+    assert "an H100 is too small" not in out
+    # What does not fit says so; what does not divide is an error as anywhere.
+    assert main([*gpu, "actor.max_tokens_per_microbatch=131072"]) == 0
+    assert "an H100 is too small: logits" in capsys.readouterr().out
+    assert main([*gpu, "actor.tensor_parallel=3"]) == 2
+    assert "actor.tensor_parallel=3" in capsys.readouterr().err
+
+
+def test_a_run_for_gpus_does_not_start_without_them(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*base[:-1], *GPU_RUN]) == 2
+    assert "cluster.device=cuda" in capsys.readouterr().err
+
+
+def test_the_light_tokenizer_is_the_models(tmp_path: Path) -> None:
+    """Text with accents, markers and other scripts, and chats, as transformers has them."""
+    texts = ["1+1?", "é e\u0301 中文 \U0001f600", "<|user|>hi<|assistant|>", " a\n\n b"]
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+    theirs = load_tokenizer(make_tiny_model(tmp_path / "model"))
+    for light in (LightTokenizer(tmp_path / "model"), LightTokenizer("tiny")):
+        assert light(texts).input_ids == theirs(texts).input_ids
+        assert light(texts[0]).input_ids == theirs(texts[0]).input_ids
+        assert light.apply_chat_template(
+            chat, add_generation_prompt=True
+        ) == theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+
+
+def test_chat_templates_are_rendered_as_transformers_does(tmp_path: Path) -> None:
+    """Blocks that strip whitespace, a default of several templates, special tokens, tojson."""
+    folder = make_tiny_model(tmp_path / "model")
+    template = (
+        "{{ bos_token }}{%- for m in messages %}\n    {% if loop.first %}[{{ m | tojson }}]\n"
+        "    {% else %}{% break %}\n    {% endif %}\n{%- endfor %}\n"
+        "{% if add_generation_prompt %}>{{ eos_token }}{% endif %}"
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["bos_token"] = "<|system|>"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    chat = [{"role": "user", "content": "é < 2"}, {"role": "user", "content": "b"}]
+    light, theirs = LightTokenizer(folder), load_tokenizer(folder)
+    assert light.apply_chat_template(chat, add_generation_prompt=True) == (
+        theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    )
+
+
+def test_the_check_imports_neither_grader_nor_transformers(base: list[str]) -> None:
+    code = (
+        "import sys\nfrom rlmath.cli import main\n"
+        f"assert main({base!r}) == 0\n"
+        "heavy = ('torch', 'transformers', 'ray', 'rlmath.grading.grader', 'sympy')\n"
+        "print([m for m in heavy if m in sys.modules])\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr

@@ -1,0 +1,109 @@
+"""From a plan to a run: a command, an experiment file, a way out when nothing fits, names."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlmath.cli import main
+from rlmath.commands.plan.gpus import gpu_named
+from rlmath.commands.plan.models import read_named_model
+from rlmath.errors import UserError
+from rlmath.model.published import published_name
+
+SMALL = [
+    "model.path=Qwen2.5-0.5B",
+    "algorithm.prompts_per_step=64",
+    "rollout.max_response_tokens=2048",
+    "actor.tensor_parallel=1",
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"prompt": "1+1?", "solutions": ["\\boxed{2}"]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+
+
+def plan(*words: str) -> int:
+    return main(["plan", "layout", *words])
+
+
+def test_the_command_of_a_plan_passes_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["algorithm.kl_coef=0.02", "data.answer_key=solutions", "runner.steps=7"]
+    assert plan(*SMALL, "--command", *given) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    words = shlex.split(line)
+    assert words[:2] == ["rlmath", "train"]
+    assert set(given) <= set(words), "settings that a plan does not depend on are kept"
+    assert "data.train_paths=[train.jsonl]" in words
+    # On the hub, for the folder is not here.
+    words = [word.replace("models/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B") for word in words]
+    assert main([*words[1:], "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "64 prompts x 16 samples" in out
+    assert "KL penalty 0.02" in out
+    assert "an H100 is too small" not in out
+
+
+def test_the_experiment_of_a_plan_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    write = ["--write", "mine", "--config-dir", "groups"]
+    hub = ["model.path=Qwen/Qwen2.5-0.5B", *SMALL[1:]]
+    assert plan(*hub, "runner.steps=7", *write) == 0
+    assert "rlmath train --config-dir groups experiment=mine --check" in capsys.readouterr().out
+    assert main(["train", "--config-dir", "groups", "experiment=mine", "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "7 steps = 28 optimizer steps" in out
+    assert plan(*hub, *write) == 2
+    assert "exists; give another name" in capsys.readouterr().err
+    assert "steps: 7" in Path("groups/experiment/mine.yaml").read_text()
+    assert plan("--write", "../mine", *hub) == 2
+
+
+def test_a_setting_that_a_plan_ignores_is_refused_without_a_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert plan(*SMALL, "runner.steps=7") == 2
+    assert "runner.steps: this plan does not depend on it" in capsys.readouterr().err
+
+
+def test_what_would_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model.path=Qwen2.5-32B", "actor.tensor_parallel=8", "rollout.tensor_parallel=8"]
+    assert plan(*words) == 2
+    err = capsys.readouterr().err
+    assert "no layout of this model fits 8 GPUs" in err
+    fits = err.partition("what fits:")[2]
+    assert "16 h100: cluster.nodes=2" in fits
+    assert "8 h200: --gpu h200" in fits
+
+
+def test_a_step_of_hours_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model.path=Qwen2.5-7B", "actor.tensor_parallel=4", "actor.recompute=none"]
+    assert plan(*words, "rollout.tensor_parallel=4") == 0
+    out = capsys.readouterr().out
+    assert "warning: a step takes about 2.3 hours" in out
+    assert "algorithm.prompts_per_step=32" in out
+    assert plan(*words, "rollout.tensor_parallel=4", "algorithm.prompts_per_step=32") == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_names_are_completed() -> None:
+    assert published_name("qwen2.5-32") == "Qwen2.5-32B"
+    assert published_name("Qwen/Qwen2.5-7B-Instruct") == "Qwen2.5-7B"
+    assert published_name("Qwen2.5-Math-7B") is None
+    with pytest.raises(UserError, match=r"Qwen2\.5-7B, Qwen2\.5-72B"):
+        published_name("Qwen2.5-7")
+    assert read_named_model("Qwen2.5-7B-Instruct")[0] == "models/Qwen2.5-7B-Instruct"
+    assert read_named_model("Qwen/Qwen2.5-7B-Instruct")[0] == "Qwen/Qwen2.5-7B-Instruct"
+    with pytest.raises(UserError, match=r"did you mean Qwen3-8B\?"):
+        read_named_model("Qwen3_8B")
+    assert gpu_named("mi300").name == "mi300x"
+    assert gpu_named("H20").name == "h20"
+    with pytest.raises(UserError, match="a100-40, a100-80"):
+        gpu_named("a100")
+    with pytest.raises(UserError, match=r"did you mean h100\?"):
+        gpu_named("hh100")
