@@ -165,7 +165,7 @@ def changes(file: Path, config: Config) -> Iterator[Change]:
         RENAMED.get(key, key): RENAMED_VALUES.get(key, {}).get(str(value), value)
         for key, value in saved.items()
     }
-    now = _flat(OmegaConf.to_container(OmegaConf.create(to_yaml(config)), resolve=False))
+    now = flat_settings(config)
     own_model = str(Path(config.runner.run_dir) / "model")
     for key in now:
         if key not in before or key in _NOT_COMPARED:
@@ -220,6 +220,11 @@ def record(config: Config, after_step: int) -> None:
         out.write(json.dumps(line) + "\n")
 
 
+def resumed_after(run_dir: Path) -> list[int]:
+    """Steps after which a start of the training loop resumed, in order."""
+    return sorted({one["after_step"] for one in _lines(run_dir / ATTEMPTS_FILE)} - {0})
+
+
 def attempts(run_dir: Path) -> list[Attempt]:
     """The attempts whose steps count, in order: a later one that began earlier replaces those
     before it. From ``config.yaml`` alone where nothing was recorded."""
@@ -232,6 +237,11 @@ def attempts(run_dir: Path) -> list[Attempt]:
     if not found and (run_dir / CONFIG_FILE).is_file():
         found.append(Attempt(0, _settings(run_dir / CONFIG_FILE)))
     return found
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    """Every setting by its full key, values as in YAML."""
+    return _flat(OmegaConf.to_container(OmegaConf.create(to_yaml(config)), resolve=False))
 
 
 def in_force(found: Sequence[Attempt], step: int | None) -> Mapping[str, Any]:

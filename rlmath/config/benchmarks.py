@@ -90,12 +90,16 @@ class Benchmark:
         """The setting that says how long a response may be."""
         return "eval" if self.name == HELD_OUT else self.key
 
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return "held-out problems" if self.name == HELD_OUT else self.name
+
     def describe(self) -> str:
         """One line: how it is sampled."""
-        name = "held-out problems" if self.name == HELD_OUT else self.name
         samples = "1 sample" if self.samples == 1 else f"{self.samples} samples"
         return (
-            f"{name}: {', '.join(self.paths)}; {samples} each, temperature "
+            f"{self.title}: {', '.join(self.paths)}; {samples} each, temperature "
             f"{self.temperature:g}, top-p {self.top_p:g}, {self.max_response_tokens:,} tokens"
             + (", chat template" if self.data.apply_chat_template else "")
         )

@@ -22,6 +22,17 @@ DETERMINISTIC = {
     "NCCL_ALGO": "^NVLS",
 }
 
+# Warnings of libraries that nobody who reads a rank's log can act on; each is there once a rank.
+QUIET = ",".join(
+    (
+        "ignore::FutureWarning",
+        "ignore::DeprecationWarning",
+        # Megatron's fallbacks; whether Transformer Engine has to be there is checked before.
+        "ignore:Transformer Engine and Apex are not installed:UserWarning",
+        "ignore:Apex is not installed:UserWarning",
+    )
+)
+
 
 def rank_environment(
     device: str,
@@ -38,7 +49,10 @@ def rank_environment(
         layout: Of all ranks.
         batch_invariant: ``precision.batch_invariant``.
     """
-    environment = {"TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", QUIET),
+    }
     if device == "cpu":
         environment["OMP_NUM_THREADS"] = str(num_threads)
         environment["GLIBC_TUNABLES"] = MEMORY_IN_HUGE_PAGES

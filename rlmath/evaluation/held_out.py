@@ -34,6 +34,6 @@ def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[He
             benchmark.paths, benchmark.data, tokenizer, limit=benchmark.max_problems
         )
         rows = report.describe(benchmark.data.max_prompt_tokens)
-        print(f"{benchmark.describe()}: {rows}", flush=True)
+        print(f"{benchmark.title}: {rows}", flush=True)
         found.append(HeldOut(benchmark, tuple(problems)))
     return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ class Panel:
         unit: Label of the vertical axis.
         series: Tag and its name in the legend; those that a run lacks are left out.
         limits: Least and largest value of the vertical axis; ``None``: as the values have it.
+        least_range: Of the vertical axis, in its unit, so that noise does not look like a signal.
+        least_share: The same as a share of the largest value.
+        error: By tag, the tag of its standard error, drawn as a band.
         level: A horizontal line to compare with.
         right: Tag, name and unit of a series with its own axis on the right.
     """
@@ -31,41 +34,75 @@ class Panel:
     unit: str
     series: tuple[tuple[str, str], ...]
     limits: tuple[float, float] | None = None
+    least_range: float = 0.0
+    least_share: float = 0.0
+    error: Mapping[str, str] = field(default_factory=dict)
     level: float | None = None
     right: tuple[str, str, str] | None = None
 
 
 PANELS = (
-    Panel("Reward", "mean reward of a sample", (("rollout/rewards", "rollout"),)),
+    Panel(
+        "Reward",
+        "mean, ± standard error",
+        (("rollout/rewards", "rollout"),),
+        least_range=0.1,
+        least_share=0.1,
+        error={"rollout/rewards": "rollout/rewards_standard_error"},
+    ),
     Panel(
         "Accuracy",
         "share of right answers",
         (("rollout/accuracy", "rollout"), ("eval/accuracy", "held-out problems")),
         limits=(0, 1.02),
+        error={"eval/accuracy": "eval/accuracy_standard_error"},
     ),
     Panel(
         "Response length",
         "tokens, mean",
         (("rollout/response_length", "length"),),
+        least_range=4,
+        least_share=0.2,
         right=("rollout/truncated_share", "cut off", "share cut off at the limit"),
     ),
-    Panel("Entropy", "nats per token", (("train/entropy_loss", "entropy"),)),
+    Panel("Entropy", "nats per token", (("train/entropy_loss", "entropy"),), least_range=0.1),
     Panel(
         "Importance ratio",
         "ratio, mean over tokens",
         (("train/importance_ratio", "ratio"),),
+        least_range=0.01,
         level=1.0,
         right=("train/clip_fraction", "clipped", "share of tokens clipped"),
     ),
-    Panel("Gradient norm", "L2 norm before clipping", (("train/grad_norm", "norm"),)),
+    Panel(
+        "Gradient norm",
+        "L2 norm before clipping",
+        (("train/grad_norm", "norm"),),
+        least_share=0.5,
+    ),
     Panel(
         "Alignment of engine and actor",
         "mean exp|Δ log-prob|  (1 is equal)",
         (("alignment/mean_exp_abs_diff", "mean exp|Δ|"),),
+        least_range=0.001,
         level=1.0,
     ),
 )
-_COLOURS = (
+# Phases of a step by name, so that a color means the same phase in every run.
+_PHASES = (
+    "generate",
+    "update",
+    "log_probs",
+    "grade",
+    "evaluate",
+    "weight_sync",
+    "save",
+    "advantage",
+    "reference",
+    "values",
+)
+_OTHER = "other"
+_COLORS = (
     "#1f5fa8",
     "#c8501e",
     "#3a8a4d",
@@ -79,14 +116,18 @@ _COLOURS = (
 )
 
 
-def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
+def plot_curves(
+    run_dir: str | Path, title: str | None = None, resumed_after: Sequence[int] = ()
+) -> Path:
     """Draw ``<run_dir>/curves.png`` from its ``metrics.jsonl``.
 
-    Panels are those of ``PANELS`` for which there are values, and the split of a step's seconds.
+    Panels are those of ``PANELS`` for which there are values, each reward where there are several,
+    and the split of a step's seconds.
 
     Args:
         run_dir: The run's folder.
         title: Above the panels; ``None``: the folder's name.
+        resumed_after: Steps after which the run was resumed, which are marked.
 
     Raises:
         ValueError: No metric of any panel has been written yet.
@@ -97,7 +138,9 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
 
     run_dir = Path(run_dir)
     lines = read_metrics(run_dir)
-    panels = [panel for panel in PANELS if any(_points(lines, tag) for tag, _ in panel.series)]
+    panels = [
+        panel for panel in panels_of(lines) if any(_points(lines, tag) for tag, _ in panel.series)
+    ]
     phases = _phases(lines)
     count = len(panels) + bool(phases)
     if not count:
@@ -117,23 +160,51 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(True, color="#e4e4e4", linewidth=0.8)
         ax.set_axisbelow(True)
+        for step in resumed_after:
+            ax.axvline(step + 0.5, color="#555555", linewidth=0.9, linestyle=":")
         ax.spines["top"].set_visible(False)
+    if resumed_after:
+        figure.text(0.995, 0.995, "dotted: resumed", fontsize=8, ha="right", va="top")
     path = run_dir / CURVES_FILE
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=110)
     return path
 
 
+def panels_of(lines: Sequence[dict[str, Any]]) -> list[Panel]:
+    """``PANELS``, and after the first one each reward on its own where there are several."""
+    tags = dict.fromkeys(tag for line in lines for tag in line)
+    labels = [
+        tag.removeprefix("rewards/").removesuffix("/mean")
+        for tag in tags
+        if tag.startswith("rewards/") and tag.endswith("/mean")
+    ]
+    labels = [label for label in labels if label != "total"]
+    if len(labels) < 2:
+        return list(PANELS)
+    each = Panel(
+        "Rewards",
+        "mean of each, before weighting",
+        tuple((f"rewards/{label}/mean", label) for label in labels),
+        least_range=0.1,
+        least_share=0.1,
+    )
+    return [PANELS[0], each, *PANELS[1:]]
+
+
 def _draw_panel(ax: Any, panel: Panel, lines: Sequence[dict[str, Any]]) -> None:
     handles = []
-    for colour, (tag, name) in zip(_COLOURS, panel.series, strict=False):
+    for color, (tag, name) in zip(_COLORS, panel.series, strict=False):
         points = _points(lines, tag)
         if points:
-            handles += _draw_series(ax, points, name, colour)
+            handles += _draw_series(ax, points, name, color)
+            _draw_band(ax, lines, tag, panel.error.get(tag), color)
     ax.set_title(panel.title, fontsize=11, loc="left")
     ax.set_ylabel(panel.unit)
     if panel.limits:
         ax.set_ylim(*panel.limits)
+    else:
+        _widen(ax, panel)
     if panel.level is not None:
         ax.axhline(panel.level, color="#999999", linewidth=0.9, linestyle="--")
     # An offset such as "1e-7 + 1" beside the axis is easily overlooked.
@@ -142,16 +213,36 @@ def _draw_panel(ax: Any, panel: Panel, lines: Sequence[dict[str, Any]]) -> None:
     if panel.right and points:
         _, name, unit = panel.right
         beside = ax.twinx()
-        handles += _draw_series(beside, points, f"{name} (right)", _COLOURS[1], faint=True)
+        handles += _draw_series(beside, points, f"{name} (right)", _COLORS[1], faint=True)
         beside.set_ylabel(unit)
-        beside.set_ylim(bottom=0)
+        beside.set_ylim(0, 1.3 * beside.get_ylim()[1])  # The upper part is for the legend.
         beside.spines["top"].set_visible(False)
     if len(handles) > 1:
         ax.legend(handles=handles, fontsize=8, frameon=False, loc="best")
 
 
+def _draw_band(
+    ax: Any, lines: Sequence[dict[str, Any]], tag: str, error: str | None, color: str
+) -> None:
+    """One standard error to either side."""
+    both = [line for line in lines if line.get(tag) is not None and line.get(error or "")]
+    if both and error:
+        steps = [line[STEP] for line in both]
+        low, high = ([line[tag] + sign * line[error] for line in both] for sign in (-1, 1))
+        ax.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
+
+
+def _widen(ax: Any, panel: Panel) -> None:
+    """Give the vertical axis its least range, around what is drawn."""
+    low, high = ax.get_ylim()
+    least = max(panel.least_range, panel.least_share * max(abs(low), abs(high)))
+    missing = least - (high - low)
+    if missing > 0:
+        ax.set_ylim(low - missing / 2, high + missing / 2)
+
+
 def _draw_series(
-    ax: Any, points: Sequence[tuple[int, float]], name: str, colour: str, faint: bool = False
+    ax: Any, points: Sequence[tuple[int, float]], name: str, color: str, faint: bool = False
 ) -> list[Any]:
     steps, values = zip(*points, strict=True)
     # Few points, as of an evaluation every ten steps, are marked one by one.
@@ -160,7 +251,7 @@ def _draw_series(
         ax.plot(
             steps,
             values,
-            color=colour,
+            color=color,
             linewidth=1.1 if faint else 1.6,
             alpha=0.6 if faint else 1.0,
             marker=marker,
@@ -175,19 +266,25 @@ def _draw_timing(ax: Any, phases: Sequence[str], lines: Sequence[dict[str, Any]]
     steps = [line[STEP] for line in timed]
     values = [[line.get(phase) or 0.0 for line in timed] for phase in phases]
     names = [phase.removeprefix("timing/") for phase in phases]
-    colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(phases))]
+    colors = [_phase_color(name) for name in names]
     if len(steps) == 1:
         bottom = 0.0
-        for name, colour, (seconds,) in zip(names, colours, values, strict=True):
-            ax.bar(steps, [seconds], bottom=bottom, color=colour, label=name, width=0.4)
+        for name, color, (seconds,) in zip(names, colors, values, strict=True):
+            ax.bar(steps, [seconds], bottom=bottom, color=color, label=name, width=0.4)
             bottom += seconds
     else:
-        ax.stackplot(steps, values, labels=names, colors=colours, alpha=0.85)
+        ax.stackplot(steps, values, labels=names, colors=colors, alpha=0.85)
     ax.set_title("Time of a step", fontsize=11, loc="left")
     ax.set_ylabel("seconds")
     highest = max(sum(seconds) for seconds in zip(*values, strict=True))
     ax.set_ylim(0, 1.35 * highest or 1.0)  # The upper part is for the legend.
     ax.legend(fontsize=8, ncols=min(len(names), 4), frameon=False, loc="upper left")
+
+
+def _phase_color(name: str) -> str:
+    if name in _PHASES:
+        return _COLORS[_PHASES.index(name)]
+    return "#bbbbbb" if name == _OTHER else "#666666"
 
 
 def _phases(lines: Sequence[dict[str, Any]]) -> list[str]:

@@ -42,6 +42,11 @@ class Monitor:
         for listener in self.on_phase:
             listener()
 
+    def show_settings(self, text: str, values: Mapping[str, object]) -> None:
+        """The run's settings, in TensorBoard; see :meth:`MetricsWriter.write_settings`."""
+        compared_by = ("eval/accuracy", "rollout/rewards", "rollout/accuracy")
+        self._writer.write_settings(text, values, compared_by)
+
     def count_tokens(self, tokens: int) -> None:
         """Tokens of this step, prompts and responses, for ``throughput/tokens_per_s``."""
         self._tokens += tokens

@@ -1,4 +1,4 @@
-"""Where a run stands, for a person: a live display in a terminal, one line per step elsewhere."""
+"""Where a run stands, for a person: one line per step, and in a terminal a live bar below it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -18,6 +18,8 @@ _STEPS_IN_ESTIMATE = 10
 
 class ProgressDisplay:
     """Shows phase, step, reward, accuracy, tokens per second and time left.
+
+    A line per step stays. In a terminal the phase and the time left are on a bar below the lines.
 
     A context manager; ``phase`` and ``step`` are called by the loop. What is printed meanwhile
     appears above the live display.
@@ -35,16 +37,16 @@ class ProgressDisplay:
         Args:
             total_steps: Number of the run's last step.
             first_step: The first that this process makes; more than 1 when a run continues.
-            live: A display that is redrawn, or a line per step; ``None``: the first in a terminal.
+            live: Whether there is a bar; ``None``: in a terminal.
             console: Where to; ``None``: standard output.
-            line_every: Outside a terminal, a line every N steps, the first and the last.
+            line_every: A line every N steps, the first and the last.
         """
         self._line_every = line_every
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._total = total_steps
         self._done = first_step - 1
         self._phase = "starting"
-        self._shown: dict[str, str] = {}
+        self._announced: set[str] = set()
         self._started = time.perf_counter()
         # Ends of the last steps; the first entry is the start of the oldest of them.
         self._ends: deque[float] = deque([self._started], maxlen=_STEPS_IN_ESTIMATE + 1)
@@ -71,31 +73,38 @@ class ProgressDisplay:
             self._live.stop()
 
     def phase(self, name: str) -> None:
-        """The loop enters this phase."""
+        """The loop enters this phase.
+
+        Without a bar, each phase of the first step has a line when it begins: that step may take
+        minutes.
+        """
         self._phase = name
+        if self._live or len(self._ends) > 1 or name in self._announced:
+            return
+        self._announced.add(name)
+        elapsed = time.perf_counter() - self._started
+        self._console.print(Text(f"start    {elapsed:5.1f} s  {name}"))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is over.
 
         Args:
             step: Its number.
-            metrics: Those of the step; what is not there is not shown. A held-out accuracy stays
-                in view until the next one.
+            metrics: Those of the step; what is not there is not shown.
         """
         self._done = step
         self._ends.append(time.perf_counter())
-        shown = _readable(metrics)
-        if self._live:
-            held_out = {key: self._shown[key] for key in ("held-out",) if key in self._shown}
-            self._shown = {**held_out, **shown}
-            return
         if step % self._line_every and step not in (1, self._total):
             return
         seconds = metrics.get("timing/step", self._ends[-1] - self._ends[-2])
-        parts = [f"step {step:>{len(str(self._total))}}/{self._total}"]
-        parts += [f"{name} {value}" for name, value in shown.items()]
-        parts += [f"{seconds:.1f} s", f"left {duration(self.seconds_left())}"]
-        self._console.print(Text("  ".join(parts)))
+        # An evaluation has no steps.
+        parts = [f"step {step:>{len(str(self._total))}}/{self._total}"] if self._total else []
+        parts += [f"{name} {value}" for name, value in _readable(metrics).items()]
+        parts += [f"{seconds:.1f} s"]
+        if 0 < step < self._total:
+            parts += [f"left {duration(self.seconds_left())}"]
+        console = self._live.console if self._live else self._console
+        console.print(Text("  ".join(parts)))
 
     def seconds_left(self) -> float:
         """Steps that remain, at the mean pace of the last ten; NaN before the first is over."""
@@ -104,17 +113,20 @@ class ProgressDisplay:
             return float("nan")
         return (self._ends[-1] - self._ends[0]) / steps * (self._total - self._done)
 
-    def _render(self) -> Group:
-        elapsed = time.perf_counter() - self._started
-        first = Table.grid(padding=(0, 2))
-        first.add_row(
+    def _render(self) -> Table:
+        elapsed = duration(time.perf_counter() - self._started)
+        bar = Table.grid(padding=(0, 2))
+        phase = Text(self._phase, style="cyan")
+        if not self._total:
+            bar.add_row(phase, Text(f"{elapsed} gone"))
+            return bar
+        bar.add_row(
             Text(f"step {self._done}/{self._total}", style="bold"),
-            ProgressBar(total=max(self._total, 1), completed=self._done, width=24),
-            Text(self._phase, style="cyan"),
-            Text(f"{duration(elapsed)} gone, {duration(self.seconds_left())} left"),
+            ProgressBar(total=self._total, completed=self._done, width=24),
+            phase,
+            Text(f"{elapsed} gone, {duration(self.seconds_left())} left"),
         )
-        second = Text("  ".join(f"{name} {value}" for name, value in self._shown.items()))
-        return Group(first, second)
+        return bar
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -55,6 +55,26 @@ class MetricsWriter:
             str(self._run_dir / TENSORBOARD_FOLDER),
             purge_step=None if last_step is None else last_step + 1,
         )
+
+    def write_settings(
+        self, text: str, values: Mapping[str, Any], metrics: Sequence[str] = ()
+    ) -> None:
+        """Show the settings in TensorBoard: all as text, single values as hparams.
+
+        Args:
+            text: All settings, as YAML.
+            values: Key to value; only booleans, numbers and texts are hparams.
+            metrics: Tags that the hparams are to be compared by.
+        """
+        from torch.utils.tensorboard.summary import hparams
+
+        self._tensorboard.add_text("settings", as_markdown_code(text), self._last_step + 1)
+        plain = {k: v for k, v in values.items() if isinstance(v, bool | int | float | str)}
+        # Not add_hparams, which writes into a folder of its own, apart from the run's curves.
+        experiment, begin, _ = hparams(plain, dict.fromkeys(metrics, 0.0))
+        for summary in (experiment, begin):
+            self._tensorboard.file_writer.add_summary(summary)
+        self._tensorboard.flush()
 
     def write(
         self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str] | None = None

@@ -82,27 +82,19 @@ def _say(text: str) -> None:
 
 def _story(run_dir: Path, summary: dict[str, Any]) -> str:
     layout = summary["layout"]
-    before, after = summary["eval/accuracy_before"], summary["eval/accuracy_after"]
     lines = [
         "",
-        f"Held-out accuracy went from {before:.3f} to {after:.3f} in {summary['steps']} steps of "
-        "reinforcement learning."
-        if before is not None
-        else f"{summary['steps']} steps of reinforcement learning are done.",
         f"Megatron trained on tp {layout['tp']} x pp {layout['pp']} x dp {layout['dp']} ranks; "
-        f"{layout['engines']} vLLM engine(s) sampled {summary['tokens_generated']:,} tokens.",
+        f"{layout['engines']} vLLM engine(s) sampled.",
         "Log-probs of the sampled tokens agree: mean exp|difference| "
         f"{summary['alignment/mean_exp_abs_diff']:.6f} between engine and actor (worst step), "
         f"{summary.get('alignment/hf_mean_exp_abs_diff', float('nan')):.6f} between actor and "
         "exported folder.",
         f"It took {summary['wall_s']:.0f} s, and {summary['setup_s']:.0f} s of set-up.",
         "",
-        f"look at   {run_dir / 'curves.png'}: reward and held-out accuracy should rise together",
-        f"          {run_dir / 'samples'}: every response with its grade",
-        f"          tensorboard --logdir {run_dir / 'tensorboard'}",
-        f"          {run_dir / 'hf'}: the trained model, for transformers or vLLM",
-        "try       bash launchers/quickstart.sh actor.pipeline_parallel=2",
-        "          bash launchers/quickstart.sh rollout.engines=2 actor.optimizer.lr=5e-5",
+        f"look at  {run_dir / 'curves.png'}: reward and held-out accuracy should rise together",
+        "try      bash launchers/quickstart.sh actor.pipeline_parallel=2",
+        "         bash launchers/quickstart.sh rollout.engines=2 actor.optimizer.lr=5e-5",
     ]
     return "\n".join(lines)
 

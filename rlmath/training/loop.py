@@ -13,13 +13,13 @@ from pathlib import Path
 
 from rlmath.checks import attempts
 from rlmath.cluster.watchdog import watched
-from rlmath.config.load import save
+from rlmath.config.load import save, to_yaml
 from rlmath.config.schema import Config
 from rlmath.data import load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
 from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.evaluation.run import evaluate
-from rlmath.monitor import Monitor, open_monitor, read_metrics
+from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics
 from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.algorithm_settings import least_groups
@@ -28,7 +28,7 @@ from rlmath.training.controllers import Coefficients
 from rlmath.training.model_card import write_card
 from rlmath.training.session import Session, open_session, with_model_folder
 from rlmath.training.step import train_step
-from rlmath.training.summary import check_export, summarize
+from rlmath.training.summary import check_export, ending, summarize
 from rlmath.training.supervise import supervise
 from rlmath.types import TrainingBatch
 from rlmath.utils.run_lock import only_run_in
@@ -66,7 +66,7 @@ def run(config: Config) -> int:
 
 def train(config: Config) -> int:
     """One start of a run, to its end. Returns the exit code."""
-    with open_run(config) as training:
+    with open_run(config) as training, curves_if_interrupted(Path(config.runner.run_dir)):
         batch: TrainingBatch | None = None
         training.monitor.begin_step()
         if training.done == 0 and training.held_out and config.eval.every:
@@ -76,6 +76,18 @@ def train(config: Config) -> int:
         training.saver.finish()
         export(training, batch)
     return 0
+
+
+@contextlib.contextmanager
+def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
+    """Draw the curves of a run that does not come to its end."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(ValueError, OSError):  # No step yet, or a full disk.
+            path = plot_curves(run_dir, resumed_after=attempts.resumed_after(run_dir))
+            print(f"curves of the steps so far: {path}", flush=True)
+        raise
 
 
 @contextlib.contextmanager
@@ -103,6 +115,7 @@ def open_run(config: Config) -> Iterator[Training]:
         open_monitor(run_dir, config.runner, steps, done if checkpoint else None) as monitor,
         contextlib.ExitStack() as stack,
     ):
+        monitor.show_settings(to_yaml(config), attempts.flat_settings(config))
         sampler = Sampler(config, stream, least_groups(config, session.layout))
         states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}
         saver = stack.enter_context(open_saver(config, store, session, states))
@@ -161,5 +174,6 @@ def export(training: Training, batch: TrainingBatch | None) -> None:
     session.sampling.pool.sleep()
     session.actor.save_hf(run_dir / "hf")
     checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
-    summarize(config, session, checked)
+    summary = summarize(config, session, checked)
     write_card(run_dir)
+    print(ending(config, summary), flush=True)

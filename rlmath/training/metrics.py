@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import stdev
 from typing import TYPE_CHECKING
 
 from rlmath.grading.result import STATUSES
@@ -27,6 +28,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     lengths = [len(s.sample.token_ids) for s in samples]
     metrics = {
         "rollout/rewards": _mean(rewards),
+        **_standard_error(groups),
         "rollout/accuracy": _mean([float(c) for c in judged]),
         "rollout/unscored_share": 1.0 - len(rewards) / len(samples),
         "rollout/response_length": _mean(lengths),
@@ -87,6 +89,15 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
+
+
+def _standard_error(groups: Sequence[Group]) -> dict[str, float]:
+    """Of the mean reward, over problems: samples of one problem are alike."""
+    scored = [[s.reward for s in group.samples if s.reward is not None] for group in groups]
+    means = [_mean(rewards) for rewards in scored if rewards]
+    if len(means) < 2:
+        return {}
+    return {"rollout/rewards_standard_error": stdev(means) / len(means) ** 0.5}
 
 
 def _all_truncated(group: Group) -> bool:

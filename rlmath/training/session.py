@@ -28,6 +28,7 @@ from rlmath.model.folder import TINY
 from rlmath.model.precision import Precision
 from rlmath.model.spec import read_model_spec
 from rlmath.monitor import Monitor
+from rlmath.monitor.startup import Say, StartLog
 from rlmath.rewards.mix import RewardMix
 from rlmath.rollout import watchdog_probes as waiting
 from rlmath.rollout.collect import Collector
@@ -40,6 +41,9 @@ from rlmath.weights.transports import TransportPlan, choose_transport
 
 if TYPE_CHECKING:
     import torch
+
+# Of the run's folder.
+LOGS = "logs"
 
 
 class Session:
@@ -111,11 +115,13 @@ def open_session(
     platform.prepare_driver()
     device = Device(platform.name)
     layout = resolve_layout(config, device)
+    say = StartLog(Path(config.runner.run_dir) / LOGS)
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(reward_mix(config)) if samples else None
         if rewards is not None:
             rewards.check_columns(problems)
             rewards.probe()
+        say("starting Ray")
         stack.enter_context(ray_session(config.cluster))
         places = stack.enter_context(placed(layout, config.cluster.nodes))
         pool = None
@@ -144,18 +150,20 @@ def open_session(
                 actor_options=places.actor_ranks,
             )
             stack.callback(actor.shutdown)
-        start(actor, pool)
+        start(actor, pool, say)
         sampling = None
         if pool is not None and rewards is not None:
             if actor is not None:
+                say("sending the weights from the ranks to the engines")
                 connect_engines(config, actor, pool)
             collector = Collector(rewards)
             stack.callback(collector.close)
             sampling = Sampling(pool, rewards, collector)
+        say("ready")
         yield Session(config, layout, actor, sampling)
 
 
-def start(actor: ActorGroup | None, pool: RolloutPool | None) -> None:
+def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:
     """Start ranks and engines, side by side unless they share GPUs.
 
     vLLM sizes its KV cache by the GPU's free memory before and after a trial run, and its check at
@@ -168,17 +176,24 @@ def start(actor: ActorGroup | None, pool: RolloutPool | None) -> None:
         UserError: The model cannot be built or read, or an engine cannot start.
         ActorError: A rank failed in another way.
     """
+    engines = "" if pool is None else "the vLLM engines"
+    ranks = "" if actor is None else "the Megatron ranks with model and weights"
     if actor is None or pool is None or not pool.spec.sleeps:
+        say("starting " + " and ".join(one for one in (engines, ranks) if one), logs=True)
         if pool is not None:
             pool.launch()
         if actor is not None:
             actor.launch()
             actor.wait_until_ready()
+            if pool is not None:
+                say("the ranks are ready; waiting for the engines")
     else:
+        say(f"starting {ranks}", logs=True)
         actor.launch()
         actor.wait_until_ready()
         actor.release_cached_memory()
         pool.make_room = actor.release_cached_memory
+        say(f"the ranks are ready; starting {engines}")
         pool.launch()
     if pool is not None:
         pool.wait_until_ready()
@@ -206,7 +221,7 @@ def precision(config: Config) -> Precision:
 
 def log_dir(config: Config) -> Path:
     """Where ranks and engines write their output."""
-    return Path(config.runner.run_dir).absolute() / "logs"
+    return Path(config.runner.run_dir).absolute() / LOGS
 
 
 def cpu_threads(ranks: int) -> int:

@@ -45,7 +45,7 @@ def fine_tune(config: Config) -> int:
     examples, report = load_examples(
         config.sft.train_paths, config.data, config.sft.response_key, tokenizer
     )
-    print(report.describe(config.data.max_prompt_tokens))
+    print("worked examples:", report.describe(config.data.max_prompt_tokens), flush=True)
     stream = ProblemStream(examples, seed=config.data.seed)
     store = CheckpointStore(run_dir / "sft_checkpoints", keep=config.runner.keep_checkpoints)
     checkpoint = store.resume(config.runner.resume) if config.sft.save_every else None

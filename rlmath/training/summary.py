@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlmath.algorithms.mismatch import measure
+from rlmath.checks import attempts
 from rlmath.config.schema import Config
 from rlmath.monitor import plot_curves, read_metrics, update_summary
+from rlmath.monitor.progress import duration
 from rlmath.training.session import Session
 from rlmath.types import TrainingBatch
 from rlmath.validation.hf_log_probs import hf_log_probs
+
+_ERROR = "eval/accuracy_standard_error"
 
 
 def check_export(session: Session, folder: Path, batch: TrainingBatch) -> dict[str, float]:
@@ -42,15 +48,18 @@ def summarize(config: Config, session: Session, extra: dict[str, float]) -> dict
     run_dir = Path(config.runner.run_dir)
     lines = read_metrics(run_dir)
     layout = session.layout
-    held_out = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
+    held_out = [line for line in lines if "eval/accuracy" in line]
+    train_s = sum(line.get("timing/step") or 0.0 for line in lines)
     alignment = [
         line["alignment/mean_exp_abs_diff"]
         for line in lines
         if line.get("alignment/mean_exp_abs_diff") is not None
     ]
     summary: dict[str, Any] = {
-        "eval/accuracy_before": held_out[0] if held_out else None,
-        "eval/accuracy_after": held_out[-1] if held_out else None,
+        "eval/accuracy_before": held_out[0]["eval/accuracy"] if held_out else None,
+        "eval/accuracy_after": held_out[-1]["eval/accuracy"] if held_out else None,
+        "eval/standard_error_before": held_out[0].get(_ERROR) if held_out else None,
+        "eval/standard_error_after": held_out[-1].get(_ERROR) if held_out else None,
         # The worst of all steps, not the last.
         "alignment/mean_exp_abs_diff": max(alignment) if alignment else math.nan,
         "layout": {
@@ -62,9 +71,57 @@ def summarize(config: Config, session: Session, extra: dict[str, float]) -> dict
         },
         "steps": lines[-1]["step"],
         "tokens_generated": int(sum(line.get("rollout/response_tokens", 0) for line in lines)),
-        "train_s": sum(line.get("timing/step") or 0.0 for line in lines),
+        "train_s": train_s,
+        # Of the steps that count; starts, exports and repeated steps are not in it.
+        "gpu_hours": layout.accelerators * train_s / 3600,
         **extra,
     }
     update_summary(run_dir, summary)
-    plot_curves(run_dir)
+    plot_curves(run_dir, resumed_after=attempts.resumed_after(run_dir))
     return summary
+
+
+def ending(config: Config, summary: Mapping[str, Any]) -> str:
+    """What a run came to, where everything is, and what to do next, for the terminal."""
+    run_dir = Path(config.runner.run_dir)
+    took = duration(summary["train_s"])
+    spent = f"{summary['tokens_generated']:,} response tokens; {took} of steps"
+    if summary["gpu_hours"]:
+        spent += f" = {summary['gpu_hours']:.1f} GPU-hours"
+    lines = ["", f"done     {summary['steps']:,} steps: {spent}"]
+    if summary["eval/accuracy_before"] is not None:
+        before, after = (_accuracy(summary, when) for when in ("before", "after"))
+        lines.append(f"accuracy {before} before, {after} after, on held-out problems")
+    return "\n".join(
+        [
+            *lines,
+            f"model    {run_dir / 'hf'}, for transformers and vLLM",
+            f"curves   {run_dir / 'curves.png'}; tensorboard --logdir {run_dir / 'tensorboard'}",
+            f"files    {run_dir / 'samples'}: every response with its grade; "
+            f"{run_dir / 'metrics.jsonl'}",
+            f"next     {_evaluate_command(config)}",
+        ]
+    )
+
+
+def _accuracy(summary: Mapping[str, Any], when: str) -> str:
+    error = summary[f"eval/standard_error_{when}"]
+    spread = "" if error is None else f" ± {error:.3f}"
+    return f"{summary[f'eval/accuracy_{when}']:.3f}{spread}"
+
+
+def _evaluate_command(config: Config) -> str:
+    """Evaluates the trained model on the same held-out problems, or on a benchmark."""
+    run_dir, data = Path(config.runner.run_dir), config.data
+    words = [f"model.path={run_dir / 'hf'}", f"model.dtype={config.model.dtype.name}"]
+    words.append(f"runner.run_dir={run_dir}")
+    if data.eval_paths:
+        words += [f"data.eval_paths=[{','.join(data.eval_paths)}]", "eval.samples=8"]
+        default = type(data)()
+        for key in ("prompt_key", "answer_key", "apply_chat_template", "max_prompt_tokens"):
+            if getattr(data, key) != getattr(default, key):
+                words.append(f"data.{key}={str(getattr(data, key)).lower()}")
+        words.append(f"rollout.max_response_tokens={config.rollout.max_response_tokens}")
+    else:
+        words.append("eval.benchmarks=[{name: math500}]")
+    return shlex.join(["rlmath", "evaluate", *words])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONNECTIONS, raising=False)
+    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
 
 
 def environment(device: str = "cuda", tp: int = 1, cp: int = 1, **others: Any) -> dict[str, str]:
@@ -49,6 +52,24 @@ def test_batch_invariance_is_known_before_cublas_and_nccl_start() -> None:
 def test_a_cpu_rank_has_its_threads() -> None:
     assert environment("cpu")["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in environment()
+
+
+def test_a_ranks_log_has_no_warnings_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python reads the filters, and those that a user sets hold."""
+    code = (
+        "import warnings\n"
+        "warnings.warn('x is deprecated', FutureWarning)\n"
+        "warnings.warn('Apex is not installed. Falling back to Torch Norm')\n"
+        "warnings.warn('the disk is full')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert [line for line in done.stderr.splitlines() if "Warning" in line] == [
+        "<string>:4: UserWarning: the disk is full"
+    ]
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    assert environment()["PYTHONWARNINGS"] == "error"
 
 
 def test_each_ranks_process_starts_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -27,14 +27,17 @@ def test_without_a_terminal_each_step_is_one_line():
     progress, output = display(terminal=False, width=40)
     with progress:
         progress.phase("generate")
+        progress.phase("generate")
         progress.step(1, METRICS)
         progress.step(2, {**METRICS, "eval/accuracy": 0.7})
-    first, second = output.getvalue().splitlines()
+        progress.phase("generate")
+    started, first, second = output.getvalue().splitlines()
+    assert started.endswith(" s  generate"), "the phases of the first step, and of no other"
     assert first.startswith("step  1/20  reward +1.50  accuracy 0.650  tokens/s 9123  2.3 s  left ")
     assert "held-out 0.700" in second
 
 
-def test_a_terminal_shows_phase_step_and_metrics():
+def test_a_terminal_has_a_line_per_step_that_stays_and_a_bar():
     progress, output = display(terminal=True)
     with progress:
         progress.step(1, {**METRICS, "eval/accuracy": 0.7})
@@ -43,11 +46,27 @@ def test_a_terminal_shows_phase_step_and_metrics():
         progress._live.refresh()
         shown = output.getvalue()
         progress._console.print("a message")
-    assert "step 2/20" in shown and "weight_sync" in shown
-    assert "reward +1.50" in shown and "tokens/s 9123" in shown
-    assert "held-out 0.700" in shown  # The last evaluation stays in view.
+    lines = [line for line in shown.splitlines() if "reward +1.50" in line]
+    assert len(lines) == 2, "each step's line is printed once and stays"
+    assert "held-out 0.700" in lines[0]
+    assert "tokens/s 9123" in lines[1]
+    bar = shown[shown.rindex("step 2/20") :]
+    assert "weight_sync" in bar
+    assert "reward" not in bar
     assert "a message" in output.getvalue()
     assert "done" in output.getvalue()
+
+
+def test_an_evaluation_counts_no_steps():
+    for terminal in (False, True):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=100, soft_wrap=True)
+        with ProgressDisplay(0, console=console) as progress:
+            progress.phase("evaluate")
+            progress.step(0, {"eval/accuracy": 0.5, "timing/step": 3.0})
+        shown = console.file.getvalue()
+        assert "held-out 0.500  3.0 s" in shown
+        assert "0/0" not in shown
+        assert "left" not in shown
 
 
 def test_an_interrupted_run_is_shown_as_stopped():

@@ -145,3 +145,23 @@ def test_texts_reach_tensorboard_as_data(tmp_path):
 @settings(max_examples=50, deadline=None)
 def test_no_markup_in_a_text_is_read(text):
     assert shown(text).split() == text.split()
+
+
+def test_the_settings_are_in_tensorboard_as_text_and_hparams(tmp_path):
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    values = {"actor.optimizer.lr": 1e-6, "algorithm.loss": "gspo", "data.train_paths": ["a"]}
+    with MetricsWriter(tmp_path, last_step=4) as writer:
+        writer.write_settings("algorithm:\n  loss: gspo\n", values, ["eval/accuracy"])
+        writer.write(5, {"eval/accuracy": 0.5})
+    events = tensorboard(tmp_path)
+    (text,) = events.Tensors("settings/text_summary")
+    assert b"loss: gspo" in text.tensor_proto.string_val[0]
+    found = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    hparams = plugin_data_pb2.HParamsPluginData.FromString(found).session_start_info.hparams
+    assert hparams["actor.optimizer.lr"].number_value == 1e-6
+    assert hparams["algorithm.loss"].string_value == "gspo"
+    assert "data.train_paths" not in hparams
+    # In the run's own folder: TensorBoard would show another one as another run.
+    assert [path.name for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()] == []
+    assert scalars(tmp_path, "eval/accuracy") == [(5, 0.5)]

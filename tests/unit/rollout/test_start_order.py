@@ -16,6 +16,10 @@ from rlmath.rollout.requests import EngineError, EngineSpec
 from rlmath.training import session
 
 
+def quiet(what: str, *, logs: bool = False) -> None:
+    """In the place of the log of a start."""
+
+
 class RecordedRanks:
     """Stands in for the Megatron ranks."""
 
@@ -73,7 +77,7 @@ def make_pool(gpu_spec: EngineSpec, tmp_path: Path) -> Callable[..., RolloutPool
 def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
     events: list[str], make_pool: Callable[..., RolloutPool]
 ) -> None:
-    session.start(RecordedRanks(events), make_pool())  # type: ignore[arg-type]
+    session.start(RecordedRanks(events), make_pool(), quiet)  # type: ignore[arg-type]
     assert events == [
         "ranks begin",
         "ranks ready",
@@ -86,7 +90,7 @@ def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
 def test_engines_on_gpus_of_their_own_start_beside_the_ranks(
     events: list[str], make_pool: Callable[..., RolloutPool]
 ) -> None:
-    session.start(RecordedRanks(events), make_pool(sleeps=False))  # type: ignore
+    session.start(RecordedRanks(events), make_pool(sleeps=False), quiet)  # type: ignore
     assert events[:2] == ["engine 0 begins, cache None", "engine 1 begins, cache None"]
     assert events[2:] == ["ranks begin", "ranks ready"]
 
@@ -95,7 +99,7 @@ def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(
     events: list[str], make_pool: Callable[..., RolloutPool]
 ) -> None:
     pool = make_pool()
-    session.start(RecordedRanks(events), pool)  # type: ignore[arg-type]
+    session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
     events.clear()
     pool.replace(1, EngineError("it died"))
     assert events == [

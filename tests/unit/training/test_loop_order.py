@@ -115,7 +115,10 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "stream_of": lambda *_: None,
             "Coefficients": lambda _: None,
             "open_store": lambda _: store,
-            "attempts": SimpleNamespace(record=lambda *_, **__: None),
+            "attempts": SimpleNamespace(
+                record=lambda *_, **__: None, flat_settings=lambda _: {}, resumed_after=lambda _: []
+            ),
+            "to_yaml": lambda _: "",
             "open_session": lambda *_, **__: contextlib.nullcontext(session),
             "open_monitor": lambda *_: contextlib.nullcontext(monitor),
             "least_groups": lambda *_: 1,
@@ -127,6 +130,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "act": lambda *_: None,
             "evaluate": evaluated,
             "summarize": lambda *_: None,
+            "ending": lambda *_: "",
             "write_card": lambda _: None,
         }
         for name, value in replaced.items():
@@ -179,7 +183,10 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(
     }
     for name, value in replaced.items():
         monkeypatch.setattr(session, name, value)
-    config: Any = SimpleNamespace(cluster=SimpleNamespace(device=SimpleNamespace(value="cpu")))
+    config: Any = SimpleNamespace(
+        cluster=SimpleNamespace(device=SimpleNamespace(value="cpu")),
+        runner=SimpleNamespace(run_dir=str(tmp_path)),
+    )
 
     def start(**fields: Any) -> None:
         problems = [Problem("rows:1", "?", (1,), ("4",), columns=fields)]

@@ -1,0 +1,123 @@
+"""What a run leaves when it ends or is interrupted: a summary in the terminal, curves."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmath.checks.attempts import ATTEMPTS_FILE
+from rlmath.cli import main
+from rlmath.config.load import load
+from rlmath.model.parallel import Layout
+from rlmath.model.tiny import make_tiny_model
+from rlmath.monitor import MetricsWriter, read_summary
+from rlmath.monitor.startup import StartLog
+from rlmath.training.loop import curves_if_interrupted
+from rlmath.training.metrics import rollout_metrics
+from rlmath.training.summary import ending, summarize
+from rlmath.types import GradedSample, Group, Problem, Sample
+
+
+def steps(run_dir: Path, count: int = 3) -> None:
+    with MetricsWriter(run_dir) as writer:
+        writer.write(0, {"eval/accuracy": 0.25, "eval/accuracy_standard_error": 0.03})
+        for step in range(1, count + 1):
+            writer.write(
+                step,
+                {
+                    "eval/accuracy": 0.25 + step / 10,
+                    "eval/accuracy_standard_error": 0.02,
+                    "rollout/response_tokens": 500.0,
+                    "timing/step": 1200.0,
+                },
+            )
+
+
+def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    rows = tmp_path / "eval.jsonl"
+    rows.write_text(json.dumps({"question": "1+1?", "answer": "2"}) + "\n")
+    config = load(
+        [
+            f"model.path={run_dir / 'hf'}",
+            "model.dtype=float32",
+            f"runner.run_dir={run_dir}",
+            f"data.eval_paths=[{rows}]",
+            "data.prompt_key=question",
+            "data.answer_key=answer",
+            "data.max_prompt_tokens=64",
+            "rollout.max_response_tokens=64",
+        ]
+    )
+    steps(run_dir)
+    layout = SimpleNamespace(actor=Layout(2, data_parallel=4), engines=8, accelerators=8)
+    session: Any = SimpleNamespace(layout=layout)
+    text = ending(config, summarize(config, session, {}))
+    assert "3 steps: 1,500 response tokens; 1:00:00 of steps = 8.0 GPU-hours" in text
+    assert "0.250 ± 0.030 before, 0.550 ± 0.020 after" in text
+    for name in ("hf", "curves.png", "tensorboard", "samples", "metrics.jsonl"):
+        assert str(run_dir / name) in text
+    summary = read_summary(run_dir)
+    assert summary["eval/standard_error_after"] == 0.02
+    assert summary["gpu_hours"] == pytest.approx(8.0)
+    # The next command is one that works.
+    (command,) = [line[9:] for line in text.splitlines() if line.startswith("next")]
+    make_tiny_model(run_dir / "hf")
+    words = shlex.split(command)
+    assert words[:2] == ["rlmath", "evaluate"]
+    assert main([*words[1:], "--check"]) == 0
+    assert "8 samples each" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_has_its_curves(tmp_path: Path) -> None:
+    steps(tmp_path)
+    (tmp_path / ATTEMPTS_FILE).write_text('{"after_step": 2, "config": "x", "started": ""}\n')
+    with pytest.raises(KeyboardInterrupt), curves_if_interrupted(tmp_path):
+        raise KeyboardInterrupt
+    assert (tmp_path / "curves.png").is_file()
+    # Before the first step there is nothing to draw, and the error is the run's own.
+    with pytest.raises(RuntimeError, match="no GPU"), curves_if_interrupted(tmp_path / "none"):
+        raise RuntimeError("no GPU")
+
+
+def test_a_start_says_what_begins_and_where_its_output_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say = StartLog(tmp_path / "logs")
+    say("starting Ray")
+    say("starting ranks", logs=True)
+    say("starting engines", logs=True)
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.endswith(" s  starting Ray")
+    assert second.endswith(f"; logs in {tmp_path / 'logs'}")
+    assert "logs" not in third
+
+
+def test_the_standard_error_of_a_reward_is_over_problems() -> None:
+    """Equal samples of one problem are no evidence."""
+
+    def group(number: int, rewards: list[float | None]) -> Group:
+        problem = Problem(f"p{number}", "?", (1,), ("2",))
+        samples = [
+            Sample(problem.id, index, (1,), (0.0,), "x", "stop", 0, 0, 0)
+            for index in range(len(rewards))
+        ]
+        return Group(
+            problem,
+            tuple(
+                GradedSample(sample, reward, None, "ungraded")
+                for sample, reward in zip(samples, rewards, strict=True)
+            ),
+        )
+
+    metrics = rollout_metrics([group(0, [1.0] * 8), group(1, [0.0] * 8), group(2, [None])])
+    # Means 1 and 0: deviation sqrt(1/2), over sqrt(2) problems.
+    assert metrics["rollout/rewards_standard_error"] == pytest.approx(0.5)
+    assert "rollout/rewards_standard_error" not in rollout_metrics([group(0, [1.0, 0.0])])
