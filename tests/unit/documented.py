@@ -117,6 +117,9 @@ def make_clone(folder: Path) -> Path:
     for name in ("aime24", "aime25", "amc23", "math500", "gpqa_diamond"):
         write_rows(clone / "datasets" / "benchmarks" / f"{name}.jsonl", row)
         write_rows(folder / "shared" / "data" / f"{name}.jsonl", row)
+    (clone / "my_rewards.py").write_text(
+        "def short(completions, **columns):\n    return [-len(c) / 1000 for c in completions]\n"
+    )
     for name in ("train", "gsm8k_train"):
         write_rows(clone / f"{name}.jsonl", {"question": "1 + 1?", "answer": "#### 2"})
     return clone

@@ -57,11 +57,34 @@ def run_in_shell(command: Command, patch: pytest.MonkeyPatch) -> None:
 
 
 def run_doctor(command: Command, patch: pytest.MonkeyPatch) -> None:
-    """It has a line for everything, and finds nothing wrong with these settings."""
+    """It has a line for everything, and finds nothing wrong with the settings, if there are any."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
         main([word for word in command.words[1:] if not word.startswith("model.path=")])
     lines = {" ".join(line.split()[:2]): line for line in said.getvalue().splitlines() if line}
-    assert {"ok Python", "ok packages", "ok train"} <= set(lines)
+    settings = {"ok train"} if len(command.words) > 2 else set()
+    assert {"ok Python", "ok packages"} | settings <= set(lines)
+
+
+def plan_and_write(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """A plan that becomes an experiment, which may be there from the next rule."""
+    experiment_of(command).unlink(missing_ok=True)
+    run(command, patch)
+    assert experiment_of(command).is_file()
+
+
+def check_planned(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """``--check``, on a login node, of an experiment that a plan of the docs writes."""
+    (name,) = [word[11:] for word in command.words if word.startswith("experiment=")]
+    (plan,) = [one for one in COMMANDS if f"--write {name} " in one.text]
+    if not experiment_of(plan).is_file():
+        run(plan, patch)
+    check_settings_on_cpu(command, patch)
+
+
+def experiment_of(plan: Command) -> Path:
+    words = plan.words
+    name, folder = (words[words.index(one) + 1] for one in ("--write", "--config-dir"))
+    return Path(folder) / "experiment" / f"{name}.yaml"
 
 
 def publish_card(command: Command, patch: pytest.MonkeyPatch) -> None:
@@ -90,7 +113,8 @@ def check_settings(command: Command, patch: pytest.MonkeyPatch) -> None:
 def check_settings_on_cpu(command: Command, patch: pytest.MonkeyPatch) -> None:
     """The same on a machine without GPU. A model would have to run."""
     patch.setattr(Machine, "here", lambda: CPU)
-    assert main([*command.words[1:], "--check"]) == 0
+    words = command.words[1:]
+    assert main([*words, *["--check"] * ("--check" not in words)]) == 0
 
 
 def check_cluster(command: Command, patch: pytest.MonkeyPatch) -> None:
@@ -214,6 +238,7 @@ def elsewhere(why: str) -> How:
 
 # The first rule whose pattern matches the beginning of a command says what happens to it.
 RULES: list[tuple[str, How]] = [
+    (r"rlmath plan .* --write ", plan_and_write),
     (r"rlmath plan ", run),
     (r"rlmath doctor", run_doctor),
     (r"rlmath selfcheck gpu --list", run),
@@ -224,6 +249,7 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath evaluate model=tiny ", check_settings_on_cpu),
     (r"rlmath train experiment=(gsm8k_smoke|quickstart) ", check_settings_on_cpu),
     (r"rlmath train \.\.\.", elsewhere("it stands for any")),
+    (r"rlmath train --config-dir my_conf ", check_planned),
     (r"rlmath (train|evaluate|sft) ", check_settings),
     (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
     (
