@@ -66,7 +66,7 @@ def run(config: Config) -> int:
 
 def train(config: Config) -> int:
     """One start of a run, to its end. Returns the exit code."""
-    with open_run(config) as training, curves_if_interrupted(Path(config.runner.run_dir)):
+    with curves_if_interrupted(Path(config.runner.run_dir)), open_run(config) as training:
         batch: TrainingBatch | None = None
         training.monitor.begin_step()
         if training.done == 0 and training.held_out and config.eval.every:
@@ -80,7 +80,7 @@ def train(config: Config) -> int:
 
 @contextlib.contextmanager
 def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
-    """Draw the curves of a run that does not come to its end."""
+    """Draw the curves of a run that does not come to its end, when it has saved what it can."""
     try:
         yield
     except BaseException:

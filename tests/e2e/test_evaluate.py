@@ -56,6 +56,7 @@ def test_both_formats_give_the_same_and_a_second_call_goes_on(
     assert list(entries) == ["aime24", "amc23"]
     assert "maj_at_3" in entries["amc23"]["metrics"]
     assert "| aime24" in again.stdout
+    assert "0/0" not in again.stdout, "an evaluation has no steps"
     assert not list((folder / "unfinished").iterdir())
     assert (folder / "results.png").exists()
 

@@ -111,6 +111,10 @@ def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
     assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+    # Nothing is silent: what is started, the phases of the first step, each step, the end.
+    for said in ("starting Ray", " s  ready", " s  generate", "step 2/2", "done     2 steps"):
+        assert said in run.stdout, said
+    assert f"next     rlmath evaluate model.path={tmp_path / 'hf'}" in run.stdout
 
 
 def test_kl_and_entropy_terms_and_engine_log_probs(material: Path, tmp_path: Path) -> None:
