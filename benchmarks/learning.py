@@ -109,7 +109,7 @@ def _sft(material: Path) -> Path:
 
 def _summary(curve: list[dict[str, float]], problems: int) -> dict[str, Any]:
     before, after = curve[0]["eval/accuracy"], curve[-1]["eval/accuracy"]
-    # Of a figure over so many problems; answers to one problem are not independent, so that the
+    # Of a figure over N problems; answers to one problem are not independent, so that the
     # samples do not count.
     error = (after * (1 - after) / problems) ** 0.5
     return {"before": round(before, 4), "after": round(after, 4), "standard_error": round(error, 4)}

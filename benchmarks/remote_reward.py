@@ -2,7 +2,7 @@
 
     python benchmarks/remote_reward.py [--samples 8192] [--latency-s 1.0]
 
-A server in a process of its own takes ``--latency-s`` for each call, whatever is in it, and answers
+A server in its own process takes ``--latency-s`` for each call, whatever is in it, and answers
 any number of calls at once. Printed: seconds from the first sample to the last value through the
 collector of a run, for one completion per call and for batches; and, computed from the latency,
 what threads that each wait for one completion take. What to look at: the ratio in the last column.

@@ -1,6 +1,6 @@
 """Steps of TRL's GRPOTrainer on a model folder and prompts; prints seconds of each as JSON.
 
-The peer of ``benchmarks/step_time.py``, which runs this in a process of its own. Needs
+The peer of ``benchmarks/step_time.py``, which runs this in its own process. Needs
 ``pip install --no-deps trl==1.16.0 accelerate``.
 """
 

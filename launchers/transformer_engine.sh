@@ -96,7 +96,7 @@ echo "compiling $wanted with $jobs jobs at a time ($((28 / jobs + 1)) minutes, m
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 nvidia=$site/nvidia
 # It takes CUDA's version and headers from CUDA_HOME, so from the lock's own packages whatever CUDA
-# the machine has; cuDNN's and NCCL's headers are in packages of their own. What pip has built
+# the machine has; cuDNN's and NCCL's headers are in their own packages. What pip has built
 # before is not taken: it may be for another torch.
 CUDA_HOME=$nvidia/cu13 \
   CPLUS_INCLUDE_PATH=$nvidia/cudnn/include:$nvidia/nccl/include:$nvidia/cu13/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH} \

@@ -7,7 +7,7 @@ usage() {
 usage: RANK=r ray_utils/start_ray.sh [--interface NAME] [--port PORT] [--timeout-s SECONDS]
                                      [--num-cpus N] [--object-store-mib MIB]
 
-RANK 0 starts the head and writes its address, whole or not at all, for the others. Any other rank
+RANK 0 starts the head and writes its address atomically for the others. Any other rank
 waits until a head answers there, says what it waits for, and joins it, in three attempts. An address at which nobody
 answers is of an earlier run and is ignored.
 

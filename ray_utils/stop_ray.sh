@@ -7,7 +7,7 @@ if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
 usage: RANK=r ray_utils/stop_ray.sh
 
 Ends the Ray processes that start_ray.sh has started on this node with the same RANK and
-RLMATH_RUN_ID. Other clusters of this machine go on.
+RLMATH_RUN_ID. Other clusters of this machine keep running.
 EOF
   exit 0
 fi

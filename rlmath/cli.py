@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import rlmath
 from rlmath.errors import UserError
-from rlmath.utils.command_line import EXIT_USER_ERROR, reported
+from rlmath.utils.command_line import EXIT_USER_ERROR, run_command
 
 if TYPE_CHECKING:
     from rlmath.checks.machine import Machine
@@ -27,7 +27,7 @@ _COMMANDS = {
     "sft": "supervised fine-tuning on worked examples, for a warm start",
     "evaluate": "sample and grade held-out problems",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
-    "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANISATION/NAME",
+    "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, ten minutes and one file to send",
     "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
     "plan": "before a run: plan layout model.path=MODEL (what fits), plan weights model.path=MODEL",
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 1: it failed, with a traceback. 2: settings or input that cannot work, with one
     message. 130: interrupted.
     """
-    return reported(_checked_packages, list(sys.argv[1:] if argv is None else argv))
+    return run_command(_checked_packages, list(sys.argv[1:] if argv is None else argv))
 
 
 def _checked_packages(arguments: list[str]) -> int:
@@ -106,7 +106,8 @@ def _dispatch(arguments: list[str]) -> int:
 def _plan(arguments: list[str]) -> int:
     """A plan takes the settings that it depends on, and options that are no settings."""
     from rlmath.commands.plan import cli as layout_cli
-    from rlmath.commands.plan.arguments import take_settings
+    from rlmath.commands.plan.arguments import BASE
+    from rlmath.config.command_line import take_settings
 
     parser = _Parser(prog="rlmath plan", description=_COMMANDS["plan"])
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
@@ -115,14 +116,21 @@ def _plan(arguments: list[str]) -> int:
     )
     weights = what.add_parser("weights", help="which bytes an update of the engines' weights moves")
     if arguments[:1] == ["layout"]:
-        given, rest = take_settings(arguments, layout_cli.SETTINGS, layout_cli.FLAGS)
+        # What is printed or written for a run may have its other settings too.
+        given, rest = take_settings(
+            arguments,
+            layout_cli.SETTINGS,
+            layout_cli.FLAGS,
+            BASE,
+            any_with=("--command", "--write"),
+        )
         return layout_cli.run(parser.parse_args(rest), given)
     from rlmath.commands.plan import (
         weights as plan_cli,  # With torch, which the other does without.
     )
 
     plan_cli.add_arguments(weights)
-    given, rest = take_settings(arguments, plan_cli.SETTINGS, plan_cli.FLAGS)
+    given, rest = take_settings(arguments, plan_cli.SETTINGS, plan_cli.FLAGS, BASE)
     return plan_cli.run(parser.parse_args(rest), given)
 
 
@@ -137,6 +145,7 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def _grade(arguments: list[str]) -> int:
+    """It takes no settings: with the verifier alone installed, there is no Hydra."""
     from rlmath.grading import cli as grading_cli
 
     parser = _Parser(prog="rlmath grade", description=_COMMANDS["grade"])
@@ -146,18 +155,22 @@ def _grade(arguments: list[str]) -> int:
 
 def _publish(arguments: list[str]) -> int:
     from rlmath.commands import publish
+    from rlmath.config.command_line import take_settings
 
     parser = _Parser(prog="rlmath publish", description=_COMMANDS["publish"])
     publish.add_arguments(parser)
-    return publish.run(parser.parse_args(arguments))
+    given, rest = take_settings(arguments, publish.SETTINGS, publish.FLAGS)
+    return publish.run(parser.parse_args(rest), given.get("eval.checkpoint"))
 
 
 def _selfcheck(arguments: list[str]) -> int:
     parser = _Parser(prog="rlmath selfcheck", description=_COMMANDS["selfcheck"])
     from rlmath.commands.selfcheck import cli as selfcheck_cli
+    from rlmath.config.command_line import take_settings
 
     selfcheck_cli.add_arguments(parser)
-    return selfcheck_cli.run(parser.parse_args(arguments))
+    given, rest = take_settings(arguments, selfcheck_cli.SETTINGS, selfcheck_cli.FLAGS)
+    return selfcheck_cli.run(parser.parse_args(rest), given.get("model.path"))
 
 
 def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
@@ -296,7 +309,7 @@ def _help() -> str:
 
 
 def _epilog(command: str) -> str:
-    from rlmath.config.load import CONF_DIR, options
+    from rlmath.config.groups import CONF_DIR, options
 
     groups = sorted(folder.name for folder in CONF_DIR.iterdir() if folder.is_dir())
     lines = ["groups (GROUP=OPTION):"]

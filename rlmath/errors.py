@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one message, no traceback, exit code 2."""
+"""Errors that the user can fix: one message, no traceback, exit code 2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UserError(Exception):
     """
 
 
-class PartError(RuntimeError):
+class ComponentError(RuntimeError):
     """A part of a run failed: a rank, an engine. The message names it.
 
     Attributes:

@@ -12,17 +12,26 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlmath.errors import UserError
+from rlmath.config.command_line import Given, take_settings
+from rlmath.utils.command_line import run_command
 
 if TYPE_CHECKING:
     from rlmath.device import Platform
 
 
-def main() -> int:
-    """Run the command line; 0: converted and equal, 2: a message says why not."""
+# Of each direction: settings of a run that mean the same here, and options that they were.
+SETTINGS = {
+    "to-hf": (("model.path",), {"--model": "model.path=FOLDER"}),
+    "to-megatron": (("model.dtype",), {"--dtype": "model.dtype=float32"}),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line; 0: converted and equal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("to-hf", help="checkpoint to Hugging Face folder")
@@ -33,24 +42,20 @@ def main() -> int:
     export.add_argument(
         "--overwrite", action="store_true", help="replace the folder whatever it holds"
     )
-    export.add_argument(
-        "--model", type=Path, help="Hugging Face folder it started from (default: the run's)"
-    )
     export.add_argument("--no-alignment", action="store_true", help="compare tensors alone")
     export.add_argument("--no-vllm", action="store_true", help="align without vLLM")
     take = commands.add_parser("to-megatron", help="Hugging Face folder to checkpoint")
     take.add_argument("model", type=Path)
     take.add_argument("checkpoint", type=Path, help="folder to write")
-    take.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    arguments = parser.parse_args()
-    try:
-        return _export(arguments) if arguments.command == "to-hf" else _take(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    export.epilog = "model.path=FOLDER: the model that it started from (default: the run's)"
+    take.epilog = "model.dtype=float32: data type of the checkpoint (default: bfloat16)"
+    known, flags = SETTINGS["to-hf" if "to-hf" in argv else "to-megatron"]
+    given, rest = take_settings(argv, known, flags)
+    arguments = parser.parse_args(rest)
+    return (_export if arguments.command == "to-hf" else _take)(arguments, given)
 
 
-def _export(arguments: argparse.Namespace) -> int:
+def _export(arguments: argparse.Namespace, given: Given) -> int:
     import torch
 
     from rlmath.validation.compare import compare_on_ranks
@@ -60,7 +65,8 @@ def _export(arguments: argparse.Namespace) -> int:
     from rlmath.validation.vllm_log_probs import vllm_log_probs
 
     saved = read_checkpoint(arguments.checkpoint)
-    source = arguments.model or model_of_run(arguments.checkpoint)
+    path = given.get("model.path")
+    source = model_of_run(arguments.checkpoint) if path is None else Path(path)
     folder, overwrite = arguments.folder, arguments.overwrite
     check_export_target(folder, arguments.checkpoint, source, overwrite)
     print(f"{saved.spec['architecture']}, saved at {saved.layout}, {saved.dtype}")
@@ -85,17 +91,17 @@ def _to_hf(
     return to_hf(checkpoint, folder, source, platform, overwrite)
 
 
-def _take(arguments: argparse.Namespace) -> int:
+def _take(arguments: argparse.Namespace, given: Given) -> int:
     import torch
 
     from rlmath.validation.convert import to_megatron
     from rlmath.validation.processes import open_process
 
-    dtype = getattr(torch, arguments.dtype)
+    dtype = getattr(torch, given.config.model.dtype.value)
     count = to_megatron(arguments.model, arguments.checkpoint, dtype, open_process())
     print(f"{arguments.checkpoint}: {count} tensors written, read again and equal")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -13,20 +13,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlmath.config.command_line import take_settings
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.data.overlap import NGRAM_WORDS, KnownTexts
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
-from rlmath.utils.command_line import reported
+from rlmath.utils.command_line import run_command
 
 PROMPT_KEYS = ("prompt", "problem", "question")
 
 
-def main() -> int:
-    """Run the command line; 0: written, 2: a message says why not."""
+def main(argv: Sequence[str]) -> int:
+    """Run the command line; 0: written."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -34,31 +36,26 @@ def main() -> int:
     parser.add_argument("--against", type=Path, nargs="+", required=True, help="benchmarks")
     parser.add_argument("--to", type=Path, required=True, help="file to write, .jsonl")
     parser.add_argument("--words", type=int, default=NGRAM_WORDS, help="of a run (default 8)")
-    parser.add_argument(
-        "--prompt-key", help=f"field with the problem (default: the first of {PROMPT_KEYS})"
+    parser.epilog = f"data.prompt_key=FIELD: the problem (default: the first of {PROMPT_KEYS})"
+    given, rest = take_settings(
+        argv, ("data.prompt_key",), {"--prompt-key": "data.prompt_key=FIELD"}
     )
-    arguments = parser.parse_args()
-    try:
-        known = KnownTexts(arguments.words, least=min(5, arguments.words))
-        for row in read_rows(arguments.against):
-            known.add(row.place, text_of(row.fields, row.place, None))
-        kept, left_out = [], []
-        for row in read_rows([arguments.file]):
-            overlap = known.find(text_of(row.fields, row.place, arguments.prompt_key))
-            if overlap is None:
-                kept.append(row.fields)
-            else:
-                reason = {"left_out": row.place, "as": overlap.source, "words": overlap.words}
-                left_out.append(reason)
-        beside = arguments.to.with_suffix(".left_out.jsonl")
-        for path, rows in ((arguments.to, kept), (beside, left_out)):
-            with replacing(path) as file:
-                file.writelines(
-                    json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows
-                )
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    arguments, key = parser.parse_args(rest), given.get("data.prompt_key")
+    known = KnownTexts(arguments.words, least=min(5, arguments.words))
+    for row in read_rows(arguments.against):
+        known.add(row.place, text_of(row.fields, row.place, None))
+    kept, left_out = [], []
+    for row in read_rows([arguments.file]):
+        overlap = known.find(text_of(row.fields, row.place, key))
+        if overlap is None:
+            kept.append(row.fields)
+        else:
+            reason = {"left_out": row.place, "as": overlap.source, "words": overlap.words}
+            left_out.append(reason)
+    beside = arguments.to.with_suffix(".left_out.jsonl")
+    for path, rows in ((arguments.to, kept), (beside, left_out)):
+        with replacing(path) as file:
+            file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
     print(f"{arguments.to}: {len(kept)} problems kept, {len(left_out)} left out, see {beside}")
     return 0
 
@@ -78,10 +75,10 @@ def text_of(fields: dict[str, Any] | MalformedRowError, place: str, key: str | N
     if not isinstance(value, str):
         raise UserError(
             f"{place}: no text in {' or '.join(names)}; its fields are {', '.join(fields)}; name "
-            "the one with the problem: --prompt-key"
+            "the one with the problem: data.prompt_key=FIELD"
         )
     return value
 
 
 if __name__ == "__main__":
-    sys.exit(reported(lambda _: main(), []))
+    sys.exit(run_command(main, sys.argv[1:]))

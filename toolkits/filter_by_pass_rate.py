@@ -20,11 +20,11 @@ from pathlib import Path
 
 from rlmath.checks import run as checks
 from rlmath.checks.machine import Machine
-from rlmath.cli import reported
 from rlmath.config import load
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.monitor.files import replacing
 from rlmath.monitor.samples import read_samples
+from rlmath.utils.command_line import run_command
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,4 +72,4 @@ def pass_rates(samples: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(reported(main, sys.argv[1:]))
+    sys.exit(run_command(main, sys.argv[1:]))

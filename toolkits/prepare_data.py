@@ -24,7 +24,7 @@ from rlmath.data.overlap import words_of
 from rlmath.data.sources import SOURCES, Source, UnusableRowError
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
-from rlmath.utils.command_line import reported
+from rlmath.utils.command_line import run_command
 
 
 def main() -> int:
@@ -122,4 +122,4 @@ def _from_file(path: Path) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(reported(lambda _: main(), []))
+    sys.exit(run_command(lambda _: main(), []))

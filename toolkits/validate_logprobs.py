@@ -1,13 +1,14 @@
 """Compare the log-probabilities of Megatron, transformers and vLLM on the same sequences.
 
-    python toolkits/validate_logprobs.py models/Qwen2.5-1.5B --tp 2 --data responses.jsonl \\
-        --out report
+    python toolkits/validate_logprobs.py models/Qwen2.5-1.5B actor.tensor_parallel=2 \\
+        --data responses.jsonl --out report
 
-Megatron has a process for each rank of ``--tp``, ``--pp`` and ``--ep``; give those of the run. Each
-line of ``--data`` has ``prompt`` and ``response`` as text, such as a run's ``samples/``; without it
-the sequences are random tokens. Prints a table; with ``--out`` writes ``report.json`` and
-``report.png`` too. When Megatron and transformers are too far apart, names the first layer and
-parameters that differ. Exit code 0: aligned, 1: not, 2: the input cannot be used.
+Settings of ``actor`` give Megatron the run's layout, with a process for each rank; without
+``model.dtype`` all compute in float32. Each line of ``--data`` has ``prompt`` and ``response`` as
+text, such as a run's ``samples/``; without it the sequences are random tokens. Prints a table; with
+``--out`` writes ``report.json`` and ``report.png`` too. When Megatron and transformers are too far
+apart, names the first layer and parameters that differ. Exit code 0: aligned, 1: not, 2: the input
+cannot be used.
 """
 
 from __future__ import annotations
@@ -16,43 +17,56 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlmath.commands.plan.arguments import count
+from rlmath.config.actor import ActorConfig
+from rlmath.config.command_line import Given, count, take_settings
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
+from rlmath.utils.command_line import run_command
+
+# Settings of a run that mean the same here.
+SETTINGS = (
+    "model.dtype",
+    "actor.tensor_parallel",
+    "actor.pipeline_parallel",
+    "actor.expert_parallel",
+    "actor.sequence_parallel",
+)
+FLAGS = {
+    "--dtype": "model.dtype=bfloat16",
+    "--tp": "actor.tensor_parallel=N",
+    "--pp": "actor.pipeline_parallel=N",
+    "--ep": "actor.expert_parallel=N",
+    "--sequence-parallel": "actor.sequence_parallel=true",
+}
 
 
-def main() -> int:
-    """Run the command line."""
+def main(argv: Sequence[str]) -> int:
+    """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path, help="Hugging Face folder")
     parser.add_argument("--data", type=Path, help="jsonl with prompt and response")
     parser.add_argument("--sequences", type=count, default=8, help="how many at most")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--tp", type=count, default=1, help="Megatron's tensor-parallel ranks")
-    parser.add_argument("--pp", type=count, default=1, help="its pipeline stages")
-    parser.add_argument("--ep", type=count, default=1, help="its expert-parallel ranks")
-    parser.add_argument("--sequence-parallel", action="store_true", help="share tokens as well")
     parser.add_argument("--no-vllm", action="store_true", help="leave vLLM out")
     parser.add_argument("--out", type=Path, help="path without ending for .json and .png")
-    try:
-        return _compare(parser.parse_args())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    parser.epilog = f"settings, as key=value: {', '.join(SETTINGS)}"
+    given, rest = take_settings(argv, SETTINGS, FLAGS)
+    return _compare(parser.parse_args(rest), given)
 
 
-def _compare(arguments: argparse.Namespace) -> int:
+def _compare(arguments: argparse.Namespace, given: Given) -> int:
     import torch
 
     from rlmath.validation.compare import compare_on_ranks
     from rlmath.validation.probe import batch_of, random_batch
     from rlmath.validation.vllm_log_probs import vllm_log_probs
 
-    dtype = getattr(torch, arguments.dtype)
-    layout, sequence_parallel = _layout(arguments)
+    dtype = given.get("model.dtype")
+    dtype = torch.float32 if dtype is None else getattr(torch, dtype.value)
+    layout, sequence_parallel = _layout(arguments.model, given.config.actor)
     if arguments.data:
         batch = batch_of(_sequences(arguments.data, arguments.model, arguments.sequences))
     else:
@@ -68,20 +82,24 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0 if report.good else 1
 
 
-def _layout(arguments: argparse.Namespace) -> tuple[Layout, bool]:
+def _layout(model: Path, actor: ActorConfig) -> tuple[Layout, bool]:
     """Megatron's layout, and whether it shares tokens; refused where the model does not divide."""
     from rlmath.model.spec import read_model_spec
     from rlmath.weights.plan import plan_weights
 
-    tp, pp, ep = arguments.tp, arguments.pp, arguments.ep
+    tp, ep = actor.tensor_parallel, actor.expert_parallel
     # Experts spread over as many copies of the other layers as they need.
-    layout = Layout(tp, pp, math.lcm(tp, ep) // tp, expert_parallel=ep)
-    spec = read_model_spec(arguments.model)
+    copies = math.lcm(tp, ep) // tp
+    layout = Layout(tp, actor.pipeline_parallel, copies, expert_parallel=ep)
+    spec = read_model_spec(model)
     plan_weights(spec, layout, Layout())
-    if arguments.sequence_parallel and tp == 1:
-        raise UserError("--sequence-parallel: shares tokens between tensor ranks; --tp is 1")
-    # Tensor ranks would all send every token to the experts.
-    return layout, arguments.sequence_parallel or (spec.experts > 0 and tp > 1)
+    if actor.sequence_parallel and tp == 1:
+        raise UserError(
+            "actor.sequence_parallel=true: it shares tokens between tensor-parallel ranks, and "
+            "actor.tensor_parallel is 1"
+        )
+    # Tensor-parallel ranks would all send every token to the experts.
+    return layout, actor.sequence_parallel or (spec.experts > 0 and tp > 1)
 
 
 def _sequences(path: Path, model: Path, count: int) -> list[tuple[list[int], list[int]]]:
@@ -108,4 +126,4 @@ def _sequences(path: Path, model: Path, count: int) -> list[tuple[list[int], lis
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main, sys.argv[1:]))

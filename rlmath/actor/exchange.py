@@ -11,7 +11,7 @@ from torch import Tensor
 
 @contextlib.contextmanager
 @torch.no_grad()
-def exchanged(parameters: Sequence[Tensor], values: list[Tensor]) -> Iterator[None]:
+def swap_parameters(parameters: Sequence[Tensor], values: list[Tensor]) -> Iterator[None]:
     """Put ``values`` into the parameters, and back what was in them at the end, bit by bit.
 
     One parameter at a time goes to host memory, into the room of the value that takes its place, so

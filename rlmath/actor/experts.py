@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers in Megatron's terms: Qwen3-MoE's router, its experts, their ranks."""
+"""MoE layers in Megatron's terms: Qwen3-MoE's router, its experts, their ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from rlmath.model.spec import ModelSpec
 ROUTER_DTYPES = ("model", "float32")
 
 
-def mixture_settings(
-    spec: ModelSpec, layout: Layout, router_dtype: str, on_te: bool
-) -> dict[str, Any]:
+def moe_settings(spec: ModelSpec, layout: Layout, router_dtype: str, on_te: bool) -> dict[str, Any]:
     """Fields of Megatron's ``TransformerConfig`` for the experts; none for a dense model.
 
     A token goes to the experts of highest probability, weighted by the softmax over those alone
@@ -52,7 +50,7 @@ def release_routing(model: Any) -> None:
 
 
 def decoder_spec(specs: Any, config: Any, on_te: bool) -> Any:
-    """Megatron's layers of a model of which some are mixtures, for this rank's stage."""
+    """Megatron's layers of a model of which some are MoE layers, for this rank's stage."""
     from megatron.core.transformer.moe import moe_utils
 
     # Megatron 0.16 reads this name in the router although it defines it with Transformer Engine

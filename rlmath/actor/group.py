@@ -17,9 +17,9 @@ from rlmath.actor.worker import ActorWorker
 from rlmath.batching import minibatches
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.processes import ProcessPlace, end_actors
-from rlmath.cluster.watchdog import Part, Process
+from rlmath.cluster.watchdog import Process, WatchedComponent
 from rlmath.device.environment import rank_environment
-from rlmath.errors import PartError, UserError
+from rlmath.errors import ComponentError, UserError
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from rlmath.weights.transports import TransportPlan
 
 
-# A rank whose neighbour died raises a moment before the neighbour's death is known.
-DEATH_NEWS_S = 2.0
+# A rank whose neighbor died raises a moment before the neighbor's death is known.
+DEATH_REPORT_S = 2.0
 
 
-class ActorError(PartError):
+class ActorError(ComponentError):
     """A Megatron rank failed. The message names it and shows the end of its log."""
 
 
@@ -159,7 +159,7 @@ class ActorGroup:
         shares = [share for share in self._all("values", ray.put(batch)) if share is not None]
         total = int(batch.response_lengths.sum())
         rows = torch.cat([share.response_rows for share in shares])
-        return _placed(rows, torch.cat([share.values for share in shares]), total)
+        return _scatter(rows, torch.cat([share.values for share in shares]), total)
 
     def update_values(
         self, batch: TrainingBatch, settings: ValueUpdateSettings, seed: int
@@ -200,7 +200,7 @@ class ActorGroup:
         self._all("save_checkpoint", str(folder))
 
     def begin_checkpoint(self, folder: str | Path) -> None:
-        """Copy what ``save_checkpoint`` writes, and write it while the ranks go on."""
+        """Copy what ``save_checkpoint`` writes, and write it in the background."""
         self._all("begin_checkpoint", str(folder))
 
     def checkpoint_written(self) -> bool:
@@ -235,28 +235,28 @@ class ActorGroup:
     def shutdown(self) -> None:
         """End all ranks at once, whatever they do: nothing outlives their processes."""
         workers, self._workers = self._workers, []
-        end_actors(workers, self._known_places() or [None] * len(workers))
+        end_actors(workers, self._process_places() or [None] * len(workers))
         self._places = []
 
-    def watched(self) -> Part:
+    def watchdog_probe(self) -> WatchedComponent:
         """For the watchdog: which call is waited for, and of which ranks."""
 
-        def waits_for() -> list[str]:
+        def waiting_on() -> list[str]:
             method, ranks = self._waited_for
             return [f"Megatron rank {rank}, which is in {method}" for rank in ranks]
 
         def processes() -> list[Process]:
             return [
                 Process(f"Megatron rank {rank}", self._log_path(rank), place)
-                for rank, place in enumerate(self._known_places())
+                for rank, place in enumerate(self._process_places())
             ]
 
-        def marks() -> tuple[int, int]:
+        def progress() -> tuple[int, int]:
             return self._calls, len(self._waited_for[1])
 
-        return Part(marks, waits_for, processes)
+        return WatchedComponent(progress, waiting_on, processes)
 
-    def _known_places(self) -> list[ProcessPlace | None]:
+    def _process_places(self) -> list[ProcessPlace | None]:
         places: list[ProcessPlace | None] = []
         for ref in self._places:
             try:
@@ -298,12 +298,12 @@ class ActorGroup:
                 except RayError as error:
                     died = _first_dead(left) if isinstance(error, RayTaskError) else None
                     if died is not None:
-                        raise self._explained(died[1], rank_of[died[0]]) from error
-                    raise self._explained(error, rank) from error
+                        raise self._explain(died[1], rank_of[died[0]]) from error
+                    raise self._explain(error, rank) from error
         self._waited_for = ("", [])
         return results
 
-    def _explained(self, error: RayError, rank: int) -> Exception:
+    def _explain(self, error: RayError, rank: int) -> Exception:
         if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
             return error.cause
         reason = str(error)
@@ -320,7 +320,7 @@ class ActorGroup:
 
 def _first_dead(refs: list[Any]) -> tuple[Any, RayActorError] | None:
     """Of calls that are still waited for, the first whose process turns out to have ended."""
-    done, _ = ray.wait(refs, num_returns=len(refs), timeout=DEATH_NEWS_S) if refs else ([], [])
+    done, _ = ray.wait(refs, num_returns=len(refs), timeout=DEATH_REPORT_S) if refs else ([], [])
     for ref in done:
         try:
             ray.get(ref)
@@ -336,11 +336,11 @@ def _assemble(shares: list[TokenValues | None], batch: TrainingBatch) -> tuple[T
     present = [share for share in shares if share is not None]
     rows = torch.cat([share.response_rows for share in present])
     total = int(batch.response_lengths.sum())
-    log_probs = _placed(rows, torch.cat([share.log_probs for share in present]), total)
-    return log_probs, _placed(rows, torch.cat([share.entropy for share in present]), total)
+    log_probs = _scatter(rows, torch.cat([share.log_probs for share in present]), total)
+    return log_probs, _scatter(rows, torch.cat([share.entropy for share in present]), total)
 
 
-def _placed(rows: Tensor, values: Tensor, total: int) -> Tensor:
+def _scatter(rows: Tensor, values: Tensor, total: int) -> Tensor:
     if rows.numel() != total or int(torch.bincount(rows, minlength=total).max()) != 1:
         raise ActorError(
             f"{rows.numel()} token values came back for {total} response tokens: some are missing "

@@ -100,7 +100,7 @@ def _local_spec(specs: Any, config: Any) -> Any:
 
 
 def _part_norms_from_products(spec: Any) -> None:
-    """Norms as modules of their own, for which Megatron has a batch-invariant kernel.
+    """Norms as separate modules, for which Megatron has a batch-invariant kernel.
 
     The norm inside Transformer Engine's LayerNormLinear picks its kernel by the number of rows.
     """

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rlmath.actor.experts import mixture_settings
+from rlmath.actor.experts import moe_settings
 from rlmath.actor.fusions import fusion_settings
 from rlmath.actor.layers import keep_one_rotary_table, layer_spec
+from rlmath.config.actor import ActorConfig
 from rlmath.device import Platform
 from rlmath.device.batch_invariant import enable_batch_invariance
 from rlmath.errors import UserError
@@ -35,11 +36,11 @@ class ModelSettings:
     """
 
     dtype: torch.dtype
-    sequence_parallel: bool = False
-    recompute: str = "none"
-    recompute_num_layers: int | None = None
+    sequence_parallel: bool = ActorConfig.sequence_parallel
+    recompute: str = ActorConfig.recompute.value
+    recompute_num_layers: int | None = ActorConfig.recompute_num_layers
     precision: Precision = field(default_factory=Precision)
-    layers: str = "auto"
+    layers: str = ActorConfig.layers.value
 
 
 def transformer_config(
@@ -79,7 +80,7 @@ def transformer_config(
         qk_layernorm=spec.family.qk_norm is QkNorm.per_head,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # Weights always come from a folder, so nothing need be drawn at random. Initialisation is
+        # Weights always come from a folder, so nothing need be drawn at random. Initialization is
         # not turned off, though: it is also what marks a parameter as split over tensor ranks, and
         # without the mark the norm of the gradient would count one rank's part only.
         init_method=_leave_as_is,
@@ -103,7 +104,7 @@ def transformer_config(
         **fusion_settings(on_te),
         **_invariance(settings.precision, on_te),
         **recompute,
-        **mixture_settings(spec, layout, settings.precision.router_dtype, on_te),
+        **moe_settings(spec, layout, settings.precision.router_dtype, on_te),
     )
 
 

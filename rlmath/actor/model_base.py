@@ -56,8 +56,13 @@ class RankModel:
         if settings.optimizer is None:
             self.model = self.module.eval().requires_grad_(False)
             return
-        self.model = wrap_data_parallel(self.module, settings.optimizer.distributed)
-        self.optimizer = build_optimizer(self.model, settings.optimizer, settings.model.dtype)
+        self.model = wrap_data_parallel(self.module, settings.distributed_optimizer)
+        self.optimizer = build_optimizer(
+            self.model,
+            settings.optimizer,
+            settings.model.dtype,
+            distributed=settings.distributed_optimizer,
+        )
         self.scheduler = build_scheduler(self.optimizer, settings.optimizer)
 
     def build_module(self) -> Any:
@@ -77,10 +82,9 @@ class RankModel:
 
     def checkpoint_state(self) -> ModelState:
         """What a checkpoint saves of this rank, and loads into it."""
-        optimizer = self.settings.optimizer
         kind = None
-        if optimizer is not None:
-            kind = "distributed" if optimizer.distributed else "plain"
+        if self.settings.optimizer is not None:
+            kind = "distributed" if self.settings.distributed_optimizer else "plain"
         return ModelState(
             module=self.module,
             optimizer=self.optimizer,

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rlmath.actor.fusions import accumulate_into_main_grads
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """Adam and its schedule; steps are optimizer steps, that is, minibatches."""
-
-    lr: float
-    min_lr: float = 0.0
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    decay_steps: int = 1
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.95
-    adam_eps: float = 1e-5
-    weight_decay: float = 0.05
-    clip_grad_norm: float = 1.0
-    distributed: bool = True
+from rlmath.config.optimizer import OptimizerConfig
 
 
 def wrap_data_parallel(model: Any, distributed_optimizer: bool) -> Any:
@@ -53,12 +36,19 @@ def wrap_data_parallel(model: Any, distributed_optimizer: bool) -> Any:
     return wrapped
 
 
-def build_optimizer(model: Any, settings: OptimizerSettings, dtype: torch.dtype) -> Any:
-    """Megatron's Adam over the parameters of a wrapped model, weight decay on matrices only."""
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+def build_optimizer(
+    model: Any, settings: OptimizerConfig, dtype: torch.dtype, *, distributed: bool
+) -> Any:
+    """Megatron's Adam over the parameters of a wrapped model, weight decay on matrices only.
+
+    Args:
+        distributed: Data-parallel ranks share the optimizer's state.
+    """
+    from megatron.core import optimizer as megatron
+    from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.optimizer import get_standard_config_overrides as overrides
 
-    config = OptimizerConfig(
+    config = megatron.OptimizerConfig(
         optimizer="adam",
         lr=settings.lr,
         min_lr=settings.min_lr,
@@ -69,7 +59,7 @@ def build_optimizer(model: Any, settings: OptimizerSettings, dtype: torch.dtype)
         clip_grad=settings.clip_grad_norm,
         bf16=dtype == torch.bfloat16,
         params_dtype=dtype,
-        use_distributed_optimizer=settings.distributed,
+        use_distributed_optimizer=distributed,
     )
     optimizer = get_megatron_optimizer(
         config, [model], config_overrides=overrides(config), use_gloo_process_groups=False
@@ -78,8 +68,11 @@ def build_optimizer(model: Any, settings: OptimizerSettings, dtype: torch.dtype)
     return optimizer
 
 
-def build_scheduler(optimizer: Any, settings: OptimizerSettings) -> Any:
-    """Megatron's learning-rate schedule; ``step(1)`` after each optimizer step."""
+def build_scheduler(optimizer: Any, settings: OptimizerConfig) -> Any:
+    """Megatron's learning-rate schedule; ``step(1)`` after each optimizer step.
+
+    ``decay_steps`` of the settings is null only for a constant schedule.
+    """
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     return OptimizerParamScheduler(
@@ -88,8 +81,8 @@ def build_scheduler(optimizer: Any, settings: OptimizerSettings) -> Any:
         max_lr=settings.lr,
         min_lr=min(settings.min_lr, settings.lr),
         lr_warmup_steps=settings.warmup_steps,
-        lr_decay_steps=max(settings.decay_steps, settings.warmup_steps + 1),
-        lr_decay_style=settings.schedule,
+        lr_decay_steps=max(settings.decay_steps or 1, settings.warmup_steps + 1),
+        lr_decay_style=settings.schedule.value,
         start_wd=settings.weight_decay,
         end_wd=settings.weight_decay,
         wd_incr_steps=1,

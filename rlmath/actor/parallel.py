@@ -59,7 +59,7 @@ def initialize(
         context_parallel_size=layout.context_parallel,
         expert_model_parallel_size=layout.expert_parallel,
         expert_tensor_parallel_size=layout.expert_tensor_parallel,
-        # Checkpoints have one gloo group of their own, and nothing else uses Megatron's.
+        # Checkpoints have their own gloo group, and nothing else uses Megatron's.
         create_gloo_process_groups=False,
         distributed_timeout_minutes=max(1, int(timeout_s // 60)),
     )

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rlmath.actor.exchange import exchanged
+from rlmath.actor.exchange import swap_parameters
 from rlmath.actor.farthest import Farthest, say_clamped
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
@@ -74,7 +74,7 @@ class MegatronActor(RankModel):
         if self.reference is None:
             raise ValueError("there is no reference model: ActorSettings.reference is none")
         parameters = list(self.module.parameters())
-        with exchanged(parameters, self.reference):
+        with swap_parameters(parameters, self.reference):
             yield
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 Between the first micro-batch and the last the host only queues work: what a callback keeps stays on
 the device until the schedule is done, and what it needs was copied there before. The host does wait
-for the GPU where it cannot do without: under pipeline parallelism for the size of a neighbour's
+for the GPU where it cannot do without: under pipeline parallelism for the size of a neighbor's
 micro-batch, in MoE layers for how many tokens each expert gets (Megatron needs both to allocate);
 and after the schedule for a minibatch's sums and for the norm of its gradient, which decide whether
 the optimizer steps.

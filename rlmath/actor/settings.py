@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.config.actor import ActorConfig
+from rlmath.config.algorithm import AlgorithmConfig
+from rlmath.config.optimizer import OptimizerConfig
+from rlmath.config.value import ValueConfig
 
 
 @dataclass(frozen=True)
@@ -36,21 +39,24 @@ class ActorSettings:
     Attributes:
         model_path: Hugging Face folder of the weights to begin with.
         model: How to build the model.
-        optimizer: ``None`` for a model that is not trained (the reference).
+        optimizer: With ``decay_steps`` set, unless the schedule is constant; ``None`` for a model
+            that is not trained (the reference).
         temperature: Of sampling; log-probs are taken at it.
         max_tokens_per_microbatch: Token budget of a micro-batch.
         max_sequence_length: Longest prompt and response together, in tokens.
         reference: Whether to keep a reference model, in host memory.
+        distributed_optimizer: Data-parallel ranks share the optimizer's state.
         value: The value model, in the same processes; ``None``: none.
     """
 
     model_path: str
     model: ModelSettings
-    optimizer: OptimizerSettings | None
+    optimizer: OptimizerConfig | None
     temperature: float
     max_tokens_per_microbatch: int
     max_sequence_length: int
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
+    distributed_optimizer: bool = ActorConfig.distributed_optimizer
     value: ActorSettings | None = None
 
 
@@ -59,19 +65,19 @@ class UpdateSettings:
     """How a batch becomes optimizer steps; see ``AlgorithmConfig`` for what each means."""
 
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-    aggregation: str = "token_mean"
+    aggregation: str = AlgorithmConfig.aggregation
     constant_length: int | None = None
     minibatches: int = 1
     early_stop_ratio: float | None = None
-    early_stop_rest: bool = False
+    early_stop_rest: bool = AlgorithmConfig.early_stop_rest
 
 
 @dataclass(frozen=True)
 class ValueUpdateSettings:
     """How a batch becomes optimizer steps of the value model; see ``ValueConfig``."""
 
-    clip: float | None = 0.2
-    aggregation: str = "token_mean"
+    clip: float | None = ValueConfig.clip
+    aggregation: str = AlgorithmConfig.aggregation
     constant_length: int | None = None
     minibatches: int = 1
 

@@ -1,7 +1,7 @@
 """The value model on one Megatron rank: the expected reward at each token.
 
 The transformer of the policy's folder with one number per position instead of the logits. It
-has the policy's layout, lives in the same processes, and has an optimizer of its own.
+has the policy's layout, lives in the same processes, and has its own optimizer.
 """
 
 from __future__ import annotations

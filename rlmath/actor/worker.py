@@ -21,7 +21,7 @@ VALUE_MODEL = "value_model"
 
 
 class ActorWorker:
-    """One rank, in a process of its own. torch and Megatron are imported by ``start``."""
+    """One rank, in its own process. torch and Megatron are imported by ``start``."""
 
     def __init__(self, rank: int, log_path: str, environment: dict[str, str]) -> None:
         end_with_parent(os.getppid())

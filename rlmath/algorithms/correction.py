@@ -24,60 +24,73 @@ papers' formulas.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from rlmath.algorithms.mismatch import Mismatch
 from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.utils.setting import setting
 
-# Lower and upper bound of each kind; None: unbounded.
-_BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "none": (None, None),
-    "token_truncate": (None, 2.0),
-    "token_mask": (0.5, 5.0),
-    "seq_truncate": (None, 2.0),
-    "seq_mask_geometric": (0.99, 1.01),
-    "seq_mask_sum": (0.5, 2.0),
+
+class CorrectionKind(Enum):
+    none = "none"
+    auto = "auto"
+    token_truncate = "token_truncate"
+    token_mask = "token_mask"
+    seq_truncate = "seq_truncate"
+    seq_mask_geometric = "seq_mask_geometric"
+    seq_mask_sum = "seq_mask_sum"
+
+
+# Lower and upper bound of each kind; None: it has none.
+BOUNDS: dict[CorrectionKind, tuple[float | None, float | None]] = {
+    CorrectionKind.none: (None, None),
+    # Chosen for each step, with its own bounds.
+    CorrectionKind.auto: (None, None),
+    CorrectionKind.token_truncate: (None, 2.0),
+    CorrectionKind.token_mask: (0.5, 5.0),
+    CorrectionKind.seq_truncate: (None, 2.0),
+    CorrectionKind.seq_mask_geometric: (0.99, 1.01),
+    CorrectionKind.seq_mask_sum: (0.5, 2.0),
 }
 
 
-@dataclass(frozen=True)
-class CorrectionSettings:
-    """What to correct and how far.
+@dataclass
+class CorrectionConfig:
+    kind: CorrectionKind = setting(
+        CorrectionKind.none,
+        "Off-policy correction of the trainer-engine mismatch with w = exp(logp_actor - "
+        "logp_engine): none, token_truncate (TIS), token_mask (IcePop), seq_truncate, "
+        "seq_mask_geometric, seq_mask_sum, or auto, which measures each step and chooses none, "
+        "token_truncate or token_mask.",
+    )
+    low: float | None = setting(
+        None, "Lower bound; null: the kind's default, see docs/algorithms.md.", above=0
+    )
+    high: float | None = setting(None, "Upper bound; null: the kind's default.", above=0)
+    veto_below: float | None = setting(
+        None,
+        "Exclude sequences that contain a token with w below this; null: off. 1e-4 is common.",
+        above=0,
+        below=1,
+    )
+    off_policy_mask_kl: float | None = setting(
+        None,
+        "Exclude a sequence with negative advantage from the policy loss if its mean log(engine / "
+        "current probability) exceeds this, in nats; null: off.",
+        least=0,
+    )
 
-    Attributes:
-        kind: One of the module's kinds, or ``auto`` (see ``choose``).
-        low: Lower bound; ``None``: the kind's own.
-        high: Upper bound; ``None``: the kind's own.
-        veto_below: A sequence with a token whose ``w`` is below this takes no part; ``None``: no
-            veto. 1e-4 is usual.
-    """
+    @property
+    def is_on(self) -> bool:
+        """Whether any token's weight can differ from 1."""
+        return self.kind is not CorrectionKind.none or self.veto_below is not None
 
-    kind: str = "none"
-    low: float | None = None
-    high: float | None = None
-    veto_below: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind != "auto" and self.kind not in _BOUNDS:
-            known = ", ".join(sorted([*_BOUNDS, "auto"]))
-            raise ValueError(f"mismatch correction {self.kind!r} is not known; known are: {known}")
-        own_low, own_high = _BOUNDS.get(self.kind, (None, None))
-        for name, value, own in (("low", self.low, own_low), ("high", self.high, own_high)):
-            if value is not None and own is None:
-                raise ValueError(f"mismatch correction {self.kind!r} has no bound {name!r}")
-            if value is not None and value <= 0.0:
-                raise ValueError(f"mismatch correction's {name} = {value}: above 0 is needed")
-        if self.veto_below is not None and not 0.0 < self.veto_below < 1.0:
-            raise ValueError(f"veto_below = {self.veto_below}: above 0 and below 1 is needed")
-        low, high = self.bounds(self.kind) if self.kind != "auto" else (None, None)
-        if low is not None and high is not None and low > high:
-            raise ValueError(f"mismatch correction: low = {low} is above high = {high}")
-
-    def bounds(self, kind: str) -> tuple[float | None, float | None]:
-        """The bounds that count for ``kind``."""
-        own_low, own_high = _BOUNDS[kind]
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The bounds that count; ``None`` where the kind has none."""
+        low, high = BOUNDS[self.kind]
         return (
-            self.low if self.low is not None else own_low,
-            self.high if self.high is not None else own_high,
+            self.low if self.low is not None else low,
+            self.high if self.high is not None else high,
         )
 
 
@@ -93,11 +106,11 @@ class Correction:
     """
 
     weights: Tensor
-    kind: str
+    kind: CorrectionKind
     metrics: dict[str, float]
 
 
-def choose(mismatch: Mismatch) -> tuple[str, str]:
+def choose(mismatch: Mismatch) -> tuple[CorrectionKind, str]:
     """The kind of correction that ``auto`` takes, and why.
 
     - ``none`` when ``mean exp|d|`` is at most 1.002 and the effective sample size at least 0.999:
@@ -115,10 +128,16 @@ def choose(mismatch: Mismatch) -> tuple[str, str]:
     mean, ess = m["mean_exp_abs_diff"], m["effective_sample_size"]
     seen = f"mean exp|d| = {mean:.4g}, effective sample size = {ess:.4g}"
     if mean <= 1.002 and ess >= 0.999:
-        return "none", f"{seen}: within 1.002 and 0.999, engine and trainer agree"
+        return CorrectionKind.none, f"{seen}: within 1.002 and 0.999, engine and trainer agree"
     if mean <= 1.05 and ess >= 0.9:
-        return "token_truncate", f"{seen}: within 1.05 and 0.9, small differences are reweighted"
-    return "token_mask", f"{seen}: beyond 1.05 or 0.9, tokens that are far apart are left out"
+        return (
+            CorrectionKind.token_truncate,
+            f"{seen}: within 1.05 and 0.9, small differences are reweighted",
+        )
+    return (
+        CorrectionKind.token_mask,
+        f"{seen}: beyond 1.05 or 0.9, tokens that are far apart are left out",
+    )
 
 
 def correct(
@@ -126,7 +145,7 @@ def correct(
     engine_log_probs: Tensor,
     mask: Tensor,
     response_lengths: Tensor,
-    settings: CorrectionSettings,
+    settings: CorrectionConfig,
 ) -> Correction:
     """Weights for the tokens of a batch, from whole sequences, before the batch is cut.
 
@@ -145,7 +164,7 @@ def correct(
         ValueError: ``auto``, or shapes that do not fit.
     """
     kind = settings.kind
-    if kind == "auto":
+    if kind is CorrectionKind.auto:
         raise ValueError("mismatch correction 'auto': call choose() with the batch's measurement")
     if int(response_lengths.sum()) != mask.numel():
         raise ValueError(
@@ -159,25 +178,25 @@ def correct(
     tokens = zeros.index_add(0, ids, mask.double())
     total = zeros.index_add(0, ids, d)
 
-    low, high = settings.bounds(kind)
-    if kind.startswith("token"):
+    low, high = settings.bounds()
+    if kind in (CorrectionKind.token_truncate, CorrectionKind.token_mask):
         ratio = d.exp()
-    elif kind == "seq_mask_geometric":
+    elif kind is CorrectionKind.seq_mask_geometric:
         ratio = (total / tokens.clamp(min=1))[ids].exp()
     else:
         ratio = total[ids].exp()
     inside = torch.ones_like(mask)
     truncated = torch.zeros_like(mask)
-    if kind == "none":
+    if kind is CorrectionKind.none:
         weights = torch.ones_like(d)
-    elif kind.endswith("truncate"):
+    elif low is None:
         assert high is not None
         truncated = mask & (ratio > high)
         weights = ratio.clamp(max=high)
     else:
-        assert low is not None and high is not None
+        assert high is not None
         inside = (ratio >= low) & (ratio <= high)
-        weights = inside.double() if kind == "seq_mask_geometric" else ratio
+        weights = inside.double() if kind is CorrectionKind.seq_mask_geometric else ratio
     vetoed = torch.zeros(n, dtype=torch.bool, device=mask.device)
     if settings.veto_below is not None:
         outlier = mask & (d.exp() < settings.veto_below)

@@ -72,7 +72,7 @@ class PassRates:
         Args:
             problem_id: The problem.
             passed: Right samples.
-            graded: Graded samples; with 0 nothing is learnt and nothing changes.
+            graded: Graded samples; with 0 nothing changes.
             step: The step of the visit.
 
         Raises:

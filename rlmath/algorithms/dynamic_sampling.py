@@ -1,6 +1,6 @@
 """Dynamic sampling that refills prompt by prompt while other prompts still generate.
 
-    pool = GroupPool(target=512, max_rounds=4, group_filter=GroupFilter("variance"))
+    pool = GroupPool(target=512, settings=config.algorithm.filter)
     while something is in flight or is to be requested:
         submit pool.to_request(in_flight) more prompts
         pool.add(order, group, rewards) for each group that finishes
@@ -12,7 +12,7 @@ prompt at once, so engines have no idle tail between rounds. DAPO (arXiv:2503.14
 Which prompts are requested does not depend on which finish first: after the first request, of
 ``n_0`` prompts, there is one more for each drop that leaves fewer than the target, so that in the
 end the first ``n`` prompts have been sampled, ``n`` the least number from ``n_0`` on among which
-enough are kept. So a run can be repeated, and gone on with, exactly.
+enough are kept. So a run can be repeated and resumed exactly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rlmath.algorithms.filters import GroupFilter
+from rlmath.algorithms.filters import FilterConfig, reason_to_drop
 
 G = TypeVar("G")
 
@@ -58,24 +58,15 @@ class GroupPool(Generic[G]):
 
     Args:
         target: Groups of a step.
-        max_rounds: At most ``max_rounds * target`` prompts are submitted for a step; with fewer
-            kept groups than the target after that, the step is smaller.
-        group_filter: What to keep.
-        oversample: Prompts requested at first, per group that is missing.
+        settings: What to keep. At most ``max_rounds * target`` prompts are submitted for a step;
+            with fewer kept groups than the target after that, the step is smaller. ``oversample``
+            prompts are requested at first per missing group.
     """
 
-    def __init__(
-        self, target: int, max_rounds: int, group_filter: GroupFilter, oversample: float = 1.0
-    ) -> None:
-        if target < 1 or max_rounds < 1 or oversample < 1:
-            raise ValueError(
-                f"dynamic sampling: target = {target}, max_rounds = {max_rounds}, oversample = "
-                f"{oversample}: all have to be at least 1"
-            )
-        self._oversample = oversample
+    def __init__(self, target: int, settings: FilterConfig) -> None:
         self._target = target
-        self._limit = target * max_rounds
-        self._filter = group_filter
+        self._limit = target * settings.max_rounds
+        self._settings = settings
         self._kept: list[tuple[int, G]] = []
         self._start_step()
 
@@ -95,7 +86,7 @@ class GroupPool(Generic[G]):
         """
         missing = self._target - len(self._kept) - in_flight
         if not self._requested and missing > 0:
-            missing = math.ceil(missing * self._oversample - 1e-9)
+            missing = math.ceil(missing * self._settings.oversample - 1e-9)
         more = max(0, min(missing, self._limit - self._requested))
         self._requested += more
         return more
@@ -121,7 +112,7 @@ class GroupPool(Generic[G]):
         self._finished += 1
         self._right += sum(1 for c in correct if c)
         self._graded += sum(1 for c in correct if c is not None)
-        reason = self._filter.reason_to_drop(rewards, correct)
+        reason = reason_to_drop(self._settings, rewards, correct)
         if reason is None:
             self._passed += 1
             self._kept.append((order, group))

@@ -36,7 +36,7 @@ def decide(sums: Mapping[str, float], threshold: float | None) -> Decision:
 
     Args:
         sums: Totals of ``policy_objective``'s ``metric_sums``. Anything else that has to be
-            finite, such as the gradient's norm, may be added under a name of its own.
+            finite, such as the gradient's norm, may be added under its own name.
         threshold: Largest mean importance ratio over the minibatch's response tokens; ``None``:
             only numbers that are not finite stop it.
 

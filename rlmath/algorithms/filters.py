@@ -5,74 +5,107 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from enum import Enum
 
 from rlmath.utils.lazy_torch import Tensor, torch
-
-GroupRule = Literal["all", "variance", "accuracy", "mean_range"]
-TruncatedRule = Literal["keep", "mask", "penalize", "scale"]
+from rlmath.utils.setting import OnlyWith, setting
 
 
-@dataclass(frozen=True)
-class GroupFilter:
-    """Keep a group or not.
+class GroupRule(Enum):
+    all = "all"
+    variance = "variance"
+    accuracy = "accuracy"
+    mean_range = "mean_range"
 
-    Attributes:
-        rule: ``all``; ``variance``: keep when not all rewards are equal; ``accuracy``: when some
-            samples are right and some are not (DAPO, arXiv:2503.14476, eq. 11), which differs
-            from ``variance`` when rewards hold more than the answer; ``mean_range``: keep when
-            the mean reward lies within the bounds, both included.
-        low: Lower bound of ``mean_range``, in units of the reward.
-        high: Its upper bound.
-        max_unscored_share: A group of which a larger share could not be scored is dropped, because
-            its statistics would be those of another group size.
+
+class TruncatedRule(Enum):
+    keep = "keep"
+    mask = "mask"
+    penalize = "penalize"
+    scale = "scale"
+
+
+@dataclass
+class FilterConfig:
+    keep: GroupRule = setting(
+        GroupRule.all,
+        "Groups to train on: all, groups with unequal rewards (variance), groups with correct and "
+        "incorrect samples (accuracy), or groups with a mean reward between low and high "
+        "(mean_range). A dropped group is replaced by another problem while others still generate "
+        "(dynamic sampling).",
+    )
+    low: float | None = setting(
+        None,
+        "keep=mean_range: minimum mean reward; null: none.",
+        only_with=OnlyWith("keep", (GroupRule.mean_range,)),
+    )
+    high: float | None = setting(
+        None,
+        "keep=mean_range: maximum mean reward; null: none.",
+        only_with=OnlyWith("keep", (GroupRule.mean_range,)),
+    )
+    max_unscored_share: float = setting(
+        0.5,
+        "Drop a group if more than this fraction of its samples could not be scored.",
+        least=0,
+        most=1,
+    )
+    max_rounds: int = setting(
+        4,
+        "Sample at most this many times prompts_per_step problems for a step; if too few groups "
+        "pass, the step is smaller.",
+        least=1,
+    )
+    oversample: float = setting(
+        1.0,
+        "Problems sampled at once per missing group; values above 1 avoid waiting for refills, and "
+        "the groups that are too many are carried over to the next step.",
+        least=1,
+        most=4,
+        only_with=OnlyWith("keep", (GroupRule.variance, GroupRule.accuracy, GroupRule.mean_range)),
+    )
+    mask_duplicates: bool = setting(
+        False, "Mask repeated copies of a response within a group out of the loss."
+    )
+
+
+def reason_to_drop(
+    settings: FilterConfig, rewards: Sequence[float | None], correct: Sequence[bool | None] = ()
+) -> str | None:
+    """Why a group is dropped: ``unscored``, ``equal_rewards``, ``equal_accuracy`` or
+    ``mean_out_of_range``.
+
+    ``accuracy`` keeps a group when some samples are right and some are not (DAPO, arXiv:2503.14476,
+    eq. 11), which differs from ``variance`` when rewards hold more than the answer. A group of
+    which too many samples could not be scored is dropped, because its statistics would be those of
+    another group size.
+
+    Args:
+        settings: What to keep.
+        rewards: Of the group's samples; ``None`` where nothing could score them.
+        correct: Whether each is right, for ``accuracy``; ``None`` where no grader looked.
+
+    Returns:
+        ``None`` when the group is kept.
     """
-
-    rule: GroupRule = "variance"
-    low: float = -math.inf
-    high: float = math.inf
-    max_unscored_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        known = get_args(GroupRule)
-        if self.rule not in known:
-            raise ValueError(
-                f"group filter {self.rule!r} is not known; known are: {', '.join(sorted(known))}"
-            )
-        if self.low > self.high:
-            raise ValueError(f"group filter: low = {self.low} is above high = {self.high}")
-        if not 0.0 <= self.max_unscored_share <= 1.0:
-            raise ValueError(f"max_unscored_share = {self.max_unscored_share}: 0 to 1 is needed")
-
-    def reason_to_drop(
-        self, rewards: Sequence[float | None], correct: Sequence[bool | None] = ()
-    ) -> str | None:
-        """Why the group is dropped: ``unscored``, ``equal_rewards``, ``equal_accuracy`` or
-        ``mean_out_of_range``.
-
-        Args:
-            rewards: Of the group's samples; ``None`` where nothing could score them.
-            correct: Whether each is right, for ``accuracy``; ``None`` where no grader looked.
-
-        Returns:
-            ``None`` when the group is kept.
-        """
-        scored = [r for r in rewards if r is not None]
-        unscored = len(rewards) - len(scored)
-        if not scored or unscored > self.max_unscored_share * len(rewards):
+    scored = [r for r in rewards if r is not None]
+    unscored = len(rewards) - len(scored)
+    if not scored or unscored > settings.max_unscored_share * len(rewards):
+        return "unscored"
+    if settings.keep is GroupRule.variance and min(scored) == max(scored):
+        return "equal_rewards"
+    if settings.keep is GroupRule.accuracy:
+        graded = {one for one in correct if one is not None}
+        if not graded:
             return "unscored"
-        if self.rule == "variance" and min(scored) == max(scored):
-            return "equal_rewards"
-        if self.rule == "accuracy":
-            graded = {one for one in correct if one is not None}
-            if not graded:
-                return "unscored"
-            return None if len(graded) == 2 else "equal_accuracy"
-        if self.rule == "mean_range":
-            mean = math.fsum(scored) / len(scored)
-            if not self.low <= mean <= self.high:
-                return "mean_out_of_range"
-        return None
+        return None if len(graded) == 2 else "equal_accuracy"
+    if settings.keep is GroupRule.mean_range:
+        mean = math.fsum(scored) / len(scored)
+        low = -math.inf if settings.low is None else settings.low
+        high = math.inf if settings.high is None else settings.high
+        if not low <= mean <= high:
+            return "mean_out_of_range"
+    return None
 
 
 def duplicates(responses: Sequence[tuple[int, ...]]) -> list[bool]:
@@ -109,26 +142,17 @@ def handle_truncated(
         rewards: ``[N]`` float.
         truncated: ``[N]`` bool.
         rule: One of the above.
-        penalty: Above 0, in units of the reward; ``penalize`` alone reads it.
+        penalty: In units of the reward; ``penalize`` alone reads it.
         factor: 0 to below 1; ``scale`` alone reads it.
 
     Returns:
         ``[N]`` rewards, and ``[N]`` bool, false for sequences that are masked out of the loss.
-
-    Raises:
-        ValueError: Unknown rule, or a penalty or factor that does nothing.
     """
     everything = torch.ones_like(truncated)
-    if rule == "keep":
+    if rule is TruncatedRule.keep:
         return rewards, everything
-    if rule == "mask":
+    if rule is TruncatedRule.mask:
         return rewards, ~truncated
-    if rule == "penalize":
-        if penalty <= 0.0:
-            raise ValueError(f"truncated = 'penalize' with penalty = {penalty}: above 0 is needed")
+    if rule is TruncatedRule.penalize:
         return rewards - penalty * truncated.to(rewards.dtype), everything
-    if rule == "scale":
-        if not 0.0 <= factor < 1.0:
-            raise ValueError(f"truncated = 'scale' with factor = {factor}: 0 to below 1 is needed")
-        return torch.where(truncated, rewards * factor, rewards), everything
-    raise ValueError(f"truncated = {rule!r} is not known; known are: keep, mask, penalize, scale")
+    return torch.where(truncated, rewards * factor, rewards), everything

@@ -60,9 +60,7 @@ def kl_in_reward(kl: Tensor, mask: Tensor, response_lengths: Tensor, coef: float
     return (-coef * (ends[ids] - before)).to(kl.dtype)
 
 
-def reference_weight(
-    kind: ReferenceKind, step: int, *, every: int = 1, decay: float = 0.99
-) -> float:
+def reference_weight(kind: ReferenceKind, step: int, *, every: int, decay: float) -> float:
     """Share of the policy's weights that goes into the reference after a step.
 
     The new reference is ``(1 - share) reference + share policy``.

@@ -17,8 +17,8 @@ from rlmath.types import GradedSample, Group, TrainingBatch
 def training_batch(
     groups: Sequence[Group],
     *,
-    truncated: TruncatedRule = "keep",
-    mask_duplicates: bool = False,
+    truncated: TruncatedRule,
+    mask_duplicates: bool,
 ) -> TrainingBatch:
     """Concatenate the samples of all groups, without padding.
 
@@ -40,7 +40,7 @@ def training_batch(
     rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32)
     responses = torch.tensor([len(s.sample.token_ids) for s in samples])
     takes_part = torch.tensor([s.reward is not None for s in samples])
-    if truncated == "mask":
+    if truncated is TruncatedRule.mask:
         takes_part &= handle_truncated(rewards, _truncated(samples), truncated)[1]
     if mask_duplicates:
         copies = [
@@ -76,7 +76,7 @@ def apply_truncation_penalty(
     Apply it before the group is filtered: with a penalty, equal rewards may become unequal.
     """
     samples = group.samples
-    if rule not in ("penalize", "scale"):
+    if rule not in (TruncatedRule.penalize, TruncatedRule.scale):
         return group
     rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float64)
     changed, _ = handle_truncated(rewards, _truncated(samples), rule, penalty, factor)

@@ -12,7 +12,7 @@ from rlmath.types import TrainingBatch
 def batch_of_sequences(
     sequences: Sequence[tuple[Sequence[int], Sequence[int]]], advantage: float = 0.0
 ) -> TrainingBatch:
-    """Lay (prompt, response) token ids end to end, each a group of its own.
+    """Lay (prompt, response) token ids end to end, each its own group.
 
     Args:
         sequences: Each with a response of at least one token.

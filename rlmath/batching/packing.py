@@ -45,7 +45,7 @@ def assign(
     Ranks are balanced first (the most expensive sequence goes to the rank with the lowest cost so
     far), because they wait for each other once per minibatch. Then each share is packed into as
     many micro-batches as the rank that needs most, of about equal tokens. A sequence over the
-    budget forms a micro-batch of its own. A rank's most expensive micro-batch runs first, so an
+    budget forms its own micro-batch. A rank's most expensive micro-batch runs first, so an
     out-of-memory error appears immediately.
 
     When there are fewer sequences than ``ranks x micro-batches`` (a few sequences near or over the

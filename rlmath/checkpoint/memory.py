@@ -44,7 +44,7 @@ def checkpoint_bytes_of_rank(
     optimizer holds any part: two more at most.
 
     Args:
-        parameters: Of the rank's stage. Experts, which have other copies, are a sum of their own.
+        parameters: Of the rank's stage. Experts, which have other copies, are a separate sum.
         copies: Ranks that hold the same.
         largest_parameter: Elements of the largest Megatron parameter of the rank.
         weight_bytes: Of one weight.

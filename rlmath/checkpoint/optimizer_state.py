@@ -67,13 +67,13 @@ def sharded_optimizer_state(optimizer: Any, model_state: dict[str, Any], loading
 def load_optimizer_state(optimizer: Any, state: Any) -> None:
     """Set the optimizer's state to one that was loaded.
 
-    Hyperparameters stay those that the optimizer was built with: a run may go on with others.
+    Hyperparameters stay those that the optimizer was built with: a resumed run may have others.
     """
     step = _saved_step(state)
     for part, own in zip(_parts(optimizer), _states(optimizer, state), strict=True):
         hyperparameters = [_hyperparameters(group) for group in part.param_groups]
         if "param_state" in own and "optimizer" not in own:
-            # Saved with experts in a part of their own, and now without, or the other way round:
+            # Saved with experts in a separate part, and now without, or the other way round:
             # tensors find their places by name, and of the rest only the step is taken over.
             groups = [values | {"step": step} for values in hyperparameters]
             own["optimizer"] = {"param_groups": groups}
@@ -132,7 +132,7 @@ def clear_optimizer_state(optimizer: Any) -> None:
 
 
 def load_schedule_state(scheduler: Any, state: dict[str, Any]) -> None:
-    """Go on at the saved place of the schedule that the settings of this run describe."""
+    """Resume at the saved step of the schedule that the settings of this run describe."""
     scheduler.num_steps = int(state["num_steps"])
     scheduler.step(0)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlmath.algorithms.correction import BOUNDS, CorrectionKind
+from rlmath.algorithms.filters import GroupRule, TruncatedRule
 from rlmath.algorithms.losses.base import AGGREGATIONS_OF_LOSSES
-from rlmath.config.algorithm import (
-    CorrectionKind,
-    GroupRule,
-    KlPlace,
-    TruncatedRule,
-)
+from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
 from rlmath.config.settings import by_key, value_of, value_text
 
@@ -20,16 +17,6 @@ _OF_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "batch_std", "
 
 # Losses of which a token's gradient reaches all tokens of its sequence.
 _OF_SEQUENCES = ("gspo", "gmpo")
-_CORRECTIONS = {
-    "low": ("token_mask", "seq_mask_geometric", "seq_mask_sum"),
-    "high": (
-        "token_truncate",
-        "token_mask",
-        "seq_truncate",
-        "seq_mask_geometric",
-        "seq_mask_sum",
-    ),
-}
 
 
 def algorithm_problems(config: Config) -> Iterator[str]:
@@ -131,26 +118,20 @@ def _aggregation(algorithm: AlgorithmConfig) -> Iterator[str]:
 
 def _correction(algorithm: AlgorithmConfig) -> Iterator[str]:
     correction = algorithm.correction
-    kind = correction.kind.name
-    for name, kinds in _CORRECTIONS.items():
+    kind = correction.kind
+    for index, name in enumerate(("low", "high")):
         value = getattr(correction, name)
-        if value is not None and kind not in kinds:
+        if value is not None and BOUNDS[kind][index] is None:
+            kinds = [one.name for one, bounds in BOUNDS.items() if bounds[index] is not None]
             yield (
-                f"algorithm.correction.{name}={value:g}: correction.kind={kind} has no such bound; "
-                f"set it to null, or take one of {', '.join(kinds)}"
+                f"algorithm.correction.{name}={value:g}: correction.kind={kind.name} has no such "
+                f"bound; set it to null, or take one of {', '.join(kinds)}"
             )
-    if (
-        correction.low is not None
-        and correction.high is not None
-        and correction.low > correction.high
-    ):
-        yield (
-            f"algorithm.correction.low={correction.low:g}: is above correction.high="
-            f"{correction.high:g}"
-        )
-    measured = correction.kind is not CorrectionKind.none or correction.veto_below is not None
-    if measured and algorithm.old_log_probs is OldLogProbs.engine:
-        key = "kind" if correction.kind is not CorrectionKind.none else "veto_below"
+    low, high = correction.bounds()
+    if low is not None and high is not None and low > high:
+        yield f"algorithm.correction.low={low:g}: is above correction.high={high:g}"
+    if correction.is_on and algorithm.old_log_probs is OldLogProbs.engine:
+        key = "kind" if kind is not CorrectionKind.none else "veto_below"
         yield (
             f"algorithm.correction.{key}={value_text(getattr(correction, key))}: with "
             "old_log_probs=engine the loss's own ratio is already that of actor to engine, and the "

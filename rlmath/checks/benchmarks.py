@@ -28,7 +28,7 @@ def benchmark_problems(config: Config, command: str) -> Iterator[str]:
             )
         elif item.name in names:
             what = "the problems of data.eval_paths" if item.name == HELD_OUT else "another"
-            yield f"{key}.name={item.name}: is that of {what}; each needs a name of its own"
+            yield f"{key}.name={item.name}: is that of {what}; each needs its own name"
         elif item.path is None and item.name not in PUBLISHED:
             close = difflib.get_close_matches(item.name, PUBLISHED, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""

@@ -62,7 +62,7 @@ def batch_invariance(
     if actor.context_parallel > 1:
         yield (
             f"{_KEY}: with actor.context_parallel={actor.context_parallel} attention adds up the "
-            "ranks' parts in an order of its own; set actor.context_parallel=1"
+            "ranks' parts in its own order; set actor.context_parallel=1"
         )
     if actor.tensor_parallel > MOST_BATCH_INVARIANT_TENSOR_RANKS:
         yield (

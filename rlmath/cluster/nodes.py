@@ -15,7 +15,7 @@ def shares(layout: RunLayout, nodes: int) -> tuple[list[int], list[int]]:
     """The node of each actor rank and of each engine, as numbers from 0.
 
     Colocated: both are spread over all nodes. Separate: the first nodes have the engines, as many
-    as their share of all ranks, at least one; the others have the actor. Neighbouring ranks, which
+    as their share of all ranks, at least one; the others have the actor. Neighboring ranks, which
     share a layer, stay together as far as it goes.
     """
     actor_nodes = engine_nodes = list(range(nodes))

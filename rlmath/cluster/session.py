@@ -46,7 +46,7 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_errors_of_ray_logged())
+        stack.enter_context(_log_ray_errors())
         if config.ray_address is None:
             guard = Guard()
             stack.callback(guard.close)
@@ -95,7 +95,7 @@ def _join(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _errors_of_ray_logged() -> Iterator[None]:
+def _log_ray_errors() -> Iterator[None]:
     """Let what Ray says of workers that died go to its logger at level INFO, not to stdout.
 
     Whoever owned the worker says so with the end of its log; and ranks and engines that we end

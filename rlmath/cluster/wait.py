@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.errors import UserError
-from rlmath.utils.command_line import reported
+from rlmath.utils.command_line import run_command
 
 RANK_PREFIX = "rlmath_rank_"
 POLL_S = 1.0
@@ -103,4 +103,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(reported(main, sys.argv[1:]))
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -1,7 +1,8 @@
-"""Sees that a run stands still, says what it waits for and where each process is, and ends it.
+"""Ends a run without progress, with what it waits for and the stacks of each process.
 
-Every part that can be waited for is a :class:`Part`: it has marks that change when it gets on, and
-can say what is waited for. As long as any mark changes the run gets on.
+Everything that a run can wait for is a :class:`WatchedComponent`: its ``progress`` changes as long
+as it makes any, and ``waiting_on`` says what it waits for. A run in which one of them changes is
+alive.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Part:
+class WatchedComponent:
     """Something that a run waits for.
 
     Attributes:
-        marks: What changes whenever it gets on.
-        waits_for: One line for each thing that is waited for; none when it is idle.
-        processes: Whose stacks help.
+        progress: A value that changes whenever it makes progress.
+        waiting_on: One line for each thing that it waits for; none when it is idle.
+        processes: Whose stacks are written when the run stalls.
     """
 
-    marks: Callable[[], Hashable]
-    waits_for: Callable[[], Sequence[str]]
+    progress: Callable[[], Hashable]
+    waiting_on: Callable[[], Sequence[str]]
     processes: Callable[[], Sequence[Process]] = tuple
 
 
@@ -71,13 +72,13 @@ def write_stacks_on_signal() -> None:
 
 
 @contextlib.contextmanager
-def watched(stall_s: float | None, parts: Sequence[Part]) -> Iterator[None]:
+def watch_progress(stall_s: float | None, components: Sequence[WatchedComponent]) -> Iterator[None]:
     """Watch a block in the main thread.
 
     Args:
-        stall_s: Seconds without a change of any mark after which it counts as stalled; ``None``:
-            it is not watched.
-        parts: What it can wait for.
+        stall_s: Seconds without progress of any component after which the run counts as stalled;
+            ``None``: it is not watched.
+        components: What it can wait for.
 
     Raises:
         Stalled: In the block, wherever it is.
@@ -94,7 +95,7 @@ def watched(stall_s: float | None, parts: Sequence[Part]) -> Iterator[None]:
     before = signal.signal(END_SIGNAL, end)
     over = threading.Event()
     thread = threading.Thread(
-        target=_watch, args=(stall_s, parts, found, over), name="watchdog", daemon=True
+        target=_watch, args=(stall_s, components, found, over), name="watchdog", daemon=True
     )
     thread.start()
     try:
@@ -108,23 +109,25 @@ def watched(stall_s: float | None, parts: Sequence[Part]) -> Iterator[None]:
         signal.signal(END_SIGNAL, before)
 
 
-def _watch(stall_s: float, parts: Sequence[Part], found: list[str], over: threading.Event) -> None:
-    marks, since = [part.marks() for part in parts], time.monotonic()
+def _watch(
+    stall_s: float, components: Sequence[WatchedComponent], found: list[str], over: threading.Event
+) -> None:
+    last, since = _progress(components), time.monotonic()
     while not over.wait(min(stall_s / 10, 10.0)):
-        now = [part.marks() for part in parts]
-        if now != marks:
-            marks, since = now, time.monotonic()
+        now = _progress(components)
+        if now != last:
+            last, since = now, time.monotonic()
             continue
         quiet_s = time.monotonic() - since
         if quiet_s < stall_s:
             continue
-        waits = [line for part in parts for line in part.waits_for()]
+        waits = [line for component in components for line in component.waiting_on()]
         found.append(
             f"No progress for {quiet_s:.0f} s (watchdog.stall_s={stall_s:g}). Waiting on:"
             + "".join(f"\n  - {line}" for line in waits or ["unknown"])
         )
         print(found[0], file=sys.stderr, flush=True)
-        print(stacks_of(parts), file=sys.stderr, flush=True)
+        print(stacks_of(components), file=sys.stderr, flush=True)
         if over.is_set():
             return
         os.kill(os.getpid(), END_SIGNAL)
@@ -134,14 +137,18 @@ def _watch(stall_s: float, parts: Sequence[Part], found: list[str], over: thread
         return
 
 
-def stacks_of(parts: Sequence[Part]) -> str:
-    """The stacks of the driver's threads and of the parts' processes."""
+def _progress(components: Sequence[WatchedComponent]) -> list[Hashable]:
+    return [component.progress() for component in components]
+
+
+def stacks_of(components: Sequence[WatchedComponent]) -> str:
+    """The stacks of the driver's threads and of the components' processes."""
     lines = ["--- stacks of the driver"]
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
         lines.append(f"thread {names.get(ident, ident)}:")
         lines += [text.rstrip() for text in traceback.format_stack(frame)[-8:]]
-    processes = [process for part in parts for process in part.processes()]
+    processes = [process for component in components for process in component.processes()]
     sizes = [_size(process.log_path) for process in processes]
     for process in processes:
         if process.place is not None:

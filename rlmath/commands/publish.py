@@ -11,16 +11,17 @@ from rlmath.checkpoint import CheckpointStore
 from rlmath.errors import UserError
 from rlmath.training.model_card import CARD, HF, model_card
 
+# Settings of a run that mean the same here, and options that they were.
+SETTINGS = ("eval.checkpoint",)
+FLAGS = {"--checkpoint": "eval.checkpoint=FOLDER"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``rlmath publish``."""
     parser.add_argument("run_dir", type=Path, help="a training run's folder")
-    parser.add_argument("repo", help="ORGANISATION/NAME on the hub")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--checkpoint", type=Path, help="publish this checkpoint, not the run's last model"
-    )
-    which.add_argument(
+    parser.add_argument("repo", help="ORGANIZATION/NAME on the hub")
+    parser.epilog = "eval.checkpoint=FOLDER: publish this checkpoint, not the run's last model"
+    parser.add_argument(
         "--every-checkpoint",
         action="store_true",
         help="publish each checkpoint of the run, each to its branch step-N",
@@ -30,22 +31,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--card-only", action="store_true", help="print the card and stop")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, checkpoint: str | None) -> int:
     """Upload a model folder with its card, or one of each checkpoint. Returns the exit code.
+
+    Args:
+        options: Of the command line.
+        checkpoint: What to publish in place of the run's last model.
 
     Raises:
         UserError: The run has no model, or the hub refuses.
     """
     run_dir: Path = options.run_dir
-    checkpoints: list[Path | None] = [options.checkpoint]
+    checkpoints: list[Path | None] = [None if checkpoint is None else Path(checkpoint)]
     if options.every_checkpoint:
+        if checkpoint is not None:
+            raise UserError(f"eval.checkpoint={checkpoint}: give it or --every-checkpoint")
         checkpoints = _checkpoints_of(run_dir, options.revision)
-    for checkpoint in checkpoints:
-        card = model_card(run_dir, step=_step_of(checkpoint))
+    for one in checkpoints:
+        card = model_card(run_dir, step=_step_of(one))
         if options.card_only:
             print(card, end="")
         else:
-            where = _upload(options, checkpoint, card)
+            where = _upload(options, one, card)
             print(f"published: {where}", flush=True)
     return 0
 
@@ -100,7 +107,7 @@ def push(folder: Path, repo: str, revision: str, *, private: bool) -> str:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"{repo} at {revision} could not be published: {reason}; log in with hf auth login, or "
-            "set HF_TOKEN, and see that the name is ORGANISATION/NAME"
+            "set HF_TOKEN, and see that the name is ORGANIZATION/NAME"
         ) from error
     return str(commit.commit_url)
 
@@ -115,7 +122,7 @@ def _folder(run_dir: Path, checkpoint: Path | None, scratch: Path) -> Path:
         return scratch
     folder = run_dir / HF
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is not there: the run has not ended; name a --checkpoint")
+        raise UserError(f"{folder} is not there: the run has not ended; give eval.checkpoint")
     return folder
 
 

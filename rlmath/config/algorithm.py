@@ -8,23 +8,17 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from rlmath.algorithms.advantages import AdvantageSettings
+from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.algorithms.curriculum import CooldownSettings
+from rlmath.algorithms.filters import FilterConfig, TruncatedRule
+from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.utils.setting import OnlyWith, setting
 
 
 class OldLogProbs(Enum):
     recompute = "recompute"
     engine = "engine"
-
-
-class CorrectionKind(Enum):
-    none = "none"
-    auto = "auto"
-    token_truncate = "token_truncate"
-    token_mask = "token_mask"
-    seq_truncate = "seq_truncate"
-    seq_mask_geometric = "seq_mask_geometric"
-    seq_mask_sum = "seq_mask_sum"
 
 
 class KlPlace(Enum):
@@ -36,64 +30,6 @@ class ReferenceKind(Enum):
     frozen = "frozen"
     averaged = "averaged"
     reset = "reset"
-
-
-class GroupRule(Enum):
-    all = "all"
-    variance = "variance"
-    accuracy = "accuracy"
-    mean_range = "mean_range"
-
-
-class TruncatedRule(Enum):
-    keep = "keep"
-    mask = "mask"
-    penalize = "penalize"
-    scale = "scale"
-
-
-@dataclass
-class FilterConfig:
-    keep: GroupRule = setting(
-        GroupRule.all,
-        "Groups to train on: all, groups with unequal rewards (variance), groups with correct and "
-        "incorrect samples (accuracy), or groups with a mean reward between low and high "
-        "(mean_range). A dropped group is replaced by another problem while others still generate "
-        "(dynamic sampling).",
-    )
-    low: float | None = setting(
-        None,
-        "keep=mean_range: minimum mean reward; null: none.",
-        only_with=OnlyWith("keep", (GroupRule.mean_range,)),
-    )
-    high: float | None = setting(
-        None,
-        "keep=mean_range: maximum mean reward; null: none.",
-        only_with=OnlyWith("keep", (GroupRule.mean_range,)),
-    )
-    max_unscored_share: float = setting(
-        0.5,
-        "Drop a group if more than this fraction of its samples could not be scored.",
-        least=0,
-        most=1,
-    )
-    max_rounds: int = setting(
-        4,
-        "Sample at most this many times prompts_per_step problems for a step; if too few groups "
-        "pass, the step is smaller.",
-        least=1,
-    )
-    oversample: float = setting(
-        1.0,
-        "Problems sampled at once per missing group; values above 1 avoid waiting for refills, and "
-        "the groups that are too many are carried over to the next step.",
-        least=1,
-        most=4,
-        only_with=OnlyWith("keep", (GroupRule.variance, GroupRule.accuracy, GroupRule.mean_range)),
-    )
-    mask_duplicates: bool = setting(
-        False, "Mask repeated copies of a response within a group out of the loss."
-    )
 
 
 @dataclass
@@ -143,33 +79,6 @@ class ReferenceConfig:
 
 
 @dataclass
-class CorrectionConfig:
-    kind: CorrectionKind = setting(
-        CorrectionKind.none,
-        "Off-policy correction of the trainer-engine mismatch with w = exp(logp_actor - "
-        "logp_engine): none, token_truncate (TIS), token_mask (IcePop), seq_truncate, "
-        "seq_mask_geometric, seq_mask_sum, or auto, which measures each step and chooses none, "
-        "token_truncate or token_mask.",
-    )
-    low: float | None = setting(
-        None, "Lower bound; null: the kind's default, see docs/algorithms.md.", above=0
-    )
-    high: float | None = setting(None, "Upper bound; null: the kind's default.", above=0)
-    veto_below: float | None = setting(
-        None,
-        "Exclude sequences that contain a token with w below this; null: off. 1e-4 is common.",
-        above=0,
-        below=1,
-    )
-    off_policy_mask_kl: float | None = setting(
-        None,
-        "Exclude a sequence with negative advantage from the policy loss if its mean log(engine / "
-        "current probability) exceeds this, in nats; null: off.",
-        least=0,
-    )
-
-
-@dataclass
 class AlgorithmConfig:
     prompts_per_step: int = setting(512, "Problems sampled per step.", least=1, common=True)
     group_size: int = setting(16, "Samples per problem.", least=1, common=True)
@@ -180,20 +89,23 @@ class AlgorithmConfig:
         least=1,
         common=True,
     )
-    advantage: str = setting("grpo", "Advantage estimator; see rlmath/algorithms/advantages/.")
+    advantage: str = setting(
+        AdvantageSettings.name, "Advantage estimator; see rlmath/algorithms/advantages/."
+    )
     advantage_options: dict[str, Any] = setting(
         dict, "Options of the advantage estimator, see the tables below."
     )
     whiten_tokens: bool = setting(
-        False, "Whiten advantages over all response tokens of the step after the estimator."
+        AdvantageSettings.whiten_tokens,
+        "Whiten advantages over all response tokens of the step after the estimator.",
     )
     whiten_epsilon: float = setting(
-        1e-6,
+        AdvantageSettings.whiten_epsilon,
         "Added to the standard deviation that whiten_tokens divides by.",
         least=0,
         only_with=OnlyWith("whiten_tokens", (True,)),
     )
-    loss: str = setting("ppo_clip", "Policy loss; see rlmath/algorithms/losses/.")
+    loss: str = setting(ObjectiveSettings.loss, "Policy loss; see rlmath/algorithms/losses/.")
     loss_options: dict[str, Any] = setting(dict, "Options of the loss, see the tables below.")
     aggregation: str = setting(
         "token_mean", "How token losses are aggregated; see rlmath/algorithms/aggregation.py."
@@ -210,13 +122,15 @@ class AlgorithmConfig:
         "method.",
     )
     kl_coef: float = setting(
-        0.0,
+        ObjectiveSettings.kl_coef,
         "Coefficient of the KL penalty against the reference model; 0: no reference model is "
         "loaded.",
         least=0,
         common=True,
     )
-    kl_estimator: str = setting("k3", "KL estimator: k1, k2, k3 or k3_unbiased.")
+    kl_estimator: str = setting(
+        ObjectiveSettings.kl_estimator, "KL estimator: k1, k2, k3 or k3_unbiased."
+    )
     kl_in: KlPlace = setting(
         KlPlace.loss,
         "Add the KL penalty to the loss, or subtract it from the reward of each token (k1 only).",
@@ -236,7 +150,8 @@ class AlgorithmConfig:
     )
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     entropy_coef: float = setting(
-        0.0, "Coefficient of the entropy bonus; negative values decrease entropy."
+        ObjectiveSettings.entropy_coef,
+        "Coefficient of the entropy bonus; negative values decrease entropy.",
     )
     entropy_target: float | None = setting(
         None,
@@ -265,7 +180,7 @@ class AlgorithmConfig:
         most=1,
     )
     early_stop_ratio: float | None = setting(
-        5.0,
+        ObjectiveSettings.ratio_threshold,
         "Discard a minibatch whose mean importance ratio exceeds this; null: discard only "
         "non-finite minibatches.",
         above=1,

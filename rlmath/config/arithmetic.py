@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlmath.config.algorithm import GroupRule
+from rlmath.algorithms.filters import GroupRule
 from rlmath.config.schema import Config, Device, Placement
 from rlmath.errors import ConfigError
 from rlmath.model.parallel import Layout

@@ -13,7 +13,7 @@ def is_hub(path: object) -> bool:
 
 
 def parts_of(path: str) -> tuple[str, str | None, str]:
-    """Name, configuration and split of ``hub:ORGANISATION/NAME:CONFIGURATION:SPLIT``.
+    """Name, configuration and split of ``hub:ORGANIZATION/NAME:CONFIGURATION:SPLIT``.
 
     The configuration may be empty or left out; the split is ``train`` where it is left out.
 
@@ -22,6 +22,6 @@ def parts_of(path: str) -> tuple[str, str | None, str]:
     """
     name, *rest = path.removeprefix(PREFIX).split(":")
     if not name or len(rest) > 2:
-        raise UserError(f"{path}: write hub:ORGANISATION/NAME:CONFIGURATION:SPLIT")
+        raise UserError(f"{path}: write hub:ORGANIZATION/NAME:CONFIGURATION:SPLIT")
     config, split = (*rest, "", "")[:2]
     return name, config or None, split or "train"

@@ -12,7 +12,7 @@ import difflib
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
+from rlmath.config.groups import CONF_DIR, options
 from rlmath.config.options import SECTIONS, complete, section_of
 from rlmath.config.renamed import RENAMED, RENAMED_VALUES
 from rlmath.config.schema import Config
 from rlmath.config.secrets import without_secrets
 from rlmath.config.settings import by_key, sections, value_of
 from rlmath.errors import ConfigError
-
-# ``rlmath/conf`` is a link to the repository's ``conf/``; in an installed wheel it is a folder.
-CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
 
 
 @dataclass(frozen=True)
@@ -118,12 +116,6 @@ def save(config: Config, path: str | Path) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(to_yaml(config), encoding="utf-8")
     aside.replace(path)
-
-
-def options(group: str, config_dir: str | Path | None = None) -> list[str]:
-    """Names that ``group=...`` takes, for example the experiments."""
-    folders = [CONF_DIR] + ([Path(config_dir)] if config_dir is not None else [])
-    return sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
 
 
 def _drop_options_of_others(
@@ -214,7 +206,8 @@ def _file_error(error: Exception) -> str:
 def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     problems = []
     parser = OverridesParser.create()
-    schema = copy.deepcopy(_schema())
+    # Built when a value's type has to be checked: a wrong name is told without.
+    schema = functools.cache(lambda: copy.deepcopy(_schema()))
     groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
     for text in overrides:
         try:
@@ -233,7 +226,10 @@ def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) ->
 
 
 def _problem_of_override(
-    override: Override, schema: DictConfig, groups: set[str], folders: Sequence[Path]
+    override: Override,
+    schema: Callable[[], DictConfig],
+    groups: set[str],
+    folders: Sequence[Path],
 ) -> str | None:
     key, text = override.key_or_group, override.input_line or ""
     if override.is_delete():
@@ -259,7 +255,7 @@ def _problem_of_override(
         return None  # Which options there are depends on what the files choose.
     elif key not in by_key():
         return f"{text}: there is no setting {key}{_did_you_mean(key)}"
-    return _type_problem(text, key, value, schema)
+    return _type_problem(text, key, value, schema())
 
 
 def _type_problem(text: str, key: str, value: Any, schema: DictConfig) -> str | None:

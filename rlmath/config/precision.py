@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from rlmath.model.precision import Precision
 from rlmath.utils.setting import setting
 
 
@@ -16,16 +17,16 @@ class ProductDType(Enum):
 @dataclass
 class PrecisionConfig:
     lm_head_dtype: ProductDType = setting(
-        ProductDType.model,
+        ProductDType(Precision.lm_head_dtype),
         "Data type of the output projection (logits) in the actor and the engines. float32 reduces "
         "the mismatch in long bfloat16 runs and doubles the memory of logits.",
     )
     router_dtype: ProductDType = setting(
-        ProductDType.float32,
+        ProductDType(Precision.router_dtype),
         "Data type of the MoE router in the actor and the engines; ignored for dense models.",
     )
     batch_invariant: bool = setting(
-        False,
+        Precision.batch_invariant,
         "Use batch-invariant kernels in the actor and the engines and a deterministic update: "
         "log-probs do not depend on the batch, and a run is bit-reproducible on the same layout. "
         "CUDA and dense models only, and slow; an error where one side does not support it. CPU "

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
+from rlmath.algorithms.filters import FilterConfig, GroupRule, TruncatedRule
 from rlmath.config.actor import ActorConfig, Layers, Recompute
 from rlmath.config.algorithm import (
     AlgorithmConfig,
-    CorrectionConfig,
-    CorrectionKind,
     CurriculumConfig,
-    FilterConfig,
-    GroupRule,
     KlPlace,
     LengthStage,
     OldLogProbs,
     ReferenceConfig,
     ReferenceKind,
-    TruncatedRule,
 )
 from rlmath.config.alignment import AlignmentConfig, OnMisalignment
 from rlmath.config.cluster import ClusterConfig, Device, Placement

@@ -150,7 +150,7 @@ def _read(
             message = f"{row.place}: {error}"
             if settings.malformed_rows is MalformedRow.stop:
                 raise UserError(
-                    f"{message}. Mend the row, or leave such rows out with data.malformed_rows=skip"
+                    f"{message}. Fix the row, or leave such rows out with data.malformed_rows=skip"
                 ) from error
             skipped.append(message)
             continue

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 NGRAM_WORDS = 8
-# LaTeX commands, numbers and words each count as a word; signs are words of their own, or formulas
+# LaTeX commands, numbers and words each count as a word; signs are separate words, or formulas
 # that differ in a sign would be equal. Dollar signs, braces and punctuation say nothing.
 _WORD = re.compile(r"\\[a-zA-Z]+|[^\W\d_]+|\d+|[+\-*/=<>^|]")
 _LAYOUT = frozenset(

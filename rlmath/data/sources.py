@@ -41,7 +41,7 @@ class Source:
 
 
 def fields(prompt: str, answer: str) -> Callable[[Row], dict[str, Any]]:
-    """Problem and answer are fields of their own."""
+    """Problem and answer are separate fields."""
 
     def convert(row: Row) -> dict[str, Any]:
         return training_row(row[prompt], row[answer])

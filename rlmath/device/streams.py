@@ -31,7 +31,7 @@ class SideStream:
 
 
 class CudaSideStream(SideStream):
-    """A CUDA stream of its own.
+    """A separate CUDA stream.
 
     What is allocated within ``queue`` may be dropped by a reader as soon as its reads are queued.
     """

@@ -49,7 +49,7 @@ def maj_at_k(correct: int, wrong: Sequence[int], silent: int, k: int) -> float:
     """
     samples = correct + sum(wrong) + silent
     _check(samples, correct, k)
-    favourable = 0.0
+    favorable = 0.0
     for votes in range(1, min(correct, k) + 1):
         rest = k - votes
         # ways[tied][size]: choices of `size` samples with `tied` wrong answers at `votes` votes.
@@ -57,8 +57,8 @@ def maj_at_k(correct: int, wrong: Sequence[int], silent: int, k: int) -> float:
         for count in wrong:
             ways = _with_answer(ways, count, votes, rest)
         won = sum(of_size[rest] / (tied + 1) for tied, of_size in enumerate(ways))
-        favourable += comb(correct, votes) * won
-    return favourable / comb(samples, k)
+        favorable += comb(correct, votes) * won
+    return favorable / comb(samples, k)
 
 
 def mean_and_errors(correct: Sequence[int], samples: Sequence[int]) -> tuple[float, float, float]:

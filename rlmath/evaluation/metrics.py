@@ -49,7 +49,7 @@ def tagged(by_benchmark: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
     Every benchmark weighs the same in the mean, and only figures that all have are in it; the
     error of a mean of ``B`` independent figures is ``sqrt(sum of squares) / B``. The held-out
-    problems of ``data.eval_paths`` alone have no name of their own.
+    problems of ``data.eval_paths`` alone have no name.
     """
     metrics: dict[str, float] = {}
     first, *rest = by_benchmark.values()

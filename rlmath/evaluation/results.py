@@ -120,14 +120,14 @@ def plot(path: Path, model: str, entries: Mapping[str, Mapping[str, Any]]) -> No
     axes[0].set_ylim(0, min(112.0, 1.25 * highest + 2.0))
     axes[0].set_ylabel("%")
     axes[0].tick_params(axis="x", labelrotation=30)
-    for colour, (name, entry) in enumerate(curves.items()):
+    for color, (name, entry) in enumerate(curves.items()):
         for kind, style in (("pass", "-"), ("maj", "--")):
             points = _curve(entry["metrics"], kind)
             axes[1].plot(
                 [k for k, _ in points],
                 [100 * v for _, v in points],
                 style,
-                color=f"C{colour}",
+                color=f"C{color}",
                 marker="o",
                 markersize=3,
                 label=f"{name} {kind}@k",

@@ -209,7 +209,7 @@ class Comparer(PiecewiseComparer):
         if regions is not None:
             return regions
         if "tup" in (a[0], g[0]) and plus_minus(a if a[0] == "tup" else g) is None:
-            return self.labelled_tuple(a, g)
+            return self.labeled_tuple(a, g)
         if a[0] == "grouped" or g[0] == "grouped":
             return self.grouped(a, g)
         comma = self.decimal_comma(a, g)
@@ -350,7 +350,7 @@ class Comparer(PiecewiseComparer):
             return self.unordered(_operands(a, a[1]), _operands(g, g[1]))
         return False if verdict is None else verdict
 
-    def labelled_tuple(self, a: Node, g: Node) -> Verdict:
+    def labeled_tuple(self, a: Node, g: Node) -> Verdict:
         """`x=1, y=2` against `(1, 2)`: the names in alphabetical order give the places."""
         listing, point = (a, g) if g[0] == "tup" else (g, a)
         named = assignments(listing)

@@ -319,7 +319,7 @@ def _styled(
         tokens.append(Token("name", "vec " + content.strip(), spaced))
         return close + 1  # \vec{AB} is not \vec{BA}
     if name in ("color", "textcolor"):
-        return close + 1  # the colour; what it colours follows
+        return close + 1  # the color; what it colors follows
     stripped = (
         content.replace("~", " ").replace("\\,", " ").replace("\\ ", " ").replace("$", "").strip()
     )

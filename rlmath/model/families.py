@@ -109,7 +109,7 @@ class Family:
         sliding_window: In every layer a token attends to config.json's ``sliding_window`` last
             tokens, or to all if that is null. The actor computes full attention, which is the same
             for sequences that are no longer; longer ones are an error.
-        moe: Layers can be mixtures of experts (MoE).
+        moe: Layers can have experts (MoE).
         ropes: Kinds of rotary embedding that the actor computes.
         refused_options: Fields of config.json that ask, when they are true, for what the table does
             not list or the actor does not compute.

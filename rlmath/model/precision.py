@@ -46,5 +46,5 @@ class Precision:
     """
 
     lm_head_dtype: str = "model"
-    router_dtype: str = "model"
+    router_dtype: str = "float32"
     batch_invariant: bool = False

@@ -103,7 +103,7 @@ class ModelSpec:
 
     @property
     def moe_layers(self) -> int:
-        """Layers that are mixtures of experts."""
+        """MoE layers."""
         return self.layers - len(self.dense_layers) if self.experts else 0
 
     def has(self, entry: Entry, layer: int | None = None) -> bool:

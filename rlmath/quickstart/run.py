@@ -20,7 +20,7 @@ from rlmath.checks.machine import Machine
 from rlmath.config import arithmetic, load
 from rlmath.config.schema import Config
 from rlmath.monitor.summary import read_summary, update_summary
-from rlmath.utils.command_line import reported
+from rlmath.utils.command_line import run_command
 
 
 def main(overrides: Sequence[str]) -> int:
@@ -100,4 +100,4 @@ def _story(run_dir: Path, summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(reported(main, sys.argv[1:]))
+    raise SystemExit(run_command(main, sys.argv[1:]))

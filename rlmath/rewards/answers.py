@@ -6,10 +6,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlmath.grading import TASKS, Grade, MathGrader
+from rlmath.grading import TASKS, Grade, GradingSettings, MathGrader
 from rlmath.rewards.base import Reward, RewardSettingError, golds_of, texts_of
 
 FALLBACKS = ("none", "marker", "number")
+GRADING = GradingSettings()
 
 # RewardMix grades a response once and hands the grades to every reward under this name.
 GRADES_COLUMN = "rlmath_grades"
@@ -30,8 +31,8 @@ class AnswerGrader:
     def __init__(
         self,
         *,
-        num_workers: int = 2,
-        timeout_s: float = 2.0,
+        num_workers: int = GRADING.num_workers,
+        timeout_s: float = GRADING.timeout_s,
         fallback: str = "none",
         task: str = "math",
         grader: MathGrader | None = None,
@@ -89,8 +90,8 @@ class GradedReward(Reward):
     def __init__(
         self,
         *,
-        num_workers: int = 2,
-        timeout_s: float = 2.0,
+        num_workers: int = GRADING.num_workers,
+        timeout_s: float = GRADING.timeout_s,
         fallback: str = "none",
         task: str = "math",
         grader: MathGrader | None = None,

@@ -75,7 +75,7 @@ class Reward:
         """
 
     def drain_metrics(self) -> dict[str, float]:
-        """Figures of its own since the last call, by short name; they are then reset."""
+        """Its own metrics since the last call, by short name; they are then reset."""
         return {}
 
     def close(self) -> None:

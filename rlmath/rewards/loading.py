@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import Any
 
 from rlmath.rewards.base import Reward, RewardError, RewardSettingError, Values, check_values
-from rlmath.rewards.event_loop import run_coroutine, start_coroutine
 from rlmath.rewards.openrlhf import OpenRLHFReward
 
 # A callable with one of these parameters is a reward; any other makes a reward when called.
@@ -221,6 +220,8 @@ class FunctionReward(Reward):
     def __call__(self, *args: Any, **columns: Any) -> Values:
         result, count = self._started(args, columns)
         if inspect.isawaitable(result):
+            from rlmath.rewards.event_loop import run_coroutine  # Imports asyncio.
+
             result = run_coroutine(result)
         # NaN and infinity are kept out here as well, for calls by hand.
         return check_values(self.__name__, result, count)[0]
@@ -231,6 +232,8 @@ class FunctionReward(Reward):
 
         async def checked() -> Values:
             return check_values(self.__name__, await awaitable, count)[0]
+
+        from rlmath.rewards.event_loop import start_coroutine
 
         return start_coroutine(checked())
 

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from rlmath.grading import MathGrader
-from rlmath.rewards.answers import GRADES_COLUMN, AnswerGrader, GradedReward
+from rlmath.rewards.answers import GRADES_COLUMN, GRADING, AnswerGrader, GradedReward
 from rlmath.rewards.base import (
     RewardError,
     RewardSettingError,
@@ -86,8 +86,8 @@ class RewardMix:
         correct: float | None = None,
         incorrect: float | None = None,
         fallback: str = "none",
-        num_workers: int = 2,
-        timeout_s: float = 2.0,
+        num_workers: int = GRADING.num_workers,
+        timeout_s: float = GRADING.timeout_s,
         grader: MathGrader | None = None,
         completion_format: Literal["chat", "text"] = "text",
         on_error: Literal["raise", "none"] = "raise",

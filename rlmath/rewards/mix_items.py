@@ -44,7 +44,7 @@ def build_items(
     Args:
         items: Names, or mappings (or objects) with ``name``, ``weight`` (1), ``params`` ({}), and
             if wanted ``label``, ``required``, ``completion_format``, ``needs_group``.
-        answer_grader: That graded rewards without grading settings of their own share.
+        answer_grader: Shared by the graded rewards without their own grading settings.
         defaults: Parameters of the math reward, where an item does not give them.
         completion_format: What rewards from import or file paths get as completions by default.
 

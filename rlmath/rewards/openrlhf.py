@@ -23,7 +23,6 @@ from rlmath.rewards.base import (
     prompt_text_of,
     texts_of,
 )
-from rlmath.rewards.event_loop import run_coroutine
 
 
 def openrlhf_inputs(
@@ -132,6 +131,8 @@ class OpenRLHFReward(Reward):
         queries, prompts, labels = openrlhf_inputs(completions, columns)
         reply = self.function(queries=queries, prompts=prompts, labels=labels)
         if inspect.isawaitable(reply):
+            from rlmath.rewards.event_loop import run_coroutine  # Imports asyncio.
+
             reply = run_coroutine(reply)
         return read_reply(self.__name__, reply, len(queries), self.logs)
 

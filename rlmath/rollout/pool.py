@@ -237,7 +237,7 @@ class RolloutPool:
         """End the engines and their workers; what does not end in seconds is killed.
 
         An engine of one rank is a single process that leaves nothing, and is killed at once. The
-        workers of a wider one are processes of their own, which only the engine ends.
+        workers of a wider one are separate processes, which only the engine ends.
         """
         engines, self._engines = self._engines, []
         if engines and self._spec.tensor_parallel > 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlmath.config.schema import RolloutConfig
-from rlmath.errors import PartError, UserError
+from rlmath.errors import ComponentError, UserError
 from rlmath.model.precision import Precision
 from rlmath.rollout.seeds import request_seed
 from rlmath.types import Problem, Sample
@@ -15,7 +15,7 @@ from rlmath.vllm_plugin.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER
 from rlmath.vllm_plugin.register import ENGINE_VARIABLE
 
 
-class EngineError(PartError):
+class EngineError(ComponentError):
     """An engine failed or stalled. The message names it and shows the end of its log."""
 
 
@@ -36,8 +36,8 @@ class Request:
         top_p: Mass of the likeliest tokens that are sampled from. Only samples at 1 have
             log-probabilities that the actor can reproduce, so others are never trained on.
         seed: Of its random stream.
-        ignore_eos: Go on after an end-of-sequence token, up to ``max_tokens``: for measuring at a
-            fixed length.
+        ignore_eos: Continue after an end-of-sequence token, up to ``max_tokens``: for measuring at
+            a fixed length.
     """
 
     problem_id: str
@@ -149,10 +149,10 @@ class EngineSpec:
     max_running_sequences: int
     transport: str
     log_dir: str
-    prefix_caching: bool = True
-    enforce_eager: bool = False
-    gpu_memory_utilization: float = 0.6
-    cpu_kv_cache_gib: float = 1.0
+    prefix_caching: bool = RolloutConfig.prefix_caching
+    enforce_eager: bool = RolloutConfig.enforce_eager
+    gpu_memory_utilization: float = RolloutConfig.gpu_memory_utilization
+    cpu_kv_cache_gib: float = RolloutConfig.cpu_kv_cache_gib
     sleeps: bool = False
     max_batched_tokens: int = RolloutConfig.max_batched_tokens
     async_scheduling: bool = False

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlmath.algorithms.curriculum import PassRates, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
-from rlmath.algorithms.filters import GroupFilter
 from rlmath.batching.from_groups import apply_truncation_penalty
 from rlmath.config.schema import Config
 from rlmath.data import ProblemStream
@@ -55,21 +53,13 @@ class Sampler:
         self, config: Config, stream: ProblemStream[Problem], at_least_groups: int = 1
     ) -> None:
         algorithm = config.algorithm
-        settings, curriculum = algorithm.filter, algorithm.curriculum
         self._config, self._stream = config, stream
         self._at_least = at_least_groups
         self._groups: GroupPool[Group] = GroupPool(
             algorithm.prompts_per_step,
-            settings.max_rounds,
-            GroupFilter(
-                settings.keep.value,  # type: ignore[arg-type]
-                -math.inf if settings.low is None else settings.low,
-                math.inf if settings.high is None else settings.high,
-                settings.max_unscored_share,
-            ),
-            settings.oversample,
+            algorithm.filter,
         )
-        self._rates = PassRates(curriculum)
+        self._rates = PassRates(algorithm.curriculum)
         # Problems asked for so far, over all steps: the order of groups.
         self._asked = 0
 
@@ -110,7 +100,7 @@ class Sampler:
             for group in groups:
                 group = apply_truncation_penalty(
                     group,
-                    algorithm.truncated.value,
+                    algorithm.truncated,
                     algorithm.truncated_penalty,
                     algorithm.truncated_factor,
                 )
@@ -242,7 +232,7 @@ class Sampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint.
+        """Resume from a checkpoint.
 
         Raises:
             UserError: It was made with other data or in another order.

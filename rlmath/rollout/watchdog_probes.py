@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from rlmath.cluster.watchdog import Part, Process
+from rlmath.cluster.watchdog import Process, WatchedComponent
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.pool import RolloutPool
 
 
-def engines(pool: RolloutPool) -> Part:
+def engines(pool: RolloutPool) -> WatchedComponent:
     """Which samples of which engines are waited for."""
 
-    def waits_for() -> list[str]:
+    def waiting_on() -> list[str]:
         lines = [f"engine {engine.index}, which is starting" for engine in pool.starting().values()]
         generation = pool.generation
         for index, held in enumerate([] if generation is None else generation.held):
@@ -27,21 +27,21 @@ def engines(pool: RolloutPool) -> Part:
             for one in pool.processes
         ]
 
-    def marks() -> tuple[int, ...]:
+    def progress() -> tuple[int, ...]:
         starts = (pool.restarts, len(pool.starting()))
         if (generation := pool.generation) is None:
             return starts
         held = [len(of_engine) for of_engine in generation.held]
         return (*starts, generation.number, *held, *generation.tokens)
 
-    return Part(marks, waits_for, processes)
+    return WatchedComponent(progress, waiting_on, processes)
 
 
-def grades(collector: Collector) -> Part:
+def grades(collector: Collector) -> WatchedComponent:
     """Which samples are being graded."""
 
-    def waits_for() -> list[str]:
+    def waiting_on() -> list[str]:
         left = collector.ungraded()
         return [f"the grade of sample {index} of problem {id_}" for id_, index in left[:10]]
 
-    return Part(lambda: tuple(collector.ungraded()), waits_for)
+    return WatchedComponent(lambda: tuple(collector.ungraded()), waiting_on)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rlmath.actor.settings import ReferenceSettings, UpdateSettings
 from rlmath.algorithms.advantages import AdvantageSettings
-from rlmath.algorithms.correction import CorrectionSettings
 from rlmath.algorithms.kl_control import reference_weight
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.config.algorithm import KlPlace
@@ -38,17 +37,6 @@ def aggregation_constant(config: Config) -> int:
     return config.rollout.max_response_tokens if given is None else given
 
 
-def correction_settings(algorithm: AlgorithmConfig) -> CorrectionSettings:
-    """What to correct, and how far."""
-    correction = algorithm.correction
-    return CorrectionSettings(
-        kind=correction.kind.value,
-        low=correction.low,
-        high=correction.high,
-        veto_below=correction.veto_below,
-    )
-
-
 def reference_settings(config: Config) -> ReferenceSettings:
     """The reference model; none is held while the KL term has no weight."""
     algorithm = config.algorithm
@@ -80,7 +68,7 @@ def update_settings(config: Config, kl_coef: float, entropy_coef: float) -> Upda
             kl_coef=kl_coef if algorithm.kl_in is KlPlace.loss else 0.0,
             kl_estimator=algorithm.kl_estimator,
             entropy_coef=entropy_coef,
-            ratio_threshold=algorithm.early_stop_ratio or 5.0,
+            ratio_threshold=algorithm.early_stop_ratio or ObjectiveSettings.ratio_threshold,
             off_policy_mask_kl=algorithm.correction.off_policy_mask_kl,
         ),
         aggregation=algorithm.aggregation,

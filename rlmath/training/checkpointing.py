@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from rlmath.actor.group import ActorGroup
 from rlmath.checkpoint import Checkpoint, CheckpointStore
-from rlmath.cluster.watchdog import Part
+from rlmath.cluster.watchdog import WatchedComponent
 from rlmath.config.schema import Config
 from rlmath.rewards.base import RewardError
 from rlmath.rollout.pool import RolloutPool
@@ -171,19 +171,19 @@ class Saver:
         """Wait until what is written in the background is a checkpoint."""
         self._look(wait=True)
 
-    def watched(self) -> Part:
+    def watchdog_probe(self) -> WatchedComponent:
         """For the watchdog: a save makes progress as long as its folder grows."""
 
-        def marks() -> tuple[str, int]:
+        def progress() -> tuple[str, int]:
             return str(self._folder), _bytes_in(self._folder)
 
-        def waits_for() -> list[str]:
+        def waiting_on() -> list[str]:
             written = _bytes_in(self._folder)
             if not written:
                 return []
             return [f"the checkpoint in {self._folder}, {written / 2**20:.1f} MiB so far"]
 
-        return Part(marks, waits_for)
+        return WatchedComponent(progress, waiting_on)
 
     def close(self) -> None:
         """End its thread once what it does now is done; drop what did not become a checkpoint."""

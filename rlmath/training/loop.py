@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlmath.checks import attempts
-from rlmath.cluster.watchdog import watched
+from rlmath.cluster.watchdog import watch_progress
 from rlmath.config.load import save, to_yaml
 from rlmath.config.schema import Config
 from rlmath.data import load_problems, load_tokenizer
@@ -124,8 +124,8 @@ def open_run(config: Config) -> Iterator[Training]:
             saver.restore(checkpoint, session.sampling.pool)
         detectors = CollapseDetectors(config.collapse, read_metrics(run_dir))
         stack.enter_context(saver.saving_when_cut_short())
-        parts = [*session.watched_parts(monitor), saver.watched()]
-        stack.enter_context(watched(config.watchdog.stall_s, parts))
+        probes = [*session.watchdog_probes(monitor), saver.watchdog_probe()]
+        stack.enter_context(watch_progress(config.watchdog.stall_s, probes))
         yield Training(session, sampler, coefficients, monitor, saver, detectors, held_out, done)
 
 

@@ -7,9 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from rlmath.algorithms.correction import CorrectionSettings, choose, correct
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, choose, correct
 from rlmath.algorithms.mismatch import Mismatch, measure, measure_by_lag
-from rlmath.config.algorithm import CorrectionKind
 from rlmath.config.schema import Config, DType, OnMisalignment
 from rlmath.errors import UserError
 from rlmath.model.precision import log_prob_limit
@@ -22,9 +21,9 @@ from rlmath.types import TrainingBatch
 _WEIGHTS = ("mean_w", "p99_w", "k3", "effective_sample_size")
 
 # A curve holds numbers: the kinds in the order of the settings, ``none`` is 0.
-KIND_NUMBERS = {
+KIND_NUMBERS: dict[CorrectionKind, int] = {
     kind: number
-    for number, kind in enumerate(k.value for k in CorrectionKind if k is not CorrectionKind.auto)
+    for number, kind in enumerate(k for k in CorrectionKind if k is not CorrectionKind.auto)
 }
 
 
@@ -140,7 +139,7 @@ def mismatch_metrics(log_probs: Tensor, batch: TrainingBatch, now: int) -> dict[
 
 
 def apply_correction(
-    batch: TrainingBatch, settings: CorrectionSettings, monitor: Monitor, step: int
+    batch: TrainingBatch, settings: CorrectionConfig, monitor: Monitor, step: int
 ) -> tuple[TrainingBatch, dict[str, float]]:
     """The batch with policy factors against the mismatch, from whole sequences.
 
@@ -152,13 +151,13 @@ def apply_correction(
     Returns:
         The batch and ``correction/...``.
     """
-    if settings.kind == "none" and settings.veto_below is None:
+    if not settings.is_on:
         return batch, {}
     assert batch.old_log_probs is not None
-    if settings.kind == "auto":
+    if settings.kind is CorrectionKind.auto:
         seen = measure(batch.old_log_probs, batch.engine_log_probs, batch.loss_mask)
         kind, reason = choose(seen)
-        monitor.note(step, "algorithm.correction.kind=auto", kind, reason)
+        monitor.note(step, "algorithm.correction.kind=auto", kind.value, reason)
         settings = dataclasses.replace(settings, kind=kind)
     found = correct(
         batch.old_log_probs,
@@ -169,6 +168,6 @@ def apply_correction(
     )
     metrics = {f"correction/{name}": value for name, value in found.metrics.items()}
     metrics["correction/kind"] = float(KIND_NUMBERS[found.kind])
-    if settings.kind == "none" and settings.veto_below is None:
+    if not settings.is_on:
         return batch, metrics
     return dataclasses.replace(batch, policy_factors=found.weights.float()), metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.config.algorithm import CorrectionKind, KlPlace
+from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
 
 
@@ -47,7 +47,7 @@ class Passes:
 def needs_old_log_probs(algorithm: AlgorithmConfig) -> bool:
     """Whether the algorithm needs the actor's log-probs before the first update."""
     correction = algorithm.correction
-    corrects = correction.kind is not CorrectionKind.none or correction.veto_below is not None
+    corrects = correction.is_on
     needs_entropy = algorithm.entropy_target is not None or algorithm.entropy_top_share < 1
     recomputes = algorithm.old_log_probs is OldLogProbs.recompute
     earlier = algorithm.minibatches_per_step > 1 or algorithm.kl_in is KlPlace.reward

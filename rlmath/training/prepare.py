@@ -22,7 +22,7 @@ from rlmath.batching.from_groups import estimator_rewards, training_batch
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import Config, OldLogProbs
 from rlmath.monitor import Monitor
-from rlmath.training.algorithm_settings import advantage_settings, correction_settings
+from rlmath.training.algorithm_settings import advantage_settings
 from rlmath.training.metrics import batch_metrics
 from rlmath.training.mismatch import apply_correction, check_mismatch
 from rlmath.training.passes import Passes
@@ -81,7 +81,7 @@ def build_batch(config: Config, groups: Sequence[Group]) -> TrainingBatch:
     algorithm = config.algorithm
     return training_batch(
         groups,
-        truncated=algorithm.truncated.value,
+        truncated=algorithm.truncated,
         mask_duplicates=algorithm.filter.mask_duplicates,
     )
 
@@ -120,7 +120,7 @@ def add_policy_factors(
         The batch and ``correction/...``.
     """
     algorithm = config.algorithm
-    batch, metrics = apply_correction(batch, correction_settings(algorithm), monitor, step)
+    batch, metrics = apply_correction(batch, algorithm.correction, monitor, step)
     if algorithm.entropy_top_share < 1:
         assert entropies is not None
         keep = top_entropy_mask(entropies, batch.loss_mask, algorithm.entropy_top_share).float()

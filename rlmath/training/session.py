@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.optimizer import OptimizerSettings
-from rlmath.actor.settings import ActorSettings
+from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
-from rlmath.cluster.watchdog import Part
+from rlmath.cluster.watchdog import WatchedComponent
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.precision import ProductDType
@@ -72,11 +71,13 @@ class Session:
         assert self._sampling is not None, "this session was opened without engines"
         return self._sampling
 
-    def watched_parts(self, monitor: Monitor) -> list[Part]:
+    def watchdog_probes(self, monitor: Monitor) -> list[WatchedComponent]:
         """What a run can wait for, for the watchdog."""
         parts = [
-            Part(lambda: monitor.phase.changes, lambda: [f"the phase {monitor.phase.name}"]),
-            self.actor.watched(),
+            WatchedComponent(
+                lambda: monitor.phase.changes, lambda: [f"the phase {monitor.phase.name}"]
+            ),
+            self.actor.watchdog_probe(),
         ]
         if self._sampling is not None:
             parts.append(waiting.engines(self._sampling.pool))
@@ -317,23 +318,9 @@ def transport_plan(config: Config, pool: RolloutPool, engines: Sequence[Any]) ->
     )
 
 
-def optimizer_settings(
-    config: Config, optimizer: OptimizerConfig, optimizer_steps: int
-) -> OptimizerSettings:
-    """Adam and its schedule, which ends with the run unless the settings say where."""
-    return OptimizerSettings(
-        lr=optimizer.lr,
-        min_lr=optimizer.min_lr,
-        schedule=optimizer.schedule.value,
-        warmup_steps=optimizer.warmup_steps,
-        decay_steps=optimizer.decay_steps or optimizer_steps,
-        adam_beta1=optimizer.adam_beta1,
-        adam_beta2=optimizer.adam_beta2,
-        adam_eps=optimizer.adam_eps,
-        weight_decay=optimizer.weight_decay,
-        clip_grad_norm=optimizer.clip_grad_norm,
-        distributed=config.actor.distributed_optimizer,
-    )
+def whole_schedule(optimizer: OptimizerConfig, optimizer_steps: int) -> OptimizerConfig:
+    """The optimizer with a schedule that ends with the run, unless the settings say where."""
+    return dataclasses.replace(optimizer, decay_steps=optimizer.decay_steps or optimizer_steps)
 
 
 def actor_settings(
@@ -357,7 +344,8 @@ def actor_settings(
             precision=precision(config),
             layers=config.actor.layers.value,
         ),
-        optimizer=optimizer_settings(config, optimizer, optimizer_steps),
+        optimizer=whole_schedule(optimizer, optimizer_steps),
+        distributed_optimizer=config.actor.distributed_optimizer,
         temperature=temperature,
         max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
         max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
@@ -371,12 +359,5 @@ def value_model_settings(
     """The value model that the ranks build beside the policy; ``None``: the algorithm has none."""
     if not needs_value_model(config.algorithm.advantage):
         return None
-    optimizer = optimizer_settings(config, config.value.optimizer, optimizer_steps)
-    return ActorSettings(
-        model_path=policy.model_path,
-        model=policy.model,
-        optimizer=optimizer,
-        temperature=policy.temperature,
-        max_tokens_per_microbatch=policy.max_tokens_per_microbatch,
-        max_sequence_length=policy.max_sequence_length,
-    )
+    optimizer = whole_schedule(config.value.optimizer, optimizer_steps)
+    return dataclasses.replace(policy, optimizer=optimizer, reference=ReferenceSettings())

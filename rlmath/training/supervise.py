@@ -15,14 +15,14 @@ import ray
 from rlmath.checkpoint import CheckpointStore
 from rlmath.cluster.watchdog import Stalled
 from rlmath.config.schema import Config
-from rlmath.errors import PartError, UserError, printable
+from rlmath.errors import ComponentError, UserError, printable
 from rlmath.monitor import DECISIONS_FILE, read_metrics
 from rlmath.monitor.collapse import RollBack
 from rlmath.monitor.files import replacing, to_json
 from rlmath.training.checkpointing import open_store
 
-# What another start may mend. An error of the settings, the data or a reward comes again.
-PARTS_FAILED = (PartError, Stalled, ray.exceptions.RayError)
+# Failures that a restart may fix. An error of the settings, the data or a reward would come again.
+COMPONENT_FAILURES = (ComponentError, Stalled, ray.exceptions.RayError)
 ROLLBACKS_FILE = "rollbacks.json"
 
 
@@ -51,7 +51,7 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
     while True:
         try:
             return attempt(_with_lower_lr(config, rollbacks))
-        except PARTS_FAILED as error:
+        except COMPONENT_FAILURES as error:
             newest = _newest(store)
             restarts = restarts + 1 if newest == saved else 1
             saved = newest
@@ -82,8 +82,8 @@ class _Raised:
 
     @classmethod
     def of(cls, error: BaseException, run_dir: Path) -> _Raised | None:
-        """``None``: a process ended or hung, which another start may mend."""
-        if not isinstance(error, PartError) or not error.raised:
+        """``None``: a process ended or hung, which a restart may fix."""
+        if not isinstance(error, ComponentError) or not error.raised:
             return None
         return cls(_last_step(run_dir) + 1, str(error).split("\n")[0])
 

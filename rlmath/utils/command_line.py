@@ -17,8 +17,8 @@ _OF_A_FILE = (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def reported(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a command; what the user can mend, also of a disk, becomes one line and exit code 2."""
+def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    """Run a command; an error that the user can fix becomes one line and exit code 2."""
     try:
         return command(arguments)
     except UserError as error:

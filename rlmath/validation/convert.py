@@ -77,9 +77,12 @@ def model_of_run(path: str | Path) -> Path:
             if (model / "config.json").is_file():
                 return model
             raise UserError(
-                f"{config} names the model {model}, which is not there now; give it with --model"
+                f"{config} names the model {model}, which is not there now; "
+                "give it with model.path=FOLDER"
             )
-    raise UserError(f"no config.yaml above {path}; name the model that it started from: --model")
+    raise UserError(
+        f"no config.yaml above {path}; name the model that it started from: model.path=FOLDER"
+    )
 
 
 def to_hf(

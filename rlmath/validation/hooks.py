@@ -43,7 +43,7 @@ _Parts = dict[tuple[int, str], _Part]
 _Keep = Callable[[Tensor], _Parts]
 
 
-class _Taps:
+class _Hooks:
     """Hooks that note what modules take and give."""
 
     def __init__(self) -> None:
@@ -85,17 +85,17 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
     model = AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, local_files_only=True
     ).eval()
-    taps = _Taps()
+    hooks = _Hooks()
     for number, layer in enumerate(model.model.layers):
         attention = layer.self_attn
         after = getattr(layer, "post_feedforward_layernorm", None)
         if after is None:
-            taps.output(layer.input_layernorm, _as((number, "input_norm")))
-            taps.output(layer.post_attention_layernorm, _as((number, "mlp_norm")))
+            hooks.output(layer.input_layernorm, _as((number, "input_norm")))
+            hooks.output(layer.post_attention_layernorm, _as((number, "mlp_norm")))
         for name in ("q", "k", "v"):
-            taps.output(getattr(attention, f"{name}_proj"), _as((number, name)))
+            hooks.output(getattr(attention, f"{name}_proj"), _as((number, name)))
         width = attention.o_proj.in_features
-        taps.input(
+        hooks.input(
             attention.o_proj,
             lambda rows, at=number, width=width: {  # type: ignore[misc]
                 (at, "attention"): _Part(rows.reshape(-1, width))
@@ -103,17 +103,17 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
         )
         # Norms behind attention and feed-forward are part of Megatron's last matrix of each.
         attention_out = attention.o_proj if after is None else layer.post_attention_layernorm
-        taps.output(attention_out, _as((number, "attention_out")))
-        taps.output(getattr(layer.mlp, "gate_proj", None), _as((number, "gate")))
-        taps.output(getattr(layer.mlp, "up_proj", None), _as((number, "up")))
-        taps.output(layer.mlp if after is None else after, _as((number, "mlp")))
+        hooks.output(attention_out, _as((number, "attention_out")))
+        hooks.output(getattr(layer.mlp, "gate_proj", None), _as((number, "gate")))
+        hooks.output(getattr(layer.mlp, "up_proj", None), _as((number, "up")))
+        hooks.output(layer.mlp if after is None else after, _as((number, "mlp")))
     last = len(model.model.layers)
-    taps.output(model.model.embed_tokens, _as((-1, EMBEDDING)))
-    taps.output(model.model.norm, _as((last, NORM)))
-    taps.output(model.lm_head, _as((last, HEAD)))
+    hooks.output(model.model.embed_tokens, _as((-1, EMBEDDING)))
+    hooks.output(model.model.norm, _as((last, NORM)))
+    hooks.output(model.lm_head, _as((last, HEAD)))
     model(torch.tensor([tokens]))
-    taps.close()
-    return {key: part.value for key, part in taps.parts.items()}
+    hooks.close()
+    return {key: part.value for key, part in hooks.parts.items()}
 
 
 @torch.no_grad()
@@ -130,28 +130,28 @@ def megatron_values(actor: MegatronActor, tokens: list[int]) -> Values:
     whole: Literal["rows", "nothing"] = (
         "rows" if actor.settings.model.sequence_parallel else "nothing"
     )
-    taps = _Taps()
+    hooks = _Hooks()
     for layer in chunk.decoder.layers:
         number = layer.layer_number - 1
         attention = layer.self_attention
         if hasattr(layer.input_layernorm, "weight"):
-            taps.output(layer.input_layernorm, _as((number, "input_norm"), whole))
-        taps.output(attention.linear_qkv, _as((number, "qkv"), "columns"))
-        taps.input(attention.linear_proj, _as((number, "attention"), "columns"))
-        taps.output(attention.linear_proj, _as((number, "attention_out"), whole))
+            hooks.output(layer.input_layernorm, _as((number, "input_norm"), whole))
+        hooks.output(attention.linear_qkv, _as((number, "qkv"), "columns"))
+        hooks.input(attention.linear_proj, _as((number, "attention"), "columns"))
+        hooks.output(attention.linear_proj, _as((number, "attention_out"), whole))
         if hasattr(layer.pre_mlp_layernorm, "weight"):
-            taps.output(layer.pre_mlp_layernorm, _as((number, "mlp_norm"), whole))
+            hooks.output(layer.pre_mlp_layernorm, _as((number, "mlp_norm"), whole))
         if not spec.is_moe_layer(number):
-            taps.output(layer.mlp.linear_fc1, _gate_and_up(number))
-        taps.output(layer.mlp, _as((number, "mlp"), whole))
+            hooks.output(layer.mlp.linear_fc1, _gate_and_up(number))
+        hooks.output(layer.mlp, _as((number, "mlp"), whole))
     embedding = getattr(chunk, "embedding", None)
-    taps.output(getattr(embedding, "word_embeddings", None), _as((-1, EMBEDDING), whole))
-    taps.output(chunk.decoder.final_layernorm, _as((spec.layers, NORM), whole))
-    taps.output(getattr(chunk, "output_layer", None), _as((spec.layers, HEAD), "columns"))
+    hooks.output(getattr(embedding, "word_embeddings", None), _as((-1, EMBEDDING), whole))
+    hooks.output(chunk.decoder.final_layernorm, _as((spec.layers, NORM), whole))
+    hooks.output(getattr(chunk, "output_layer", None), _as((spec.layers, HEAD), "columns"))
     # Each data-parallel share has the sequence once.
     actor.log_probs(batch_of([(tokens[:1], tokens[1:])] * actor.layout.data_parallel))
-    taps.close()
-    return _together(actor, taps.parts, len(tokens))
+    hooks.close()
+    return _together(actor, hooks.parts, len(tokens))
 
 
 def _together(actor: MegatronActor, parts: _Parts, num_tokens: int) -> Values:

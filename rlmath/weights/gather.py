@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlmath.config.weights import WeightsConfig
 from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
@@ -98,7 +99,7 @@ class BucketGatherer:
         model_chunks: Sequence[nn.Module],
         spec: ModelSpec,
         parallel: ParallelRank,
-        bucket_size_mib: float = 512,
+        bucket_size_mib: float = WeightsConfig.bucket_size_mib,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.parallel = parallel

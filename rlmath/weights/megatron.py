@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlmath.config.weights import WeightsConfig
 from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
@@ -80,7 +81,7 @@ def hf_tensors(
     model_chunks: Sequence[nn.Module],
     spec: ModelSpec,
     parallel: ParallelRank,
-    bucket_size_mib: float = 512,
+    bucket_size_mib: float = WeightsConfig.bucket_size_mib,
     destination: int | None = 0,
     dtype: torch.dtype | None = None,
 ) -> Iterator[list[tuple[str, Tensor]]]:
@@ -111,7 +112,7 @@ def save_to_hf(
     source: str | Path,
     spec: ModelSpec,
     parallel: ParallelRank,
-    bucket_size_mib: float = 512,
+    bucket_size_mib: float = WeightsConfig.bucket_size_mib,
     shard_size_mib: int = 4096,
     dtype: torch.dtype | None = None,
     card: str | None = None,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlmath.config.weights import WeightsConfig
 from rlmath.errors import WeightsError
 from rlmath.model.families import Entry, Rule, When
 from rlmath.model.parallel import Layout
@@ -116,7 +117,7 @@ def plan_weights(
     spec: ModelSpec,
     actor: Layout,
     engine: Layout,
-    bucket_size_mib: float = 512,
+    bucket_size_mib: float = WeightsConfig.bucket_size_mib,
     dtype: torch.dtype = torch.bfloat16,
     stages: Stages = EVEN_STAGES,
 ) -> WeightsPlan:

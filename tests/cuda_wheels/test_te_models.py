@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlmath.config.arithmetic import resolve_layout
-from rlmath.config.load import load, options
+from rlmath.config.groups import options
+from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.model.published import KNOWN
 from tests.cuda_wheels.programs import answer_of

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
-from rlmath.algorithms.correction import CorrectionSettings, correct
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, correct
 from rlmath.algorithms.kl import K3_LIMIT
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching import minibatches
+from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
@@ -94,7 +94,8 @@ def build(layout: Layout, platform: Platform, model_path: str, **changes: Any) -
     optimizer = {"lr": 1e-3, "clip_grad_norm": 1.0, **changes.pop("optimizer", {})}
     settings = {
         "model": ModelSettings(torch.float32, sequence_parallel=True),
-        "optimizer": OptimizerSettings(**optimizer),
+        "distributed_optimizer": optimizer.pop("distributed", True),
+        "optimizer": OptimizerConfig(**optimizer),
         "temperature": 0.7,
         "max_tokens_per_microbatch": 64,
         "max_sequence_length": 64,
@@ -189,7 +190,7 @@ CORRECTED = dataclasses.replace(
 
 def with_corrections(batch: TrainingBatch) -> TrainingBatch:
     assert batch.old_log_probs is not None
-    settings = CorrectionSettings("seq_truncate", high=1.2, veto_below=0.75)
+    settings = CorrectionConfig(CorrectionKind.seq_truncate, high=1.2, veto_below=0.75)
     found = correct(
         batch.old_log_probs,
         batch.engine_log_probs,

@@ -142,7 +142,7 @@ def commit(folder: Path, run: Any) -> str:
         "dp2 distributed, bfloat16, background",
     ],
 )
-def test_going_on_in_the_same_layout_is_bit_equal(
+def test_resuming_in_the_same_layout_is_bit_equal(
     ranks: RankPool,
     tiny_model: str,  # noqa: F811
     tmp_path: Path,
@@ -193,7 +193,7 @@ TOLERANCE = 1e-5
     ],
     ids=lambda value: str(value),
 )
-def test_going_on_in_another_layout_is_equal_up_to_rounding(
+def test_resuming_in_another_layout_is_equal_up_to_rounding(
     ranks: RankPool,
     tiny_model: str,  # noqa: F811
     tmp_path: Path,

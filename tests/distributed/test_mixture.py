@@ -122,7 +122,7 @@ def test_gradient_is_that_of_autograd_on_hugging_face(ranks: RankPool, mixture: 
     check_gradient(ranks, mixture, EP2)
 
 
-def test_a_checkpoint_goes_on_with_experts_shared_otherwise(
+def test_a_checkpoint_resumes_with_another_expert_layout(
     ranks: RankPool, mixture: str, tmp_path: Path
 ) -> None:
     changes = changes_of(True)

@@ -39,7 +39,7 @@ def test_gradient_on_tensor_ranks_is_that_of_autograd_on_hugging_face(
     check_gradient(ranks, model, TP2)
 
 
-def test_a_checkpoint_of_two_tensor_ranks_goes_on_with_one(
+def test_a_checkpoint_of_two_tensor_ranks_resumes_with_one(
     ranks: RankPool, model: str, tmp_path: Path
 ) -> None:
     changes = changes_of(True)

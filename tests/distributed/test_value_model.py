@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.settings import ActorSettings, UpdateSettings, ValueUpdateSettings
 from rlmath.actor.value import ShareOfValues, ValueModel
 from rlmath.actor.worker import ActorWorker
+from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
@@ -33,7 +33,7 @@ def build(layout: Layout, platform: Platform, model: str) -> ValueModel:
     settings = ActorSettings(
         model_path=model,
         model=ModelSettings(torch.float32, sequence_parallel=True),
-        optimizer=OptimizerSettings(lr=1e-3),
+        optimizer=OptimizerConfig(lr=1e-3),
         temperature=1.0,
         max_tokens_per_microbatch=64,
         max_sequence_length=64,

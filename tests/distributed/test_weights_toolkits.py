@@ -32,7 +32,7 @@ def test_megatron_transformers_and_vllm_agree(model: Path, tmp_path: Path) -> No
     data = tmp_path / "responses.jsonl"
     rows = [("What is 1 + 2?", "1 + 2 = \\boxed{3}"), ("Add 17 and 25: ", "42, for 10 + 20 is 30.")]
     data.write_text("".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows))
-    layout = ["--tp", 2, "--data", data]
+    layout = ["actor.tensor_parallel=2", "--data", data]
     done = run("validate_logprobs.py", model, *layout, "--out", tmp_path / "report")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
@@ -54,7 +54,7 @@ def test_what_cannot_be_used_is_one_message(model: Path, tmp_path: Path) -> None
     done = run("validate_logprobs.py", model, "--data", data, "--no-vllm")
     assert done.returncode == 2
     assert f"error: {data}:1: no prompt and response" in done.stderr
-    done = run("validate_logprobs.py", model, "--tp", 3, "--no-vllm")
+    done = run("validate_logprobs.py", model, "actor.tensor_parallel=3", "--no-vllm")
     assert done.returncode == 2
     assert "2 key-value heads over TP 3" in done.stderr
     done = run("convert_checkpoint.py", "to-hf", tmp_path, tmp_path / "out")

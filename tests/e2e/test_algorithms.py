@@ -47,9 +47,7 @@ SETTINGS = [
 ]
 
 
-def test_all_of_it_together_goes_on_exactly_from_a_checkpoint(
-    material: Path, tmp_path: Path
-) -> None:
+def test_everything_resumes_exactly_from_a_checkpoint(material: Path, tmp_path: Path) -> None:
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
     # So few problems that they come again within the run, and rest.
     few = tmp_path / "few.jsonl"

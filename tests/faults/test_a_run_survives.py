@@ -78,7 +78,7 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
 
     assert comparable(straight) == comparable(broken)
     assert [line["step"] for line in comparable(broken)] == list(range(LAST_STEP + 1))
-    # Of steps that learnt something.
+    # Of steps that learned something.
     assert all(line["train/grad_norm"] > 1e-3 for line in comparable(broken)[1:])
     for step in range(1, LAST_STEP + 1):
         assert samples(straight, step) == samples(broken, step)
@@ -117,7 +117,7 @@ def tensors_of(run_dir: Path) -> dict[str, tuple[int, str]]:
 TOLERANCE = 1e-5
 
 
-def test_a_run_goes_on_in_another_layout(material: Path, straight: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_in_another_layout(material: Path, straight: Path, tmp_path: Path) -> None:
     """From TP 2 to PP 2 after step 2: two steps of two updates each give the same samples, and the
     same metrics but for rounding. Its disk runs full in the second save: it ends with one message,
     and the first is whole."""

@@ -15,7 +15,7 @@ import pytest
 import rlmath
 from rlmath.cli import _MODULES, main
 from rlmath.model.tiny import tiny_config
-from rlmath.utils.command_line import reported
+from rlmath.utils.command_line import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -175,9 +175,24 @@ def test_a_disk_that_cannot_be_written_is_one_line(
             full.write("more")
         return 0
 
-    assert reported(writes, []) == 2
+    assert run_command(writes, []) == 2
     assert f"error: Not a directory: {tmp_path}/file/below; give" in capsys.readouterr().err
-    assert reported(fills, []) == 2
+    assert run_command(fills, []) == 2
     assert "error: No space left on device for a file" in capsys.readouterr().err
     with pytest.raises(ChildProcessError):
-        reported(lambda _: os.waitpid(os.getpid(), 0)[0], [])
+        run_command(lambda _: os.waitpid(os.getpid(), 0)[0], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("publish runs/mine me/mine --checkpoint x", "is a setting now; give eval.checkpoint="),
+        ("publish runs/mine me/mine actor.layers=local", "this command does not use it"),
+        ("selfcheck gpu --model x", "is a setting now; give model.path="),
+    ],
+)
+def test_commands_of_their_own_take_settings(
+    arguments: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments.split()) == 2
+    assert expected in capsys.readouterr().err

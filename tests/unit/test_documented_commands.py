@@ -26,7 +26,9 @@ from rlmath.checks.run import check
 from rlmath.cli import _COMMANDS, main
 from rlmath.commands.selfcheck import cli as selfcheck
 from rlmath.commands.selfcheck.catalog import select
-from rlmath.config.load import load, options, save
+from rlmath.config.command_line import take_settings
+from rlmath.config.groups import options
+from rlmath.config.load import load, save
 from rlmath.data.sources import SOURCES
 from rlmath.grading import cli as grading_cli
 from rlmath.monitor.summary import update_summary
@@ -197,7 +199,8 @@ def parses_selfcheck(command: Command, patch: pytest.MonkeyPatch) -> None:
     """Its options are known. The checks take minutes; another test runs them."""
     parser = argparse.ArgumentParser()
     selfcheck.add_arguments(parser)
-    select(parser.parse_args(command.words[2:]).only)
+    _, rest = take_settings(command.words[2:], selfcheck.SETTINGS, selfcheck.FLAGS)
+    select(parser.parse_args(rest).only)
     named_in("tests/e2e/test_selfcheck.py", "selfcheck")(command, patch)
 
 

@@ -15,3 +15,16 @@ def test_the_driver_imports_neither_megatron_nor_vllm() -> None:
     )
     assert "'torch'" in done.stdout
     assert "'megatron'" not in done.stdout and "'vllm'" not in done.stdout
+
+
+def test_help_needs_no_hydra() -> None:
+    program = (
+        "import contextlib, sys\n"
+        "from rlmath.cli import main\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    main(['train', '--help'])\n"
+        "assert 'hydra' not in sys.modules and 'omegaconf' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "quickstart" in done.stdout

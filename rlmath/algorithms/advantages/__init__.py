@@ -1,6 +1,6 @@
 """Advantage estimators by name; each is one file.
 
-``gae`` is in a registry of its own: it works on tokens and a value model.
+``gae`` is in a separate registry: it works on tokens and a value model.
 """
 
 from rlmath.algorithms.advantages.base import (

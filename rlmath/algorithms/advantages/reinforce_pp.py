@@ -17,7 +17,7 @@ def reinforce_pp(
 ) -> Tensor:
     """``(r - mean) / std`` over all response tokens of the batch.
 
-    REINFORCE++ (arXiv:2501.03262), global normalisation, with the KL term left to ``kl_coef``.
+    REINFORCE++ (arXiv:2501.03262), global normalization, with the KL term left to ``kl_coef``.
     Every token carries its sequence's reward, so a long sequence weighs more in the mean and the
     standard deviation.
 

@@ -13,7 +13,7 @@ def gspo_token(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, di
     """GSPO's loss with the ratio ``s_t = sg(s) pi_t / sg(pi_t)``, ``sg`` stopping the gradient.
 
     The value is GSPO's; the gradient of a token's loss reaches that token's log-prob alone, so
-    tokens may have advantages of their own. GSPO (arXiv:2507.18071), eqs. 13 and 14. With one
+    tokens may have their own advantages. GSPO (arXiv:2507.18071), eqs. 13 and 14. With one
     advantage and one weight for all tokens of a sequence the gradient is that of ``gspo``.
     """
     sequence = inputs.sequence_mean(inputs.log_ratio()).detach().exp()

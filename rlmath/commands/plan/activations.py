@@ -67,9 +67,9 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
 
 def feed_forward_width(spec: ModelSpec) -> int:
     """Widest of what a token meets in one layer's feed-forward."""
-    mixtures = spec.moe_layers
-    dense = spec.ffn if mixtures < spec.layers else 0
-    return max(dense, spec.experts_per_token * spec.moe_ffn if mixtures else 0)
+    moe_layers = spec.moe_layers
+    dense = spec.ffn if moe_layers < spec.layers else 0
+    return max(dense, spec.experts_per_token * spec.moe_ffn if moe_layers else 0)
 
 
 def kept_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int) -> float:

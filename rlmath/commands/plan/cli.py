@@ -9,14 +9,7 @@ from pathlib import Path
 
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.commands.plan.advice import plans_or_advice
-from rlmath.commands.plan.arguments import (
-    LAYOUT_FLAGS,
-    Given,
-    count,
-    no_model_argument,
-    positive,
-    share,
-)
+from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive, share
 from rlmath.commands.plan.experiment import train_command, write_experiment
 from rlmath.commands.plan.gpus import GPUS, Efficiency, gpu_named
 from rlmath.commands.plan.layouts import Wish, checked, overrides
@@ -24,12 +17,14 @@ from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
 from rlmath.commands.plan.report import as_json, as_text
 from rlmath.commands.plan.time import Work
 from rlmath.config.arithmetic import describe
+from rlmath.config.command_line import Given, count
 from rlmath.config.schema import Layers, Recompute
 from rlmath.errors import UserError
 
 # What a plan of layouts depends on. A setting of a layout that is not given is chosen.
 SETTINGS = (
     "model.path",
+    "cluster",
     "cluster.nodes",
     "cluster.gpus_per_node",
     "data.max_prompt_tokens",
@@ -123,7 +118,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
     """
     config = given.config
     no_model_argument(arguments.model)
-    path, spec = read_plan_model(arguments, given.held("model.path"))
+    path, spec = read_plan_model(arguments, given.get("model.path"))
     gpu = gpu_named(arguments.gpu)
     if arguments.gpu_gib is not None:
         gpu = dataclasses.replace(gpu, memory_gib=arguments.gpu_gib)
@@ -157,14 +152,14 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
             response_tokens=response,
             mean_response_tokens=mean,
         ),
-        max_tokens=given.held("actor.max_tokens_per_microbatch") or longest,
+        max_tokens=given.get("actor.max_tokens_per_microbatch") or longest,
         max_running=config.rollout.max_running_sequences,
         efficiency=Efficiency(**{name: value for name, value in shares.items() if value}),
-        tp=given.held("actor.tensor_parallel"),
-        pp=given.held("actor.pipeline_parallel"),
-        cp=given.held("actor.context_parallel"),
-        ep=given.held("actor.expert_parallel"),
-        engine_tp=given.held("rollout.tensor_parallel"),
+        tp=given.get("actor.tensor_parallel"),
+        pp=given.get("actor.pipeline_parallel"),
+        cp=given.get("actor.context_parallel"),
+        ep=given.get("actor.expert_parallel"),
+        engine_tp=given.get("rollout.tensor_parallel"),
         recompute_layers=_recomputed(given),
         layers="local" if config.actor.layers is Layers.local else "transformer_engine",
         reference=algorithm.kl_coef > 0,
@@ -174,10 +169,10 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
 
 def _recomputed(given: Given) -> int | None:
     """Layers of a stage that are recomputed; ``None``: as few as fit."""
-    recompute = given.held("actor.recompute")
+    recompute = given.get("actor.recompute")
     if recompute is Recompute.selective:
         raise UserError("actor.recompute=selective: a plan knows none and full")
     if recompute is Recompute.none:
         return 0
-    layers: int | None = given.held("actor.recompute_num_layers")
+    layers: int | None = given.get("actor.recompute_num_layers")
     return layers

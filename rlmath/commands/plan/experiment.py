@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from rlmath.commands.plan.arguments import NO_PATH, Given
 from rlmath.commands.plan.layouts import Wish
-from rlmath.config.load import CONF_DIR
+from rlmath.config.command_line import NO_PATH, Given
+from rlmath.config.groups import CONF_DIR
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
 

@@ -68,7 +68,7 @@ class Efficiency:
     """What of those figures a step gets. None of these was measured with rlmath on a GPU.
 
     Attributes:
-        mfu: Model FLOPs utilisation of the actor: of the peak, the share that forward and backward
+        mfu: Model FLOPs utilization of the actor: of the peak, the share that forward and backward
             passes of long packed sequences get. Megatron-LM reports 0.44 to 0.57 of dense models
             (Narayanan et al. 2021, table 1); packs of unequal sequences get less.
         decode_bandwidth: Of the memory's bandwidth, the share that decoding gets.

@@ -119,7 +119,7 @@ def state_bytes(parameters: int, dp: int) -> float:
 
 
 def model_state_bytes(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> float:
-    """State of a rank of a stage; experts have copies of their own."""
+    """State of a rank of a stage; experts have their own copies."""
     layout = actor.layout
     _tp, _pp, _ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
     dense = parameters_of_rank(spec, layout, first=first, last=last)
@@ -277,7 +277,7 @@ def largest_tensor_bytes(spec: ModelSpec) -> int:
 def checkpoint_bytes(
     spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool, background: bool = False
 ) -> CheckpointBytes:
-    """What a rank takes to save its share of a checkpoint; experts are a part of their own."""
+    """What a rank takes to save its share of a checkpoint; experts are a separate part."""
     layout = actor.layout
     _tp, _pp, _ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
     largest = largest_parameter_of_rank(spec, layout)

@@ -8,7 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rlmath.config.load import load, options
+from rlmath.config.groups import options
+from rlmath.config.load import load
 from rlmath.errors import UserError
 from rlmath.model.families import Rule, When
 from rlmath.model.hub import is_hub_model

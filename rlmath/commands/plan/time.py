@@ -117,8 +117,8 @@ def actor_time_s(
     context = (cp - 1) * tokens * layers * both / rate(tp * cp)
     # Each token goes to its experts and back.
     sent = tokens / tp * spec.experts_per_token * 2 * 2 * spec.hidden
-    mixtures = spec.moe_layers / pp
-    experts = (ep - 1) / ep * sent * mixtures / rate(max(tp, ep))
+    moe_layers = spec.moe_layers / pp
+    experts = (ep - 1) / ep * sent * moe_layers / rate(max(tp, ep))
     per_rank = work.sequences / work.minibatches / dp
     microbatches = max(1.0, per_rank * work.mean_tokens / actor.max_tokens)
     # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1.

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from rlmath.commands.plan.arguments import LAYOUT_FLAGS, Given, count, no_model_argument
+from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument
 from rlmath.commands.plan.models import read_named_model
+from rlmath.config.command_line import Given, count
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 from rlmath.weights.plan import (
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     """
     config = given.config
     no_model_argument(arguments.model)
-    if given.held("model.path") is None:
+    if given.get("model.path") is None:
         raise UserError("rlmath plan weights: give model.path, a name, a folder or its config.json")
     _, spec = read_named_model(config.model.path)
     if arguments.engine_expert_parallel and not spec.experts:

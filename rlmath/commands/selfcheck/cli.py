@@ -7,21 +7,28 @@ import argparse
 from rlmath.commands.selfcheck.catalog import CHECKS, select
 
 RESULTS_PAGE = "docs/gpu_results.md"
+# Settings of a run that mean the same here, and options that they were.
+SETTINGS = ("model.path",)
+FLAGS = {"--model": "model.path=FOLDER"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     add = parser.add_argument
+    parser.epilog = "model.path=FOLDER: a Hugging Face folder (default: a random model)"
     add("what", choices=["gpu"], help="gpu: this node's GPUs; without any, its CPU")
     add("--only", metavar="NAME[,NAME]", help="only these checks; see --list")
     add("--list", action="store_true", help="name the checks and stop")
-    add("--model", metavar="PATH", help="Hugging Face folder (default: a random model)")
     add("--out", metavar="DIR", default="runs/selfcheck", help="default: runs/selfcheck")
     add("--append", action="store_true", help=f"append the results to {RESULTS_PAGE}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, model: str | None) -> int:
     """List the checks, or run them.
+
+    Args:
+        arguments: Of the command line.
+        model: Hugging Face folder; ``None``: a random model.
 
     Returns:
         0 when none failed, else 1.
@@ -36,6 +43,4 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from rlmath.commands.selfcheck import suite
 
-    return suite.run(
-        checks, arguments.out, arguments.model, RESULTS_PAGE if arguments.append else None
-    )
+    return suite.run(checks, arguments.out, model, RESULTS_PAGE if arguments.append else None)

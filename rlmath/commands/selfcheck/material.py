@@ -17,7 +17,7 @@ from rlmath.types import TrainingBatch
 from rlmath.validation.probe import batch_of
 from rlmath.weights.pieces import hf_shapes
 
-# The shape that MFU is reported for.
+# The model that MFU is reported for.
 GPU_MODEL = "DeepSeek-R1-Distill-Qwen-1.5B"
 # Feed-forward matrices of 1.25 MiB in float32: more than the smallest bucket, 1 MiB.
 CPU_SIZES: dict[str, Any] = {"num_layers": 2, "hidden_size": 256, "intermediate_size": 1280}
@@ -34,7 +34,7 @@ def random_model(folder: Path, *, on_cuda: bool) -> Path:
 
 
 def make_shaped_model(folder: Path, name: str, seed: int = 0) -> Path:
-    """Random bfloat16 weights in the shape of a published model, with the tiny model's tokenizer.
+    """Random bfloat16 weights in the sizes of a published model, with the tiny model's tokenizer.
 
     Args:
         name: A key of ``rlmath.model.published.KNOWN``.
@@ -49,19 +49,19 @@ def make_shaped_model(folder: Path, name: str, seed: int = 0) -> Path:
         "rope_theta": 10000.0,
         "torch_dtype": "bfloat16",
     }
-    shape = model_spec(config)
+    spec = model_spec(config)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for tensor, sizes in hf_shapes(shape).items():
+    for tensor, sizes in hf_shapes(spec).items():
         if tensor.endswith("norm.weight"):
             tensors[tensor] = torch.ones(sizes, dtype=torch.bfloat16)
         elif len(sizes) == 1:
             tensors[tensor] = torch.zeros(sizes, dtype=torch.bfloat16)
         else:
             drawn = torch.randn(sizes, generator=generator)
-            tensors[tensor] = drawn.mul_(_scale(tensor, shape.layers) * sizes[1] ** -0.5).bfloat16()
+            tensors[tensor] = drawn.mul_(_scale(tensor, spec.layers) * sizes[1] ** -0.5).bfloat16()
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer(shape.max_positions)
+    tokenizer = build_tokenizer(spec.max_positions)
     config |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     tokenizer.save_pretrained(folder)

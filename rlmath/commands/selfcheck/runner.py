@@ -51,7 +51,7 @@ class Result:
 
 
 @contextlib.contextmanager
-def adopting_orphans() -> Iterator[None]:
+def adopting_child_processes() -> Iterator[None]:
     """Become the parent of every process whose own parent ends, so that none can escape."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -70,7 +70,7 @@ def run_check(check: Check, node: Node) -> Result:
     """
     folder = Path(node.folder)
     if (folder / NODE_FILE).is_file():
-        # An earlier one's: a run would go on with it, or refuse to.
+        # An earlier one's: a run would resume it, or refuse to.
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     record_path = folder / RECORD_FILE
@@ -162,8 +162,8 @@ def _descendants() -> set[psutil.Process]:
 def _end(process: subprocess.Popen[bytes], others: set[psutil.Process]) -> None:
     """End the check's process group, and whatever else has been started since ``others``.
 
-    Ray's processes and vLLM's workers lead groups and sessions of their own; as this process adopts
-    orphans, all of them are below it.
+    Ray's processes and vLLM's workers lead their own groups and sessions; as this process
+    adopts child processes whose parent has ended, all of them are below it.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

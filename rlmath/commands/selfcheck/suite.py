@@ -16,7 +16,7 @@ from rlmath.checks.machine import Machine
 from rlmath.commands.selfcheck import report
 from rlmath.commands.selfcheck.catalog import Check
 from rlmath.commands.selfcheck.node import ENGINE_SHARE, Node
-from rlmath.commands.selfcheck.runner import Result, adopting_orphans, run_check
+from rlmath.commands.selfcheck.runner import Result, adopting_child_processes, run_check
 from rlmath.device.nvidia import gpu_states
 from rlmath.errors import UserError
 from rlmath.model.spec import read_model_spec
@@ -73,7 +73,7 @@ def run_checks(checks: Sequence[Check], out: Path, model: str | None) -> list[Re
     print(f"{len(checks)} checks on {node.gpus or 'no'} GPUs, model {node.model}\n", flush=True)
     width = max(len(check.name) for check in checks)
     results: list[Result] = []
-    with adopting_orphans():
+    with adopting_child_processes():
         for check in checks:
             if sys.stdout.isatty():
                 print(f"{check.name} ...", end="\r", flush=True)
@@ -115,9 +115,10 @@ def _refuse_too_large(model: str, gpu_gib: float) -> None:
     usable = memory.usable_bytes(gpu_gib) / memory.GIB
     if needed > usable:
         raise UserError(
-            f"--model {model}: its {parameters / 1e9:.1f} billion parameters take {state:.1f} GiB "
-            f"to train on one GPU, beside an engine of {engine:.1f} GiB; with processes "
-            f"{needed:.1f} of {usable:.1f} GiB. Take a smaller model, or none: the checks make one"
+            f"model.path={model}: its {parameters / 1e9:.1f} billion parameters take "
+            f"{state:.1f} GiB to train on one GPU, beside an engine of {engine:.1f} GiB; "
+            f"with processes {needed:.1f} of {usable:.1f} GiB. Take a smaller "
+            "model, or none: the checks make one"
         )
 
 

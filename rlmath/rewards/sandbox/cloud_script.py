@@ -1,8 +1,8 @@
 """The Python script that runs one program inside a rented sandbox, and how its reply is read.
 
 E2B and Morph both offer "run this Python and give me what it prints". The script writes the files,
-compiles, runs the program as a child with limits of its own, and prints one line of JSON behind a
-mark that the program cannot know.
+compiles, runs the program as a child process with its own limits, and prints one line of JSON
+behind a mark that the program cannot know.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlmath.actor.exchange import exchanged
+from rlmath.actor.exchange import swap_parameters
 
 
 def made(kind: torch.dtype, values: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
@@ -33,7 +33,7 @@ def test_both_come_back_bit_by_bit(kind: torch.dtype, values: torch.dtype, fails
     own, reference, places = copies(parameters), copies(others), [p.data_ptr() for p in parameters]
     for _ in range(2):
         try:
-            with exchanged(parameters, others):
+            with swap_parameters(parameters, others):
                 assert same([p.detach() for p in parameters], [r.to(kind) for r in reference])
                 if fails:
                     raise ArithmeticError
@@ -58,7 +58,7 @@ def test_a_failure_on_the_way_in_undoes_what_was_done(
         return copy(self, source)
 
     monkeypatch.setattr(Tensor, "copy_", fails_once)
-    with pytest.raises(MemoryError), exchanged(parameters, others):
+    with pytest.raises(MemoryError), swap_parameters(parameters, others):
         raise AssertionError("not reached")
     assert same([p.detach() for p in parameters], own) and same(others, reference)
 
@@ -67,6 +67,6 @@ def test_one_tensor_is_all_that_is_held_in_addition() -> None:
     """Of each pair only one copy is left, here and on the device, while the model runs."""
     parameters, others = made(torch.bfloat16, torch.bfloat16)
     own = copies(parameters)
-    with exchanged(parameters, others):
+    with swap_parameters(parameters, others):
         # What the list held is what the parameters hold; the list has the parameters' own.
         assert same(others, own)

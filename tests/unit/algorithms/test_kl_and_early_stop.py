@@ -110,9 +110,9 @@ def test_reference_renewal(kind, step, want):
 
 def test_reference_renewal_refuses_what_cannot_work():
     with pytest.raises(ValueError, match=r"'fixed'.*averaged, frozen, reset"):
-        reference_weight("fixed", 1)
+        reference_weight("fixed", 1, every=1, decay=0.9)
     with pytest.raises(ValueError, match="every = 0"):
-        reference_weight("reset", 1, every=0)
+        reference_weight("reset", 1, every=0, decay=0.9)
 
 
 def sums(ratio_sum=10.0, tokens=10.0, nonfinite=0.0, signal=1.0, **more):

@@ -13,6 +13,7 @@ from rlmath.algorithms.advantages import (
 )
 from rlmath.algorithms.advantages.grpo import GrpoOptions
 from rlmath.algorithms.advantages.pass_at_k import PassAtKOptions
+from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.kl_control import kl_in_reward
 from rlmath.batching.from_groups import estimator_rewards, training_batch
 from rlmath.types import GradedSample, Group, Problem, Sample
@@ -135,7 +136,7 @@ def test_gdpo_reads_each_reward_on_its_own():
     settings = AdvantageSettings("gdpo", reward_weights={"a": 3.0, "b": 1.0})
     table = estimator_rewards([both], settings)
     assert table[:3].tolist() == [[1, 0], [0, 1], [0, 0]] and table[3].isnan().all()
-    batch = training_batch([both])
+    batch = training_batch([both], truncated=TruncatedRule.keep, mask_duplicates=False)
     found = of_batch(batch, [both], settings)
     first, second = float(found[0]), float(found[1])
     assert first > second > float(found[3])
@@ -145,7 +146,7 @@ def test_gdpo_reads_each_reward_on_its_own():
 
 def test_truncated_responses_count_in_the_statistics_but_not_in_the_loss():
     cut = group({"a": 1.0}, {"a": 0.0}, {"a": 0.0}, cut_off=(1,))
-    batch = training_batch([cut], truncated="mask")
+    batch = training_batch([cut], truncated=TruncatedRule.mask, mask_duplicates=False)
     assert batch.loss_mask.tolist() == [True, False, False, True, True, True]
     found = of_batch(batch, [cut], AdvantageSettings("dr_grpo"))
     assert found[0] == pytest.approx(2 / 3)
@@ -158,7 +159,7 @@ def test_later_copies_of_a_response_can_be_masked():
         for i, (ids, r) in enumerate([((3, 4), 1.0), ((3, 5), 0.0), ((3, 4), 1.0)])
     ]
     both = [Group(problem, tuple(samples))] * 2
-    batch = training_batch(both, mask_duplicates=True)
+    batch = training_batch(both, truncated=TruncatedRule.keep, mask_duplicates=True)
     # In each group the third response; the second group's first is no copy of the first group's.
     assert batch.loss_mask.tolist() == [True, True, True, True, False, False] * 2
     found = of_batch(batch, both, AdvantageSettings("dr_grpo"))

@@ -142,7 +142,7 @@ def test_a_changed_metric_in_the_manifest_shows(tmp_path: Path) -> None:
     assert "does not match its own checksum" in store.newest_whole().skipped[0].reason
 
 
-def test_none_whole_stops_instead_of_starting_anew(tmp_path: Path) -> None:
+def test_without_a_complete_checkpoint_the_run_stops(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     flip(save(store, 1) / "actor" / "common.pt")
     truncate(save(store, 2) / "actor" / "common.pt")
@@ -205,7 +205,7 @@ def save_and_die(folder: Path, step: int, at: int) -> bool:
 
 
 @pytest.mark.parametrize("step", [1, 2], ids=["replacing the same step", "a new step"])
-def test_killed_at_any_file_operation_one_whole_checkpoint_is_there(
+def test_killed_at_any_file_operation_one_complete_checkpoint_is_left(
     tmp_path: Path, step: int
 ) -> None:
     rewards, leftovers, at = [], set(), 0

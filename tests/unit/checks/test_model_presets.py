@@ -15,7 +15,8 @@ import torch
 from config_cases import GPU_MACHINE, QWEN_1_5B, QWEN_7B
 
 from rlmath.checks.run import check
-from rlmath.config.load import load, options
+from rlmath.config.groups import options
+from rlmath.config.load import load
 from rlmath.model.families import family_of
 from rlmath.model.folder import TINY
 from rlmath.model.parallel import Layout

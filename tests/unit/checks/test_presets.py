@@ -10,7 +10,8 @@ from config_cases import CPU_MACHINE, QWEN_1_5B, QWEN_7B
 
 from rlmath.checks.run import check
 from rlmath.config.arithmetic import batch_of, describe, resolve_layout
-from rlmath.config.load import CONF_DIR, load, options
+from rlmath.config.groups import CONF_DIR, options
+from rlmath.config.load import load
 from rlmath.config.schema import Config, Device, DType, OldLogProbs, Recompute, Schedule
 
 GROUPS = sorted(folder.name for folder in CONF_DIR.iterdir() if folder.is_dir())

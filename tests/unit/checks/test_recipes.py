@@ -11,7 +11,8 @@ from config_cases import CPU_MACHINE
 
 from rlmath.checks.run import check
 from rlmath.config.arithmetic import batch_of, describe, resolve_layout
-from rlmath.config.load import load, options
+from rlmath.config.groups import options
+from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
 from rlmath.errors import ConfigError
 from rlmath.rewards import get_reward

@@ -328,7 +328,7 @@ def test_what_a_run_shall_go_on_from(refusal: Callable[..., str], tmp_path: Path
 
 def test_a_data_set_of_the_hub_is_named_by_rule(refusal: Callable[..., str]) -> None:
     message = refusal("data.train_paths=['hub:a/b:c:d:e']")
-    assert "data.train_paths: hub:a/b:c:d:e: write hub:ORGANISATION/NAME" in message
+    assert "data.train_paths: hub:a/b:c:d:e: write hub:ORGANIZATION/NAME" in message
 
 
 def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
@@ -345,7 +345,7 @@ def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
     assert "x 26.5 GiB" in refusal(*overrides, *reset, machine=gpus)  # 2 bytes more.
 
 
-def test_the_room_of_a_runs_own_checkpoints_counts_when_it_goes_on(
+def test_the_space_of_a_runs_own_checkpoints_counts_when_it_resumes(
     base: list[str], refusal: Callable[..., str], make_model: MakeModel, tmp_path: Path
 ) -> None:
     """Without it a run that fills its disk as planned could not be resumed."""

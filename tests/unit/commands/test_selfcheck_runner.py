@@ -16,7 +16,7 @@ from rlmath.commands.selfcheck import report, suite
 from rlmath.commands.selfcheck.catalog import CHECKS, Check, select
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record, read_outcome
-from rlmath.commands.selfcheck.runner import Result, adopting_orphans, run_check
+from rlmath.commands.selfcheck.runner import Result, adopting_child_processes, run_check
 from rlmath.device.nvidia import GpuState
 from rlmath.errors import UserError
 from rlmath.model.published import KNOWN
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> Iterator[dict[str, Result]]:
-    with adopting_orphans():
+    with adopting_child_processes():
         yield {
             name: run_check(check(name, 4.0 if name == "hangs" else 60.0), node(folder / name))
             for name in NAMES
@@ -81,7 +81,7 @@ def test_a_crash_is_named(results: dict[str, Result]) -> None:
 
 
 def test_an_orphan_of_a_check_that_passed_is_ended(tmp_path: Path) -> None:
-    with adopting_orphans():
+    with adopting_child_processes():
         result = run_check(check("leaves_an_orphan"), node(tmp_path))
     assert result.outcome.status == "passed"
     assert not psutil.pid_exists(int((tmp_path / "child").read_text()))
@@ -187,7 +187,7 @@ def test_mistakes_in_the_command_are_exit_code_2(
         ["gpu", "--only", "none_such"],
         ["gpus"],
         [],
-        ["gpu", "--model", str(tmp_path / "none_such")],
+        ["gpu", f"model.path={tmp_path / 'none_such'}"],
     ):
         assert main(["selfcheck", *arguments]) == 2
         assert capsys.readouterr().err.startswith("error: ")

@@ -7,7 +7,7 @@ from rlmath.algorithms.advantages import ADVANTAGES, VALUE_ADVANTAGES
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES
-from rlmath.config.load import options
+from rlmath.config.groups import options
 from rlmath.config.settings import settings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlmath.algorithms.aggregation import token_weights
-from rlmath.algorithms.correction import correct
+from rlmath.algorithms.correction import CorrectionKind, correct
 from rlmath.algorithms.losses import LossInputs
 from rlmath.algorithms.objective import policy_objective
 from rlmath.checks.algorithm import algorithm_problems
@@ -23,7 +23,6 @@ from rlmath.config.load import load
 from rlmath.config.schema import Config, OldLogProbs
 from rlmath.training.algorithm_settings import (
     aggregation_constant,
-    correction_settings,
     update_settings,
 )
 
@@ -77,9 +76,9 @@ def objective(config: Config) -> tuple[float, dict[str, list[list[float]]]]:
     lengths, mask = torch.tensor(LENGTHS), torch.ones(r, dtype=torch.bool)
     ids = torch.repeat_interleave(torch.arange(4), lengths)
     from_engine = config.algorithm.old_log_probs is OldLogProbs.engine
-    correction = correction_settings(config.algorithm)
+    correction = config.algorithm.correction
     factors = None
-    if correction.kind != "none":
+    if correction.kind is not CorrectionKind.none:
         factors = correct(trainer, engine, mask, lengths, correction).weights
     settings: Any = update_settings(config, kl_coef=0.0, entropy_coef=0.0)
     weights = token_weights(

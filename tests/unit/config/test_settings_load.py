@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from rlmath.config.load import load, options, save, to_yaml
+from rlmath.config.groups import options
+from rlmath.config.load import load, save, to_yaml
 from rlmath.config.schema import Config, DType, RewardItem
 from rlmath.config.settings import by_key, settings
 from rlmath.errors import ConfigError

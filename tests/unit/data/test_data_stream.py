@@ -26,7 +26,7 @@ def test_the_order_does_not_depend_on_how_many_are_asked_for(sizes, seed, shuffl
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 3))
-def test_a_resumed_stream_goes_on_where_it_stood(before, after, seed):
+def test_a_resumed_stream_continues_where_it_stopped(before, after, seed):
     stream = ProblemStream(PROBLEMS, seed)
     stream.next(before)
     state = json.loads(json.dumps(stream.state_dict()))

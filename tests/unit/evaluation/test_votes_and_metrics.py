@@ -63,7 +63,7 @@ def test_tags_are_means_over_benchmarks() -> None:
     assert set(tagged({"held_out": one})) == {f"eval/{name}" for name in one}
 
 
-def test_a_journal_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+def test_a_journal_resumes_where_it_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     samples = [graded(i, None, "wrong").sample for i in range(3)]
     with Journal(path, {"of": 1}) as journal:

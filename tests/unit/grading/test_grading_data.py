@@ -1,4 +1,4 @@
-"""Every accepted answer of the real data sets against itself and against its neighbour."""
+"""Every accepted answer of the real data sets against itself and against its neighbor."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from rlmath.actor.settings import UpdateResult
-from rlmath.algorithms.correction import CorrectionSettings
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
 from rlmath.algorithms.dynamic_sampling import PoolCounts
+from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.losses import LOSSES, LossInputs, metric_means
 from rlmath.algorithms.losses.clip import DualClipOptions
 from rlmath.algorithms.mismatch import measure
@@ -91,10 +92,12 @@ def mismatch_tags(group):
         )
         for index, one in enumerate(group.samples)
     )
-    batch = training_batch([Group(group.problem, samples)])
+    batch = training_batch(
+        [Group(group.problem, samples)], truncated=TruncatedRule.keep, mask_duplicates=False
+    )
     tags = set(mismatch_metrics(batch.engine_log_probs, batch, now=5))
     batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
-    _, figures = apply_correction(batch, CorrectionSettings("token_mask"), None, 1)
+    _, figures = apply_correction(batch, CorrectionConfig(CorrectionKind.token_mask), None, 1)
     return {re.sub(r"lag_\d+", "lag_<n>", tag) for tag in tags | set(figures)}
 
 

@@ -45,7 +45,7 @@ def test_large_steps_are_compressed(tmp_path, group):
     assert not plain.exists()
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+def test_a_file_is_replaced_atomically(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
     with pytest.raises(RuntimeError), replacing(path) as file:

@@ -91,7 +91,7 @@ def test_a_damaged_line_costs_no_other(tmp_path, capsys):
     ]
 
 
-def test_a_run_that_begins_anew_sets_the_earlier_one_aside(tmp_path, group):
+def test_a_run_that_starts_over_sets_the_earlier_one_aside(tmp_path, group):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"x": 1.0})
         write_samples(tmp_path, 1, [group])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.cluster.watchdog import Stalled, watched
+from rlmath.cluster.watchdog import Stalled, watch_progress
 from rlmath.rewards.mix import RewardMix
 from rlmath.rollout import watchdog_probes as waiting
 from rlmath.rollout.collect import Collector
@@ -33,7 +33,7 @@ def test_a_grade_that_does_not_come_is_named(tmp_path: Path) -> None:
         for index, text in enumerate(("two", "hang")):
             grading.add(Sample(problem.id, index, (5,), (-1.0,), text, "stop", 0, 0, 0))
         try:
-            with pytest.raises(Stalled) as said, watched(0.5, [waiting.grades(collector)]):
+            with pytest.raises(Stalled) as said, watch_progress(0.5, [waiting.grades(collector)]):
                 grading.wait()
         finally:
             release.touch()

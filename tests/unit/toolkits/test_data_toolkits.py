@@ -153,8 +153,7 @@ def test_decontaminate(tmp_path: Path) -> None:
         str(bench),
         "--to",
         str(out),
-        "--prompt-key",
-        "text",
+        "data.prompt_key=text",
     )
     assert bad.returncode == 2
     assert "its fields are prompt, solutions" in bad.stderr

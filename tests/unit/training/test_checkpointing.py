@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlmath.checkpoint import CheckpointStore
-from rlmath.cluster.watchdog import Stalled, watched
+from rlmath.cluster.watchdog import Stalled, watch_progress
 from rlmath.rewards.base import RewardError
 from rlmath.training.checkpointing import Saver
 
@@ -38,7 +38,7 @@ def saver_of(ranks: Any, folder: Path) -> Saver:
 
 def test_a_slow_disk_is_no_stall_as_long_as_the_checkpoint_grows(tmp_path: Path) -> None:
     saver = saver_of(SlowRanks(blocks=12, every_s=0.1), tmp_path / "slow")
-    with watched(0.8, [saver.watched()]):
+    with watch_progress(0.8, [saver.watchdog_probe()]):
         saver.save()
     assert (tmp_path / "slow" / "step_000001" / "tensors").stat().st_size == 12 * 2**20
 
@@ -46,7 +46,7 @@ def test_a_slow_disk_is_no_stall_as_long_as_the_checkpoint_grows(tmp_path: Path)
 def test_a_disk_that_stands_still_is_one(tmp_path: Path) -> None:
     saver = saver_of(SlowRanks(blocks=2, every_s=0.05, then_hangs_s=30.0), tmp_path / "stands")
     said = pytest.raises(Stalled, match=r"step_000001\.partial, 2\.0 MiB so far")
-    with said, watched(1.0, [saver.watched()]):
+    with said, watch_progress(1.0, [saver.watchdog_probe()]):
         saver.save()
     assert not list((tmp_path / "stands").iterdir())
 

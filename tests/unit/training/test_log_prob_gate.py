@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.algorithms.correction import CorrectionSettings
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
 from rlmath.algorithms.losses.dppo import Divergence, DppoOptions
 from rlmath.config.load import load
 from rlmath.config.schema import RunnerConfig
@@ -137,7 +137,7 @@ def test_auto_writes_down_what_it_took_and_why(
 ) -> None:
     same = batch_of([[0.0, 0.0], [0.0]], versions=[0, 0])
     apart = batch_of([[0.0, 0.0], [math.log(8.0)]], versions=[0, 0])
-    auto = CorrectionSettings("auto")
+    auto = CorrectionConfig(CorrectionKind.auto)
     with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
         untouched, figures = apply_correction(same, auto, monitor, 1)
         assert untouched.policy_factors is None and figures["correction/kind"] == 0
@@ -154,7 +154,7 @@ def test_auto_writes_down_what_it_took_and_why(
 
 def test_weights_of_a_minibatch_are_those_of_the_whole_batch() -> None:
     batch = batch_of([[0.5, 0.1], [math.log(8.0)], [-0.2]], versions=[0, 0, 0])
-    settings = CorrectionSettings("seq_truncate", veto_below=1e-4)
+    settings = CorrectionConfig(CorrectionKind.seq_truncate, veto_below=1e-4)
     found, _ = apply_correction(batch, settings, None, 1)  # type: ignore[arg-type]
     assert found.policy_factors is not None
     assert found.policy_factors.tolist() == pytest.approx(

@@ -101,7 +101,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             layout=None,
             actor=parts,
             sampling=SimpleNamespace(pool=parts, rewards=rewards, collector=None),
-            watched_parts=lambda _: [],
+            watchdog_probes=lambda _: [],
         )
         nothing = Sampled(metrics={}, finished=(), shortage="", groups=())
         saver = Saver(store, parts, {})  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "open_saver": lambda *_: contextlib.closing(saver),
             "read_metrics": lambda _: [],
             "CollapseDetectors": lambda *_: SimpleNamespace(see=lambda *_: []),
-            "watched": lambda *_: contextlib.nullcontext(),
+            "watch_progress": lambda *_: contextlib.nullcontext(),
             "act": lambda *_: None,
             "evaluate": evaluated,
             "summarize": lambda *_: None,

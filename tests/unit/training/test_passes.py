@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rlmath.config.load import load
-from rlmath.training.algorithm_settings import correction_settings
 from rlmath.training.passes import Passes, needs_old_log_probs
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]
@@ -51,4 +50,4 @@ def test_old_log_probs_are_computed_only_when_something_needs_them() -> None:
     assert needed(ONE, "algorithm.kl_in=reward")
     assert not needed("algorithm.old_log_probs=engine", "algorithm.kl_in=reward")
     settings = load([*GIVEN, "algorithm.correction.kind=token_mask", "algorithm.correction.high=4"])
-    assert correction_settings(settings.algorithm).bounds("token_mask") == (0.5, 4.0)
+    assert settings.algorithm.correction.bounds() == (0.5, 4.0)

@@ -15,10 +15,12 @@ def test_the_model_of_a_run_is_found_from_its_settings(tmp_path: Path) -> None:
     model = tmp_path / "model"
     checkpoint = tmp_path / "run" / "checkpoints" / "step_000001"
     (checkpoint / "actor").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"no config\.yaml above .*--model"):
+    with pytest.raises(UserError, match=r"no config\.yaml above .*model\.path="):
         model_of_run(checkpoint)
     (tmp_path / "run" / "config.yaml").write_text(f"model:\n  path: {model}\n")
-    with pytest.raises(UserError, match=r"names the model .*, which is not there now.*--model"):
+    with pytest.raises(
+        UserError, match=r"names the model .*, which is not there now.*model\.path="
+    ):
         model_of_run(checkpoint)
     model.mkdir()
     (model / "config.json").write_text("{}")

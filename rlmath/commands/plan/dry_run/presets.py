@@ -11,7 +11,7 @@ import functools
 from dataclasses import dataclass
 
 from rlmath.commands.plan.dry_run.jobs import PHASES, Job, jobs_of
-from rlmath.config.load import options
+from rlmath.config.groups import options
 
 _LONG = ("actor=long_context", "rollout=long_context")
 EXPERIMENTS = ("qwen2.5-1.5b-grpo-megatron", "qwen2.5-7b-grpo-megatron")

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.settings import (
     ActorSettings,
     ReferenceSettings,
@@ -30,6 +29,7 @@ from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.commands.plan.dry_run import groups, meta_gpu
 from rlmath.commands.plan.dry_run.jobs import Job, PhaseCount, RankCount
 from rlmath.commands.plan.dry_run.meter import META, Meter, Peak, Pool
+from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
 from rlmath.model.precision import Precision
 from rlmath.model.spec import model_spec
@@ -242,9 +242,9 @@ class _Rank:
                 sequence_parallel=job.layout.tensor_parallel > 1,
                 recompute="full" if job.recompute_layers else "none",
                 recompute_num_layers=job.recompute_layers or None,
-                precision=Precision(lm_head_dtype=lm_head, router_dtype="float32"),
+                precision=Precision(lm_head_dtype=lm_head),
             ),
-            optimizer=OptimizerSettings(lr=1e-5),
+            optimizer=OptimizerConfig(lr=1e-5),
             temperature=1.0,
             max_tokens_per_microbatch=job.max_tokens,
             max_sequence_length=job.max_sequence_tokens,

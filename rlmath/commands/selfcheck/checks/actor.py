@@ -145,8 +145,8 @@ def _settings(node: Node) -> ActorSettings:
 
 
 def _limit(node: Node) -> float:
-    shape = read_model_spec(node.model)
-    return log_prob_limit(node.dtype == "float32", moe=shape.experts > 0)
+    spec = read_model_spec(node.model)
+    return log_prob_limit(node.dtype == "float32", moe=spec.experts > 0)
 
 
 def _change_layout(layout: Layout, platform: Platform, rank: int) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.optimizer import OptimizerSettings
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, UpdateSettings
 from rlmath.commands.plan.gpus import Efficiency, Gpu
@@ -27,6 +26,7 @@ from rlmath.commands.selfcheck.material import random_batch
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
+from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
@@ -72,52 +72,53 @@ class Measured:
 def update_on_rank(platform: Platform, node: Node) -> None:
     """Runs in the rank's process."""
     record = Record(Path(node.folder) / RECORD_FILE)
-    shape = read_model_spec(node.model)
+    spec = read_model_spec(node.model)
     for tokens in LENGTHS[node.device]:
-        tokens = min(tokens, shape.max_positions)
+        tokens = min(tokens, spec.max_positions)
         planned = None
         if node.on_cuda:
-            planned = least_recompute(shape, node, tokens, platform.layer_spec)
+            planned = least_recompute(spec, node, tokens, platform.layer_spec)
         recompute = planned.recompute_layers if planned else 0
         with record.phase(f"update at {tokens} tokens"):
             measured = measure_update(platform, node, tokens, recompute)
         gc.collect()
         platform.release_cached_memory()
-        report(record, node, shape, measured, planned)
+        report(record, node, spec, measured, planned)
 
 
 def least_recompute(
-    shape: ModelSpec, node: Node, tokens: int, layers_of: str = "transformer_engine"
+    spec: ModelSpec, node: Node, tokens: int, layers_of: str = "transformer_engine"
 ) -> ActorShape:
     """The layout of one rank with as few recomputed layers as the plan lets fit.
 
     Raises:
         UserError: None fits.
     """
-    for layers in range(shape.layers + 1):
+    for layers in range(spec.layers + 1):
         actor = ActorShape(Layout(), layers, tokens, layers=layers_of)
-        if planned_gib(shape, actor) + ACTOR_PROCESS_GIB <= usable_bytes(node.gpu_gib) / GIB:
+        if planned_gib(spec, actor) + ACTOR_PROCESS_GIB <= usable_bytes(node.gpu_gib) / GIB:
             return actor
     raise UserError(
         f"an update of {tokens} tokens does not fit one GPU of {node.gpu_gib:.0f} GiB, with every "
-        f"layer recomputed: {planned_gib(shape, actor):.1f} GiB are planned; give a smaller --model"
+        f"layer recomputed: {planned_gib(spec, actor):.1f} GiB are planned; give the "
+        "model.path of a smaller model"
     )
 
 
-def planned_gib(shape: ModelSpec, actor: ActorShape) -> float:
+def planned_gib(spec: ModelSpec, actor: ActorShape) -> float:
     """Peak of the rank's tensors in an update."""
     step = Step(MICROBATCHES, longest_tokens=actor.max_tokens)
     update = ("logits", "training", "optimizer step")
-    phases = actor_phases(shape, actor, step)
+    phases = actor_phases(spec, actor, step)
     peak = max(phase.num_bytes for phase in phases if phase.name in update)
     return peak / GIB - ACTOR_PROCESS_GIB
 
 
-def planned_seconds(shape: ModelSpec, actor: ActorShape, card: Gpu) -> float:
+def planned_seconds(spec: ModelSpec, actor: ActorShape, card: Gpu) -> float:
     """Of an update, with the plan's assumptions."""
     response = actor.max_tokens - PROMPT_TOKENS
     work = Work(MICROBATCHES, 1, 1, PROMPT_TOKENS, response, response)
-    return actor_time_s(shape, actor, work, card, Efficiency(), gpus_per_node=1)[1]
+    return actor_time_s(spec, actor, work, card, Efficiency(), gpus_per_node=1)[1]
 
 
 def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) -> Measured:
@@ -129,7 +130,7 @@ def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) 
             recompute="full" if recompute else "none",
             recompute_num_layers=recompute or None,
         ),
-        optimizer=OptimizerSettings(lr=1e-6, distributed=True),
+        optimizer=OptimizerConfig(lr=1e-6),
         temperature=1.0,
         max_tokens_per_microbatch=tokens,
         max_sequence_length=tokens,
@@ -149,7 +150,7 @@ def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) 
 def report(
     record: Record,
     node: Node,
-    shape: ModelSpec,
+    spec: ModelSpec,
     measured: Measured,
     planned: ActorShape | None,
 ) -> None:
@@ -158,7 +159,7 @@ def report(
     tokens = MICROBATCHES * measured.tokens
     # Backward is two forward passes; what is recomputed does not count (Chowdhery et al. 2022,
     # appendix B).
-    flops_per_s = 3 * forward_flops(shape, measured.tokens) * tokens / seconds
+    flops_per_s = 3 * forward_flops(spec, measured.tokens) * tokens / seconds
     record.figure(f"{name} update", seconds, "s")
     record.figure(f"{name} throughput", tokens / seconds, "tokens/s")
     record.figure(f"{name} model FLOPs", flops_per_s / 1e12, "TFLOP/s", key=True)
@@ -170,10 +171,10 @@ def report(
     )
     if planned is None:
         return
-    promised = planned_gib(shape, planned)
+    promised = planned_gib(spec, planned)
     most = (1 + PLAN_TOLERANCE) * promised
     ratio = measured.peak_gib / promised
-    record.figure(f"{name} recomputed layers", f"{planned.recompute_layers} of {shape.layers}")
+    record.figure(f"{name} recomputed layers", f"{planned.recompute_layers} of {spec.layers}")
     record.figure(f"{name} planned memory", promised, "GiB")
     record.figure(f"{name} memory / plan", ratio, limit=f"<= {1 + PLAN_TOLERANCE:g}", key=True)
     record.require(
@@ -190,7 +191,7 @@ def report(
     least = LEAST_OF_ASSUMED_MFU * assumed
     record.figure(f"{name} MFU", mfu, limit=f">= {least:g}", key=True)
     record.figure(f"{name} planned MFU", assumed)
-    planned_s = planned_seconds(shape, planned, node.card)
+    planned_s = planned_seconds(spec, planned, node.card)
     record.figure(f"{name} planned time", planned_s, "s")
     record.figure(f"{name} time / plan", seconds / planned_s)
     record.require(

@@ -10,7 +10,7 @@ import torch
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
-from rlmath.errors import PartError, UserError
+from rlmath.errors import ComponentError, UserError
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.mismatch import alignment_limit
@@ -78,7 +78,7 @@ def _versions(
             try:
                 with record.phase(name):
                     sync_weights(actor, pool, version, verify_every=1)
-            except (UserError, PartError) as error:
+            except (UserError, ComponentError) as error:
                 record.fail(f"{name}: {error}")
                 return
             found = parts.mismatch(actor, parts.as_batch(wanted, parts.sample(pool, wanted)))

@@ -21,7 +21,7 @@ from rlmath.commands.plan.time import (
     forward_flops,
     slowest_stage_share,
 )
-from rlmath.config.load import options
+from rlmath.config.groups import options
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
@@ -250,8 +250,8 @@ def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_pa
         ("Qwen2.5-7B", "give model.path=Qwen2.5-7B"),
         ("model.path=Qwen2.5-7B --tp 2", "give actor.tensor_parallel=N"),
         ("model.path=Qwen2.5-7B --gpus=8", "give cluster.nodes=N cluster.gpus_per_node=N"),
-        ("model.path=Qwen2.5-7B reward.correct=1", "reward.correct: this plan does not depend"),
-        ("model.path=Qwen2.5-7B reward=math", "reward: this plan does not depend"),
+        ("model.path=Qwen2.5-7B reward.correct=1", "reward.correct: this command does not use it"),
+        ("model.path=Qwen2.5-7B reward=math", "reward: this command does not use it"),
         ("model.path=Qwen2.5-32B cluster=gpu8", "no layout of this model fits 8 GPUs"),
         ("model.path=Qwen2.5-7B actor.tensr_parallel=1", "did you mean actor.tensor_parallel"),
     ],

@@ -68,7 +68,7 @@ def test_a_setting_that_a_plan_ignores_is_refused_without_a_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert plan(*SMALL, "runner.steps=7") == 2
-    assert "runner.steps: this plan does not depend on it" in capsys.readouterr().err
+    assert "runner.steps: this command does not use it" in capsys.readouterr().err
 
 
 def test_what_would_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,85 @@
+"""Settings as ``key=value`` on the command line of a command that takes a few of them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlmath.config.groups import CONF_DIR
+from rlmath.config.load import load
+from rlmath.config.schema import Config
+from rlmath.config.settings import by_key, out_of_range, value_of
+from rlmath.errors import ConfigError, UserError
+
+# Stands for a model that is not given.
+NO_PATH = "PATH"
+_SETTING = re.compile(r"[+~]*[a-z_.]+=", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Given:
+    """The settings on a command line.
+
+    Attributes:
+        config: All settings, with their defaults.
+        keys: Those that were given.
+        words: As they were given.
+    """
+
+    config: Config
+    keys: frozenset[str]
+    words: tuple[str, ...] = ()
+
+    def get(self, key: str) -> Any:
+        """The value of a setting that was given; ``None``: the command chooses it."""
+        return value_of(self.config, key) if key in self.keys else None
+
+
+def take_settings(
+    arguments: Sequence[str],
+    known: Collection[str],
+    flags: Mapping[str, str],
+    base: Sequence[str] = (),
+    any_with: Collection[str] = (),
+) -> tuple[Given, list[str]]:
+    """Split a command line into settings and the rest.
+
+    Args:
+        arguments: After the command.
+        known: Settings and groups that the command uses.
+        flags: Options of earlier versions that are settings now, with what to write.
+        base: Settings of the command where none are given.
+        any_with: Options with which the command takes any setting.
+
+    Raises:
+        UserError: A setting that the command does not use, or such an option.
+        ConfigError: A setting that is unknown, of the wrong type or out of range.
+    """
+    words = [word for word in arguments if _SETTING.match(word)]
+    rest = [word for word in arguments if word not in words]
+    for word in rest:
+        flag = word.split("=")[0]
+        if flag in flags:
+            raise UserError(f"{flag} is a setting now; give {flags[flag]}")
+    keys = frozenset(word.split("=")[0] for word in words)
+    groups = {folder.name for folder in CONF_DIR.iterdir()}
+    others: set[str] = set() if set(any_with) & set(rest) else set(by_key())
+    for key in sorted(keys & (others | groups) - set(known)):
+        more = f"; with {' or '.join(any_with)} any setting" if any_with else ""
+        raise UserError(f"{key}: this command does not use it; it takes {', '.join(known)}{more}")
+    config = load([f"model.path={NO_PATH}", "runner.run_dir=none", *base, *words])
+    wrong = list(out_of_range(config))
+    if wrong:
+        raise ConfigError.of(wrong)
+    return Given(config, keys, tuple(words)), rest
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: has to be at least 1")
+    return value
