@@ -49,15 +49,10 @@ def describe_model(config: Config, model: ModelSpec) -> str:
     value = 4 if config.model.dtype.name == "float32" else 2
     gib = model.num_parameters * value / 2**30
     size = f"{gib:.1f} GiB" if gib >= 0.1 else f"{gib * 2**10:.1f} MiB"
-    return "\n".join(
-        _block(
-            "model",
-            [
-                f"{where}: {model.architecture}, {model.num_parameters / 1e9:.3g} billion "
-                f"parameters, {size} in {config.model.dtype.name}"
-            ],
-        )
-    )
+    count = model.num_parameters
+    parameters = f"{count / 1e9:.3g} billion" if count >= 1e8 else f"{count / 1e6:.3g} million"
+    text = f"{where}: {model.architecture}, {parameters} parameters, {size} in "
+    return "\n".join(_block("model", [text + config.model.dtype.name]))
 
 
 def describe_sft(config: Config) -> str:

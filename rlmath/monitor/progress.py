@@ -44,6 +44,7 @@ class ProgressDisplay:
         self._line_every = line_every
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._total = total_steps
+        self._first = first_step
         self._done = first_step - 1
         self._phase = "starting"
         self._announced: set[str] = set()
@@ -79,7 +80,7 @@ class ProgressDisplay:
         minutes.
         """
         self._phase = name
-        if self._live or len(self._ends) > 1 or name in self._announced:
+        if self._live or self._done >= self._first or name in self._announced:
             return
         self._announced.add(name)
         elapsed = time.perf_counter() - self._started

@@ -26,13 +26,17 @@ def display(terminal, width=100, **arguments):
 def test_without_a_terminal_each_step_is_one_line():
     progress, output = display(terminal=False, width=40)
     with progress:
+        progress.phase("evaluate")
+        progress.step(0, {"eval/accuracy": 0.5})
         progress.phase("generate")
         progress.phase("generate")
         progress.step(1, METRICS)
         progress.step(2, {**METRICS, "eval/accuracy": 0.7})
         progress.phase("generate")
-    started, first, second = output.getvalue().splitlines()
-    assert started.endswith(" s  generate"), "the phases of the first step, and of no other"
+    evaluation, zero, started, first, second = output.getvalue().splitlines()
+    assert evaluation.endswith(" s  evaluate")
+    assert zero.startswith("step  0/20  held-out 0.500")
+    assert started.endswith(" s  generate"), "the phases up to the first step, and of no other"
     assert first.startswith("step  1/20  reward +1.50  accuracy 0.650  tokens/s 9123  2.3 s  left ")
     assert "held-out 0.700" in second
 
