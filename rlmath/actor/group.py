@@ -132,10 +132,12 @@ class ActorGroup:
         self._get(self._starting)
         self._starting = []
 
-    def log_probs(self, batch: TrainingBatch, reference: bool = False) -> tuple[Tensor, Tensor]:
+    def log_probs(
+        self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies ``[R]`` of the response tokens, under the current weights or the
-        reference model's."""
-        shares = self._all("log_probs", ray.put(batch), reference)
+        reference model's; ``noise_seed``: see ``MegatronActor.log_probs``."""
+        shares = self._all("log_probs", ray.put(batch), reference, noise_seed)
         return _assemble(shares, batch)
 
     def update(
@@ -178,13 +180,9 @@ class ActorGroup:
         """Meet the engines, which must be ready."""
         self._all("connect_engines", plan)
 
-    def send_weights(self, version: int, verify: bool = False) -> None:
-        """Send the present weights to all engines; returns when they have them.
-
-        Args:
-            verify: See ``TrainerConnection.send_weights``.
-        """
-        self._all("send_weights", version, verify)
+    def send_weights(self, version: int) -> None:
+        """Send the present weights to all engines; returns when they have them."""
+        self._all("send_weights", version)
 
     def weights_fingerprints(self) -> dict[str, int]:
         """Fingerprint of each Hugging Face tensor that the engines should hold."""

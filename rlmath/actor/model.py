@@ -102,13 +102,13 @@ def transformer_config(
         # The loss arrives divided by its global denominator; gradients are summed, never averaged.
         calculate_per_token_loss=True,
         **fusion_settings(on_te),
-        **_invariance(settings.precision, on_te),
+        **invariance_settings(settings.precision, on_te),
         **recompute,
         **moe_settings(spec, layout, settings.precision.router_dtype, on_te),
     )
 
 
-def _invariance(precision: Precision, on_te: bool) -> dict[str, Any]:
+def invariance_settings(precision: Precision, on_te: bool) -> dict[str, Any]:
     """Fields of batch-invariant and deterministic kernels; none unless they are asked for.
 
     Raises:

@@ -16,6 +16,7 @@ from rlmath.actor.farthest import Farthest, say_clamped
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
 from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
 from rlmath.algorithms.early_stop import Decision, decide
@@ -54,17 +55,25 @@ class MegatronActor(RankModel):
     # -- log-probs ------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def log_probs(self, batch: TrainingBatch, reference: bool = False) -> TokenValues | None:
+    def log_probs(
+        self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
+    ) -> TokenValues | None:
         """Log-probs and entropies of the batch's response tokens.
 
         Args:
             reference: Under the reference model's weights instead of the current ones.
+            noise_seed: Round activations otherwise than usual, at random; see
+                :func:`rlmath.actor.rounding_noise.rounding_noise`.
 
         Returns:
             This data-parallel share's values on the rank that reports, else ``None``.
         """
         micro_batches = self.micro_batches(batch)
-        with self._reference_weights() if reference else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if reference:
+                stack.enter_context(self._reference_weights())
+            if noise_seed is not None:
+                stack.enter_context(rounding_noise(self.module, noise_seed))
             values = self.forward(micro_batches, self._of_log_probs(_keep_values))
         return _concatenate(values) if self.reports else None
 

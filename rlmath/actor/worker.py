@@ -74,9 +74,9 @@ class ActorWorker:
         self.platform = platform
         self.connection: Any = None
 
-    def log_probs(self, batch: TrainingBatch, reference: bool) -> Any:
+    def log_probs(self, batch: TrainingBatch, reference: bool, noise_seed: int | None) -> Any:
         """See :meth:`rlmath.actor.policy.MegatronActor.log_probs`."""
-        return self.actor.log_probs(batch, reference)
+        return self.actor.log_probs(batch, reference, noise_seed)
 
     def update(self, batch: TrainingBatch, settings: Any, seed: int) -> Any:
         """See :meth:`rlmath.actor.policy.MegatronActor.update`."""
@@ -121,7 +121,7 @@ class ActorWorker:
             # Its engines may be gone. The new connection does not need the old one.
             log.warning("rank %d: the old connection to the engines", self.rank, exc_info=True)
 
-    def send_weights(self, version: int, verify: bool = False) -> None:
+    def send_weights(self, version: int) -> None:
         """Send the present weights to the engines. Collective.
 
         Raises:
@@ -132,7 +132,7 @@ class ActorWorker:
                 f"rank {self.rank} is not connected to the engines: connect_engines was not called,"
                 " or failed; call it again before weights are sent"
             )
-        self.connection.send_weights(version, verify)
+        self.connection.send_weights(version)
         self.platform.release_cached_memory()
 
     def release_cached_memory(self) -> None:

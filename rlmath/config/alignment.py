@@ -24,8 +24,9 @@ class AlignmentConfig:
     # At least 1: a mean of exp of something that is not negative.
     max_mean_exp_abs_diff: float | None = setting(
         None,
-        "Maximum mean of exp|logp_actor - logp_engine|; null: 1.0001 in float32, 1.02 in bfloat16, "
-        "1.05 in bfloat16 for MoE models.",
+        "Maximum mean of exp|logp_actor - logp_engine|. null: from the model itself: at most twice "
+        "as far from 1, and the largest difference at most three times as large, as rounding every "
+        "activation of the actor otherwise makes them.",
         least=1,
     )
     on_fail: OnMisalignment = setting(

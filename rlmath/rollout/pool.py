@@ -46,8 +46,8 @@ class RolloutPool:
         restarts: Engines started again so far.
         generation: The present ``generate``, or the last one.
         weights_version: Of the weights in force; 0 are those of the model folder.
-        weights_verified: Whether the engines' weights have been compared with the trainer's since
-            they started.
+        verified_syncs: After how many weight syncs the engines' weights were compared with the
+            trainer's since one of them started.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RolloutPool:
         self._generating = False
         self.generation: Generation | None = None
         self.weights_version = 0
-        self.weights_verified = False
+        self.verified_syncs = 0
 
     @property
     def spec(self) -> EngineSpec:

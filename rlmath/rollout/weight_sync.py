@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Protocol
 
 from rlmath.rollout.pool import RolloutPool
 from rlmath.weights.fingerprint import compare_fingerprints
 
+# An engine that takes its first weights may still ignore the second.
+FIRST_SYNCS = 3
+MAX_SHARE_OF_TIME = 0.005
+MAX_INTERVAL_SYNCS = 50
+
 
 class WeightSender(Protocol):
     """What a weight sync needs of the actor."""
 
-    def send_weights(self, version: int, verify: bool) -> None:
+    def send_weights(self, version: int) -> None:
         """Let every rank call ``TrainerConnection.send_weights``; returns when all have."""
         ...
 
@@ -20,8 +27,51 @@ class WeightSender(Protocol):
         ...
 
 
+class Verification:
+    """After which weight syncs the fingerprints of actor and engines are compared.
+
+    Args:
+        every: After every so many syncs; ``None``: as often as takes at most 0.5 % of the time
+            between syncs, and at least every 50; 0: never. Unless it is 0, also after the first
+            three syncs of engines that were started or started again.
+    """
+
+    def __init__(self, every: int | None = None) -> None:
+        self._every = every
+        self._syncs_since = 0
+        self._last_sync_s: float | None = None
+        self._step_s = 0.0
+        self._cost_s = 0.0
+
+    def due(self, pool: RolloutPool, now_s: float) -> bool:
+        """Whether to compare after the sync that begins at ``now_s``."""
+        if self._last_sync_s is not None:
+            self._step_s = now_s - self._last_sync_s
+        self._last_sync_s = now_s
+        self._syncs_since += 1
+        if self._every == 0:
+            return False
+        return pool.verified_syncs < FIRST_SYNCS or self._syncs_since >= self.interval_syncs
+
+    @property
+    def interval_syncs(self) -> int:
+        """Syncs from one comparison to the next."""
+        if self._every is not None:
+            return self._every
+        if not self._step_s:
+            return 1
+        wanted = math.ceil(self._cost_s / (MAX_SHARE_OF_TIME * self._step_s))
+        return min(max(1, wanted), MAX_INTERVAL_SYNCS)
+
+    def done(self, pool: RolloutPool, seconds: float) -> None:
+        """A comparison found nothing, in so many seconds."""
+        pool.verified_syncs += 1
+        self._syncs_since = 0
+        self._cost_s = seconds
+
+
 def sync_weights(
-    sender: WeightSender, pool: RolloutPool, version: int, *, verify_every: int = 0
+    sender: WeightSender, pool: RolloutPool, version: int, verification: Verification | None = None
 ) -> None:
     """Send the actor's present weights to all engines.
 
@@ -32,9 +82,8 @@ def sync_weights(
         sender: The actor.
         pool: Its engines, without unfinished requests.
         version: Larger than the pool's.
-        verify_every: Compare the fingerprints of what the engines then hold with the actor's at
-            the first update (of a run, or after an engine was started again) and at every version
-            that this divides; 0: never.
+        verification: When to compare what the engines then hold with the actor's weights.
+            ``None``: not this time.
 
     Raises:
         WeightsError: An engine holds other weights; the tensors are named.
@@ -43,14 +92,31 @@ def sync_weights(
     """
     if version <= pool.weights_version:
         raise ValueError(f"weights version {version} is not after {pool.weights_version}")
+    due = verification is not None and verification.due(pool, time.monotonic())
     pool.settle()
     pool.wake("weights")
-    verify = verify_every > 0 and (not pool.weights_verified or version % verify_every == 0)
-    sender.send_weights(version, verify)
+    sender.send_weights(version)
     pool.wake("kv_cache")
     pool.set_version(version)
-    if verify:
-        sent = sender.weights_fingerprints()
-        for index, held in enumerate(pool.weights_fingerprints()):
-            compare_fingerprints(sent, held, f"engine {index}, at weights version {version},")
-        pool.weights_verified = True
+    if verification is not None and due:
+        began_s = time.monotonic()
+        compare_weights(sender, pool)
+        verification.done(pool, time.monotonic() - began_s)
+
+
+def compare_weights(sender: WeightSender, pool: RolloutPool) -> int:
+    """Compare what every engine holds with the actor's present weights.
+
+    Returns:
+        The number of tensors that were compared.
+
+    Raises:
+        WeightsError: An engine holds other weights; the tensors are named.
+    """
+    sent = sender.weights_fingerprints()
+    compared = 0
+    for index, held in enumerate(pool.weights_fingerprints()):
+        where = f"engine {index}, at weights version {pool.weights_version},"
+        compare_fingerprints(sent, held, where)
+        compared = sum(value is not None for value in held.values())
+    return compared

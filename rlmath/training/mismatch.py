@@ -9,11 +9,9 @@ from torch import Tensor
 
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, choose, correct
 from rlmath.algorithms.mismatch import Mismatch, measure, measure_by_lag
-from rlmath.config.schema import Config, DType, OnMisalignment
-from rlmath.errors import UserError
-from rlmath.model.precision import log_prob_limit
-from rlmath.model.spec import read_model_spec
+from rlmath.config.schema import OnMisalignment
 from rlmath.monitor import Monitor
+from rlmath.training.gate import AlignmentError
 from rlmath.training.session import Session
 from rlmath.types import TrainingBatch
 
@@ -27,10 +25,6 @@ KIND_NUMBERS: dict[CorrectionKind, int] = {
 }
 
 
-class AlignmentError(UserError):
-    """Engine and actor disagree on the log-probs of the same tokens under the same weights."""
-
-
 def check_mismatch(
     session: Session,
     log_probs: Tensor,
@@ -39,13 +33,17 @@ def check_mismatch(
     step: int,
     *,
     gate: bool,
+    updated: bool = False,
 ) -> dict[str, float]:
     """Measure the mismatch, overall and by the age of the weights, and apply the gate.
+
+    Tokens sampled by older weights differ for a good reason: ``alignment/...`` leaves them out.
 
     Args:
         log_probs: ``[R]`` of the actor before the first update, in nats.
         batch: With the rollout log-probs of the same tokens.
         gate: Whether a difference above the limit fails the run (``alignment.on_fail``).
+        updated: The actor's weights have changed since ``log_probs`` were taken.
 
     Returns:
         ``alignment/...`` and ``mismatch/...``.
@@ -54,62 +52,25 @@ def check_mismatch(
         AlignmentError: The difference is above the limit.
     """
     config, now = session.config, session.sampling.pool.weights_version
-    try:
-        alignment = check_alignment(config, log_probs, batch, now, gate=gate)
-    except AlignmentError as error:
-        if config.alignment.on_fail is OnMisalignment.stop:
-            raise
-        monitor.warn(f"step {step}: {error}")
-        alignment = check_alignment(config, log_probs, batch, now, gate=False)
-    if batch.loss_mask.all() and (batch.weights_versions == now).all():
+    fresh = torch.repeat_interleave(batch.weights_versions == now, batch.response_lengths)
+    alignment = {}
+    if fresh.any():
+        found = measure(log_probs, batch.engine_log_probs, fresh).metrics()
+        alignment = {f"alignment/{name}": value for name, value in found.items()}
+    if gate and alignment:
+        mean = alignment["alignment/mean_exp_abs_diff"]
+        try:
+            alignment |= session.gate.check(
+                session, log_probs, batch, mean, step=step, updated=updated
+            )
+        except AlignmentError as error:
+            if config.alignment.on_fail is OnMisalignment.stop:
+                raise
+            monitor.warn(f"step {step}: {error}")
+    if batch.loss_mask.all() and fresh.all():
         # The same tokens: tens of millions of them are not measured twice.
         return alignment | {f"mismatch/{name}": alignment[f"alignment/{name}"] for name in _WEIGHTS}
     return alignment | mismatch_metrics(log_probs, batch, now)
-
-
-def check_alignment(
-    config: Config, log_probs: Tensor, batch: TrainingBatch, now: int, *, gate: bool
-) -> dict[str, float]:
-    """Compare engine and actor on the tokens that the engine sampled with the current weights.
-
-    Tokens sampled by older weights differ for a good reason and are left out.
-
-    Args:
-        log_probs: ``[R]`` of the actor, in nats.
-        now: The actor's weights version.
-        gate: Whether a difference above the limit is an error.
-
-    Raises:
-        AlignmentError: It is, and the difference is.
-    """
-    same = torch.repeat_interleave(batch.weights_versions == now, batch.response_lengths)
-    if not same.any():
-        return {}
-    metrics = measure(log_probs, batch.engine_log_probs, same).metrics()
-    if gate and not metrics["mean_exp_abs_diff"] <= (limit := alignment_limit(config)):
-        difference = torch.where(same, (log_probs - batch.engine_log_probs).abs(), -1.0)
-        worst = int(difference.nan_to_num(torch.inf).argmax())
-        sequence = int((torch.cumsum(batch.response_lengths, 0) <= worst).sum())
-        raise AlignmentError(
-            f"mean exp|logp_actor - logp_engine| is {metrics['mean_exp_abs_diff']:.4f} over "
-            f"{int(same.sum())} tokens, above {limit:g} (alignment.max_mean_exp_abs_diff; by "
-            f"default that of model.dtype={config.model.dtype.value}); worst at response token "
-            f"{worst}, in sequence {sequence} of the batch: actor {float(log_probs[worst]):.4f}, "
-            f"engine {float(batch.engine_log_probs[worst]):.4f}. The engine runs other weights or "
-            "another precision than the actor, so training on its samples would be wrong. "
-            "toolkits/validate_logprobs.py names the first layer that differs; "
-            "alignment.on_fail=warn continues with a warning"
-        )
-    return {f"alignment/{name}": value for name, value in metrics.items()}
-
-
-def alignment_limit(config: Config) -> float:
-    """Largest mean of exp|difference| at which engine and actor count as the same model."""
-    given = config.alignment.max_mean_exp_abs_diff
-    if given is not None:
-        return given
-    is_moe = read_model_spec(config.model.path).experts > 0
-    return log_prob_limit(config.model.dtype is DType.float32, is_moe)
 
 
 def mismatch_metrics(log_probs: Tensor, batch: TrainingBatch, now: int) -> dict[str, float]:

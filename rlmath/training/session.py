@@ -34,7 +34,9 @@ from rlmath.rollout.collect import Collector
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec
 from rlmath.rollout.sampling import Sampling
+from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_settings
+from rlmath.training.gate import Gate
 from rlmath.types import Problem
 from rlmath.weights.transports import TransportPlan, choose_transport
 
@@ -51,6 +53,8 @@ class Session:
     Attributes:
         config: With the model's path resolved.
         layout: Ranks and engines.
+        verification: After which weight syncs the engines' weights are compared with the actor's.
+        gate: Judges whether engine and actor agree.
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class Session:
     ) -> None:
         self.config, self.layout = config, layout
         self._actor, self._sampling = actor, sampling
+        self.verification = Verification(config.weights.verify_every)
+        self.gate = Gate()
 
     @property
     def actor(self) -> ActorGroup:
@@ -298,7 +304,7 @@ def connect_engines(config: Config, actor: ActorGroup, pool: RolloutPool) -> Non
     def bring_up(engines: Sequence[Any], version: int) -> None:
         actor.connect_engines(transport_plan(config, pool, engines))
         actor.send_weights(version)
-        pool.weights_verified = False
+        pool.verified_syncs = 0
 
     def reconnect() -> None:
         actor.connect_engines(transport_plan(config, pool, pool.engines))

@@ -128,7 +128,7 @@ def update_policy(
     metrics = update_metrics(result)
     if not passes.old_log_probs:
         metrics |= check_mismatch(
-            session, first.log_probs, first.batch, monitor, step, gate=passes.gate
+            session, first.log_probs, first.batch, monitor, step, gate=passes.gate, updated=True
         )
     for index, reason in result.early_stopped.items():
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
@@ -146,7 +146,4 @@ def sync_weights(
         with monitor.phase("save"):
             write()
     with monitor.phase("weight_sync"):
-        every = session.config.weights.verify_every
-        weight_sync.sync_weights(
-            session.actor, session.sampling.pool, version=step, verify_every=every
-        )
+        weight_sync.sync_weights(session.actor, session.sampling.pool, step, session.verification)

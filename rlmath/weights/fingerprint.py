@@ -5,6 +5,9 @@ The fingerprint of a tensor is ``sum(bits(x_ij) * r(i) * c(j)) mod 2**64`` over 
 these to odd numbers. An odd factor is invertible modulo ``2**64``, so a change of any single
 element changes the fingerprint for certain; values that change places and several changes go unseen
 by accident alone. Integer arithmetic wraps alike on CPU and CUDA.
+
+Negative zeros and subnormal numbers count as zero. A CPU's matrix units take them for zero, so what
+is read back from a packed matrix (``rlmath.weights.transports.packed``) has lost them.
 """
 
 from __future__ import annotations
@@ -27,13 +30,14 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
-def fingerprint(part: Tensor, dim: int = 0, start: int = 0) -> int:
-    """What a run of a tensor adds to the tensor's fingerprint.
+def fingerprint(part: Tensor, first_row: int = 0, first_column: int = 0) -> int:
+    """What a part of a tensor adds to the tensor's fingerprint.
 
     Args:
-        part: The run: all of the tensor, or rows (``dim`` 0) or columns (``dim`` 1) of it.
-        dim: Along which ``part`` is a run.
-        start: Place of the run's first row or column in the tensor.
+        part: All of the tensor, or a rectangle of it: some consecutive rows (dimension 0) and
+            columns (dimension 1).
+        first_row: Place of the part's first row in the tensor.
+        first_column: Place of its first column.
 
     Returns:
         A signed 64-bit number; add parts with ``add``.
@@ -41,13 +45,15 @@ def fingerprint(part: Tensor, dim: int = 0, start: int = 0) -> int:
     if part.ndim == 0 or part.numel() == 0:
         part = part.reshape(-1)
     columns = math.prod(part.shape[1:])
-    first_row, first_column = (start, 0) if dim == 0 else (0, start * math.prod(part.shape[2:]))
     by_row = _odd(_ROWS_FROM + first_row, part.shape[0], part.device)
-    by_column = _odd(first_column, columns, part.device)
+    by_column = _odd(first_column * math.prod(part.shape[2:]), columns, part.device)
+    smallest = torch.finfo(part.dtype).tiny if part.is_floating_point() else 0
     rows_at_once = max(1, _CHUNK_ELEMENTS // max(columns, 1))
     total = torch.zeros((), dtype=torch.int64, device=part.device)
     for low in range(0, part.shape[0], rows_at_once):
         chunk = part[low : low + rows_at_once]
+        if smallest:
+            chunk = chunk.masked_fill(chunk.abs() < smallest, 0)
         bits = chunk.contiguous().view(_INTEGERS[part.element_size()]).reshape(len(chunk), -1)
         rows = bits.to(torch.int64).mul_(by_column).sum(1)
         total += (rows * by_row[low : low + rows_at_once]).sum()

@@ -51,6 +51,11 @@ class Run:
     def length(self) -> int:
         return self.shape[self.dim]
 
+    @property
+    def corner(self) -> tuple[int, int]:
+        """Its first row and column in the whole tensor."""
+        return (self.start, 0) if self.dim == 0 else (0, self.start)
+
     def of(self, whole: Tensor) -> Tensor:
         """This run of the whole tensor, as a view."""
         return whole.narrow(self.dim, self.start, self.length)
@@ -223,7 +228,7 @@ class BucketGatherer:
             for run in self._runs[meta.name]:
                 if self._holders[run][0] == self.parallel.global_rank:
                     part = self._local[run].values().to(meta.dtype)
-                    sums[place] += fingerprint(part, run.dim, run.start)
+                    sums[place] += fingerprint(part, *run.corner)
         if self.parallel.group is not None:
             dist.all_reduce(sums, group=self.parallel.group)
         return {meta.name: value for meta, value in zip(self.tensors, sums.tolist(), strict=True)}

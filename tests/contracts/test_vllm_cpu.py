@@ -15,6 +15,8 @@ DECODES = "decode steps on CPU (rlmath/vllm_plugin/cpu_scheduler.py)"
 SAMPLING = "sampling on CPU (rlmath/vllm_plugin/cpu_sampling.py)"
 LOADING = "weight sync into CPU engines (rlmath/weights/transports/cpu_load.py)"
 PARTS = "where an engine keeps a tensor (rlmath/weights/transports/engine_parts.py)"
+PACKED = "reading back packed matrices (rlmath/weights/transports/packed.py)"
+PRINTS = "fingerprints of an engine (rlmath/weights/transports/engine_fingerprints.py)"
 LAYERWISE = "weight sync of an MoE (rlmath/weights/transports/shared_memory_engine.py)"
 PRECISION = "the precision contract with the engine (rlmath/vllm_plugin/engine_precision.py)"
 
@@ -235,6 +237,35 @@ ROWS = [
     Row(
         "vllm.model_executor.layers.utils:check_cpu_sgl_kernel",
         f"{LOADING} asks which matrices are packed",
+    ),
+    # -- reading back what is packed -----------------------------------------------------------
+    Row(
+        "vllm._custom_ops:cpu_prepack_moe_weight",
+        f"{PACKED} packs positions as vLLM packs experts",
+        takes=("weight", "isa"),
+    ),
+    Row(
+        "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts",
+        f"{PRINTS} reads the experts of this kernel",
+        has=("isa",),
+        says=("_use_zentorch", "replace_parameter", "new_w13[:, padded_size"),
+    ),
+    Row(
+        "vllm.model_executor.layers.fused_moe.oracle.unquantized:UnquantizedMoeBackend",
+        f"{PRINTS} knows the order of these kernels' experts",
+        has=("CPU", "TRITON", "BATCHED_TRITON", "FLASHINFER_CUTLASS"),
+    ),
+    Row(
+        "vllm.model_executor.layers.fused_moe.oracle.unquantized:"
+        "convert_to_unquantized_kernel_format",
+        f"{PRINTS} swaps gate and up of FlashInfer CUTLASS alone",
+        says=("swap_w13_to_w31",),
+    ),
+    Row(
+        "vllm.model_executor.layers.fused_moe.routed_experts:RoutedExperts",
+        f"{PRINTS} finds an expert and a worker's share of it",
+        has=("expert_map",),
+        says=("global_num_experts", "intermediate_size_per_partition"),
     ),
     # -- vLLM's layerwise reload ---------------------------------------------------------------
     Row(

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import Request
 from rlmath.rollout.seeds import request_seed
-from rlmath.rollout.weight_sync import sync_weights
+from rlmath.rollout.weight_sync import Verification, sync_weights
 from rlmath.types import Sample
 
 VOCABULARY = 261
@@ -71,19 +71,19 @@ class Actor:
     def __init__(self, senders: Sequence[Any]) -> None:
         self._senders = senders
 
-    def send_weights(self, version: int, verify: bool) -> None:
-        ray.get([sender.send_weights.remote(version, verify) for sender in self._senders])
+    def send_weights(self, version: int) -> None:
+        ray.get([sender.send_weights.remote(version) for sender in self._senders])
 
     def weights_fingerprints(self) -> dict[str, int]:
         found: dict[str, int] = ray.get(self._senders[0].weights_fingerprints.remote())
         return found
 
 
-def send(senders: Any, pool: RolloutPool, verify_every: int = 0) -> int:
+def send(senders: Any, pool: RolloutPool, verify_every: int | None = 0) -> int:
     """Give the engines the senders' weights as the next version."""
     version = pool.weights_version + 1
     actor = Actor(senders if isinstance(senders, list) else [senders])
-    sync_weights(actor, pool, version, verify_every=verify_every)
+    sync_weights(actor, pool, version, Verification(verify_every))
     return version
 
 

@@ -56,8 +56,8 @@ class Sender:
     def num_buckets(self) -> int:
         return len(self._source.buckets)
 
-    def send_weights(self, version: int, verify: bool = False) -> None:
-        self._connection.send_weights(version, verify)
+    def send_weights(self, version: int) -> None:
+        self._connection.send_weights(version)
 
     def weights_fingerprints(self) -> dict[str, int]:
         return fingerprints(self._source.tensors.items())

@@ -14,13 +14,13 @@ import pytest
 import ray
 import torch
 from conftest import start_sender, start_senders
-from reference import VOCABULARY, Reference, by_key, make_requests, random_prompts, send
+from reference import VOCABULARY, Actor, Reference, by_key, make_requests, random_prompts, send
 
 from rlmath.errors import UserError, WeightsError
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
-from rlmath.rollout.weight_sync import sync_weights
-from rlmath.weights.fingerprint import compare_fingerprints
+from rlmath.rollout.weight_sync import Verification, sync_weights
+from rlmath.weights.fingerprint import compare_fingerprints, fingerprints
 from rlmath.weights.transports.segments import NamedSegments
 
 # Two whole blocks of the prefix cache and a bit: a CPU engine's blocks hold 128 tokens.
@@ -58,29 +58,62 @@ def test_the_same_weights_again_give_the_same_samples(
 
 
 def test_a_flipped_bit_is_found_by_name(pool: RolloutPool, sender: Any) -> None:
-    """In a tensor that an engine holds, and in one that came another way than it was sent."""
+    """In a tensor that can be read, in a packed matrix, and in the packed copy of one."""
     send(sender, pool, verify_every=1)
     sent = ray.get(sender.weights_fingerprints.remote())
     assert all(held == sent for held in pool.weights_fingerprints())
 
     def flip(worker: Any) -> None:
-        model = worker.model_runner.get_model()
-        bias = dict(model.named_parameters())["model.layers.1.self_attn.qkv_proj.bias"]
-        bias.data.view(torch.int32)[-1] ^= 1
-        name = "model.layers.0.mlp.down_proj.weight"
-        worker.weight_transfer_engine.received[name] ^= 1
+        from rlmath.weights.transports.cpu_load import _pack
+        from rlmath.weights.transports.packed import columns_of
+
+        modules = dict(worker.model_runner.get_model().named_modules())
+        bias = modules["model.layers.1.self_attn.qkv_proj"].bias
+        bias.data.view(torch.int32)[-1] ^= 1 << 25
+        down = modules["model.layers.0.mlp.down_proj"]
+        width = down.input_size_per_partition
+        matrix = torch.cat([one for _, one in columns_of(down, width, torch.float32)], 1)
+        matrix = matrix.clone(memory_format=torch.contiguous_format)
+        matrix.view(torch.int32)[3, 7] ^= 1
+        _pack(down, "weight", [matrix])
+        head = modules["lm_head"]
+        kept = head.weight.data.clone()
+        head.weight.data.view(torch.int32)[5, 2] ^= 1
+        head.quant_method.process_weights_after_loading(head)
+        head.weight.data.copy_(kept)
 
     ray.get(pool.engines[1].__ray_call__.remote(lambda engine: engine._loop.rpc(flip)))
     first, second = pool.weights_fingerprints()
     compare_fingerprints(sent, first, "engine 0")
-    with pytest.raises(WeightsError, match=r"engine 1 holds other weights .* 2 of") as error:
+    with pytest.raises(WeightsError, match=r"engine 1 holds other weights .* 3 of") as error:
         compare_fingerprints(sent, second, "engine 1")
     assert "model.layers.1.self_attn.v_proj.bias differs" in str(error.value)
     assert "model.layers.0.mlp.down_proj.weight differs" in str(error.value)
-    # The next update brings all of it right again; without verifying nothing is counted.
-    send(sender, pool)
-    assert "model.layers.0.mlp.down_proj.weight" not in pool.weights_fingerprints()[1]
+    assert "lm_head.weight differs" in str(error.value)
+    # The next update brings all of it right again.
     send(sender, pool, verify_every=1)
+
+
+@pytest.mark.parametrize("stale_from", [2, 3])
+def test_an_engine_that_stays_at_an_older_version_is_found(
+    pool: RolloutPool, sender: Any, reference: Reference, stale_from: int
+) -> None:
+    """The first weights arrive, and from some version on the engines get the same ones again."""
+    pool.verified_syncs = 0  # As if the engines had just started.
+    verification = Verification()
+    for version in (1, 2, 3):
+        tensors = reference.perturb(seed=version)
+        if version < stale_from:
+            ray.get(sender.set_tensors.remote(tensors))
+        actor = Actor([sender])
+        actor.weights_fingerprints = lambda t=tensors: fingerprints(t.items())  # type: ignore[method-assign]
+        if version == stale_from:
+            with pytest.raises(WeightsError, match=r"engine 0, .* holds other weights"):
+                sync_weights(actor, pool, pool.weights_version + 1, verification)
+            break
+        sync_weights(actor, pool, pool.weights_version + 1, verification)
+    ray.get(sender.set_tensors.remote(reference.tensors()))
+    send(sender, pool)
 
 
 def test_layers_travel_in_several_buckets(sender: Any) -> None:

@@ -92,19 +92,18 @@ class TrainerConnection:
         self._client = client
         self._side_stream = side_stream
 
-    def send_weights(self, version: int, verify: bool = False) -> None:
+    def send_weights(self, version: int) -> None:
         """Send the present weights to all engines as this version. Collective over all ranks.
 
         Returns when all engines have them, with their prefix caches reset.
 
         Args:
             version: Of the weights.
-            verify: Let the engines take fingerprints of what they are given.
 
         Raises:
             Exception: What an engine answered, on rank 0.
         """
-        self._client.version, self._client.verify = version, verify
+        self._client.version = version
         # The optimizer's last step comes before the first gathering.
         self._side_stream.start()
         self._trainer.send_weights()

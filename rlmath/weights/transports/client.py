@@ -16,15 +16,12 @@ class EngineClient:
     Attributes:
         version: Of the weights that are about to be sent; set before each update, because the
             protocol's own calls do not carry it.
-        verify: Whether the workers take fingerprints of what they are given. (vLLM's own
-            transports have no place for that; a GPU holds every tensor in a form that can be read.)
     """
 
     def __init__(self, engines: Sequence[Any], ranks_per_engine: int) -> None:
         self._engines = list(engines)
         self._ranks_per_engine = ranks_per_engine
         self.version = 0
-        self.verify = False
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Let each engine meet the trainer.
@@ -44,8 +41,6 @@ class EngineClient:
 
     def update_weights(self, update_info: Any) -> None:
         """Let the engines load one bucket; returns when all have."""
-        if self.verify and isinstance(update_info, dict) and "segment" in update_info:
-            update_info = update_info | {"verify": True}
         self._all("update_weights", [update_info] * len(self._engines))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:

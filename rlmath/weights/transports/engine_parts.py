@@ -44,13 +44,18 @@ class Part:
             return parameter
         return parameter.narrow(0, self.row, self.length)
 
+    @property
+    def corner(self) -> tuple[int, int]:
+        """Its first row and column in the whole tensor."""
+        return (self.start, 0) if self.dim == 0 else (0, self.start)
+
     def of(self, whole: Tensor) -> Tensor:
         """The run as a view of the whole tensor."""
         return whole.narrow(self.dim, self.start, self.length)
 
 
 def parts_of(model: Any) -> Iterator[Part]:
-    """All parts of a worker's model but for an MoE's experts and routers.
+    """All parts of a worker's model but for an MoE's experts (``experts.py``).
 
     An output layer that shares the embedding's matrix has none of its own.
     """
@@ -62,22 +67,11 @@ def parts_of(model: Any) -> Iterator[Part]:
         seen |= own
 
 
-def expert_names(model: Any) -> Iterator[str]:
-    """Hugging Face names of an MoE's tensors, which kernels lay out in their own ways."""
-    for name, module in model.named_modules():
-        if not hasattr(module, "w13_weight"):
-            continue
-        mlp = name[: name.rindex(".experts")]
-        yield f"{mlp}.gate.weight"
-        for expert in range(module.global_num_experts):
-            for which in ("gate", "up", "down"):
-                yield f"{mlp}.experts.{expert}.{which}_proj.weight"
-
-
 def _of_module(name: str, module: Any) -> Iterator[Part]:
     from vllm.model_executor.layers.linear import (
         MergedColumnParallelLinear,
         QKVParallelLinear,
+        ReplicatedLinear,
         RowParallelLinear,
     )
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -96,6 +90,9 @@ def _of_module(name: str, module: Any) -> Iterator[Part]:
     elif isinstance(module, RowParallelLinear):
         size = module.input_size_per_partition
         yield Part(f"{name}.weight", module, "weight", 0, 1, module.tp_rank * size, size)
+    elif isinstance(module, ReplicatedLinear) and last == "gate":
+        size = module.output_size
+        yield Part(f"{name}.weight", module, "weight", 0, 0, 0, size, replica=_tensor_rank() > 0)
     elif isinstance(module, VocabParallelEmbedding):
         shard = module.shard_indices
         start, size = shard.org_vocab_start_index, shard.num_org_elements

@@ -21,7 +21,6 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from rlmath.weights.buckets import BucketTensor, TensorMeta, view_in_buffer
-from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.transports.cpu_load import CpuLoader
 from rlmath.weights.transports.segments import map_copy_on_write, map_writable, open_segment
 
@@ -35,15 +34,13 @@ class SharedMemoryInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
-    """One bucket: the number of its segment, what lies where in it, and whether to take
-    fingerprints of it."""
+    """One bucket: the number of its segment, and what lies where in it."""
 
     segment: int
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
     offsets_bytes: list[int]
-    verify: bool = False
 
 
 class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
@@ -66,8 +63,6 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         # Segments as the straight way reads them: mapping one again for each bucket would cost as
         # much as a tenth of the copy.
         self._mapped: dict[int, torch.Tensor] = {}
-        # Fingerprints of what the last update brought, by Hugging Face name.
-        self.received: dict[str, int] = {}
 
     def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
         """Open the segments; their names are not needed afterwards."""
@@ -76,7 +71,6 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
 
     def start_weight_update(self) -> None:
         """Make ready to load every parameter."""
-        self.received = {}
         straight = self._straight or CpuLoader(self.model)
         if straight.takes_all:
             self._straight = straight
@@ -143,8 +137,8 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
     def _tensors(
         self, base: torch.Tensor, update_info: SharedMemoryUpdateInfo
     ) -> list[tuple[str, torch.Tensor]]:
-        """The bucket's tensors as views of its segment; counted if they are to be verified."""
-        tensors = [
+        """The bucket's tensors as views of its segment."""
+        return [
             (name, _view(base, dtype_name, shape, offset))
             for name, dtype_name, shape, offset in zip(
                 update_info.names,
@@ -154,9 +148,6 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
                 strict=True,
             )
         ]
-        if update_info.verify:
-            self.received |= fingerprints(tensors)
-        return tensors
 
     def _keep_pending(self, base: torch.Tensor) -> None:
         """Copy what vLLM holds back for a layer whose other tensors come with a later bucket.

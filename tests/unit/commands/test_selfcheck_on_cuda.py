@@ -56,8 +56,8 @@ class FakeActor:
         self._weights += 1
         return SimpleNamespace(minibatches=[{}]), None
 
-    def log_probs(self, batch: Any) -> Any:
-        return batch.engine_log_probs, None
+    def log_probs(self, batch: Any, noise_seed: int | None = None) -> Any:
+        return batch.engine_log_probs + (0.0 if noise_seed is None else 1e-3), None
 
     def weights_fingerprints(self) -> dict[str, int]:
         return {"a": self._weights, "b": self._weights}
@@ -135,7 +135,7 @@ def run(check: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Ran:
         ran.pools.append(pool)
         yield SimpleNamespace(actor=FakeActor(layout.actor.world_size)), pool
 
-    def sync_weights(actor: Any, pool: FakePool, version: int, *, verify_every: int = 0) -> None:
+    def sync_weights(actor: Any, pool: FakePool, version: int, verification: Any = None) -> None:
         assert version == pool.weights_version + 1
         pool.weights_version = version
 
@@ -154,8 +154,10 @@ def run(check: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Ran:
 def test_alignment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = run(alignment, node, monkeypatch)
     assert (ran.layouts[0].actor.world_size, ran.layouts[0].engines) == (1, 1)
-    # The limit of bfloat16, and engines that gave their memory back before each update.
-    assert {one["limit"] for one in ran.outcome.figures if one["limit"]} == {"<= 1.02"}
+    # Twice and three times the rounding noise, and engines that gave their memory back before each
+    # update.
+    limits = {one["limit"] for one in ran.outcome.figures if one["limit"]}
+    assert limits == {"<= 1.002001", "<= 0.003"}
     assert ran.pools[0].sleeps == 2
 
 

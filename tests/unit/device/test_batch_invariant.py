@@ -71,3 +71,17 @@ def test_megatrons_own_layers_are_refused() -> None:
     settings = ModelSettings(torch.bfloat16, precision=Precision(batch_invariant=True))
     with pytest.raises(UserError, match=r"precision\.batch_invariant"):
         transformer_config(spec, Layout(1, 1, 1), CPU, settings)
+
+
+def test_what_megatron_is_told() -> None:
+    """Its mode, the one attention backend that it allows with it, and a repeatable backward."""
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.enums import AttnBackend
+
+    from rlmath.actor.model import invariance_settings
+
+    told = invariance_settings(Precision(batch_invariant=True), on_te=True)
+    assert invariance_settings(Precision(), on_te=True) == {}
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, **told)
+    assert config.batch_invariant_mode and config.deterministic_mode
+    assert config.attention_backend is AttnBackend.flash

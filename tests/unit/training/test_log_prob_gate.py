@@ -17,28 +17,12 @@ from rlmath.algorithms.losses.dppo import Divergence, DppoOptions
 from rlmath.config.load import load
 from rlmath.config.schema import RunnerConfig
 from rlmath.monitor import open_monitor
+from rlmath.training import gate
 from rlmath.training.algorithm_settings import update_settings
-from rlmath.training.mismatch import (
-    AlignmentError,
-    alignment_limit,
-    apply_correction,
-    check_alignment,
-    check_mismatch,
-    mismatch_metrics,
-)
+from rlmath.training.gate import NOISE_SERVES, AlignmentError, Gate
+from rlmath.training.mismatch import apply_correction, check_mismatch, mismatch_metrics
 from rlmath.types import TrainingBatch
 
-MOE_SIZES = (
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "vocab_size",
-    "max_position_embeddings",
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-)
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]
 
 
@@ -75,35 +59,142 @@ def test_mismatch_by_lag() -> None:
     assert not [k for k in mismatch_metrics(batch.old_log_probs, fresh, now=4) if "lag" in k]
 
 
-def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
-    config = load([*GIVEN, "alignment.max_mean_exp_abs_diff=1.05"])
-    batch = batch_of([[0.0, 0.0], [0.7]], versions=[4, 3])
+class Actor:
+    """Log-probs of -1 that another rounding moves by ``noise``, at every second token; and weights
+    whose fingerprints are planted."""
+
+    def __init__(self, noise: float, fingerprints: dict[str, int] | None = None) -> None:
+        self.noise, self.fingerprints = noise, fingerprints or {"a": 1, "b": 2}
+        self.probed: list[int] = []
+
+    def log_probs(
+        self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        values = torch.full((batch.engine_log_probs.numel(),), -1.0)
+        if noise_seed is not None:
+            self.probed.append(len(batch))
+            values[::2] += self.noise
+        return values, values
+
+    def weights_fingerprints(self) -> dict[str, int]:
+        return self.fingerprints
+
+
+def session_of(*overrides: str, noise: float = 0.0, sleeps: bool = False) -> Any:
+    pool = SimpleNamespace(
+        weights_version=4,
+        spec=SimpleNamespace(sleeps=sleeps),
+        weights_fingerprints=lambda: [{"a": 1, "b": 2}],
+    )
+    return SimpleNamespace(
+        config=load([*GIVEN, *overrides]),
+        sampling=SimpleNamespace(pool=pool),
+        actor=Actor(noise),
+        gate=Gate(),
+    )
+
+
+def check(
+    session: Any, batch: TrainingBatch, step: int = 1, gate: bool = True, updated: bool = False
+) -> dict[str, float]:
     assert batch.old_log_probs is not None
-    found = check_alignment(config, batch.old_log_probs, batch, 4, gate=True)
-    assert found["alignment/max_abs_diff"] == 0.0
+    return check_mismatch(
+        session,
+        batch.old_log_probs,
+        batch,
+        None,  # type: ignore[arg-type]
+        step,
+        gate=gate,
+        updated=updated,
+    )
+
+
+def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
+    session = session_of("alignment.max_mean_exp_abs_diff=1.05")
+    assert check(session, batch_of([[0.0, 0.0], [0.7]], [4, 3]))["alignment/max_abs_diff"] == 0.0
+    apart = batch_of([[0.0, 0.0], [0.7]], versions=[3, 4])
     with pytest.raises(
-        AlignmentError, match=r"2\.0138 over 1 tokens.*response token 2.*sequence 1"
+        AlignmentError, match=r"2\.013753 over 1 tokens.*response token 2.*sequence 1"
     ):
-        check_alignment(config, batch.old_log_probs, batch, 3, gate=True)
-    found = check_alignment(config, batch.old_log_probs, batch, 3, gate=False)
-    assert found["alignment/mean_exp_abs_diff"] > 2
-    assert check_alignment(config, batch.old_log_probs, batch, 9, gate=True) == {}
+        check(session, apart)
+    assert check(session, apart, gate=False)["alignment/mean_exp_abs_diff"] > 2
+    old = check(session, batch_of([[0.0, 0.0], [0.7]], [3, 3]))
+    assert not [name for name in old if name.startswith("alignment")]
+    assert not session.actor.probed, "a limit that is given needs no measurement"
 
 
-def test_the_limit_is_that_of_the_type_unless_given(tmp_path: Path) -> None:
-    sizes = dict.fromkeys(MOE_SIZES, 4) | {"architectures": ["Qwen3MoeForCausalLM"]}
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    mixture = [*GIVEN, f"model.path={tmp_path}"]
-    assert alignment_limit(load([*mixture, "model.dtype=bfloat16"])) == 1.05
-    assert alignment_limit(load([*mixture, "model.dtype=float32"])) == 1.0001
-    assert alignment_limit(load([*GIVEN, "model.dtype=float32"])) == 1.0001
-    assert alignment_limit(load([*GIVEN, "model.dtype=bfloat16"])) == 1.02
-    assert alignment_limit(load([*GIVEN, "alignment.max_mean_exp_abs_diff=1.5"])) == 1.5
+def test_limits_are_multiples_of_the_rounding_noise() -> None:
+    """Half of the tokens move by 0.02: the mean moves by 0.01, of which twice is allowed."""
+    noisy = [0.02, 0.0] * 8
+    for factor, passes in ((1.9, True), (2.1, False)):
+        session = session_of("model.dtype=bfloat16", noise=0.02)
+        batch = batch_of([[factor * one for one in noisy]], versions=[4])
+        if passes:
+            found = check(session, batch)
+            assert found["alignment/noise_excess"] == pytest.approx(0.0101, abs=1e-4)
+            assert found["alignment/noise_ratio"] == pytest.approx(1.92, abs=0.02)
+        else:
+            with pytest.raises(AlignmentError, match=r"limit 1\.0202.*2 and 3 times that"):
+                check(session, batch)
+    # One token alone, which the mean does not show.
+    session = session_of("model.dtype=bfloat16", noise=0.02)
+    one = batch_of([[0.061] + [0.0] * 15], versions=[4])
+    with pytest.raises(AlignmentError, match=r"largest difference 0\.061 nats \(limit 0\.06\)"):
+        check(session, one)
 
 
-def session_of(*overrides: str) -> Any:
-    pool = SimpleNamespace(weights_version=4)
-    return SimpleNamespace(config=load([*GIVEN, *overrides]), sampling=SimpleNamespace(pool=pool))
+def test_float32_has_least_limits() -> None:
+    session = session_of("model.dtype=float32", noise=0.0)
+    assert check(session, batch_of([[9e-6] * 4], versions=[4]))
+    with pytest.raises(AlignmentError, match=r"limit 1\.00001\)"):
+        check(session, batch_of([[1.1e-5] * 4], versions=[4]))
+    with pytest.raises(AlignmentError, match=r"limit 0\.001\)"):
+        check(session, batch_of([[1.1e-3] + [0.0] * 999], versions=[4]))
+
+
+def test_not_a_number_is_outside_any_limit() -> None:
+    session = session_of("model.dtype=bfloat16", noise=0.02)
+    with pytest.raises(AlignmentError, match="response token 1, in sequence 0"):
+        check(session, batch_of([[0.0, math.nan]], versions=[4]))
+
+
+def test_the_noise_is_measured_again_before_a_step_fails_and_now_and_then() -> None:
+    session = session_of("model.dtype=bfloat16", noise=0.02)
+    near, far = batch_of([[0.02, 0.0]], versions=[4]), batch_of([[0.06, 0.0]], versions=[4])
+    for step in range(5):
+        check(session, near, step)
+    assert session.actor.probed == [1]
+    session.actor.noise = 0.06  # The weights have changed.
+    check(session, far)
+    assert session.actor.probed == [1, 1]
+    for step in range(NOISE_SERVES + 1):
+        check(session, near, step)
+    assert session.actor.probed == [1, 1, 1]
+
+
+def test_the_probe_is_a_few_sequences_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "PROBE_TOKENS", 12)
+    batch = batch_of([[0.0] * 4] * 8, versions=[4, 4, 3, 4, 4, 4, 4, 4])
+    assert gate.probe(batch, 4) == [0, 4, 7]
+    assert gate.probe(batch, 9) == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "sleeps", "updated", "said"),
+    [
+        ({"a": 1, "b": 2}, False, False, r"all 2 tensors .* are equal .* forward pass"),
+        ({"a": 1, "b": 3}, False, False, r"engine 0, at weights version 4, .* b differs"),
+        ({"a": 1, "b": 3}, True, False, "sleeping engines drop their weights"),
+        ({"a": 1, "b": 3}, False, True, "the actor was updated since"),
+    ],
+)
+def test_a_failure_says_which_tensors_differ(
+    sent: dict[str, int], sleeps: bool, updated: bool, said: str
+) -> None:
+    session = session_of("model.dtype=bfloat16", noise=0.02, sleeps=sleeps)
+    session.actor.fingerprints = sent
+    with pytest.raises(AlignmentError, match=said):
+        check(session, batch_of([[0.5, 0.5]], versions=[4]), updated=updated)
 
 
 def test_a_failed_gate_stops_or_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +208,7 @@ def test_a_failed_gate_stops_or_warns(tmp_path: Path, capsys: pytest.CaptureFixt
         warned = session_of("alignment.on_fail=warn")
         assert "warning" not in capsys.readouterr().err
         assert check_mismatch(warned, apart.old_log_probs, apart, monitor, 1, gate=True)
-        assert "above 1.02" in capsys.readouterr().err
+        assert "mean exp|logp_actor - logp_engine| is 1.77" in capsys.readouterr().err
 
 
 def test_tokens_that_are_the_same_are_measured_once() -> None:

@@ -23,7 +23,7 @@ class Run:
         self.events: list[str] = []
         self.changed = False
         self.spec = SimpleNamespace(sleeps=sleeps)
-        self.weights_version, self.weights_verified = 0, True
+        self.weights_version, self.verified_syncs = 0, 3
         self.folder = folder
 
     # The engines.
@@ -46,7 +46,7 @@ class Run:
         self.events.append(f"write {int(folder.name[5:11])}")
         (folder / "tensors").write_bytes(bytes(10))
 
-    def send_weights(self, version: int, verify: bool) -> None:
+    def send_weights(self, version: int) -> None:
         self.events.append(f"send {version}")
 
     def save_hf(self, folder: Path) -> None:
@@ -93,7 +93,6 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             collapse=None,
             watchdog=SimpleNamespace(stall_s=0),
             eval=SimpleNamespace(every=2),
-            weights=SimpleNamespace(verify_every=0),
         )
         config.model = SimpleNamespace(path="")
         session = SimpleNamespace(
@@ -102,6 +101,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             actor=parts,
             sampling=SimpleNamespace(pool=parts, rewards=rewards, collector=None),
             watchdog_probes=lambda _: [],
+            verification=None,
         )
         nothing = Sampled(metrics={}, finished=(), shortage="", groups=())
         saver = Saver(store, parts, {})  # type: ignore[arg-type]

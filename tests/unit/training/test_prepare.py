@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlmath.config.load import load
+from rlmath.training.gate import Gate
 from rlmath.training.passes import Passes
 from rlmath.training.prepare import add_policy_factors, build_batch, prepare
 from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
@@ -72,7 +73,7 @@ def prepared(*overrides: str, step: int = 2, kl_coef: float = 0.0) -> tuple[Any,
     config, actor = load([*GIVEN, *overrides]), Actor()
     rewards = SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)])
     sampling = SimpleNamespace(pool=SimpleNamespace(weights_version=4), rewards=rewards)
-    session: Any = SimpleNamespace(config=config, actor=actor, sampling=sampling)
+    session: Any = SimpleNamespace(config=config, actor=actor, sampling=sampling, gate=Gate())
     passes = Passes.of(config, step)
     found = prepare(session, groups(), passes, kl_coef, Monitor(), step)  # type: ignore[arg-type]
     return found, actor.passes

@@ -51,9 +51,10 @@ def test_is_the_sum_that_it_says(shape: tuple[int, ...], dtype: torch.dtype) -> 
 def test_parts_add_up(rows: int, columns: int, dim: int, data: st.DataObject) -> None:
     whole = tensor((rows, columns), torch.bfloat16)
     cut = data.draw(st.integers(0, whole.shape[dim]))
+    corner = (cut, 0) if dim == 0 else (0, cut)
     parts = [
-        fingerprint(whole.narrow(dim, 0, cut), dim, 0),
-        fingerprint(whole.narrow(dim, cut, whole.shape[dim] - cut), dim, cut),
+        fingerprint(whole.narrow(dim, 0, cut)),
+        fingerprint(whole.narrow(dim, cut, whole.shape[dim] - cut), *corner),
     ]
     assert reduce(add, parts) == fingerprint(whole)
 
@@ -78,6 +79,26 @@ def test_one_flipped_bit_and_swaps_are_seen() -> None:
     assert fingerprint(x[:48].T.contiguous()) != fingerprint(x[:48])
     assert fingerprint(x.roll(1, 1)) != original
     assert fingerprint(torch.cat([x[32:], x[:32]])) != original
+
+
+def test_a_rectangle_adds_what_it_adds_to_the_whole() -> None:
+    whole = tensor((6, 10))
+    cells = [(slice(0, 4), slice(0, 3)), (slice(0, 4), slice(3, 10)), (slice(4, 6), slice(0, 10))]
+    parts = [
+        fingerprint(whole[rows, columns], rows.start, columns.start) for rows, columns in cells
+    ]
+    assert reduce(add, parts) == fingerprint(whole)
+
+
+def test_negative_and_subnormal_zeros_are_zero() -> None:
+    x = tensor((3, 5))
+    zeros = x.clone()
+    zeros[1, 2] = 0.0
+    for value in (-0.0, 1e-40, -1e-40):
+        x[1, 2] = value
+        assert fingerprint(x) == fingerprint(zeros)
+    x[1, 2] = torch.finfo(torch.float32).tiny
+    assert fingerprint(x) != fingerprint(zeros)
 
 
 def test_a_difference_is_reported_by_name() -> None:

@@ -6,7 +6,7 @@ from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.rollout.weight_sync import sync_weights
-from rlmath.training.mismatch import alignment_limit
+from rlmath.training.gate import limits, measure_noise
 
 SAMPLES = 32
 
@@ -14,7 +14,6 @@ SAMPLES = 32
 def run(node: Node, record: Record) -> None:
     """Compare under the model's own weights, and under those of an update."""
     config = parts.settings(node, "run", gpus=min(node.gpus, 1))
-    limit = alignment_limit(config)
     with parts.started(config, record) as (session, pool):
         first = pool.weights_version
         for version in (first, first + 1):
@@ -23,17 +22,25 @@ def run(node: Node, record: Record) -> None:
                 batch = parts.as_batch(wanted, parts.sample(pool, wanted))
                 pool.sleep()
                 found = parts.mismatch(session.actor, batch)
+                noise = measure_noise(session.actor, batch, seed=version)
+                allowed = limits(config, noise)
                 parts.update(session.actor, batch)
                 sync_weights(session.actor, pool, version + 1)
             name = f"version {version}"
             mean = found["mean_exp_abs_diff"]
             record.figure(f"{name} tokens", int(batch.response_lengths.sum()))
-            record.figure(f"{name} mean exp|Δ|", mean, limit=f"<= {limit:g}", key=True)
+            record.figure(
+                f"{name} mean exp|Δ|", mean, limit=f"<= {allowed.mean_exp_abs:.7g}", key=True
+            )
             record.figure(f"{name} mean |Δ|", found["mean_abs_diff"], "nats")
-            record.figure(f"{name} max |Δ|", found["max_abs_diff"], "nats")
+            record.figure(
+                f"{name} max |Δ|", found["max_abs_diff"], "nats", limit=f"<= {allowed.max_abs:.3g}"
+            )
             record.figure(f"{name} k3 estimate of the KL", found["k3"], "nats")
             record.require(
-                mean <= limit,
+                mean <= allowed.mean_exp_abs and found["max_abs_diff"] <= allowed.max_abs,
                 f"weights version {version}: mean exp|Δ| of rollout and actor log-probs is "
-                f"{mean:.6f}, above {limit:g}; the largest |Δ| is {found['max_abs_diff']:.4f} nats",
+                f"{mean:.7g} (limit {allowed.mean_exp_abs:.7g}) and the largest |Δ| "
+                f"{found['max_abs_diff']:.3g} nats (limit {allowed.max_abs:.3g}); another rounding "
+                f"of the actor gives {1 + noise.excess:.7g} and {noise.max_abs:.3g}",
             )

@@ -14,8 +14,8 @@ from rlmath.actor.group import ActorGroup
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
-from rlmath.rollout.weight_sync import sync_weights
-from rlmath.training.mismatch import alignment_limit
+from rlmath.rollout.weight_sync import Verification, sync_weights
+from rlmath.training.gate import limits, measure_noise
 from rlmath.types import TrainingBatch
 from rlmath.weights.fingerprint import fingerprint
 
@@ -41,9 +41,11 @@ def run(node: Node, record: Record) -> None:
         else:
             record.not_applicable("engines asleep", "engines on a CPU never sleep")
         with record.phase("weight sync after the load"):
-            sync_weights(actor, pool, pool.weights_version + 1, verify_every=1)
-            found = parts.mismatch(actor, parts.as_batch(wanted, parts.sample(pool, wanted)))
-        limit, mean = alignment_limit(config), found["mean_exp_abs_diff"]
+            sync_weights(actor, pool, pool.weights_version + 1, Verification(1))
+            batch = parts.as_batch(wanted, parts.sample(pool, wanted))
+            found = parts.mismatch(actor, batch)
+            noise = measure_noise(actor, batch, seed=0)
+        limit, mean = limits(config, noise).mean_exp_abs, found["mean_exp_abs_diff"]
         record.figure("mean exp|Δ| after the load", mean, limit=f"<= {limit:g}")
         record.require(
             mean <= limit,

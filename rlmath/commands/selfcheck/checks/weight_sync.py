@@ -12,8 +12,8 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.errors import ComponentError, UserError
 from rlmath.model.spec import read_model_spec
-from rlmath.rollout.weight_sync import sync_weights
-from rlmath.training.mismatch import alignment_limit
+from rlmath.rollout.weight_sync import Verification, sync_weights
+from rlmath.training.gate import limits, measure_noise
 from rlmath.weights.pieces import hf_shapes
 
 # A stale engine may have taken the first version all the same.
@@ -56,7 +56,6 @@ def _versions(
     node: Node, record: Record, transport: str, gpus: int, overrides: Sequence[str]
 ) -> None:
     config = parts.settings(node, transport, gpus, overrides)
-    limit = alignment_limit(config)
     with parts.started(config, record, transport) as (session, pool):
         actor = session.actor
         held = actor.weights_fingerprints()
@@ -77,11 +76,13 @@ def _versions(
             )
             try:
                 with record.phase(name):
-                    sync_weights(actor, pool, version, verify_every=1)
+                    sync_weights(actor, pool, version, Verification(1))
             except (UserError, ComponentError) as error:
                 record.fail(f"{name}: {error}")
                 return
-            found = parts.mismatch(actor, parts.as_batch(wanted, parts.sample(pool, wanted)))
+            batch = parts.as_batch(wanted, parts.sample(pool, wanted))
+            found = parts.mismatch(actor, batch)
+            limit = limits(config, measure_noise(actor, batch, version)).mean_exp_abs
             mean = found["mean_exp_abs_diff"]
             record.figure(f"{name} mean exp|Δ|", mean, limit=f"<= {limit:g}", key=True)
             record.require(

@@ -1,0 +1,63 @@
+"""How far apart two correct programs may be: the model's own log-probs under another rounding.
+
+Engine and actor compute the same function with other kernels, so each activation is rounded
+otherwise. How much of that reaches a log-prob depends on the model: on its depth, on how wide its
+logits are, on how often a router's choice is close. Here the same model runs again with every
+activation moved by up to half a unit in the last place, at random, which is what another kernel
+does to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Parts of the class names of modules whose output is rounded: products with matrices, norms and the
+# embedding, Megatron's own and Transformer Engine's.
+_ROUNDED = ("Linear", "Norm", "Embedding", "GroupedMLP", "Router")
+
+
+@contextlib.contextmanager
+def rounding_noise(module: nn.Module, seed: int) -> Iterator[None]:
+    """Move every activation by up to half a unit in the last place.
+
+    Args:
+        module: A rank's stage.
+        seed: Equal on tensor ranks, so that what they hold in common stays equal.
+    """
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def move(value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            return value
+        generator = generators.get(value.device)
+        if generator is None:
+            generator = torch.Generator(value.device).manual_seed(seed)
+            generators[value.device] = generator
+        # In float32: the sum is rounded to the value's own type, up or down.
+        noise = torch.empty(value.shape, dtype=torch.float32, device=value.device)
+        noise.uniform_(-0.5, 0.5, generator=generator)
+        half_unit = torch.finfo(value.dtype).eps
+        return torch.addcmul(value.float(), value.float(), noise, value=half_unit).to(value.dtype)
+
+    def hook(_: nn.Module, __: Any, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return move(output)
+        if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
+            return (move(output[0]), *output[1:])
+        return output
+
+    handles = [
+        part.register_forward_hook(hook)
+        for part in module.modules()
+        if any(name in type(part).__name__ for name in _ROUNDED)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,236 @@
+"""The gate: whether engine and actor are the same model, judged by what this model's rounding does.
+
+Two correct programs give log-probs that differ by rounding, and how much depends on the model: in
+bfloat16 the mean of exp|difference| of a healthy engine was 1.0002 for one model and 1.025 for
+another. So the limit is no constant. The actor computes some of the step's log-probs again with
+every activation rounded otherwise (``rlmath.actor.rounding_noise``), and the engine may be so many
+times farther away than that. Margins: docs/weights.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.mismatch import measure
+from rlmath.config.schema import Config, DType
+from rlmath.errors import UserError, WeightsError
+from rlmath.rollout.weight_sync import compare_weights
+from rlmath.types import TrainingBatch
+
+if TYPE_CHECKING:
+    from rlmath.training.session import Session
+
+# How many times the rounding noise a difference may be. Healthy engines on CPU: at most 0.8 and
+# 0.9; the smallest planted faults in bfloat16: 1.1 and 5.
+MEAN_FACTOR = 2.0
+MAX_FACTOR = 3.0
+# Least limits in float32, where kernels also differ in the order in which they add up.
+FLOAT32_EXCESS = 1e-5
+FLOAT32_MAX = 1e-3
+PROBE_TOKENS = 8192
+# Checks that one measurement of the noise serves, as it changes with the weights.
+NOISE_SERVES = 32
+
+
+class AlignmentError(UserError):
+    """Engine and actor disagree on the log-probs of the same tokens under the same weights."""
+
+
+class _LogProbs(Protocol):
+    def log_probs(
+        self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The actor against itself with another rounding.
+
+    Attributes:
+        excess: Mean of exp|difference|, minus 1.
+        max_abs: Largest |difference|, in nats.
+    """
+
+    excess: float
+    max_abs: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What engine and actor may differ by.
+
+    Attributes:
+        mean_exp_abs: Of the mean of exp|difference| over all tokens.
+        max_abs: Of the largest |difference| among the probe's tokens, in nats.
+    """
+
+    mean_exp_abs: float
+    max_abs: float
+
+
+def limits(config: Config, noise: Noise) -> Limits:
+    """The limits of a model with this rounding noise; ``alignment.max_mean_exp_abs_diff`` goes
+    before."""
+    given = config.alignment.max_mean_exp_abs_diff
+    if given is not None:
+        return Limits(given, torch.inf)
+    excess, largest = MEAN_FACTOR * noise.excess, MAX_FACTOR * noise.max_abs
+    if config.model.dtype is DType.float32:
+        excess, largest = max(excess, FLOAT32_EXCESS), max(largest, FLOAT32_MAX)
+    return Limits(1 + excess, largest)
+
+
+def probe(batch: TrainingBatch, now: int) -> list[int]:
+    """Sequences of the present weights, evenly over the batch, with about ``PROBE_TOKENS`` tokens.
+
+    Args:
+        now: The actor's weights version.
+    """
+    fresh = torch.nonzero(batch.weights_versions == now).flatten().tolist()
+    tokens = int(batch.sequence_lengths[fresh].sum())
+    every = max(1, tokens // PROBE_TOKENS)
+    return fresh[::every]
+
+
+def measure_noise(actor: _LogProbs, batch: TrainingBatch, seed: int) -> Noise:
+    """Take the log-probs of a few sequences twice, the second time with another rounding."""
+    usual, _ = actor.log_probs(batch)
+    noisy, _ = actor.log_probs(batch, noise_seed=seed)
+    found = measure(usual, noisy).metrics()
+    return Noise(found["mean_exp_abs_diff"] - 1, found["max_abs_diff"])
+
+
+class Gate:
+    """The gate of one run. It keeps the last measurement of the noise."""
+
+    def __init__(self) -> None:
+        self._noise: Noise | None = None
+        self._served = 0
+
+    def check(
+        self,
+        session: Session,
+        log_probs: Tensor,
+        batch: TrainingBatch,
+        mean: float,
+        *,
+        step: int,
+        updated: bool,
+    ) -> dict[str, float]:
+        """Judge the samples of the present weights.
+
+        Args:
+            log_probs: ``[R]`` of the actor under the weights that sampled, in nats.
+            batch: With the rollout log-probs of the same tokens.
+            mean: Of exp|difference| over the tokens that the present weights sampled.
+            updated: The actor's weights have changed since ``log_probs`` were taken.
+
+        Returns:
+            ``alignment/...``: the noise, and the difference as a multiple of it.
+
+        Raises:
+            AlignmentError: The difference is above the limits that the noise of this very step
+                gives.
+        """
+        config, now = session.config, session.sampling.pool.weights_version
+        chosen = probe(batch, now)
+        if not chosen:
+            return {}
+        fresh = _tokens_of(batch, batch.weights_versions == now)
+        probed = torch.zeros(len(batch), dtype=torch.bool)
+        probed[chosen] = True
+        among = _tokens_of(batch, probed)
+        difference = (log_probs - batch.engine_log_probs).abs()
+        largest = float(difference[among].nan_to_num(torch.inf).max())
+        given = config.alignment.max_mean_exp_abs_diff is not None
+        noise, measured = Noise(0.0, 0.0), given
+        if not given and self._noise is not None and self._served < NOISE_SERVES:
+            noise = self._noise
+        elif not given:
+            noise, measured = self._measure(session, batch, chosen, step), True
+        self._served += 1
+        allowed = limits(config, noise)
+        if not measured and not _within(mean, largest, allowed):
+            noise = self._measure(session, batch, chosen, step)
+            allowed = limits(config, noise)
+        if not _within(mean, largest, allowed):
+            worst = int(torch.where(fresh, difference, -1.0).nan_to_num(torch.inf).argmax())
+            raise AlignmentError(
+                _message(config, mean, largest, allowed, noise, int(fresh.sum()))
+                + _worst(log_probs, batch, worst)
+                + _where(session, updated)
+            )
+        if given:
+            return {}
+        return {
+            "alignment/noise_excess": noise.excess,
+            "alignment/noise_ratio": (mean - 1) / noise.excess if noise.excess else 0.0,
+            "alignment/max_noise_ratio": largest / noise.max_abs if noise.max_abs else 0.0,
+        }
+
+    def _measure(
+        self, session: Session, batch: TrainingBatch, chosen: Sequence[int], step: int
+    ) -> Noise:
+        part = dataclasses.replace(batch.select(chosen), advantages=None)
+        self._noise = measure_noise(session.actor, part, seed=step)
+        self._served = 0
+        return self._noise
+
+
+def _tokens_of(batch: TrainingBatch, sequences: Tensor) -> Tensor:
+    return torch.repeat_interleave(sequences, batch.response_lengths)
+
+
+def _within(mean: float, largest: float, allowed: Limits) -> bool:
+    # Written so that NaN is outside.
+    return mean <= allowed.mean_exp_abs and largest <= allowed.max_abs
+
+
+def _message(
+    config: Config, mean: float, largest: float, allowed: Limits, noise: Noise, tokens: int
+) -> str:
+    found = f"mean exp|logp_actor - logp_engine| is {mean:.7g} over {tokens} tokens"
+    if config.alignment.max_mean_exp_abs_diff is not None:
+        return f"{found}, above alignment.max_mean_exp_abs_diff={allowed.mean_exp_abs:g}"
+    return (
+        f"{found} (limit {allowed.mean_exp_abs:.7g}), and the largest difference {largest:.3g} "
+        f"nats (limit {allowed.max_abs:.3g}); another rounding of the same model gives "
+        f"{1 + noise.excess:.7g} and {noise.max_abs:.3g}, and the limits are {MEAN_FACTOR:g} and "
+        f"{MAX_FACTOR:g} times that"
+    )
+
+
+def _worst(log_probs: Tensor, batch: TrainingBatch, token: int) -> str:
+    sequence = int((torch.cumsum(batch.response_lengths, 0) <= token).sum())
+    return (
+        f"; worst at response token {token}, in sequence {sequence} of the batch: actor "
+        f"{float(log_probs[token]):.4f}, engine {float(batch.engine_log_probs[token]):.4f}. "
+    )
+
+
+def _where(session: Session, updated: bool) -> str:
+    """Whether the weights differ, and which, as far as that can still be seen."""
+    pool = session.sampling.pool
+    end = " alignment.on_fail=warn continues with a warning"
+    if updated or pool.spec.sleeps:
+        reason = "the actor was updated since" if updated else "sleeping engines drop their weights"
+        return (
+            f"The weights can no longer be compared ({reason}): weights.verify_every=1 compares "
+            f"them at every weight sync.{end}"
+        )
+    try:
+        count = compare_weights(session.actor, pool)
+    except WeightsError as error:
+        return f"{error}.{end}"
+    return (
+        f"The fingerprints of all {count} tensors in the engines are equal to the actor's, so the "
+        "difference lies in the forward pass: a setting of the model that the two read otherwise, "
+        "or a kernel. toolkits/validate_logprobs.py on the model's folder names the first layer "
+        f"that differs.{end}"
+    )

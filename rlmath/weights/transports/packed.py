@@ -1,0 +1,79 @@
+"""Reads back what vLLM's CPU kernels packed, exactly.
+
+A dense matrix is packed inside oneDNN, where no tensor of it can be seen. Its product with the
+identity gives every element back: one factor is 1, the others are 0, so nothing is rounded.
+Experts are packed by moving elements. Packing their positions in the same way shows where each
+element went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Columns of a matrix that are read at once.
+_COLUMNS = 256
+
+
+def is_packed(module: Any, key: str) -> bool:
+    """Whether vLLM left an empty tensor in the place of a parameter that it packed."""
+    return key == "weight" and not getattr(module, key).numel() and hasattr(module, "cpu_linear")
+
+
+@torch.inference_mode()
+def columns_of(module: Any, count: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+    """The matrix that a layer multiplies with, some columns at a time.
+
+    Args:
+        module: A linear or output layer of vLLM on CPU, after it was packed.
+        count: Columns of its matrix, the size of its input.
+        dtype: Of its input.
+
+    Yields:
+        The first column, and the columns ``[rows, up to 256]``. A negative zero comes as zero.
+    """
+    for first in range(0, count, _COLUMNS):
+        width = min(_COLUMNS, count - first)
+        probe = torch.zeros(width, count, dtype=dtype)
+        probe.diagonal(first).fill_(1)
+        yield first, module.cpu_linear(probe, module.weight, None).t()
+
+
+@torch.inference_mode()
+def unpacked(packed: Tensor, isa: str) -> Tensor | None:
+    """Experts' matrices in the order in which they were before vLLM packed them.
+
+    Args:
+        packed: ``[experts, rows, columns]`` from ``cpu_prepack_moe_weight``.
+        isa: As that was told.
+
+    Returns:
+        The same shape; ``None`` if packing does more than move elements.
+    """
+    from vllm import _custom_ops as ops
+
+    one = packed[:1]
+    words = {2: torch.int16, 4: torch.int32}.get(packed.element_size())
+    if words is None:
+        return None
+    # A position may need more bits than an element has, so its halves travel one after the other.
+    place = torch.arange(one.numel()).reshape(one.shape)
+    halves = [
+        ops.cpu_prepack_moe_weight((half - 2**15).to(words).view(packed.dtype), isa)
+        .view(words)
+        .long()
+        + 2**15
+        for half in (place % 2**16, place // 2**16)
+    ]
+    source = (halves[0] + 2**16 * halves[1]).reshape(-1)
+    seen = torch.zeros_like(source, dtype=torch.bool)
+    if source.min() < 0 or source.max() >= source.numel():
+        return None
+    seen[source] = True
+    if not seen.all():
+        return None
+    flat = packed.reshape(packed.shape[0], -1)
+    return torch.empty_like(flat).index_copy_(1, source, flat).reshape(packed.shape)
