@@ -23,6 +23,7 @@ def test_a_part_that_cannot_start(material: Path, tmp_path: Path) -> None:
     (model / "other.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     mark = uuid.uuid4().hex
     settings = [*quickstart_settings(material, tmp_path / "run"), f"model.path={model}"]
+    settings.append("actor.tensor_parallel=1")
     run = rlmath("train", *settings, mark=mark)
     assert run.returncode == 2, run.stderr
     assert "error:" in run.stderr and "Traceback" not in run.stderr.split("---")[0]

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tests.e2e.runs import metrics, quickstart_settings, rlmath
 
 SETTINGS = [
+    "actor.tensor_parallel=1",
     "algorithm.advantage=gae",
     "algorithm.group_size=1",
     "algorithm.prompts_per_step=32",
@@ -37,17 +38,17 @@ def test_ppo_trains_a_value_model_and_resumes(material: Path, tmp_path: Path) ->
     )
     # In the first step the value model alone learns.
     assert all(torch.equal(before[name], after[name]) for name in before)
-    run = rlmath("train", *settings, "runner.steps=3")
+    run = rlmath("train", *settings, "runner.steps=2")
     assert run.returncode == 0, run.stderr
     assert "resumed after step 1" in run.stdout
     after = load_file(tmp_path / "hf" / "model.safetensors")
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    first, second, third = (line for line in metrics(tmp_path) if line["step"] > 0)
+    first, second = (line for line in metrics(tmp_path) if line["step"] > 0)
     # Values begin at 0, and are in the checkpoint.
     assert first["value/mean"] == 0.0
     assert second["value/mean"] != 0.0
     assert "train/policy_loss" not in first
-    for line in (first, second, third):
+    for line in (first, second):
         assert line["value/grad_norm"] > 0
         assert math.isfinite(line["value/loss"])
         assert line["value/discarded_minibatches"] == 0
