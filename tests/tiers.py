@@ -1,8 +1,8 @@
 """Runs the tiers of the plain command: ``python tests/tiers.py [pytest arguments]``.
 
-``fast`` has a process per core. Then runs from the command line and ranks share the machine, since
-a run waits for start-ups much of the time. ``engine`` and ``faults`` are alone: they look at all
-processes and all shared memory of the machine.
+``fast`` has a process per core. Then runs from the command line share the machine with ranks and
+engines, one after the other: a run waits for start-ups much of the time. ``faults`` is alone: it
+looks at all shared memory of the machine.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
 # What runs one after the other, and in each what runs at the same time.
 PHASES = (
     (("-m", "fast and not long", *IN_PARALLEL),),
-    (("-m", "e2e and not long"), ("-m", "distributed and not long")),
-    (("-m", "(engine or faults) and not long"),),
+    (("-m", "e2e and not long"), ("-m", "(distributed or engine) and not long")),
+    (("-m", "faults and not long"),),
 )
 NO_TESTS = 5
 INTERRUPTED = 130
