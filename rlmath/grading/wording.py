@@ -23,7 +23,7 @@ NEGATIONS = _names(
     untrue impossible rejected excluded refuted disproved denied discarded eliminated failed
     fails fail except excepting barring minus unlike opposite contrary anything unless
     excluding crossed dismissed contradicted contradiction void null mistaken error
-    forbidden"""
+    forbidden nots nopes"""
 )
 HEDGES = _names(
     """or either maybe perhaps possibly probably presumably supposedly allegedly hypothetically
@@ -37,7 +37,7 @@ HEDGES = _names(
     under above below beyond exceeding upto exceeds so then else when where while until till
     from to through thru and is are was were be been being isn ain't as too very quite
     enough few many much several some any every other another others both depending varies i
-    we you"""
+    we you maybes"""
 )
 MULTIPLIED = _names(
     """dozen dozens score scores gross hundred hundreds thousand thousands million millions billion
@@ -51,12 +51,16 @@ MULTIPLIED = _names(
     point decimal decimals zero one two three four five six seven eight nine ten eleven
     twelve twenty thirty forty fifty sixty ninety fold tuple complement opposite short off
     behind shy missing halfway tens ones infinity infinite infinitely fraction fractions
-    remainder backwards reversed upside radical prime primed bar star dot st nd rd th"""
+    remainder backwards reversed upside radical prime primed bar star dot st nd rd th
+    halfs grand grands minuses pluses"""
 )
 STOPS = NEGATIONS | HEDGES  # after a number they make the answer text
 # Of these, what counts things in one problem changes the number in another: "4 quarters" are coins.
 CHANGING = NEGATIONS | HEDGES | MULTIPLIED
-_SUFFIX = re.compile(r"(?:[a-z]{2,}ly|[a-z]+ish|[a-z]+fold|[a-z]{3,}(?:ieth|ths)|[a-z]*n't)\Z")
+_SUFFIX = re.compile(
+    r"(?:[a-z]{2,}ly|[a-z]+ish|[a-z]+fold|[a-z]{3,}(?:ieth|ths)|[a-z]*n't"
+    r"|[a-z]*(?:illion|hundred|thousand|dozen|googol|myriad)(?:th)?s?)\Z"
+)
 _SUFFIX_EXCEPTIONS = _names(
     """family families fish jellyfish starfish goldfish assembly supply dish dishes early daily
     weekly monthly yearly hourly only fly butterfly dragonfly jelly belly months moths
