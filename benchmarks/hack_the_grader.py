@@ -26,6 +26,7 @@ import re
 import time
 import unicodedata
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -266,8 +267,9 @@ def main() -> None:
         for index in range(arguments.processes)
     ]
     context = multiprocessing.get_context("spawn")
-    with context.Pool(arguments.processes) as pool:
-        results = pool.map(_work, jobs)
+    # Unlike multiprocessing.Pool, it fails when a process was killed, and does not wait for it.
+    with ProcessPoolExecutor(arguments.processes, mp_context=context) as pool:
+        results = list(pool.map(_work, jobs))
     total: Counter[str] = Counter()
     for result in results:
         total.update(result)
