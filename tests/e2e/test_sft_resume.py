@@ -31,6 +31,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(material: Path, tmp_path: Path) ->
             "runner.keep_checkpoints=9",
             "sft.save_every=1",
             "sft.steps=4",
+            "sft.optimizer.warmup_steps=2",
         )
         assert run.returncode == 0, run.stderr
         return losses(tmp_path)
