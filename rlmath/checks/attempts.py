@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rlmath.checkpoint.manifest import MANIFEST
-from rlmath.config.load import save, to_yaml
+from rlmath.config.load import save, to_plain
 from rlmath.config.renamed import RENAMED, RENAMED_VALUES
 from rlmath.config.schema import Config
 from rlmath.model.folder import TINY
@@ -241,7 +241,7 @@ def attempts(run_dir: Path) -> list[Attempt]:
 
 def flat_settings(config: Config) -> dict[str, Any]:
     """Every setting by its full key, values as in YAML."""
-    return _flat(OmegaConf.to_container(OmegaConf.create(to_yaml(config)), resolve=False))
+    return _flat(to_plain(config))
 
 
 def in_force(found: Sequence[Attempt], step: int | None) -> Mapping[str, Any]:

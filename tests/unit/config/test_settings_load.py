@@ -49,6 +49,14 @@ def test_overrides_reach_nested_settings_and_lists() -> None:
     assert config.data.prompt_template == "Solve: {prompt}"
 
 
+def test_settings_of_one_load_are_not_in_the_next() -> None:
+    before = load(GIVEN)
+    changed = load([*GIVEN, "actor.tensor_parallel=2", "algorithm.loss_options.clip_low=0.1"])
+    changed.reward.items.append(RewardItem(name="length"))
+    changed.algorithm.loss_options["clip_low"] = 0.7
+    assert load(GIVEN) == before != changed
+
+
 def test_interpolations_are_resolved() -> None:
     assert load([*GIVEN, "runner.run_dir=runs/${model.path}"]).runner.run_dir == "runs/m"
 
