@@ -8,12 +8,14 @@ value is refused here, all of them in one message. Ranges and combinations are t
 from __future__ import annotations
 
 import copy
+import dataclasses
 import difflib
 import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +106,17 @@ def compose_settings(
 
 def to_plain(config: Config) -> Any:
     """The resolved settings as nested dictionaries of what YAML has, without secrets."""
-    content = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    return without_secrets(content)
+    return without_secrets(_plain(config))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value.name if isinstance(value, Enum) else value
 
 
 def to_yaml(config: Config) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rlmath.checks import attempts
 from rlmath.cli import main
@@ -18,13 +19,13 @@ from rlmath.training.model_card import model_card
 
 
 @cache
-def quickstart() -> Config:
-    return load(["experiment=quickstart"])
+def quickstart() -> DictConfig:
+    return OmegaConf.structured(load(["experiment=quickstart"]))
 
 
 def settings(run_dir: Path, *more: str) -> Config:
     """The quickstart's settings with others, without composing them each time."""
-    config = OmegaConf.structured(quickstart())
+    config = copy.deepcopy(quickstart())
     for text in (f"runner.run_dir={run_dir}", "runner.resume=auto", *more):
         key, _, value = text.partition("=")
         OmegaConf.update(config, key, yaml.safe_load(value))
