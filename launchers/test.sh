@@ -12,9 +12,10 @@ Sets up .venv, checks format and lint (ruff) and types (mypy), and runs pytest. 
 runs every tier but long; for one file: launchers/test.sh tests/unit/test_cli.py -q
 
 TIER: fast (no engine, no ranks, no run), engine, distributed, e2e, faults, or long (what takes
-minutes more and proves the same on more cases). tests/conftest.py has them. Without arguments fast
-runs first, on all cores; then e2e beside distributed and engine; then faults. All of them run even
-if one fails; one summary stands at the end, and Ctrl-C ends them all.
+minutes more and proves the same on more cases, and properties on more random ones).
+tests/conftest.py has them. Without arguments fast runs first, on all cores; then e2e beside
+distributed and engine; then faults. All of them run even if one fails; one summary stands at the
+end, and Ctrl-C ends them all.
 
 cuda-wheels: tests/cuda_wheels with the CUDA builds of requirements/cuda.lock, on a machine without
 a GPU. Fetches 10 GB and compiles Transformer Engine the first time, into .venv-cuda-wheels or the
@@ -64,7 +65,9 @@ case $tier in
   fast) shift; exec .venv/bin/python -m pytest -m "fast and not long" "${in_parallel[@]}" "$@" ;;
   engine | distributed | e2e | faults)
     shift; exec .venv/bin/python -m pytest -m "$tier and not long" "$@" ;;
-  long) shift; exec .venv/bin/python -m pytest -m long "$@" ;;
+  long)
+    shift
+    exec .venv/bin/python -m pytest -m "long or hypothesis" --hypothesis-profile=many "$@" ;;
 esac
 for argument in "$@"; do
   # A file or a folder; options alone are for the whole suite.

@@ -2,6 +2,8 @@
 
 ``launchers/test.sh fast`` runs what needs no engine, no ranks and no run. ``long`` is given by hand
 to tests that take minutes and prove more of the same; the plain command leaves them out.
+``launchers/test.sh long`` runs them, and properties on forty times as many random cases
+(``@settings(max_examples=...)`` on a test would fix their number in both).
 """
 
 from __future__ import annotations
@@ -9,6 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Random cases are not judged by the clock: a busy machine draws them slowly.
+_NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", _NO_CLOCK, max_examples=25)
+settings.register_profile("many", _NO_CLOCK, max_examples=1000)
+settings.load_profile("few")
 
 ROOT = Path(__file__).parent
 TIER_OF_FOLDER = {

@@ -58,11 +58,8 @@ def main(argv: Sequence[str]) -> int:
 def _export(arguments: argparse.Namespace, given: Given) -> int:
     import torch
 
-    from rlmath.validation.compare import compare_on_ranks
     from rlmath.validation.convert import check_export_target, model_of_run, read_checkpoint
-    from rlmath.validation.probe import random_batch
     from rlmath.validation.processes import ONE_RANK, on_ranks
-    from rlmath.validation.vllm_log_probs import vllm_log_probs
 
     saved = read_checkpoint(arguments.checkpoint)
     path = given.get("model.path")
@@ -73,6 +70,10 @@ def _export(arguments: argparse.Namespace, given: Given) -> int:
     count = on_ranks(ONE_RANK, _to_hf, (arguments.checkpoint, folder, source, overwrite))
     print(f"{folder}: {count} tensors written, read again and equal", flush=True)
     if not arguments.no_alignment:
+        from rlmath.validation.compare import compare_on_ranks
+        from rlmath.validation.probe import random_batch
+        from rlmath.validation.vllm_log_probs import vllm_log_probs
+
         # Each in a process that ends before the next begins: they would not share a GPU's memory.
         batch, others = random_batch(source), {}
         if not arguments.no_vllm:

@@ -6,7 +6,7 @@ import math
 import plain_algorithms as plain
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.algorithms.advantages import ADVANTAGES, gae, gdpo, get_advantage, grpo
@@ -168,7 +168,6 @@ def well_separated(rewards):
 
 
 @pytest.mark.parametrize("name", sorted(PLAIN))
-@settings(max_examples=40)
 @given(REWARDS)
 def test_agrees_with_a_straightforward_implementation(name, batch):
     rewards, groups, counts = (list(column) for column in zip(*batch, strict=True))
@@ -201,7 +200,6 @@ def test_grpo_leave_one_out_agrees():
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@settings(max_examples=20)
 @given(REWARDS, st.randoms(use_true_random=False))
 def test_the_order_of_samples_makes_no_difference(name, batch, rng):
     if not well_separated([r for r, _, _ in batch]):
@@ -246,7 +244,6 @@ def test_gae_with_lambda_and_gamma_one_is_reward_less_value():
     assert advantages.tolist() == pytest.approx(want)
 
 
-@settings(max_examples=40)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=6),
     st.floats(0.0, 1.0),

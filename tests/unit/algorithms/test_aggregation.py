@@ -3,7 +3,7 @@
 import plain_algorithms as plain
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.algorithms.aggregation import AGGREGATIONS, token_weights
@@ -48,7 +48,6 @@ BATCH = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
 @given(BATCH)
 def test_agrees_with_loops(kind, batch):
     mask = [m for row, _ in batch for m in row]
@@ -58,7 +57,6 @@ def test_agrees_with_loops(kind, batch):
 
 
 @pytest.mark.parametrize("kind", ["token_mean", "seq_mean_token_mean", "prompt_mean"])
-@settings(max_examples=30)
 @given(BATCH)
 def test_means_weigh_one_in_all_or_nothing_is_unmasked(kind, batch):
     mask = [m for row, _ in batch for m in row]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, choose, correct
@@ -50,7 +50,6 @@ def test_quantiles_are_right_to_five_percent_of_the_difference(scale, share):
     assert got == pytest.approx(want, rel=0.05, abs=2e-8)
 
 
-@settings(max_examples=30)
 @given(st.integers(0, 40), st.integers(0, 99))
 def test_measurements_of_parts_add_up(cut, seed):
     d = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

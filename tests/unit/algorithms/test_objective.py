@@ -60,7 +60,8 @@ def totals(outputs):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS.names())
 @pytest.mark.parametrize("name", LOSSES.names())
-@settings(max_examples=6)
+# Of each there are forty combinations.
+@settings(max_examples=settings().max_examples // 5)
 @given(data=st.data())
 def test_no_cut_changes_loss_gradient_or_metrics(name, aggregation, data):
     """Any number of ranks and any micro-batch size, through the very functions that cut."""

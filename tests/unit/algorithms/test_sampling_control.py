@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.algorithms.curriculum import CooldownSettings, PassRates, staged_length
@@ -230,7 +230,6 @@ def test_top_entropy_tokens_by_hand():
         top_entropy_mask(entropy, mask, 0.0)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.floats(0.01, 1.0))
 def test_top_entropy_keeps_the_share_and_the_highest(values, share):
     entropy = torch.tensor(values, dtype=torch.float64)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.batching import assign, cost
@@ -26,7 +26,6 @@ def check_invariants(lengths, data_parallel, budget, multiple_of=1):
     return ranks
 
 
-@settings(max_examples=200)
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=60),
     st.integers(1, 8),

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.batching import minibatches
@@ -44,7 +44,6 @@ def test_fewer_sequences_than_minibatches_is_refused_with_the_numbers():
         minibatches([0], 0, seed=0)
 
 
-@settings(max_examples=60)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.integers(1, 8), st.integers(0, 999))
 def test_every_sequence_once_sizes_within_one_and_few_groups_split(group_ids, k, seed):
     if len(group_ids) < k:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.checks.layout import nearest, one_of
@@ -106,7 +106,6 @@ def test_a_sequence_over_the_budget_has_a_microbatch_of_its_own() -> None:
     assert batch.microbatches_of_longest == batch.sequences_per_rank
 
 
-@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 128), min_size=64, max_size=64),
     budget=st.integers(100, 1000),
@@ -139,7 +138,6 @@ def test_description_shows_the_sums() -> None:
     assert "60 steps = 120 optimizer steps, 15,360 sequences" in text
 
 
-@settings(deadline=None)
 @given(value=st.integers(1, 300), divisor=st.integers(1, 40))
 def test_nearest_finds_the_neighbours(value: int, divisor: int) -> None:
     found = nearest(value, lambda n: n % divisor == 0)

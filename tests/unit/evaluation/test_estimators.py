@@ -4,7 +4,7 @@ import math
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.evaluation.estimators import ks_for, maj_at_k, mean_and_errors, pass_at_k
@@ -61,7 +61,6 @@ def test_maj_at_k_by_hand() -> None:
     assert maj_at_k(0, [3], 1, 4) == 0.0
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, 4),
     st.lists(st.integers(1, 3), max_size=3),

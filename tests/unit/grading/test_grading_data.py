@@ -7,14 +7,15 @@ import pytest
 from rlmath.grading import MathGrader
 
 SETS = (
-    "gsm8k_train",
+    # Like the ones after them, and thousands.
+    pytest.param("gsm8k_train", marks=pytest.mark.long),
+    pytest.param("asdiv", marks=pytest.mark.long),
     "gsm8k_test",
     "aime24",
     "amc23",
     "minerva_math",
     "olympiadbench",
     "svamp",
-    "asdiv",
     "mawps",
 )
 
@@ -50,7 +51,9 @@ SWAPS = (
 )
 
 
-@pytest.mark.parametrize("name", ["minerva_math", "olympiadbench", "asdiv"])
+@pytest.mark.parametrize(
+    "name", ["minerva_math", "olympiadbench", pytest.param("asdiv", marks=pytest.mark.long)]
+)
 def test_wrong_after_a_changed_digit_sign_or_name(
     name: str, real_answers: dict[str, list[str]], grader: MathGrader
 ) -> None:

@@ -6,7 +6,7 @@ from functools import reduce
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -46,7 +46,6 @@ def test_is_the_sum_that_it_says(shape: tuple[int, ...], dtype: torch.dtype) -> 
     assert fingerprint(x) == by_definition(x)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 1), st.data())
 def test_parts_add_up(rows: int, columns: int, dim: int, data: st.DataObject) -> None:
     whole = tensor((rows, columns), torch.bfloat16)
