@@ -17,21 +17,12 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from rlmath.actor.group import ActorGroup
-from rlmath.actor.model import ModelSettings
-from rlmath.actor.policy import ActorSettings
-from rlmath.cluster.session import ray_session
-from rlmath.config.schema import ClusterConfig
 from rlmath.model.parallel import Layout
-from rlmath.quickstart import make_tiny_model
-from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineSpec
-from rlmath.weights.fingerprint import compare_fingerprints
-from rlmath.weights.transports import TransportPlan
+
+if TYPE_CHECKING:
+    import torch
 
 LAYOUT = Layout(2, 2, 1)
 # 0.54 billion parameters; small enough to be held by ranks and two engines in 16 GiB.
@@ -56,6 +47,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}: at least one send has to be counted")
+    # Megatron and Ray take seconds to import, which --help and a mistake do not wait for.
+    from rlmath.cluster.session import ray_session
+    from rlmath.config.schema import ClusterConfig
+    from rlmath.quickstart import make_tiny_model
+
     with tempfile.TemporaryDirectory() as folder, ray_session(ClusterConfig(object_store_mib=100)):
         sizes = {} if arguments.tiny else SIZES
         model = make_tiny_model(Path(folder) / "model", **sizes)
@@ -64,6 +60,16 @@ def main() -> None:
 
 def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Start ranks and engines, and send again and again."""
+    import torch
+
+    from rlmath.actor.group import ActorGroup
+    from rlmath.actor.model import ModelSettings
+    from rlmath.actor.policy import ActorSettings
+    from rlmath.rollout.pool import RolloutPool
+    from rlmath.rollout.requests import EngineSpec
+    from rlmath.weights.fingerprint import compare_fingerprints
+    from rlmath.weights.transports import TransportPlan
+
     dtype: torch.dtype = getattr(torch, arguments.dtype)
     settings = ActorSettings(
         model_path=str(model),
@@ -133,6 +139,8 @@ def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str,
 
 
 def _model_bytes(model: Path, dtype: torch.dtype) -> int:
+    import torch
+
     from rlmath.model.spec import read_model_spec
     from rlmath.weights.pieces import hf_shapes
 
@@ -142,6 +150,8 @@ def _model_bytes(model: Path, dtype: torch.dtype) -> int:
 
 def _memcpy_s(num_bytes: int, rounds: int) -> float:
     """Median seconds of one thread's memcpy of so many bytes, all pages there before."""
+    import torch
+
     source, target = (torch.ones(num_bytes, dtype=torch.uint8) for _ in range(2))
     seconds = []
     for _ in range(rounds):

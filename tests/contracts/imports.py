@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +22,12 @@ def imported_names(libraries: tuple[str, ...] = LIBRARIES) -> dict[tuple[str, st
     found: dict[tuple[str, str], set[str]] = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            # Parsing each file takes seconds, and most have none of them.
+            if not re.search(rf"\b(import|from) ({'|'.join(libraries)})\b", text):
+                continue
             where = path.relative_to(ROOT).as_posix()
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            for key in _of_tree(tree, libraries):
+            for key in _of_tree(ast.parse(text), libraries):
                 found.setdefault(key, set()).add(where)
     return {key: sorted(files) for key, files in sorted(found.items())}
 
