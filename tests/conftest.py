@@ -9,6 +9,7 @@ to tests that take minutes and prove more of the same; the plain command leaves 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,6 +31,23 @@ TIER_OF_FOLDER = {
     "faults": "faults",
     "cuda_wheels": "cuda_wheels",
 }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``--dist loadfile``: a file's tests stay in one process, with the fixtures that they share.
+    All contracts do, so that only one process imports Megatron and vLLM. They do it in functions.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = "tests/contracts/"
+            return folder if nodeid.startswith(folder) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 def tier_of(path: Path) -> str:

@@ -19,7 +19,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from rlmath.actor.context import ContextClass, ContextSeqParams
+from rlmath.actor.context import ContextClass
 from rlmath.device.cpu_ops import rms_norm
 
 # Sequences are padded together while the shortest is at least this share of the longest: few
@@ -50,6 +50,13 @@ class LengthClassedSeqParams(PackedSeqParams):
     """Packed-sequence parameters with the rectangles that :class:`PackedAttention` works on."""
 
     length_classes: list[LengthClass] = field(default_factory=list)
+
+
+@dataclass
+class ContextSeqParams(PackedSeqParams):
+    """Packed-sequence parameters with what ``PackedAttention`` does under context parallelism."""
+
+    context_classes: list[ContextClass] = field(default_factory=list)
 
 
 def length_classes(lengths: list[int], device: torch.device) -> list[LengthClass]:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 
@@ -58,13 +57,6 @@ class ContextClass:
     def to(self, device: torch.device) -> ContextClass:
         """The same on another device."""
         return ContextClass(self.queries.to(device), self.keys.to(device), self.mask.to(device))
-
-
-@dataclass
-class ContextSeqParams(PackedSeqParams):
-    """Packed-sequence parameters with what ``PackedAttention`` does under context parallelism."""
-
-    context_classes: list[ContextClass] = field(default_factory=list)
 
 
 def _owners(sizes: Sequence[int], contexts: int) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlmath.actor.attention import LengthClassedSeqParams, length_classes
 from rlmath.actor.context import (
-    ContextSeqParams,
     ContextShare,
     context_classes,
     context_share,
@@ -145,6 +143,8 @@ def _cat(pieces: list[Tensor]) -> Tensor:
 
 def _packed_seq_params(sizes: list[int], platform: Platform, contexts: int, cp_rank: int) -> Any:
     from megatron.core.packed_seq_params import PackedSeqParams
+
+    from rlmath.actor.attention import ContextSeqParams, LengthClassedSeqParams, length_classes
 
     device = platform.torch_device
     ends = torch.tensor([0, *sizes]).cumsum(0).to(device, torch.int32)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
 
 from rlmath.actor import parallel
 from rlmath.device import Platform
@@ -20,6 +19,8 @@ def test_no_gloo_group_is_made_beside_megatrons_own(
 ) -> None:
     """Each of them costs every process a thread and a rendezvous, and nothing uses them: optimizer
     and checkpoints are built without (``use_gloo_process_groups=False``, a group of their own)."""
+    from megatron.core import parallel_state, tensor_parallel
+
     given: dict[str, Any] = {}
     monkeypatch.setattr(parallel_state, "initialize_model_parallel", lambda **k: given.update(k))
     monkeypatch.setattr(tensor_parallel, "model_parallel_cuda_manual_seed", lambda _: None)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
 from rlmath.actor.fusions import fusion_settings
 from rlmath.actor.layers import keep_one_rotary_table
@@ -168,6 +167,8 @@ def test_fused_adam_is_transformer_engines() -> None:
 
 def test_one_table_of_rotary_angles_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every micro-batch has another longest sequence; Megatron keeps 32 tables."""
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
     assert "lru_cache" in inspect.getsource(RotaryEmbedding.forward.__wrapped__)
     monkeypatch.setattr(  # Its own takes the angles to the GPU.
         RotaryEmbedding, "get_emb", lambda self, n, _: torch.arange(n)[:, None] * self.inv_freq

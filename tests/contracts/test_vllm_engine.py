@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from vllm.engine import arg_utils
-from vllm.platforms import interface
-from vllm.platforms.interface import Platform
 
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.engine_arguments import vllm_arguments
@@ -222,18 +218,19 @@ def spec(device: Any, width: int, model: str = "model", **fields: Any) -> Engine
     )
 
 
-class CudaNames(Platform):
-    """vLLM's names of devices, as its CUDA platforms take them from their common base."""
-
-    device_name = "cuda"
-    device_control_env_var = "CUDA_VISIBLE_DEVICES"
-
-
 @pytest.fixture
-def cuda_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def cuda_names(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's names of devices, as its CUDA platforms take them from their common base."""
+    from vllm.engine import arg_utils
+    from vllm.platforms import interface
+
+    class CudaNames(interface.Platform):
+        device_name = "cuda"
+        device_control_env_var = "CUDA_VISIBLE_DEVICES"
+
     monkeypatch.setattr(arg_utils, "current_platform", CudaNames)
     monkeypatch.setattr(interface, "_assigned_physical_gpu_ids", None)
-    yield monkeypatch
+    return CudaNames
 
 
 @pytest.mark.parametrize(
@@ -242,27 +239,33 @@ def cuda_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     ids=["Ray sets nothing", "the node has half of its GPUs", "the engine's own"],
 )
 def test_an_engine_finds_its_gpus_by_their_numbers_on_the_node(
-    cuda_names: pytest.MonkeyPatch, visible: str | None, of_torch: list[int]
+    cuda_names: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    of_torch: list[int],
 ) -> None:
     """``device_ids`` as strings name GPUs of the node, whatever CUDA_VISIBLE_DEVICES hides, and the
     worker of rank r takes the r-th of them; ``worker_gpu`` finds its number again."""
-    cuda_names.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    from vllm.platforms import interface
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
-        cuda_names.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     arguments = vllm_arguments(spec("cuda", 2, device_ids=("6", "4")))
     assert arguments.distributed_executor_backend == "mp"
     assigned = arguments._resolve_device_ids()
     assert assigned == [6, 4]
     interface.set_assigned_physical_gpu_ids(assigned)
-    ordinals = [CudaNames.logical_device_id_to_visible_device_id(rank) for rank in range(2)]
+    ordinals = [cuda_names.logical_device_id_to_visible_device_id(rank) for rank in range(2)]
     assert ordinals == of_torch
-    found = [CudaNames.visible_device_id_to_physical_device_id(ordinal) for ordinal in ordinals]
+    found = [cuda_names.visible_device_id_to_physical_device_id(ordinal) for ordinal in ordinals]
     assert found == [6, 4]
 
 
-def test_numbers_would_be_places_among_the_visible_gpus(cuda_names: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("cuda_names")
+def test_numbers_would_be_places_among_the_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why ``device_ids`` are strings."""
-    cuda_names.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     arguments = vllm_arguments(spec("cuda", 2, device_ids=("2", "3")))
     assert arguments._resolve_device_ids() == [2, 3]
     arguments.device_ids = [2, 3]

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 import yaml
 from torch import Tensor
-from vllm.distributed.weight_transfer import packed_tensor
 
 from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
@@ -29,7 +28,6 @@ from rlmath.rollout.engine import RolloutEngine
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.sync_memory import sync_buffer_bytes
 from rlmath.weights.transports import connect
-from rlmath.weights.transports.vllm_source import GatheredSource
 from tests.contracts.contract import Row, check, parametrized
 from tests.contracts.fake_cuda import FakeCuda, LiveBytes, Races
 from tests.contracts.vllm_worker import join, plan_for
@@ -49,6 +47,8 @@ PRESETS = {
 
 @pytest.fixture
 def cuda() -> Iterator[FakeCuda]:
+    from vllm.distributed.weight_transfer import packed_tensor
+
     yield FakeCuda()
     packed_tensor._get_streams.cache_clear()
 
@@ -108,6 +108,8 @@ def test_tensors_of_any_size_arrive_twice(
 def test_what_vllm_does_not_take() -> None:
     """A tensor whose place is no multiple of its element's size cannot be unpacked. The weights are
     of one type, so every place is; a second type (float32 routers, say) would need padding."""
+    from vllm.distributed.weight_transfer import packed_tensor
+
     packed = torch.zeros(5, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="storage_offset"):
         packed_tensor.unpack_tensor(
@@ -159,6 +161,8 @@ def test_a_rank_that_only_sends_changes_its_weights_after_they_are_sent(
     monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
 ) -> None:
     """vLLM gives such a rank no tensors, and waits for its current stream only."""
+    from rlmath.weights.transports.vllm_source import GatheredSource
+
     cuda.install(monkeypatch, "cpu")
     gatherer, model = gatherer_of(monkeypatch, DENSE, 2, 0.01)
     for method in ("broadcast", "isend", "irecv"):

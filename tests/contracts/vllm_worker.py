@@ -13,14 +13,6 @@ import ray
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing import reductions
-from vllm.distributed.weight_transfer import (
-    WeightTransferEngineFactory,
-    nccl_engine,
-    packed_tensor,
-)
-
-# They load much, which must not happen while CUDA is played.
-from vllm.model_executor.model_loader import mtp_validation, reload  # noqa: F401
 
 from rlmath.weights import transports
 from rlmath.weights.transports import TransportPlan
@@ -44,6 +36,8 @@ class Worker:
         self._loaded: dict[str, Tensor] = {}
         self.keeps = True
         self.channels: list[Channel] = []
+        from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
         model = nn.Module()
         model.load_weights = self._load  # type: ignore[assignment]
         config = SimpleNamespace(backend=backend)
@@ -115,6 +109,11 @@ def join(patch: pytest.MonkeyPatch, backend: str, cuda: FakeCuda, device: str) -
 
     Its ``channels`` are the communicators that the trainer has opened, in order.
     """
+    from vllm.distributed.weight_transfer import nccl_engine, packed_tensor
+
+    # They load much, which must not happen while CUDA is played.
+    from vllm.model_executor.model_loader import mtp_validation, reload  # noqa: F401
+
     cuda.install(patch, device)
     packed_tensor._get_streams.cache_clear()
     # A trainer's buffer goes when it and the worker have let go of it.
