@@ -8,10 +8,13 @@ to tests that take minutes and prove more of the same; the plain command leaves 
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.expression import Expression
 from hypothesis import HealthCheck, settings
 
 # Random cases are not judged by the clock: a busy machine draws them slowly.
@@ -56,6 +59,24 @@ def tier_of(path: Path) -> str:
     if folder not in TIER_OF_FOLDER:
         raise pytest.UsageError(f"tests/{folder} has no tier: name one in tests/conftest.py")
     return TIER_OF_FOLDER[folder]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Folders of tiers that ``-m`` leaves out are not imported: Ray, Megatron and vLLM take each
+    worker ten seconds."""
+    chosen = config.getoption("markexpr")
+    if not chosen or collection_path.parent != ROOT or not collection_path.is_dir():
+        return None
+    tiers = set(TIER_OF_FOLDER.values())
+    own = TIER_OF_FOLDER.get(collection_path.name)
+    others = sorted({*re.findall(r"\w+", chosen)} - tiers - {"and", "or", "not"})
+    expression = Expression.compile(chosen)
+    # A test of the folder may have any of the markers that are no tiers.
+    for held in itertools.product((True, False), repeat=len(others)):
+        has = {own: True, **dict(zip(others, held, strict=True))}
+        if expression.evaluate(lambda name, has=has, **_: has.get(name, False)):
+            return None
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
