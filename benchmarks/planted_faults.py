@@ -1,0 +1,165 @@
+"""Faults in a running engine, and what gate and fingerprints say of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlmath.algorithms.mismatch import measure
+from rlmath.commands.selfcheck import parts
+from rlmath.commands.selfcheck.node import Node
+from rlmath.errors import WeightsError
+from rlmath.rollout.weight_sync import compare_weights, sync_weights
+from rlmath.training.session import Session, open_session
+
+SAMPLES = 32
+
+
+def margins_of(name: str, folder: Path, dtype: str, made: str) -> list[dict[str, Any]]:
+    """All rows of one model in one type.
+
+    Args:
+        name: In the rows.
+        folder: Hugging Face folder of the model.
+        dtype: ``model.dtype``.
+        made: A folder for the run's files.
+    """
+    node = Node("cpu", 0, "", 0.0, str(folder), made)
+    overrides = [f"model.dtype={dtype}", "actor.optimizer.lr=2e-4", "actor.tensor_parallel=2"]
+    config = parts.settings(node, f"{name}-{dtype}", 0, overrides)
+    with open_session(config, optimizer=config.actor.optimizer) as session:
+        return list(Margins(name, node, dtype, session).rows())
+
+
+# -- faults: each runs in a vLLM worker --------------------------------------------------------
+
+
+def rms_epsilon(worker: Any) -> None:
+    """RMS epsilon 1e-5 instead of 1e-6."""
+    for module in worker.model_runner.get_model().modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 1e-5
+
+
+def rms_epsilon_back(worker: Any) -> None:
+    for module in worker.model_runner.get_model().modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 1e-6
+
+
+def rope_theta(worker: Any, theta: float = 12000.0) -> None:
+    """Rotary embeddings of another base frequency."""
+    seen = set()
+    for module in worker.model_runner.get_model().modules():
+        cache = getattr(module, "cos_sin_cache", None)
+        if cache is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        half = cache.shape[1] // 2
+        inverse = theta ** -(torch.arange(half).float() / half)
+        angles = torch.outer(torch.arange(cache.shape[0]).float(), inverse)
+        cache.copy_(torch.cat([angles.cos(), angles.sin()], 1).to(cache.dtype))
+
+
+def rope_theta_back(worker: Any) -> None:
+    rope_theta(worker, 10000.0)
+
+
+def bit_flip(worker: Any) -> None:
+    """The highest bit of one mantissa in the packed matrix of gate and up."""
+    _change_packed(worker, "model.layers.1.mlp.gate_up_proj", _flip)
+
+
+def swapped(worker: Any) -> None:
+    """Gate and up of one layer change places while the engine packs."""
+    _change_packed(worker, "model.layers.1.mlp.gate_up_proj", lambda w: w.roll(w.shape[0] // 2, 0))
+
+
+def _flip(weight: torch.Tensor) -> torch.Tensor:
+    integers, bit = (torch.int32, 22) if weight.element_size() == 4 else (torch.int16, 6)
+    weight.view(integers)[3, 5] ^= 1 << bit
+    return weight
+
+
+def _change_packed(worker: Any, name: str, change: Callable[[Any], Any]) -> None:
+    from rlmath.weights.transports.cpu_load import _pack
+    from rlmath.weights.transports.packed import columns_of
+
+    module = dict(worker.model_runner.get_model().named_modules())[name]
+    columns = columns_of(module, module.input_size_per_partition, module.weight.dtype)
+    weight = torch.cat([part for _, part in columns], 1).contiguous().clone()
+    with torch.inference_mode():
+        _pack(module, "weight", [change(weight)])
+
+
+# ----------------------------------------------------------------------------------------------
+
+
+class Margins:
+    """One model in one type, in ranks and an engine."""
+
+    def __init__(self, name: str, node: Node, dtype: str, session: Session) -> None:
+        self.name, self.node, self.dtype, self.session = name, node, dtype, session
+        self.pool, self.actor = session.sampling.pool, session.actor
+        self.step = 0
+
+    def row(self, case: str) -> dict[str, Any]:
+        """What gate and fingerprints say of the engine as it is now."""
+        self.step += 1
+        wanted = parts.requests(self.node, SAMPLES, step=self.step)
+        batch = parts.as_batch(wanted, parts.sample(self.pool, wanted))
+        usual, _ = self.actor.log_probs(batch)
+        noisy, _ = self.actor.log_probs(batch, noise_seed=self.step)
+        found, noise = measure(usual, batch.engine_log_probs), measure(usual, noisy)
+        try:
+            named = f"all {compare_weights(self.actor, self.pool)} equal"
+        except WeightsError as error:
+            named = str(error)
+        excess = found.metrics()["mean_exp_abs_diff"] - 1
+        noise_excess = noise.metrics()["mean_exp_abs_diff"] - 1
+        row = {
+            "model": self.name,
+            "dtype": self.dtype,
+            "case": case,
+            "excess": excess,
+            "max": found.abs_max,
+            "noise_excess": noise_excess,
+            "noise_max": noise.abs_max,
+            "ratio": excess / noise_excess,
+            "max_ratio": found.abs_max / noise.abs_max,
+            "fingerprints": named[:150],
+        }
+        print(json.dumps(row), flush=True)
+        return row
+
+    def update(self) -> None:
+        """One optimizer step of the actor, which the engine does not get."""
+        wanted = parts.requests(self.node, SAMPLES, step=1000 + self.step)
+        batch = parts.as_batch(wanted, parts.sample(self.pool, wanted))
+        parts.update(self.actor, batch)
+
+    def sync(self) -> None:
+        sync_weights(self.actor, self.pool, self.pool.weights_version + 1)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Healthy weights at three versions, then each fault."""
+        self.sync()
+        yield self.row("healthy")
+        for _ in range(2):
+            self.update()
+            self.sync()
+            yield self.row("healthy, updated")
+        for fault, back in ((rms_epsilon, rms_epsilon_back), (rope_theta, rope_theta_back)):
+            self.pool.call_workers(fault)
+            yield self.row(str(fault.__doc__))
+            self.pool.call_workers(back)
+        for fault in (bit_flip, swapped):
+            self.pool.call_workers(fault)
+            yield self.row(str(fault.__doc__))
+            self.sync()
+        self.update()
+        yield self.row("stale: one update of lr 2e-4 did not arrive")
