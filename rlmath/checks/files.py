@@ -15,7 +15,12 @@ from rlmath.checks.benchmarks import data_of
 from rlmath.checks.data_rows import peek_rows
 from rlmath.checks.layout import GIB
 from rlmath.checks.machine import Machine, existing_parent
-from rlmath.checks.weight_files import broken_json_files, broken_weight_files, weights_misfit
+from rlmath.checks.weight_files import (
+    broken_json_files,
+    broken_weight_files,
+    tokenizer_misfit,
+    weights_misfit,
+)
 from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
@@ -47,9 +52,9 @@ def model_folder(config: Config) -> Iterator[str]:
     yield from (f"model.path={path}: the folder lacks {one}" for one in missing)
     yield from (f"model.path={path}: {problem}" for problem in broken)
     if path != TINY and not missing and not broken:
-        misfit = weights_misfit(Path(path))
-        if misfit is not None:
-            yield f"model.path={path}: {misfit}"
+        for misfit in (weights_misfit(Path(path)), tokenizer_misfit(Path(path))):
+            if misfit is not None:
+                yield f"model.path={path}: {misfit}"
     expected = config.model.architecture
     if expected is not None and expected != model.architecture:
         yield (

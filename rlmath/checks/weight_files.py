@@ -6,16 +6,20 @@ By their headers alone: quick even for a large model.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlmath.errors import UserError
 from rlmath.model.spec import read_model_spec
-from rlmath.weights.pieces import first_of, misfits
+from rlmath.weights.model_folder import INDEX_FILE, listed_files
+from rlmath.weights.pieces import EMBEDDING, HEAD, UNTIED_HEAD, first_of, misfits
 
 # The header's length stands in the first bytes, little-endian.
 _LENGTH_BYTES = 8
 # Of a tensor, as safetensors name them.
 TYPES = ("F64", "F32", "F16", "BF16")
+# What is compared of two large tensors.
+_BLOCK_BYTES, _BLOCKS = 2**20, 256
 
 
 def broken_weight_files(folder: Path) -> list[str]:
@@ -41,35 +45,98 @@ def weights_misfit(folder: Path) -> str | None:
     """How tensors in whole files differ from what config.json says, or what is wrong with that."""
     try:
         spec = read_model_spec(folder)
+        files = sorted(set(listed_files(folder).values()))
     except UserError as error:
         return str(error)
-    if not all(file.is_file() for file in _model_files(folder)):
-        return "there is neither model.safetensors nor model.safetensors.index.json with its files"
-    found: dict[str, tuple[int, ...]] = {}
-    other: list[str] = []
-    for file in _model_files(folder):
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-            header = json.loads(stream.read(length))
-        tensors = {name: entry for name, entry in header.items() if name[:2] != "__"}
-        found |= {name: tuple(entry["shape"]) for name, entry in tensors.items()}
-        # Whole numbers would be taken for weights, without a word.
-        other += [
-            f"{n} has type {e['dtype']}" for n, e in tensors.items() if e["dtype"] not in TYPES
-        ]
+    found: dict[str, _Tensor] = {}
+    for file in files:
+        if not (folder / file).is_file():
+            return f"{file}, which {INDEX_FILE} lists, is missing"
+        found |= _tensors(folder / file)
+    # Whole numbers would be taken for weights, without a word.
+    other = [
+        f"{name} has type {one.dtype}" for name, one in found.items() if one.dtype not in TYPES
+    ]
     if other:
         return f"weights have to be of type {', '.join(TYPES)}, and {first_of(sorted(other))}"
-    problems = misfits(spec, found)
-    return f"the weights are not those of config.json: {first_of(problems)}" if problems else None
+    problems = misfits(spec, {name: one.shape for name, one in found.items()})
+    if problems:
+        return f"the weights are not those of config.json: {first_of(problems)}"
+    if spec.tied and HEAD in found and _differ(found[EMBEDDING], found[HEAD]):
+        return UNTIED_HEAD
+    return None
 
 
-def _model_files(folder: Path) -> list[Path]:
-    """Those that are read; other safetensors may lie beside them."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return [folder / name for name in sorted(set(where.values()))]
-    return [folder / "model.safetensors"]
+def tokenizer_misfit(folder: Path) -> str | None:
+    """Whether the tokenizer gives ids that the embedding has no row for.
+
+    An engine would fail at the first such token, again and again.
+    """
+    try:
+        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        vocabulary = tokenizer["model"]["vocab"]
+        # By token in most tokenizers; in Unigram a list, in which the place is the id.
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        added = {one["id"]: one["content"] for one in tokenizer.get("added_tokens", ())}
+        largest = max((*ids, *added), default=-1)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # Another form; transformers reads it later.
+    rows = read_model_spec(folder).vocab
+    if largest < rows:
+        return None
+    name = f", {added[largest]!r}" if largest in added else ""
+    return (
+        f"tokenizer.json has ids up to {largest}{name}, and the embedding has {rows} rows "
+        "(vocab_size in config.json); take the tokenizer that was published with the model, or add "
+        "rows with resize_token_embeddings of transformers"
+    )
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor's entry in a file's header, and where its bytes are."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def _tensors(file: Path) -> dict[str, _Tensor]:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        header = json.loads(stream.read(length))
+    data = _LENGTH_BYTES + length
+    return {
+        name: _Tensor(
+            file,
+            entry["dtype"],
+            tuple(entry["shape"]),
+            *(data + offset for offset in entry["data_offsets"]),
+        )
+        for name, entry in header.items()
+        if name[:2] != "__"
+    }
+
+
+def _differ(first: _Tensor, second: _Tensor) -> bool:
+    """Whether two tensors of one shape differ in the bytes that are looked at.
+
+    Of large ones that is a part; ``load_from_hf`` compares all of them.
+    """
+    if first.dtype != second.dtype:
+        return False
+    size = first.end - first.begin
+    step = max(_BLOCK_BYTES, size // _BLOCKS)
+    with first.file.open("rb") as one, second.file.open("rb") as other:
+        for place in range(0, size, step):
+            one.seek(first.begin + place)
+            other.seek(second.begin + place)
+            count = min(_BLOCK_BYTES, size - place)
+            if one.read(count) != other.read(count):
+                return True
+    return False
 
 
 def _problem(file: Path) -> str | None:

@@ -19,6 +19,7 @@ from rlmath.model.folder import TINY
 # What config.json may say of the weights' type.
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 CONFIG_FILE = "config.json"
+ADAPTER_FILE = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if (Path(folder) / ADAPTER_FILE).is_file():
+            raise ModelError(_adapter(Path(folder))) from None
         raise ModelError(
             f"no config.json in {folder}: a Hugging Face model folder has config.json, "
             "*.safetensors and a tokenizer"
@@ -189,6 +192,19 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelError(f"{path} holds a {type(config).__name__}, not an object")
     return config
+
+
+def _adapter(folder: Path) -> str:
+    try:
+        base = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))
+        name = base["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        name = "another model"
+    return (
+        f"{folder} holds a LoRA adapter of {name}, not a model: merge it with peft "
+        "(AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()) "
+        "and give the merged folder with its tokenizer"
+    )
 
 
 def read_model_spec(folder: str | Path) -> ModelSpec:
@@ -232,6 +248,11 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
     # Published files say num_experts, transformers 5 saves num_local_experts.
     key = "num_experts" if fields.given.get("num_experts") is not None else "num_local_experts"
     experts = fields.whole(key) if family.moe else 0
+    if experts and fields.whole("num_experts_per_tok") == 1 and fields.flag("norm_topk_prob"):
+        raise ModelError(
+            "num_experts_per_tok is 1 with norm_topk_prob: the weight of the one chosen expert is "
+            "always 1, so its router cannot learn; models of this kind are not supported"
+        )
     has_window = family.sliding_window and fields.given.get("sliding_window") is not None
     return ModelSpec(
         architecture=fields.architecture(),
@@ -304,8 +325,9 @@ def _refuse_unsupported(fields: _Fields, family: Family) -> None:
             raise ModelError(
                 f"{option} is true; {', '.join(family.architectures)} is supported without it"
             )
-    if "sliding_attention" in (given.get("layer_types") or ()):
-        raise ModelError("layer_types has sliding_attention; only full attention is supported")
+    other = sorted(set(given.get("layer_types") or ()) - {"full_attention"})
+    if other:
+        raise ModelError(f"layer_types has {', '.join(other)}; only full_attention is supported")
     if given.get("quantization_config"):
         raise ModelError("quantization_config is set; train from unquantized weights")
     # transformers takes it for an attribute of torch.

@@ -14,6 +14,7 @@ from typing import Any
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
+from rlmath.errors import WeightsError
 from rlmath.rollout.engine_arguments import cache_folders
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop
@@ -149,8 +150,17 @@ class RolloutEngine:
 
         Raises:
             RuntimeError: The prefix cache could not be reset.
+            WeightsError: Tensors were not sent. A new attempt would not send them either.
         """
-        self._loop.rpc("finish_weight_update")
+        from rlmath.weights.transports.engine_parts import UNSENT
+
+        try:
+            self._loop.rpc("finish_weight_update")
+        except Exception as error:
+            _, begin, missing = str(error).partition(UNSENT)
+            if not begin:
+                raise
+            raise WeightsError(f"engine {self._index}: {begin}{missing}") from None
 
         def renew(engine: Any) -> None:
             if not engine.reset_prefix_cache():

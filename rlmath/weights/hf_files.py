@@ -21,6 +21,7 @@ from rlmath.weights.model_folder import (
     SINGLE_FILE,
     TOKENIZER_FILES,
     check_target,
+    listed_files,
     new_partial,
     put_in_place,
     sync,
@@ -44,28 +45,23 @@ class HfFolderReader:
         folder: Holds ``model.safetensors``, or ``model.safetensors.index.json`` and its shards.
 
     Raises:
-        WeightsError: There are no safetensors, a shard is missing or cut off, or the index names a
-            tensor that its shard does not have.
+        WeightsError: As :func:`listed_files`; or a shard is missing or cut off, or the index names
+            a tensor that its shard does not have.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
-        index = self.folder / INDEX_FILE
-        if index.is_file():
-            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        elif (self.folder / SINGLE_FILE).is_file():
+        listed = listed_files(self.folder)
+        if not (self.folder / INDEX_FILE).is_file():
             listed = dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE)
-        else:
-            raise WeightsError(
-                f"{self.folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; save the model with "
-                "transformers' save_pretrained, which writes safetensors"
-            )
         held = {file: set(self._open(file).keys()) for file in sorted(set(listed.values()))}
         for name, file in listed.items():
             if name not in held[file]:
-                raise WeightsError(f"{index} says that {name} is in {file}; it is not")
+                raise WeightsError(
+                    f"{self.folder / INDEX_FILE} says that {name} is in {file}; it is not"
+                )
         self._file_of = dict(listed)
 
     def _open(self, file: str) -> Any:

@@ -21,7 +21,7 @@ from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter
 from rlmath.weights.parameters import local_parameters
-from rlmath.weights.pieces import first_of, misfits
+from rlmath.weights.pieces import EMBEDDING, HEAD, UNTIED_HEAD, first_of, misfits
 
 
 @torch.no_grad()
@@ -46,14 +46,23 @@ def load_from_hf(
 
     Raises:
         WeightsError: A tensor is missing, unknown, or of another shape, in the files or in the
-            model; the message names it.
+            model, or holds NaN or infinity; the message names it.
     """
     with HfFolderReader(folder) as reader:
         check_folder(reader, spec)
+        head = spec.tied and HEAD in reader.names()
         for parameter in local_parameters(model_chunks, spec, parallel):
             filled = 0
             for piece in parameter.layout.pieces:
-                rows = reader.read(piece.hf_name, piece.dim, piece.hf_start, piece.length)
+                run = (piece.dim, piece.hf_start, piece.length)
+                rows = reader.read(piece.hf_name, *run)
+                if not rows.isfinite().all():
+                    raise WeightsError(
+                        f"{piece.hf_name} in {folder} holds NaN or infinity; take the files that "
+                        "were published, or an earlier checkpoint"
+                    )
+                if head and piece.hf_name == EMBEDDING and not rows.equal(reader.read(HEAD, *run)):
+                    raise WeightsError(f"{folder}: {UNTIED_HEAD}")
                 parameter.tensor.narrow(piece.dim, piece.local_start, piece.length).copy_(rows)
                 filled += piece.length
             dim = parameter.layout.pieces[0].dim if parameter.layout.pieces else 0

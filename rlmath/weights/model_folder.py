@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import fnmatch
+import json
 import os
 import secrets
 import shutil
 import socket
 from pathlib import Path
 
-from rlmath.errors import UserError
+from rlmath.errors import UserError, WeightsError
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -47,6 +48,39 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 class Foreign(UserError):
     """A folder holds what replacing it would delete."""
+
+
+def listed_files(folder: Path) -> dict[str, str]:
+    """The file of each tensor that the index lists; without an index ``model.safetensors`` alone,
+    under an empty name.
+
+    Raises:
+        WeightsError: There are no safetensors; the index is not one; or there is an index of other
+            files beside ``model.safetensors``, where transformers would read the one and vLLM the
+            others.
+    """
+    index, single = folder / INDEX_FILE, folder / SINGLE_FILE
+    if not index.is_file():
+        if single.is_file():
+            return {"": SINGLE_FILE}
+        raise WeightsError(
+            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; save the model with "
+            "transformers' save_pretrained, which writes safetensors"
+        )
+    try:
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = set(listed.values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(
+            f"{index} cannot be read ({type(error).__name__}: {error}): it has to be a JSON object "
+            "with weight_map, the file of each tensor; fetch it again"
+        ) from None
+    if single.is_file() and files != {SINGLE_FILE}:
+        raise WeightsError(
+            f"{folder} has both {SINGLE_FILE} and {INDEX_FILE}, which lists {len(files)} other "
+            "files: transformers reads the first, vLLM those of the index; remove one of the two"
+        )
+    return dict(listed)
 
 
 def foreign_entries(folder: Path) -> list[str]:

@@ -14,6 +14,14 @@ from rlmath.errors import WeightsError
 from rlmath.model.families import Entry, HfTensor, Rule
 from rlmath.model.spec import ModelSpec
 
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+UNTIED_HEAD = (
+    f"config.json says tie_word_embeddings=true, and {HEAD} in the files differs from {EMBEDDING}: "
+    "transformers and vLLM would compute with it; set tie_word_embeddings to false, or remove the "
+    "tensor"
+)
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -70,8 +78,8 @@ def misfits(spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> list[str]:
     expected = hf_shapes(spec)
     ignored = spec.family.ignored_suffixes
     if spec.tied:
-        # Some files hold the tied output layer a second time; transformers and vLLM skip it too.
-        ignored = (*ignored, "lm_head.weight")
+        # Some files hold the tied output layer a second time. That it is the same is checked.
+        ignored = (*ignored, HEAD)
     present = {name for name in found if not name.endswith(ignored)}
     return [
         *(f"{n} {expected[n]} is missing" for n in expected if n not in present),

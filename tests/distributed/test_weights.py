@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rlmath.model.parallel import Layout
@@ -265,6 +268,30 @@ def test_a_right_model_is_aligned(
     assert difference is None
     assert message == "good"
     assert found[1:] == [None] * 3
+
+
+@pytest.mark.parametrize("damage", ["nan", "inf", "untied"])
+def test_weights_that_no_model_has_are_named(
+    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, damage: str
+) -> None:
+    """By the ranks that read them: here those of one stage, and one tensor rank of two."""
+    folder = tmp_path / damage
+    shutil.copytree(folders["qwen2_tied"], folder)
+    tensors = _read(folder)
+    if damage == "untied":
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        assert ranks.call("refused", str(folder), Case(tp=2, pp=2)) == [None] * 4
+        # Of the last row: the second tensor rank's, on the first stage and on the last.
+        tensors["lm_head.weight"][-1, 3] += 1.0
+        said, by = "tie_word_embeddings to false", [1, 3]
+    else:
+        tensors["model.layers.3.mlp.down_proj.weight"][0, -1] = float(damage)
+        said, by = "model.layers.3.mlp.down_proj.weight in .* holds NaN or infinity", [3]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    messages = ranks.call("refused", str(folder), Case(tp=2, pp=2))
+    assert [rank for rank, message in enumerate(messages) if message is not None] == by
+    assert all(re.search(said, messages[rank]) for rank in by)
 
 
 FAULTS = {

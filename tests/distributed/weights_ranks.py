@@ -347,6 +347,21 @@ def _written(gatherer: Any) -> dict[str, Tensor]:
     return result
 
 
+def refused(folder: str, case: Case) -> str | None:
+    """Why a rank does not take the folder's weights; ``None``: it does."""
+    from rlmath.errors import WeightsError
+    from rlmath.model.rank_layout import ParallelRank
+    from rlmath.model.spec import read_model_spec
+    from rlmath.weights.megatron import load_from_hf
+
+    chunks = _build(folder, case)
+    try:
+        load_from_hf(chunks, folder, read_model_spec(folder), ParallelRank.from_megatron())
+    except WeightsError as error:
+        return str(error)
+    return None
+
+
 def own_shards(folder: str, case: Case) -> list[tuple[str, int | None, Tensor]] | str:
     """What this rank would send by vLLM's many-to-many backend, or why it cannot."""
     from rlmath.errors import UserError

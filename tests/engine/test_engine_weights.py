@@ -161,7 +161,7 @@ def test_a_missing_tensor_is_named_and_the_engine_samples_no_more(
     incomplete = _Without(reference, "model.layers.2.mlp.down_proj.weight")
     with RolloutPool(log_dir_spec, num_engines=1, stall_timeout_s=120) as pool:
         sender = start_sender(pool, incomplete)  # type: ignore[arg-type]
-        with pytest.raises(Exception, match=r"layers\.2\.mlp\.down_proj\.weight"):
+        with pytest.raises(WeightsError, match=r"engine 0: .*layers\.2\.mlp\.down_proj\.weight"):
             send(sender, pool)
         with pytest.raises(Exception, match="no valid weights"):
             list(pool.generate(make_requests(random_prompts(1, 10), samples=1)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlmath.errors import UserError
+
 
 class EngineClient:
     """vLLM's ``VLLMWeightSyncClient`` over the pool's engines; every call goes to all of them.
@@ -57,4 +59,10 @@ class EngineClient:
                 getattr(engine, method).remote(argument)
                 for engine, argument in zip(self._engines, arguments, strict=True)
             ]
-        ray.get(calls)
+        try:
+            ray.get(calls)
+        except ray.exceptions.RayTaskError as error:
+            # Its own message, which a user can act on, without the way that it came.
+            if isinstance(error.cause, UserError):
+                raise error.cause from None
+            raise

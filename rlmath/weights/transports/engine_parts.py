@@ -12,6 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+# How an engine begins to say that tensors did not come; a worker process passes text alone.
+UNSENT = "the weight update left"
+
 
 @dataclass(frozen=True)
 class Part:

@@ -20,8 +20,10 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from rlmath.errors import WeightsError
 from rlmath.weights.buckets import BucketTensor, TensorMeta, view_in_buffer
 from rlmath.weights.transports.cpu_load import CpuLoader
+from rlmath.weights.transports.engine_parts import UNSENT
 from rlmath.weights.transports.segments import map_copy_on_write, map_writable, open_segment
 
 
@@ -109,7 +111,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         """Put the new weights in place.
 
         Raises:
-            RuntimeError: The trainer did not send all parameters.
+            WeightsError: The trainer did not send all parameters.
         """
         if self._straight is not None:
             missing = sorted(self._straight.missing)
@@ -117,8 +119,8 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
             finalize_layerwise_reload(self.model, self.model_config)
             missing = sorted(self._expected - self._loaded)
         if missing:
-            raise RuntimeError(
-                f"the weight update left {len(missing)} tensors as they were: "
+            raise WeightsError(
+                f"{UNSENT} {len(missing)} tensors as they were, which the actor did not send: "
                 f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
             )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,23 @@ from safetensors.torch import save_file
 from rlmath.checks.weight_files import (
     broken_json_files,
     broken_weight_files,
+    tokenizer_misfit,
     weights_misfit,
 )
+from rlmath.errors import WeightsError
+from rlmath.model.spec import model_spec
+from rlmath.weights.hf_files import HfFolderReader
+from rlmath.weights.pieces import hf_shapes
+
+SMALL_TIED = QWEN_1_5B | {
+    "num_hidden_layers": 1,
+    "hidden_size": 1024,
+    "intermediate_size": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2_000,
+    "tie_word_embeddings": True,
+}
 
 
 @pytest.fixture
@@ -58,6 +75,67 @@ def test_weights_of_another_model_or_type_are_named(tmp_path: Path) -> None:
     header = b'{"model.norm.weight": {"dtype": "I32", "shape": [1536], "data_offsets": [0, 0]}}'
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     assert "model.norm.weight has type I32" in (weights_misfit(folder) or "")
+
+
+@pytest.mark.parametrize("changed", [None, 0, 999_999, 2_047_999])
+def test_a_tied_output_layer_that_differs_is_named(tmp_path: Path, changed: int | None) -> None:
+    """The first element, one in the middle, and the last."""
+    folder = write_model_folder(tmp_path, SMALL_TIED)
+    rows, columns = SMALL_TIED["vocab_size"], SMALL_TIED["hidden_size"]
+    tensors = {
+        name: torch.zeros(shape, dtype=torch.float32)
+        for name, shape in hf_shapes(model_spec(SMALL_TIED)).items()
+    }
+    tensors["lm_head.weight"] = torch.zeros(rows, columns)
+    if changed is not None:
+        tensors["lm_head.weight"].view(-1)[changed] = 1.0
+    save_file(tensors, folder / "model.safetensors")
+    said = weights_misfit(folder)
+    if changed is None:
+        assert said is None
+    else:
+        assert said is not None and "tie_word_embeddings to false" in said
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ("{", "index.json cannot be read (JSONDecodeError"),
+        ("{}", "index.json cannot be read (KeyError: 'weight_map')"),
+        ('{"weight_map": []}', "index.json cannot be read (AttributeError"),
+        ('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}', "has both model.safetensors"),
+    ],
+)
+def test_an_index_that_is_none_or_of_other_files_is_named(
+    tmp_path: Path, index: str, said: str
+) -> None:
+    folder = write_model_folder(tmp_path, QWEN_1_5B)
+    (folder / "model.safetensors.index.json").write_text(index)
+    assert said in (weights_misfit(folder) or "")
+    with pytest.raises(WeightsError, match=re.escape(said)):
+        HfFolderReader(folder)
+
+
+def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, SMALL_TIED)
+    rows = SMALL_TIED["vocab_size"]
+    tokenizer = folder / "tokenizer.json"
+
+    def write(vocabulary: object, added: int) -> None:
+        content = {
+            "model": {"vocab": vocabulary},
+            "added_tokens": [{"id": added, "content": "<|tool|>"}],
+        }
+        tokenizer.write_text(json.dumps(content))
+
+    write({"a": 0, "b": rows - 1}, added=5)
+    assert tokenizer_misfit(folder) is None
+    write({"a": 0, "b": rows}, added=5)
+    assert f"ids up to {rows}, and the embedding has {rows} rows" in str(tokenizer_misfit(folder))
+    write([["a", 0.0]] * rows, added=rows + 2)
+    assert f"ids up to {rows + 2}, '<|tool|>'" in str(tokenizer_misfit(folder))
+    tokenizer.write_text("[]")
+    assert tokenizer_misfit(folder) is None
 
 
 def test_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -133,6 +133,8 @@ def test_dense_layers_of_a_mixture() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"dtype": "float31"}, "dtype is 'float31'"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding"),
+        ({"layer_types": ["linear_attention"]}, "layer_types has linear_attention"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "embedding of type dynamic"),
         ({"architectures": None}, "no field architectures"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type yarn; supported: default"),
         ({"rope_scaling": 4.0}, "rope_scaling is 4.0"),
@@ -146,6 +148,15 @@ def test_refuses_what_the_tables_do_not_cover(change: dict[str, Any], words: str
 def test_llama_with_attention_bias_is_refused() -> None:
     with pytest.raises(ModelError, match="attention_bias"):
         model_spec({**LLAMA_31, "attention_bias": True})
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}')
+    with pytest.raises(ModelError, match=r"a LoRA adapter of Qwen/Qwen3-8B.*merge_and_unload"):
+        read_model_spec(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(ModelError, match="a LoRA adapter of another model"):
+        read_model_spec(tmp_path)
 
 
 def test_reads_a_folder(tmp_path: Path) -> None:
