@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rlmath.training.session import Session
 
 # How many times the rounding noise a difference may be. Healthy engines on CPU in bfloat16 were at
-# most 0.8 and 0.9 times as far away, in float32 1.1 and 1.1. The smallest of the planted faults that
-# fingerprints cannot see was 1.1 and 5 times in bfloat16.
+# most 0.8 and 0.9 times as far away, in float32 1.1 and 1.1. Of the planted faults that no
+# fingerprint can see, the smallest was 1.1 and 5 times as far away, in bfloat16.
 MEAN_FACTOR = 2.0
 MAX_FACTOR = 3.0
 # Least limits in float32, where kernels also differ in the order in which they add up.
