@@ -35,8 +35,8 @@ MAX_FACTOR = 3.0
 FLOAT32_EXCESS = 1e-5
 FLOAT32_MAX = 1e-3
 PROBE_TOKENS = 8192
-# Checks that one measurement of the noise serves, as it changes with the weights.
-NOISE_SERVES = 32
+# Steps from one measurement of the noise, which changes with the weights, to the next.
+NOISE_EVERY = 32
 
 
 class AlignmentError(UserError):
@@ -112,7 +112,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._noise: Noise | None = None
-        self._served = 0
+        self._measured_at = 0
 
     def check(
         self,
@@ -133,7 +133,9 @@ class Gate:
             updated: The actor's weights have changed since ``log_probs`` were taken.
 
         Returns:
-            ``alignment/...``: the noise, and the difference as a multiple of it.
+            ``alignment/...``: the noise, and the difference as a multiple of it, at steps 1, 33,
+            65 and so on. Other steps use what was measured before, which depends on where a run
+            resumed, and curves do not.
 
         Raises:
             AlignmentError: The difference is above the limits that the noise of this very step
@@ -150,14 +152,16 @@ class Gate:
         difference = (log_probs - batch.engine_log_probs).abs()
         largest = float(difference[among].nan_to_num(torch.inf).max())
         given = config.alignment.max_mean_exp_abs_diff is not None
-        noise, measured = Noise(0.0, 0.0), given
-        if not given and self._noise is not None and self._served < NOISE_SERVES:
+        scheduled = (step - 1) % NOISE_EVERY == 0
+        due = scheduled or self._noise is None or step - self._measured_at >= NOISE_EVERY
+        if given:
+            noise = Noise(0.0, 0.0)
+        elif due or self._noise is None:
+            noise = self._measure(session, batch, chosen, step)
+        else:
             noise = self._noise
-        elif not given:
-            noise, measured = self._measure(session, batch, chosen, step), True
-        self._served += 1
         allowed = limits(config, noise)
-        if not measured and not _within(mean, largest, allowed):
+        if not given and not due and not _within(mean, largest, allowed):
             noise = self._measure(session, batch, chosen, step)
             allowed = limits(config, noise)
         if not _within(mean, largest, allowed):
@@ -167,7 +171,7 @@ class Gate:
                 + _worst(log_probs, batch, worst)
                 + _where(session, updated)
             )
-        if given:
+        if given or not scheduled:
             return {}
         return {
             "alignment/noise_excess": noise.excess,
@@ -180,7 +184,7 @@ class Gate:
     ) -> Noise:
         part = dataclasses.replace(batch.select(chosen), advantages=None)
         self._noise = measure_noise(session.actor, part, seed=step)
-        self._served = 0
+        self._measured_at = step
         return self._noise
 
 

@@ -19,7 +19,7 @@ from rlmath.config.schema import RunnerConfig
 from rlmath.monitor import open_monitor
 from rlmath.training import gate
 from rlmath.training.algorithm_settings import update_settings
-from rlmath.training.gate import NOISE_SERVES, AlignmentError, Gate
+from rlmath.training.gate import AlignmentError, Gate
 from rlmath.training.mismatch import apply_correction, check_mismatch, mismatch_metrics
 from rlmath.types import TrainingBatch
 
@@ -161,15 +161,20 @@ def test_not_a_number_is_outside_any_limit() -> None:
 def test_the_noise_is_measured_again_before_a_step_fails_and_now_and_then() -> None:
     session = session_of("model.dtype=bfloat16", noise=0.02)
     near, far = batch_of([[0.02, 0.0]], versions=[4]), batch_of([[0.06, 0.0]], versions=[4])
-    for step in range(5):
-        check(session, near, step)
+    # As after a resume: step 3 has to measure. What it finds is no curve.
+    for step in range(3, 8):
+        assert not any("noise" in name for name in check(session, near, step))
     assert session.actor.probed == [1]
     session.actor.noise = 0.06  # The weights have changed.
-    check(session, far)
+    check(session, far, 8)
     assert session.actor.probed == [1, 1]
-    for step in range(NOISE_SERVES + 1):
-        check(session, near, step)
-    assert session.actor.probed == [1, 1, 1]
+    logged = [
+        step for step in range(9, 70) if "alignment/noise_ratio" in check(session, near, step)
+    ]
+    assert logged == [33, 65]
+    assert session.actor.probed == [1] * 4
+    check(session, near, 120)  # With alignment.every=60.
+    assert session.actor.probed == [1] * 5
 
 
 def test_the_probe_is_a_few_sequences_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
