@@ -31,9 +31,9 @@ class Verification:
     """After which weight syncs the fingerprints of actor and engines are compared.
 
     Args:
-        every: After every so many syncs; ``None``: as often as takes at most 0.5 % of the time
-            between syncs, and at least every 50; 0: never. Unless it is 0, also after the first
-            three syncs of engines that were started or started again.
+        every: Syncs from one comparison to the next; ``None``: as often as takes at most 0.5 % of
+            the time between syncs, and at least every 50; 0: never. Unless it is 0, also after the
+            first three syncs of engines that were started or started again.
     """
 
     def __init__(self, every: int | None = None) -> None:
@@ -64,7 +64,7 @@ class Verification:
         return min(max(1, wanted), MAX_INTERVAL_SYNCS)
 
     def done(self, pool: RolloutPool, seconds: float) -> None:
-        """A comparison found nothing, in so many seconds."""
+        """A comparison found nothing, and took ``seconds``."""
         pool.verified_syncs += 1
         self._syncs_since = 0
         self._cost_s = seconds

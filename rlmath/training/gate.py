@@ -3,7 +3,7 @@
 Two correct programs give log-probs that differ by rounding, and how much depends on the model: in
 bfloat16 the mean of exp|difference| of a healthy engine was 1.0002 for one model and 1.025 for
 another. So the limit is no constant. The actor computes some of the step's log-probs again with
-every activation rounded otherwise (``rlmath.actor.rounding_noise``), and the engine may be so many
+every activation rounded otherwise (``rlmath.actor.rounding_noise``), and the engine may be a few
 times farther away than that. Margins: docs/weights.md.
 """
 

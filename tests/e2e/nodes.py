@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,15 @@ class Node:
             ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=20
         )
         return [int(line) for line in listed.stdout.split()]
+
+    def commands(self) -> list[str]:
+        """Their numbers and command lines."""
+        found = []
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                found.append(f"{pid} {' '.join(words)}")
+        return found
 
     def kill_all(self) -> None:
         """The machine dies."""

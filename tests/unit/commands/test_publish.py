@@ -92,4 +92,4 @@ def test_what_is_missing_is_said(
     assert not list(run_dir.glob(".publish_*"))
     (run_dir / "hf" / "config.json").unlink()
     assert main(["publish", str(run_dir), "me/mine"]) == 2
-    assert "name a --checkpoint" in capsys.readouterr().err
+    assert "give eval.checkpoint" in capsys.readouterr().err

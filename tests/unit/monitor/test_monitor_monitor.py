@@ -37,5 +37,5 @@ def test_a_step_leaves_metrics_timings_samples_and_texts(tmp_path, group, capsys
     texts = {tag: [e.step for e in events.Tensors(tag)] for tag in events.Tags()["tensors"]}
     assert texts == {"eval/sample_0/text_summary": [0], "rollout/sample_0/text_summary": [1, 2]}
     output = capsys.readouterr()
-    assert output.out.splitlines()[2].startswith("step 2/2  reward +1.00")
+    assert output.out.splitlines()[-1].startswith("step 2/2  reward +1.00")
     assert output.err == "warning: look at this\n"

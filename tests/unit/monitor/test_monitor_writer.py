@@ -1,6 +1,7 @@
 import html
 import json
 import math
+import time
 import re
 
 import pytest
@@ -63,6 +64,9 @@ def test_a_resumed_run_drops_what_comes_after_its_checkpoint(tmp_path, group):
         write_samples(tmp_path, 5, [group], kind="eval")
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "x": 6')  # The process was killed here.
+    # TensorBoard reads its files in the order of their names, which begin with the second and end
+    # with a count of the process, as text: 10 comes before 9.
+    time.sleep(1 - time.time() % 1)
     with MetricsWriter(tmp_path, last_step=3) as writer:
         assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
         writer.write(4, {"x": 40.0})

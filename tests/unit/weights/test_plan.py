@@ -171,7 +171,7 @@ LAYOUT = ("actor.tensor_parallel=2", "actor.pipeline_parallel=2", "rollout.tenso
         ("Qwen3-8B", "give model.path=Qwen3-8B"),
         ("model.path=Qwen3-8B --tp 2", "give actor.tensor_parallel=N"),
         ("--json", "give model.path"),
-        ("model.path=Qwen3-9B", "no model that is known by name; known are Qwen2.5-0.5B"),
+        ("model.path=Qwen3-9B", "no model that is known by name (did you mean Qwen3-8B?)"),
     ],
 )
 def test_options_that_cannot_be_are_named(
