@@ -1,8 +1,8 @@
 import html
 import json
 import math
-import time
 import re
+import time
 
 import pytest
 import torch
