@@ -21,6 +21,7 @@ from rlmath.checkpoint import CheckpointStore, memory
 from rlmath.checkpoint.manifest import read_manifest
 from rlmath.checkpoint.optimizer_state import sharded_optimizer_state, sharding
 from rlmath.checkpoint.state import begin_save, load_model, save_model
+from rlmath.config.optimizer import Schedule
 from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
@@ -38,7 +39,7 @@ from tests.unit.checkpoint.small_disk import small_disk
 
 TP2, PP2, DP2 = Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)
 # A schedule whose learning rate differs at every step, so that its place shows.
-SCHEDULE = {"schedule": "linear", "warmup_steps": 2, "decay_steps": 12}
+SCHEDULE = {"schedule": Schedule.linear, "warmup_steps": 2, "decay_steps": 12}
 BF16 = ModelSettings(torch.bfloat16, sequence_parallel=True)
 
 

@@ -73,9 +73,9 @@ def _stale_at_the_second_sync(session: Session, pool: RolloutPool) -> Iterator[N
     """The engines say that they have the second of the next versions, and keep the first."""
     send, stale = ActorGroup.send_weights, pool.weights_version + 2
 
-    def send_or_not(self: ActorGroup, version: int, verify: bool = False) -> None:
+    def send_or_not(self: ActorGroup, version: int) -> None:
         if version != stale:
-            send(self, version, verify)
+            send(self, version)
             return
 
         def pretend(engine: Any) -> None:
