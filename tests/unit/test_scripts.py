@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -218,7 +219,11 @@ def test_stop_ends_what_a_dead_ray_has_left(tmp_path: Path) -> None:
         )
         return sorted(line for line in listed.stdout.splitlines() if "<defunct>" not in line)
 
-    assert left() == ["other 60", "ray::ActorWorker 60"]
+    # Both are bash until they have called exec.
+    deadline = time.monotonic() + 10
+    while left() != ["other 60", "ray::ActorWorker 60"]:
+        assert time.monotonic() < deadline, left()
+        time.sleep(0.02)
     names = {"RANK": "1", "RLMATH_RUN_ID": "test", "RLMATH_STATE_DIR": str(tmp_path)}
     try:
         assert "stopped" in bash("ray_utils/stop_ray.sh", **names).stdout

@@ -104,8 +104,12 @@ def test_files_with_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Pa
 
 def test_a_tied_model_may_hold_its_output_layer_twice(tmp_path: Path) -> None:
     model = modules_like(QWEN3, 0, ParallelRank())
-    weights = {**random_weights(QWEN3), "lm_head.weight": torch.zeros(QWEN3.vocab, QWEN3.hidden)}
+    weights = random_weights(QWEN3)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     load_from_hf([model], save(tmp_path, weights), QWEN3, ParallelRank())
+    weights["lm_head.weight"][-1, -1] += 1
+    with pytest.raises(WeightsError, match="tie_word_embeddings to false"):
+        load_from_hf([model], save(tmp_path, weights), QWEN3, ParallelRank())
 
 
 def test_megatron_parameters_without_a_place_are_named(tmp_path: Path) -> None:
