@@ -149,7 +149,7 @@ def _model_bytes(model: Path, dtype: torch.dtype) -> int:
 
 
 def _memcpy_s(num_bytes: int, rounds: int) -> float:
-    """Median seconds of one thread's memcpy of so many bytes, all pages there before."""
+    """Median seconds of one thread's memcpy of ``num_bytes``, with all pages mapped before."""
     import torch
 
     source, target = (torch.ones(num_bytes, dtype=torch.uint8) for _ in range(2))

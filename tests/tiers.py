@@ -28,7 +28,7 @@ INTERRUPTED = 130
 
 
 class Lane:
-    """One pytest, in a session of its own, so that Ctrl-C reaches it once, from here.
+    """One pytest, in its own session, so that Ctrl-C reaches it once, from here.
 
     Args:
         arguments: Of pytest.

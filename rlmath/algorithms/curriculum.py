@@ -1,4 +1,4 @@
-"""Which problems are on cooldown, and how long responses may be, as training goes on."""
+"""Which problems are on cooldown, and how long responses may be, as training progresses."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class MetricsWriter:
 
         self._tensorboard.add_text("settings", as_markdown_code(text), self._last_step + 1)
         plain = {k: v for k, v in values.items() if isinstance(v, bool | int | float | str)}
-        # Not add_hparams, which writes into a folder of its own, apart from the run's curves.
+        # Not add_hparams, which writes to a separate folder, apart from the run's curves.
         experiment, begin, _ = hparams(plain, dict.fromkeys(metrics, 0.0))
         for summary in (experiment, begin):
             self._tensorboard.file_writer.add_summary(summary)

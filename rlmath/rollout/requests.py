@@ -104,7 +104,7 @@ class Progress:
 CPU_BLOCK_TOKENS = 128
 
 # A weight update packs gigabytes into memory that the old weights have just given back. The C
-# library has to keep it meanwhile, as new pages cost more than the copy: no mmap of its own for
+# library has to keep it meanwhile, as new pages cost more than the copy: no separate mmap for
 # large blocks, one heap for all threads, up to 256 MiB free at its end; in pages of 2 MiB where the
 # kernel leaves that to the program.
 KEEP_MEMORY = (

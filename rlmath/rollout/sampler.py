@@ -225,7 +225,7 @@ class Sampler:
         return {
             "stream": self._stream.state_dict(),
             "asked": self._asked,
-            "surplus": [
+            "carried_over": [
                 [order, group_to_state(group)] for order, group in self._groups.carried_over
             ],
             "pass_rates": self._rates.state(),
@@ -241,7 +241,7 @@ class Sampler:
         self._asked = int(state["asked"])
         self._rates.load_state(state["pass_rates"])
         carried_over = []
-        for order, saved in state["surplus"]:
+        for order, saved in state["carried_over"]:
             id_ = saved["problem_id"]
             problem = dataclasses.replace(self._stream[self._data_id(id_)], id=id_)
             carried_over.append((int(order), group_from_state(saved, problem)))

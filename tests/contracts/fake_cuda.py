@@ -98,7 +98,7 @@ class FakeCuda:
         return dict(stream.clock)
 
     def collective(self, *_: Any, **__: Any) -> Work:
-        """As NCCL does one: on a stream of its own, after the current one."""
+        """As NCCL does one: on its own stream, after the current one."""
         self._comm.wait_stream(self.current)
         with self.stream(self._comm):
             self.tick()

@@ -17,7 +17,7 @@ from tests.contracts.te_expected import MODULES, check
 
 @pytest.fixture(scope="module")
 def built() -> dict[str, Any]:
-    """In a process of its own: Megatron looks for Transformer Engine when it is imported."""
+    """In a separate process: Megatron looks for Transformer Engine when it is imported."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.contracts.te_layers_program", "stand_in"],
         capture_output=True,

@@ -67,7 +67,7 @@ class Worker:
 
 
 class Handle:
-    """A worker as a Ray actor's handle: it works in a thread of its own, and one call at a time."""
+    """A worker as a Ray actor's handle: it works in its own thread, one call at a time."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

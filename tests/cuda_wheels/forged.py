@@ -1,4 +1,4 @@
-"""Makes this process believe that it has H100s. For a process of its own: nothing is taken back."""
+"""Makes this process believe that it has H100s. For a separate process: nothing is undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a program of this folder in a process of its own and reads the JSON that it prints last."""
+"""Runs a program of this folder in a separate process and reads the JSON that it prints last."""
 
 from __future__ import annotations
 

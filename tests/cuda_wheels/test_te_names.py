@@ -26,7 +26,7 @@ USERS = (
     "megatron.core.transformer.moe.moe_utils",
     "megatron.core.transformer.transformer_block",
 )
-# Not in this version; Megatron has an ``except ImportError`` around each, and goes on without.
+# Not in this version; Megatron has an ``except ImportError`` around each, and works without them.
 OPTIONAL = {
     ("transformer_engine.pytorch.attention", "apply_rotary_pos_emb"): "its older place",
     ("transformer_engine.pytorch.attention", "_SplitAlongDim"): (

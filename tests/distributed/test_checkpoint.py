@@ -1,4 +1,4 @@
-"""Checkpoints on real gloo ranks: what is resumed goes on as if it had never stopped."""
+"""Checkpoints on real gloo ranks: a resumed run equals one that never stopped."""
 
 from __future__ import annotations
 

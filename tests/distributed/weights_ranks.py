@@ -115,7 +115,7 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
 class _Layouts:
     """Megatron's groups in one layout at a time.
 
-    Every gloo group has threads of its own, and Megatron makes dozens of groups, so those of the
+    Every gloo group has its own threads, and Megatron makes dozens of groups, so those of the
     layout before have to go: all of torch's groups are left and made again.
     """
 

@@ -1,4 +1,4 @@
-"""Nodes on one machine: network namespaces on one bridge, each with an address of its own."""
+"""Nodes on one machine: network namespaces on one bridge, each with its own address."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def nodes(count: int) -> Iterator[list[Node]]:
-    """So many nodes that reach each other and nothing else; gone at the end, with all on them."""
+    """``count`` nodes that reach each other and nothing else; removed at the end with their
+    processes."""
     prefix = f"rlmath{os.getpid()}"
     switch = f"{prefix}sw"
     made: list[str] = []

@@ -1,4 +1,4 @@
-"""Running the console command as a user does: in a process of its own."""
+"""Running the console command as a user does: in a separate process."""
 
 from __future__ import annotations
 

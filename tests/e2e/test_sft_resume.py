@@ -1,4 +1,4 @@
-"""Supervised fine-tuning goes on from a checkpoint as if it had not stopped."""
+"""Supervised fine-tuning resumes from a checkpoint as if it had not stopped."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tests.e2e.runs import metrics, quickstart_settings, rlmath
 
-# The quickstart's own, two tensor-parallel ranks and an engine, has a test of its own, and two
+# The quickstart's own, two tensor-parallel ranks and an engine, has its own test, and two
 # engines are in test_algorithms.py. With each stands the family of its model; None: Qwen2.
 LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
     "pp2": ("llama3", ["actor.tensor_parallel=1", "actor.pipeline_parallel=2"]),

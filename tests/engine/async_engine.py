@@ -1,4 +1,4 @@
-"""A CPU engine with vLLM's asynchronous scheduling, in a process of its own.
+"""A CPU engine with vLLM's asynchronous scheduling, in a separate process.
 
 What is real: vLLM's engine core with its queue of two batches, AsyncScheduler, the executor, the
 model, and rlmath's step loop. What stands in: vLLM turns asynchronous scheduling off on CPU, so its

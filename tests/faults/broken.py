@@ -42,7 +42,7 @@ def settings_of(material: Path, run_dir: Path) -> list[str]:
 
 
 class Run:
-    """``rlmath train`` in a process group of its own.
+    """``rlmath train`` in its own process group.
 
     Args:
         run_dir: Its folder.
@@ -73,7 +73,7 @@ class Run:
         return self.log.read_text(errors="replace")
 
     def until(self, happens: Callable[[], bool], what: str) -> None:
-        """Wait for something while the run goes on."""
+        """Wait for something while the run continues."""
         deadline = time.monotonic() + FIND_TIMEOUT_S
         while not happens():
             ended = self.process.poll() is not None

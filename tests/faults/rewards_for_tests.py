@@ -8,7 +8,7 @@ from typing import Any
 
 from rlmath.grading import MathGrader
 
-# Of its own, so that every run has grading processes at work. Nothing comes from memory.
+# Separate, so that every run has grading processes at work. Nothing comes from memory.
 GRADER = MathGrader(num_workers=2, timeout_s=60.0, cache_size=0)
 
 

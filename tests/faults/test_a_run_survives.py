@@ -26,7 +26,7 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
     """One engine and no fault, against two engines and: grading processes killed at work, an engine
     killed in mid-generation, a rank stopped in mid-update until the watchdog acts, a rank killed in
     mid-update, the driver killed with -9 in mid-checkpoint, and the two newest checkpoints damaged.
-    What goes on has one engine, and is ended by SIGTERM."""
+    The resumed run has one engine, and is ended by SIGTERM."""
     broken = tmp_path / "broken"
     settings = [
         *settings_of(material, broken),

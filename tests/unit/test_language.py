@@ -10,21 +10,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "docs", "conf")
-CODE = ("rlmath", "toolkits", "launchers", "ray_utils")
+CODE = ("rlmath", "toolkits", "launchers", "ray_utils", "benchmarks", "tests")
 # The grader reads both spellings, and renamed.py has the old names.
 EXEMPT = (
     "rlmath/grading/units.py",
     "rlmath/grading/wording.py",
     "rlmath/config/renamed.py",
+    "tests/unit/config/test_options.py",
+    "tests/unit/test_language.py",
 )
 # What not to write, and what to write.
 WORDS = {
     r"\bso many\b|\bevery so \w+th\b": "N",
-    r"\banew\b|\bgone on with\b|\bgoes on with\b": "again, resumes",
+    r"\banew\b|\bgone on with\b|\bgoes on\b": "again, resumes",
     r"\bwhole or not (there|at all)\b": "atomic",
     r"\bstands? in the way\b|\bmends?\b": "an error, fix",
     r"\brefit\b|\bengine log-probs\b": "weight sync, rollout log-probs",
     r"\bpassed over\b": "skipped",
+    r"\b(an?|process|thread|session|test|address|folder) of its own\b": "its own",
     r"(nal|mal|ial|gan|cogn|til|chron)is(e|es|ed|ing|ation)\b|\bpenalis": "-ize",
     r"behaviour|colour|neighbour|favour|\bcentred|labelled|artefact": "American spelling",
     r"\blearnt\b|\bwhilst\b|\bamongst\b|\blicence\b|\bcatalogue\b": "American spelling",

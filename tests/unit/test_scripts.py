@@ -192,7 +192,7 @@ def test_missing_nodes_are_named() -> None:
         (Placement.colocated, 2, ([0, 0, 1, 1], [0])),
     ],
 )
-def test_neighbours_stay_together(
+def test_neighbors_stay_together(
     placement: Placement, nodes: int, expected: tuple[list[int], list[int]]
 ) -> None:
     layout = RunLayout(Device.cpu, Layout(2, 1, 2), 1, 1, 0, placement)

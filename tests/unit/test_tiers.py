@@ -30,7 +30,7 @@ def start(tmp_path: Path):
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
             cwd=tmp_path,
-            # Each lane is a pytest of its own; plugins that are not needed cost it seconds.
+            # Each lane is a separate pytest; plugins that are not needed cost it seconds.
             env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             stdout=subprocess.PIPE,
             text=True,

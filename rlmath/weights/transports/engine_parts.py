@@ -60,7 +60,7 @@ class Part:
 def parts_of(model: Any) -> Iterator[Part]:
     """All parts of a worker's model but for an MoE's experts (``experts.py``).
 
-    An output layer that shares the embedding's matrix has none of its own.
+    An output layer that shares the embedding's matrix has no matrix.
     """
     seen: set[int] = set()
     for name, module in model.named_modules():

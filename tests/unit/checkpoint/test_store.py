@@ -1,4 +1,4 @@
-"""The store: whole or not there, whatever happens in between."""
+"""The store: complete or absent, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_resuming_from_something_else_says_what_is_wanted(tmp_path: Path) -> Non
 
 
 def save_and_die(folder: Path, step: int, at: int) -> bool:
-    """Save in a process of its own, killed with -9 before its ``at``-th file operation.
+    """Save in a separate process, killed with -9 before its ``at``-th file operation.
 
     Returns:
         Whether it came to that; else the save ended first.

@@ -23,7 +23,7 @@ def layout(placement: Placement, ranks: int, tp: int, engines: int, engine_tp: i
 
 
 def nodes(*gpus: int) -> list[list[Bundle]]:
-    """So many GPUs on each node, with bundles numbered across the nodes, as Ray may number them."""
+    """Of each node its GPUs, with bundles numbered across the nodes, as Ray may number them."""
     of_nodes: list[list[Bundle]] = [[] for _ in gpus]
     index = 0
     for gpu in range(max(gpus)):

@@ -26,7 +26,7 @@ NAMES = ("hangs", "raises", "segfaults", "exits", "is_wrong", "not_here", "in_pa
 
 def check(name: str, limit_s: float = 60.0) -> Check:
     target = f"tests.unit.commands.selfcheck_targets:{name}"
-    return Check(name, f"what {name} does", f"Mend {name}.", limit_s, target)
+    return Check(name, f"what {name} does", f"Fix {name}.", limit_s, target)
 
 
 def node(folder: Path) -> Node:
@@ -93,7 +93,7 @@ def test_lines_say_what_to_do(results: dict[str, Result]) -> None:
     assert "! 3 is more than 2\n" in wrong
     # Its own advice, and the check's where it has none.
     assert "To do: Take 2." in wrong
-    assert "To do: Mend is_wrong." in wrong
+    assert "To do: Fix is_wrong." in wrong
     assert "rate 1,235 tokens/s" in report.as_line(results["good"], 9)
     assert "not applicable: all of it (there is no GPU)" in report.as_line(results["not_here"], 9)
     assert "TP 2, CP 2 (it needs" in report.as_line(results["in_part"], 9)
@@ -104,7 +104,7 @@ def test_the_file_has_everything_as_text_and_as_json(results: dict[str, Result])
     text = report.as_markdown({"date": "today", "commit": "abc"}, list(results.values()))
     assert "- commit: abc" in text
     assert "| good | passed |" in text
-    assert "**To do:** Mend segfaults." in text
+    assert "**To do:** Fix segfaults." in text
     content = report.read_results(text)
     checks = {one["name"]: one for one in content["checks"]}
     assert [*checks] == list(NAMES)

@@ -139,7 +139,7 @@ def test_description_shows_the_sums() -> None:
 
 
 @given(value=st.integers(1, 300), divisor=st.integers(1, 40))
-def test_nearest_finds_the_neighbours(value: int, divisor: int) -> None:
+def test_nearest_finds_the_neighbors(value: int, divisor: int) -> None:
     found = nearest(value, lambda n: n % divisor == 0)
     below = (value - 1) // divisor * divisor
     above = (value // divisor + 1) * divisor

@@ -82,7 +82,7 @@ FILTERED = ("filter.keep=variance", "filter.oversample=3", "filter.max_rounds=9"
 
 def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector: Collector) -> None:
     straight, other = sampler_of(*FILTERED), sampler_of(*FILTERED)
-    surplus = 0.0
+    carried_over = 0.0
     for step in range(1, 6):
         one, two = sample(straight, step, collector, step), sample(other, step, collector, -step)
         assert one == two
@@ -90,11 +90,11 @@ def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector:
         for group in one.groups:
             rewards = [s.reward for s in group.samples]
             assert rewards[0] != rewards[1] and None not in rewards
-        surplus += one.metrics["sampling/carried_over_groups"]
+        carried_over += one.metrics["sampling/carried_over_groups"]
         again = sampler_of(*FILTERED)
         again.load_state_dict(json.loads(json.dumps(other.state_dict())))
         other = again
-    assert surplus  # Some groups were kept for a next step, and went through the checkpoint.
+    assert carried_over  # Some groups were kept for a next step, and went through the checkpoint.
 
 
 def test_counts_of_what_was_dropped(collector: Collector) -> None:

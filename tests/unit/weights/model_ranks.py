@@ -57,7 +57,7 @@ def gatherer_of(
     device: str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[BucketGatherer, nn.Module]:
-    """Rank 0 of so many tensor-parallel ranks (an expert is whole on one), and its model."""
+    """Rank 0 of ``ranks`` tensor-parallel ranks (an expert is whole on one), and its model."""
     group: Any = object() if ranks > 1 else None
 
     def parallel(rank: int) -> ParallelRank:
