@@ -19,6 +19,20 @@ from torch import Tensor, nn
 # Parts of the class names of modules whose output is rounded: products with matrices, norms and the
 # embedding, Megatron's own and Transformer Engine's.
 _ROUNDED = ("Linear", "Norm", "Embedding", "GroupedMLP", "Router")
+_ELEMENTS_AT_ONCE = 1 << 24
+# Both sides compute the same angles in float32.
+_EXACT = "Rotary"
+
+
+def rounded_modules(module: nn.Module) -> list[nn.Module]:
+    """The modules that round; of nested ones the innermost, so that none counts twice."""
+    found = [part for part in module.modules() if _rounds(part)]
+    return [part for part in found if not any(_rounds(p) for p in part.modules() if p is not part)]
+
+
+def _rounds(part: nn.Module) -> bool:
+    name = type(part).__name__
+    return _EXACT not in name and any(word in name for word in _ROUNDED)
 
 
 @contextlib.contextmanager
@@ -31,6 +45,7 @@ def rounding_noise(module: nn.Module, seed: int) -> Iterator[None]:
     """
     generators: dict[torch.device, torch.Generator] = {}
 
+    @torch.no_grad()
     def move(value: Tensor) -> Tensor:
         if not value.is_floating_point():
             return value
@@ -38,11 +53,14 @@ def rounding_noise(module: nn.Module, seed: int) -> Iterator[None]:
         if generator is None:
             generator = torch.Generator(value.device).manual_seed(seed)
             generators[value.device] = generator
-        # In float32: the sum is rounded to the value's own type, up or down.
-        noise = torch.empty(value.shape, dtype=torch.float32, device=value.device)
-        noise.uniform_(-0.5, 0.5, generator=generator)
-        half_unit = torch.finfo(value.dtype).eps
-        return torch.addcmul(value.float(), value.float(), noise, value=half_unit).to(value.dtype)
+        # In place, a part at a time: the output layer's logits may fill much of the memory.
+        flat = value.contiguous().view(-1)
+        for part in flat.split(_ELEMENTS_AT_ONCE):
+            factor = torch.empty(part.shape, dtype=torch.float32, device=part.device)
+            factor.uniform_(-0.5, 0.5, generator=generator)
+            factor.mul_(torch.finfo(value.dtype).eps).add_(1)
+            part.copy_(factor.mul_(part))  # Rounded to the value's own type, up or down.
+        return flat.view(value.shape)
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
         if isinstance(output, Tensor):
@@ -51,11 +69,7 @@ def rounding_noise(module: nn.Module, seed: int) -> Iterator[None]:
             return (move(output[0]), *output[1:])
         return output
 
-    handles = [
-        part.register_forward_hook(hook)
-        for part in module.modules()
-        if any(name in type(part).__name__ for name in _ROUNDED)
-    ]
+    handles = [part.register_forward_hook(hook) for part in rounded_modules(module)]
     try:
         yield
     finally:

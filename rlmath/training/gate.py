@@ -87,16 +87,27 @@ def limits(config: Config, noise: Noise) -> Limits:
     return Limits(1 + excess, largest)
 
 
-def probe(batch: TrainingBatch, now: int) -> list[int]:
-    """Sequences of the present weights, evenly over the batch, with about ``PROBE_TOKENS`` tokens.
+def probe(batch: TrainingBatch, now: int, least: int) -> list[int]:
+    """Sequences of about ``PROBE_TOKENS`` tokens, evenly over those of the present weights.
 
     Args:
         now: The actor's weights version.
+        least: Sequences that the ranks need, one for each data-parallel rank. If fewer are of
+            the present weights, others are added.
+
+    Returns:
+        Places in the batch, in its order; none if no sequence is of the present weights.
     """
-    fresh = torch.nonzero(batch.weights_versions == now).flatten().tolist()
-    tokens = int(batch.sequence_lengths[fresh].sum())
-    every = max(1, tokens // PROBE_TOKENS)
-    return fresh[::every]
+    is_fresh = batch.weights_versions == now
+    fresh: list[int] = torch.nonzero(is_fresh).flatten().tolist()
+    if not fresh:
+        return []
+    tokens = int(batch.sequence_lengths[is_fresh].sum())
+    wanted = max(least, -(-PROBE_TOKENS * len(fresh) // tokens))
+    if wanted <= len(fresh):
+        return [fresh[place * len(fresh) // wanted] for place in range(wanted)]
+    others: list[int] = torch.nonzero(~is_fresh).flatten().tolist()
+    return sorted(fresh + others[: max(0, least - len(fresh))])
 
 
 def measure_noise(actor: _LogProbs, batch: TrainingBatch, seed: int) -> Noise:
@@ -142,13 +153,13 @@ class Gate:
                 gives.
         """
         config, now = session.config, session.sampling.pool.weights_version
-        chosen = probe(batch, now)
+        chosen = probe(batch, now, session.layout.actor.data_parallel)
         if not chosen:
             return {}
         fresh = _tokens_of(batch, batch.weights_versions == now)
         probed = torch.zeros(len(batch), dtype=torch.bool)
         probed[chosen] = True
-        among = _tokens_of(batch, probed)
+        among = _tokens_of(batch, probed) & fresh
         difference = (log_probs - batch.engine_log_probs).abs()
         largest = float(difference[among].nan_to_num(torch.inf).max())
         given = config.alignment.max_mean_exp_abs_diff is not None

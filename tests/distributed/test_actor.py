@@ -108,6 +108,14 @@ def run_log_probs(layout: Layout, platform: Platform, model: str, batch: Trainin
     return build(layout, platform, model).log_probs(batch)
 
 
+def run_noise(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch
+) -> list[TokenValues | None]:
+    """Log-probs: as usual, with another rounding, with the same again, and as usual."""
+    actor = build(layout, platform, model)
+    return [actor.log_probs(batch, noise_seed=seed) for seed in (None, 5, 5, None)]
+
+
 def run_updates(
     layout: Layout,
     platform: Platform,
@@ -296,6 +304,22 @@ def test_without_old_log_probs_the_ratio_is_one(ranks: RankPool, tiny_model: str
     metrics, _, _ = ranks.run(Layout(1, 1, 2), run_updates, tiny_model, batch, update, 1, {})[0]
     assert metrics[0]["importance_ratio"] == pytest.approx(1.0, abs=1e-6)
     assert metrics[0]["approx_kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 1, 1), Layout(2, 1, 2), Layout(1, 2, 1)], ids=str)
+def test_another_rounding_is_small_repeats_and_leaves_nothing(
+    ranks: RankPool, tiny_model: str, layout: Layout
+) -> None:
+    batch = make_batch()
+    by_rank = ranks.run(layout, run_noise, tiny_model, batch)
+    usual, noisy, again, after = (
+        gather(batch, list(one)).log_probs for one in zip(*by_rank, strict=True)
+    )
+    assert torch.equal(usual, after) and torch.equal(noisy, again)
+    difference = (noisy - usual).abs()
+    # A few units in the last place of float32, at nearly every token.
+    assert 1e-7 < float(difference.max()) < 1e-4
+    assert float((difference > 0).float().mean()) > 0.5
 
 
 def test_learning_rate_zero_changes_nothing(ranks: RankPool, tiny_model: str) -> None:

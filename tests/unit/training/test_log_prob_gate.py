@@ -80,7 +80,9 @@ class Actor:
         return self.fingerprints
 
 
-def session_of(*overrides: str, noise: float = 0.0, sleeps: bool = False) -> Any:
+def session_of(
+    *overrides: str, noise: float = 0.0, sleeps: bool = False, data_parallel: int = 1
+) -> Any:
     pool = SimpleNamespace(
         weights_version=4,
         spec=SimpleNamespace(sleeps=sleeps),
@@ -88,6 +90,7 @@ def session_of(*overrides: str, noise: float = 0.0, sleeps: bool = False) -> Any
     )
     return SimpleNamespace(
         config=load([*GIVEN, *overrides]),
+        layout=SimpleNamespace(actor=SimpleNamespace(data_parallel=data_parallel)),
         sampling=SimpleNamespace(pool=pool),
         actor=Actor(noise),
         gate=Gate(),
@@ -180,8 +183,17 @@ def test_the_noise_is_measured_again_before_a_step_fails_and_now_and_then() -> N
 def test_the_probe_is_a_few_sequences_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "PROBE_TOKENS", 12)
     batch = batch_of([[0.0] * 4] * 8, versions=[4, 4, 3, 4, 4, 4, 4, 4])
-    assert gate.probe(batch, 4) == [0, 4, 7]
-    assert gate.probe(batch, 9) == []
+    # Sequences of six tokens: two have the 12 that are wanted.
+    assert gate.probe(batch, 4, least=1) == [0, 4]
+    # As many as the data-parallel ranks need, of older weights if there is no other way.
+    assert gate.probe(batch, 4, least=4) == [0, 1, 4, 6]
+    assert gate.probe(batch, 4, least=8) == list(range(8))
+    assert gate.probe(batch, 3, least=2) == [0, 2]
+    assert gate.probe(batch, 9, least=2) == []
+    # Their differences are not judged.
+    session = session_of("model.dtype=bfloat16", noise=0.02, data_parallel=2)
+    check(session, batch_of([[0.0] * 4, [0.5] * 4], versions=[4, 3]))
+    assert session.actor.probed == [2]
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,13 @@ def prepared(*overrides: str, step: int = 2, kl_coef: float = 0.0) -> tuple[Any,
     config, actor = load([*GIVEN, *overrides]), Actor()
     rewards = SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)])
     sampling = SimpleNamespace(pool=SimpleNamespace(weights_version=4), rewards=rewards)
-    session: Any = SimpleNamespace(config=config, actor=actor, sampling=sampling, gate=Gate())
+    session: Any = SimpleNamespace(
+        config=config,
+        layout=SimpleNamespace(actor=SimpleNamespace(data_parallel=1)),
+        actor=actor,
+        sampling=sampling,
+        gate=Gate(),
+    )
     passes = Passes.of(config, step)
     found = prepare(session, groups(), passes, kl_coef, Monitor(), step)  # type: ignore[arg-type]
     return found, actor.passes
