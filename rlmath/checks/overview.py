@@ -87,6 +87,7 @@ def describe_recipe(composed: Composed) -> str:
         return ""
     recipe = OmegaConf.load(file)
     assert isinstance(recipe, DictConfig)
+    recipe.pop("defaults", None)  # Hydra's own: the files that it is composed of.
     final = OmegaConf.structured(composed.config)
     wanted = _plain(OmegaConf.merge(final, recipe))
     now, keys = _plain(final), [key for key, _ in _flat(OmegaConf.to_container(recipe))]

@@ -65,9 +65,10 @@ def take_settings(
         if flag in flags:
             raise UserError(f"{flag} is a setting now; give {flags[flag]}")
     keys = frozenset(word.split("=")[0] for word in words)
+    takes_any = set(any_with) & {word.split("=")[0] for word in rest}
     groups = {folder.name for folder in CONF_DIR.iterdir()}
-    others: set[str] = set() if set(any_with) & set(rest) else set(by_key())
-    for key in sorted(keys & (others | groups) - set(known)):
+    others: set[str] = set() if takes_any else groups | set(by_key())
+    for key in sorted(keys & others - set(known)):
         more = f"; with {' or '.join(any_with)} any setting" if any_with else ""
         raise UserError(f"{key}: this command does not use it; it takes {', '.join(known)}{more}")
     config = load([f"model.path={NO_PATH}", "runner.run_dir=none", *base, *words])

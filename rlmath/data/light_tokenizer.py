@@ -6,7 +6,7 @@ import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY
@@ -70,7 +70,9 @@ class LightTokenizer:
             return json.dumps(value, **{"ensure_ascii": False, **how})
 
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[jinja2.ext.loopcontrols, _generation_tag()],
         )
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = raise_exception
@@ -108,3 +110,17 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     if isinstance(found, list):  # Several by name.
         found = {one["name"]: one["template"] for one in found}.get("default")
     return found
+
+
+def _generation_tag() -> Any:
+    """``{% generation %}``, with which templates mark what the model says: it changes no text."""
+    import jinja2.ext
+
+    class Generation(jinja2.ext.Extension):
+        tags: ClassVar[set[str]] = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Generation

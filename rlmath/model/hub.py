@@ -23,7 +23,10 @@ _OTHER_FILES = ["original/*", "onnx/*", "openvino/*"]
 def is_hub_model(path: str) -> bool:
     """Whether a ``model.path`` names a model of the hub: ``ORGANIZATION/NAME``, where neither that
     folder nor a folder ``ORGANIZATION`` exists."""
-    return _NAME.fullmatch(path) is not None and not Path(path.split("/")[0]).exists()
+    # What else the hub refuses in a name (huggingface_hub's validate_repo_id).
+    refused = any(part in path for part in ("--", "..")) or path.endswith((".git", ".", "-"))
+    is_name = _NAME.fullmatch(path) is not None and not refused
+    return is_name and not Path(path.split("/")[0]).exists()
 
 
 def cached_model(name: str) -> Path | None:

@@ -67,7 +67,7 @@ KNOWN: dict[str, dict[str, Any]] = {
 }
 
 # Fine-tuned versions with the sizes of the model that they are named after.
-_SAME_SIZES = re.compile(r"-(instruct|base|chat|it)(-[\w.]+)?$")
+_SAME_SIZES = re.compile(r"-(instruct|base|chat|it)$")
 
 
 def published_name(name: str) -> str | None:

@@ -241,7 +241,8 @@ class Sampler:
         self._asked = int(state["asked"])
         self._rates.load_state(state["pass_rates"])
         carried_over = []
-        for order, saved in state["carried_over"]:
+        # The name in checkpoints of earlier versions.
+        for order, saved in state.get("carried_over", state.get("surplus", ())):
             id_ = saved["problem_id"]
             problem = dataclasses.replace(self._stream[self._data_id(id_)], id=id_)
             carried_over.append((int(order), group_from_state(saved, problem)))

@@ -120,7 +120,8 @@ def _evaluate_command(config: Config) -> str:
         default = type(data)()
         for key in ("prompt_key", "answer_key", "apply_chat_template", "max_prompt_tokens"):
             if getattr(data, key) != getattr(default, key):
-                words.append(f"data.{key}={str(getattr(data, key)).lower()}")
+                value = getattr(data, key)
+                words.append(f"data.{key}={str(value).lower() if value is True else value}")
         words.append(f"rollout.max_response_tokens={config.rollout.max_response_tokens}")
     else:
         words.append("eval.benchmarks=[{name: math500}]")

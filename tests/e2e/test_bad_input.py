@@ -16,11 +16,12 @@ def test_a_part_that_cannot_start(material: Path, tmp_path: Path) -> None:
     """An index that names the wrong file: found by a rank or an engine, reported as one error."""
     model = tmp_path / "model"
     shutil.copytree(material / "model", model)
-    with safe_open(model / "model.safetensors", "pt") as file:
-        where = dict.fromkeys(file.keys(), "model.safetensors")
-    where["model.norm.weight"] = "other.safetensors"
+    (model / "model.safetensors").rename(model / "model-1-of-2.safetensors")
+    with safe_open(model / "model-1-of-2.safetensors", "pt") as file:
+        where = dict.fromkeys(file.keys(), "model-1-of-2.safetensors")
+    where["model.norm.weight"] = "model-2-of-2.safetensors"
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    (model / "other.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (model / "model-2-of-2.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     mark = uuid.uuid4().hex
     settings = [*quickstart_settings(material, tmp_path / "run"), f"model.path={model}"]
     settings.append("actor.tensor_parallel=1")

@@ -121,7 +121,6 @@ def state_bytes(parameters: int, dp: int) -> float:
 def model_state_bytes(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> float:
     """State of a rank of a stage; experts have their own copies."""
     layout = actor.layout
-    _tp, _pp, _ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
     dense = parameters_of_rank(spec, layout, first=first, last=last)
     experts = expert_parameters_of_rank(spec, layout)
     return state_bytes(dense, layout.copies) + state_bytes(experts, layout.expert_copies)
@@ -214,7 +213,6 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
 def rank_parameters(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> int:
     """Weights of a rank of a stage, its experts among them."""
     layout = actor.layout
-    _tp, _pp, _ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
     dense = parameters_of_rank(spec, layout, first=first, last=last)
     return dense + expert_parameters_of_rank(spec, layout)
 
@@ -223,7 +221,7 @@ def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> fl
     """Temporaries of Adam: none in Transformer Engine's fused one; two of a rank's largest piece of
     a parameter in torch's."""
     layout = actor.layout
-    _tp, pp = layout.tensor_parallel, layout.pipeline_parallel
+    pp = layout.pipeline_parallel
     if actor.layers != "local":
         return 0.0
     largest = largest_parameter_of_rank(spec, layout)
@@ -279,7 +277,6 @@ def checkpoint_bytes(
 ) -> CheckpointBytes:
     """What a rank takes to save its share of a checkpoint; experts are a separate part."""
     layout = actor.layout
-    _tp, _pp, _ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
     largest = largest_parameter_of_rank(spec, layout)
     dense = parameters_of_rank(spec, layout, first=first, last=last)
     one = checkpoint_bytes_of_rank(dense, layout.copies, largest, background=background)
