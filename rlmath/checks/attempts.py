@@ -23,6 +23,7 @@ from rlmath.config.load import save, to_plain
 from rlmath.config.renamed import RENAMED, RENAMED_VALUES
 from rlmath.config.schema import Config
 from rlmath.model.folder import TINY
+from rlmath.model.hub import hub_name
 
 CONFIG_FILE = "config.yaml"
 SFT_CONFIG_FILE = "sft_config.yaml"
@@ -305,7 +306,10 @@ def _within(key: str, names: Sequence[str]) -> bool:
 
 
 def _same_path(one: Any, other: Any) -> bool:
-    return Path(str(one)).absolute() == Path(str(other)).absolute()
+    """The same folder, or the same revision of a model in two caches of the hub."""
+    first, second = Path(str(one)).absolute(), Path(str(other)).absolute()
+    in_hub = hub_name(first) is not None and hub_name(first) == hub_name(second)
+    return first == second or (in_hub and first.name == second.name)
 
 
 def _text(value: Any) -> str:

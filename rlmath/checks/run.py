@@ -13,6 +13,7 @@ import difflib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Literal
 
 from rlmath.algorithms.advantages import advantage_names, needs_value_model
@@ -170,8 +171,15 @@ def _reward_params(key: str, item: RewardItem) -> Iterator[str]:
         return
     known = settings_of(reward_class(item.name))
     for name in sorted(set(item.params) - set(known)):
-        names = _among(name, known) if known else "it has none"
+        names = _among(name, [*known]) if known else "it has none"
         yield f"{key}.params.{name}: reward {item.name} has no such setting; {names}"
+    for name in sorted(set(item.params) & set(known)):
+        value, types = item.params[name], known[name]
+        # In Python a bool is an int; in YAML it is not.
+        fits = isinstance(value, types) and not (isinstance(value, bool) and bool not in types)
+        if types and not fits and not (float in types and type(value) is int):
+            wanted = " or ".join("null" if one is NoneType else one.__name__ for one in types)
+            yield f"{key}.params.{name}={value}: reward {item.name} takes {wanted} here"
 
 
 def _reward_path(key: str, name: str) -> Iterator[str]:

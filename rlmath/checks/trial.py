@@ -56,16 +56,18 @@ def trial(config: Config, command: str) -> list[str]:
 
 def _prompts(data: DataConfig, paths: Sequence[str], tokenizer: LightTokenizer) -> Iterator[str]:
     renderer = PromptRenderer(data, tokenizer)
-    texts = []
+    texts, malformed = [], ""
     for path in paths:
         for row in itertools.islice(read_rows([path]), ROWS):
             if isinstance(row.fields, MalformedRowError) or data.prompt_key not in row.fields:
                 continue
             try:
                 texts.append(renderer.render(row.fields[data.prompt_key]))
-            except MalformedRowError:
-                continue  # Counted when the run reads all rows.
+            except MalformedRowError as error:  # Counted when the run reads all rows.
+                malformed = f"{row.place}: {error}"
     if not texts:
+        if malformed:
+            yield f"prompts  not looked at: no row can be rendered; {malformed}"
         return
     encoded = Encoder(tokenizer).encode(texts, add_first_tokens=not data.apply_chat_template)
     lengths, most = [len(ids) for ids in encoded], data.max_prompt_tokens

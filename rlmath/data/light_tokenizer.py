@@ -6,7 +6,7 @@ import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY
@@ -117,7 +117,7 @@ def _generation_tag() -> Any:
     import jinja2.ext
 
     class Generation(jinja2.ext.Extension):
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 - as declared by the base class.
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlmath.errors import UserError
 from rlmath.model.folder import missing_model_files
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # As a folder of the cache is named.
 _CACHED = re.compile(r"models--(.+?)--(.+)")
 # What training, vLLM and an export need; some repositories hold the same weights several times.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import typing
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any
 
 from rlmath.rewards.base import Range, Reward, RewardSettingError
@@ -114,22 +116,31 @@ def value_range(name: str, params: Mapping[str, Any]) -> Range | None:
         return reward.value_range
 
 
-def settings_of(factory: Callable[..., Any]) -> list[str]:
-    """Names of the settings, those that a class hands on to its base included."""
-    names: dict[str, None] = {}
+def settings_of(factory: Callable[..., Any]) -> dict[str, tuple[type, ...]]:
+    """Types of the settings by name, those that a class hands on to its base included.
+
+    A setting whose annotation is more than ``bool``, ``int``, ``float``, ``str``, ``None`` or
+    several of these has no types: any value may be right.
+    """
+    names: dict[str, tuple[type, ...]] = {}
     layers = factory.__mro__ if inspect.isclass(factory) else (factory,)
     for layer in layers:
         target = vars(layer).get("__init__") if inspect.isclass(layer) else layer
         if target is None:
             continue
         parameters = list(inspect.signature(target).parameters.values())
-        names.update(
-            {
-                p.name: None
-                for p in parameters
-                if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-            }
-        )
+        for p in parameters:
+            if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                names.setdefault(p.name, _plain_types(target, p.name))
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return list(names)
+    return names
+
+
+def _plain_types(target: Callable[..., Any], name: str) -> tuple[type, ...]:
+    try:
+        annotation = typing.get_type_hints(target).get(name)
+    except NameError:  # Of a user's function, under TYPE_CHECKING.
+        return ()
+    found = typing.get_args(annotation) or (annotation,)
+    return found if set(found) <= {bool, int, float, str, NoneType} else ()

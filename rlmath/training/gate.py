@@ -119,11 +119,13 @@ def measure_noise(actor: _LogProbs, batch: TrainingBatch, seed: int) -> Noise:
 
 
 class Gate:
-    """The gate of one run. It keeps the last measurement of the noise."""
+    """The gate of one run. It keeps the last measurement of the noise, and what a failure has
+    already looked into where the run goes on with a warning."""
 
     def __init__(self) -> None:
         self._noise: Noise | None = None
         self._measured_at = 0
+        self._explained_at: int | None = None
 
     def check(
         self,
@@ -172,15 +174,19 @@ class Gate:
         else:
             noise = self._noise
         allowed = limits(config, noise)
-        if not given and not due and not _within(mean, largest, allowed):
+        last = self._explained_at
+        explained = last is not None and 0 <= step - last < NOISE_EVERY
+        if not given and not due and not explained and not _within(mean, largest, allowed):
             noise = self._measure(session, batch, chosen, step)
             allowed = limits(config, noise)
         if not _within(mean, largest, allowed):
             worst = int(torch.where(fresh, difference, -1.0).nan_to_num(torch.inf).argmax())
+            if not explained:
+                self._explained_at = step
             raise AlignmentError(
                 _message(config, mean, largest, allowed, noise, int(fresh.sum()))
                 + _worst(log_probs, batch, worst)
-                + _where(session, updated)
+                + (f"See step {last} for where." if explained else _where(session, updated))
             )
         if given or not scheduled:
             return {}

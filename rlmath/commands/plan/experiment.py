@@ -57,8 +57,15 @@ def write_experiment(
     if file.exists():
         raise UserError(f"--write {name}: {file} exists; give another name, or remove it")
     nested: dict[str, Any] = {}
+    groups: list[str | dict[str, str]] = []
     for word in _with_given(wish, settings, given, f"runs/{name}"):
         key, _, text = word.partition("=")
+        if key == "experiment":  # One of the same group, on which this one builds.
+            groups.append(text)
+            continue
+        if (CONF_DIR / key).is_dir():
+            groups.append({f"override /{key}": text})
+            continue
         *sections, last = key.split(".")
         place = nested
         for section in sections:
@@ -68,6 +75,8 @@ def write_experiment(
         "# @package _global_\n"
         f"# {wish.path} on {wish.gpus} x {wish.gpu.name}, as rlmath plan layout proposed.\n"
     )
+    if groups:
+        nested = {"defaults": groups, **nested}
     with replacing(file) as out:
         out.write((head + yaml.safe_dump(nested, sort_keys=False)).encode())
     return file

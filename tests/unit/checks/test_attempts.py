@@ -114,6 +114,18 @@ def test_tiny_and_relative_paths_name_the_same_model(
     assert attempts.refused(settings(tmp_path / "run", "model.path=run/other"))
 
 
+def test_a_model_of_the_hub_stays_the_same_in_another_cache(tmp_path: Path) -> None:
+    def folder(cache: str, name: str = "a--b", revision: str = "1f") -> str:
+        return str(tmp_path / cache / f"models--{name}" / "snapshots" / revision)
+
+    run_dir = tmp_path / "run"
+    save(settings(run_dir, f"model.path={folder('old')}"), run_dir / "config.yaml")
+    checkpoint(run_dir / "checkpoints", 1)
+    assert attempts.refused(settings(run_dir, f"model.path={folder('new')}")) == []
+    for other in (folder("new", name="a--c"), folder("new", revision="2e")):
+        assert attempts.refused(settings(run_dir, f"model.path={other}"))
+
+
 def test_a_saved_file_of_another_version_is_compared_where_both_know_a_key(run_dir: Path) -> None:
     file = run_dir / "config.yaml"
     text = file.read_text().replace("loss: ppo_clip", "loss: ppo_clip\n  gone_setting: 3")

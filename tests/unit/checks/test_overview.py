@@ -119,6 +119,19 @@ def test_a_recipe_says_what_replaced_its_settings(
     assert not any("reward.items" in line for line in lines)
 
 
+def test_a_recipe_may_be_composed_of_others(
+    base: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine" / "recipe").mkdir(parents=True)
+    (tmp_path / "mine" / "recipe" / "ours.yaml").write_text(
+        "# @package _global_\ndefaults: [dr_grpo]\nalgorithm: {loss_options: {clip_low: 0.1}}\n"
+    )
+    words = [*base, f"--config-dir={tmp_path / 'mine'}", "recipe=ours"]
+    code, blocks, err = check(words, capsys)
+    assert code == 0, err
+    assert blocks["recipe"].startswith("ours: 1 settings, all in force")
+
+
 def test_without_a_recipe_none_is_named(
     base: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,14 @@ def test_ranges_hold_at_their_ends() -> None:
             ["reward.items=[{name: math, params: {marker_: x}}]"],
             ["reward.items[0].params.marker_: reward math has no such setting"],
         ),
+        (
+            ["reward.items=[{name: cosine, params: {max_value_correct: abc}}]"],
+            ["reward.items[0].params.max_value_correct=abc: reward cosine takes float here"],
+        ),
+        (
+            ["reward.items=[{name: cosine, params: {max_len: true}}]"],
+            ["reward.items[0].params.max_len=True: reward cosine takes int here"],
+        ),
         (["data.system_prompt=Think."], ["data.system_prompt", "data.apply_chat_template=true"]),
         (["data.prompt_template=Solve"], ["data.prompt_template='Solve'", "{prompt}"]),
         (["eval.temperature=0", "eval.samples=4"], ["eval.samples=4", "all samples"]),

@@ -45,6 +45,15 @@ def test_prompts_that_are_too_long_are_counted(
     assert "set it to 90" in capsys.readouterr().err
 
 
+def test_rows_that_cannot_be_rendered_are_said(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps({"question": " ", "answer": "2"}) + "\n")
+    assert main(base) == 0
+    assert "not looked at: no row can be rendered; " in (out := capsys.readouterr().out)
+    assert "train.jsonl:1" in out
+
+
 def test_own_rewards_are_called_on_made_up_responses(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +128,8 @@ def test_chat_templates_are_rendered_as_transformers_does(tmp_path: Path) -> Non
     """Blocks that strip whitespace, a default of several templates, special tokens, tojson."""
     folder = make_tiny_model(tmp_path / "model")
     template = (
-        "{{ bos_token }}{%- for m in messages %}\n    {% if loop.first %}[{{ m | tojson }}]\n"
+        "{% generation %}{{ bos_token }}{% endgeneration %}{%- for m in messages %}\n"
+        "    {% if loop.first %}[{{ m | tojson }}]\n"
         "    {% else %}{% break %}\n    {% endif %}\n{%- endfor %}\n"
         "{% if add_generation_prompt %}>{{ eos_token }}{% endif %}"
     )

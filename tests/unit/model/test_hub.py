@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from rlmath.model.hub import hub_name, is_hub_model
 from tests.unit.documented import TINY, write_model
@@ -138,6 +140,11 @@ def test_what_is_a_name_and_what_a_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     assert is_hub_model("Qwen/Qwen3-8B")
     assert not any(map(is_hub_model, ("tiny", "./a/b", "/a/b", "a/b/c", "runs/../b", "Qwen/")))
+    refused_by_the_hub = ("a/b--c", "a/b..c", "a/b.git", "a/b-", "a/b.", "a/modèle")
+    assert not any(map(is_hub_model, refused_by_the_hub))
+    for name in refused_by_the_hub[:-1]:
+        with pytest.raises(HFValidationError):
+            validate_repo_id(name)
     (tmp_path / "models").mkdir()
     assert not is_hub_model("models/Qwen3-8B"), "a folder that is missing a model is a folder"
     assert hub_name("models/Qwen3-8B") is None

@@ -92,7 +92,10 @@ def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector:
             assert rewards[0] != rewards[1] and None not in rewards
         carried_over += one.metrics["sampling/carried_over_groups"]
         again = sampler_of(*FILTERED)
-        again.load_state_dict(json.loads(json.dumps(other.state_dict())))
+        state = json.loads(json.dumps(other.state_dict()))
+        if step == 2:  # As checkpoints of earlier versions have it.
+            state["surplus"] = state.pop("carried_over")
+        again.load_state_dict(state)
         other = again
     assert carried_over  # Some groups were kept for a next step, and went through the checkpoint.
 

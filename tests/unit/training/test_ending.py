@@ -43,14 +43,14 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(
 ) -> None:
     run_dir = tmp_path / "run"
     rows = tmp_path / "eval.jsonl"
-    rows.write_text(json.dumps({"question": "1+1?", "answer": "2"}) + "\n")
+    rows.write_text(json.dumps({"Question": "1+1?", "answer": "2"}) + "\n")
     config = load(
         [
             f"model.path={run_dir / 'hf'}",
             "model.dtype=float32",
             f"runner.run_dir={run_dir}",
             f"data.eval_paths=[{rows}]",
-            "data.prompt_key=question",
+            "data.prompt_key=Question",
             "data.answer_key=answer",
             "data.max_prompt_tokens=64",
             "rollout.max_response_tokens=64",

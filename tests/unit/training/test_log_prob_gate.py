@@ -214,6 +214,19 @@ def test_a_failure_says_which_tensors_differ(
         check(session, batch_of([[0.5, 0.5]], versions=[4]), updated=updated)
 
 
+def test_a_run_that_goes_on_looks_into_a_failure_once_in_a_while() -> None:
+    session = session_of("model.dtype=bfloat16", noise=0.02)
+    apart = batch_of([[0.5, 0.5]], versions=[4])
+    for step in range(3, 3 + gate.NOISE_EVERY):
+        with pytest.raises(
+            AlignmentError, match="forward pass" if step == 3 else "See step 3 for where"
+        ):
+            check(session, apart, step)
+        assert session.actor.probed == [1] * (1 if step < 33 else 2)
+    with pytest.raises(AlignmentError, match="forward pass"):
+        check(session, apart, 3 + gate.NOISE_EVERY)
+
+
 def test_a_failed_gate_stops_or_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     apart = batch_of([[0.5, 0.5], [0.7]], versions=[4, 4])
     assert apart.old_log_probs is not None

@@ -62,6 +62,23 @@ def test_the_experiment_of_a_plan_is_one(capsys: pytest.CaptureFixture[str]) -> 
     assert "exists; give another name" in capsys.readouterr().err
     assert "steps: 7" in Path("groups/experiment/mine.yaml").read_text()
     assert plan("--write", "../mine", *hub) == 2
+    # With "=" too, where a plan depends on neither the steps nor the recipe.
+    capsys.readouterr()
+    words = [*hub, "recipe=dapo", "algorithm.group_size=8", "runner.steps=70"]
+    assert plan(*words, "--write=other", *write[2:]) == 0, capsys.readouterr().err
+    words = ["model.path=Qwen/Qwen2.5-1.5B", "experiment=gsm8k_smoke", "runner.steps=9"]
+    words += ["data.prompt_key=prompt", "data.answer_key=solutions"]
+    assert plan(*words, "--write=third", *write[2:]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    train = ["train", "--config-dir", "groups", "--check"]
+    assert main([*train, "experiment=other"]) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert "recipe   dapo: " in out
+    assert "algorithm.group_size: 16 -> 8 (experiment other)" in out
+    assert main([*train, "experiment=third"]) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert "Qwen2.5-1.5B" in out
+    assert "9 steps" in out
 
 
 def test_a_setting_that_a_plan_ignores_is_refused_without_a_run(
