@@ -120,7 +120,7 @@ def measure_noise(actor: _LogProbs, batch: TrainingBatch, seed: int) -> Noise:
 
 class Gate:
     """The gate of one run. It keeps the last measurement of the noise, and what a failure has
-    already looked into where the run goes on with a warning."""
+    already looked into where the run continues with a warning."""
 
     def __init__(self) -> None:
         self._noise: Noise | None = None
