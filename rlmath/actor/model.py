@@ -52,7 +52,7 @@ def transformer_config(
     on_te = platform.layer_spec == "transformer_engine"
     recompute: dict[str, Any] = {}
     if settings.recompute == "full":
-        layers_per_stage = -(-spec.layers // layout.pipeline_parallel)
+        layers_per_stage = max(layout.stage_sizes(spec.layers))
         recompute = {
             "recompute_granularity": "full",
             "recompute_method": "block",
@@ -89,6 +89,7 @@ def transformer_config(
         use_cpu_initialization=platform.name == "cpu",
         tensor_model_parallel_size=layout.tensor_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
+        pipeline_model_parallel_layout=_stages(spec, layout),
         context_parallel_size=layout.context_parallel,
         sequence_parallel=settings.sequence_parallel and layout.tensor_parallel > 1,
         params_dtype=settings.dtype,
@@ -106,6 +107,17 @@ def transformer_config(
         **recompute,
         **moe_settings(spec, layout, settings.precision.router_dtype, on_te),
     )
+
+
+def _stages(spec: ModelSpec, layout: Layout) -> list[list[str]] | None:
+    """What each pipeline stage has, in Megatron's words."""
+    sizes = layout.stage_sizes(spec.layers)
+    if len(sizes) == 1:
+        return None
+    stages = [["decoder"] * size for size in sizes]
+    stages[0].insert(0, "embedding")
+    stages[-1].append("loss")
+    return stages
 
 
 def invariance_settings(precision: Precision, on_te: bool) -> dict[str, Any]:

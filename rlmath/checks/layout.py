@@ -8,6 +8,7 @@ from rlmath.config.arithmetic import RunLayout, batch_of
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.schema import Config, Device, DType, Recompute
 from rlmath.model.families import QkNorm
+from rlmath.model.parallel import even_stages, stage_problem
 from rlmath.model.spec import ModelSpec
 
 # vLLM hands out its CPU cache in blocks of this many tokens.
@@ -143,19 +144,17 @@ def _tensor_parallel(part: str, ranks: int, model: ModelSpec) -> Iterator[str]:
 
 def _layers(config: Config, model: ModelSpec) -> Iterator[str]:
     stages, recomputed = config.actor.pipeline_parallel, config.actor.recompute_num_layers
-    if model.layers % stages:
-        works = [n for n in range(1, model.layers + 1) if model.layers % n == 0]
-        yield (
-            f"actor.pipeline_parallel={stages}: {model.layers} layers / {stages} stages leaves "
-            f"{model.layers % stages}; works: {one_of(works)}"
-        )
+    sizes = tuple(config.actor.pipeline_layers or even_stages(model.layers, stages))
+    problem = stage_problem(sizes, model.layers, stages)
+    if problem:
+        yield problem
         return
-    in_stage = model.layers // stages
+    in_stage = max(sizes)
     full = config.actor.recompute is Recompute.full
     if full and recomputed is not None and recomputed > in_stage:
         yield (
-            f"actor.recompute_num_layers={recomputed}: {model.layers} layers / {stages} stages "
-            f"= {in_stage} layers a stage; take at most {in_stage}, or null for all"
+            f"actor.recompute_num_layers={recomputed}: {model.layers} layers / {stages} stages = "
+            f"at most {in_stage} layers a stage; take at most {in_stage}, or null for all"
         )
 
 

@@ -25,6 +25,11 @@ class Recompute(Enum):
 class ActorConfig:
     tensor_parallel: int = setting(1, "Tensor-parallel size.", least=1, common=True)
     pipeline_parallel: int = setting(1, "Pipeline-parallel size.", least=1)
+    pipeline_layers: list[int] | None = setting(
+        None,
+        "Layers of each pipeline stage, in order, such as [4,3]; null: as equal as they can be, "
+        "with what is left over in the stages between first and last.",
+    )
     context_parallel: int = setting(
         1, "Context-parallel size: ranks that share the tokens of each sequence.", least=1
     )

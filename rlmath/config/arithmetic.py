@@ -132,6 +132,7 @@ def resolve_layout(config: Config, device: Device) -> RunLayout:
             data_parallel,
             context_parallel=actor.context_parallel,
             expert_parallel=actor.expert_parallel,
+            pipeline_layers=tuple(actor.pipeline_layers or ()),
         ),
         engines=engines,
         engine_tensor_parallel=rollout.tensor_parallel,

@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from rlmath.errors import UserError
+
+
+def even_stages(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each pipeline stage, as equal as they can be: ``(23, 24, 24, 23)`` of 94.
+
+    What is left over goes to the stages in between, then to the first: the last one has the output
+    layer and its logits, the first one the embedding.
+    """
+    each, left = divmod(layers, stages)
+    longer = [*range(1, stages - 1), 0, stages - 1][:left]
+    return tuple(each + (stage in longer) for stage in range(stages))
+
+
+def stage_problem(sizes: Sequence[int], layers: int, stages: int) -> str | None:
+    """Why stages of these sizes cannot share a model's layers; ``None``: they can."""
+    if stages > layers:
+        return (
+            f"actor.pipeline_parallel={stages}: the model has {layers} layers, and every stage "
+            f"needs one; take at most {layers}"
+        )
+    if len(sizes) == stages and sum(sizes) == layers and min(sizes) > 0:
+        return None
+    works = ",".join(map(str, even_stages(layers, stages)))
+    return (
+        f"actor.pipeline_layers=[{','.join(map(str, sizes))}]: has {len(sizes)} stages with "
+        f"{sum(sizes)} layers; actor.pipeline_parallel={stages} and the model's {layers} layers "
+        f"need {stages} numbers of at least 1 that add up to {layers}; works: [{works}]"
+    )
 
 
 @dataclass(frozen=True)
@@ -17,6 +48,7 @@ class Layout:
         expert_parallel: Ranks of a stage that share the experts of a MoE, each of which is whole
             on its rank; a divisor of ``tensor_parallel * data_parallel``. With 1 each copy of the
             model has all experts, sliced over its tensor-parallel ranks as other matrices are.
+        pipeline_layers: Layers of each stage; empty: as ``even_stages`` shares them.
     """
 
     tensor_parallel: int = 1
@@ -24,6 +56,7 @@ class Layout:
     data_parallel: int = 1
     context_parallel: int = field(default=1, kw_only=True)
     expert_parallel: int = field(default=1, kw_only=True)
+    pipeline_layers: tuple[int, ...] = field(default=(), kw_only=True)
 
     @property
     def expert_tensor_parallel(self) -> int:
@@ -47,11 +80,31 @@ class Layout:
         """All ranks."""
         return self.tensor_parallel * self.pipeline_parallel * self.copies
 
+    def stage_sizes(self, layers: int) -> tuple[int, ...]:
+        """Layers of each pipeline stage of a model of ``layers`` layers.
+
+        Raises:
+            UserError: ``pipeline_layers`` are not those of this model, or a stage would have none.
+        """
+        sizes = self.pipeline_layers or even_stages(layers, self.pipeline_parallel)
+        problem = stage_problem(sizes, layers, self.pipeline_parallel)
+        if problem:
+            raise UserError(problem)
+        return sizes
+
+    def stage_layers(self, layers: int, stage: int) -> range:
+        """The layers of a pipeline stage, from 0, of a model of ``layers`` layers."""
+        sizes = self.stage_sizes(layers)
+        begin = sum(sizes[:stage])
+        return range(begin, begin + sizes[stage])
+
     def __str__(self) -> str:
-        """``TP 2 x PP 1 x CP 2 x DP 4, EP 8``, without context and expert ranks where it is 1."""
+        """``TP 2 x PP 2 (1+3) x CP 2 x DP 4, EP 8``; what is 1 or not given is left out but for TP,
+        PP and DP."""
         context = f" x CP {self.context_parallel}" if self.context_parallel > 1 else ""
         experts = f", EP {self.expert_parallel}" if self.expert_parallel > 1 else ""
+        sizes = f" ({'+'.join(map(str, self.pipeline_layers))})" if self.pipeline_layers else ""
         return (
-            f"TP {self.tensor_parallel} x PP {self.pipeline_parallel}{context} x "
+            f"TP {self.tensor_parallel} x PP {self.pipeline_parallel}{sizes}{context} x "
             f"DP {self.data_parallel}{experts}"
         )

@@ -26,24 +26,6 @@ ENGINE_VOCAB_MULTIPLE = 64
 
 
 @dataclass(frozen=True)
-class Stages:
-    """How pipeline stages share the layers, where they do not simply divide them.
-
-    Attributes:
-        virtual: Model chunks of each stage.
-        first_layers: Layers of the first stage where it differs from the others.
-        last_layers: Layers of the last stage where it differs from the others.
-    """
-
-    virtual: int = 1
-    first_layers: int | None = None
-    last_layers: int | None = None
-
-
-EVEN_STAGES = Stages()
-
-
-@dataclass(frozen=True)
 class SourceRank:
     """A trainer rank: pipeline stage, tensor rank (within experts for an expert), expert rank."""
 
@@ -119,7 +101,7 @@ def plan_weights(
     engine: Layout,
     bucket_size_mib: float = WeightsConfig.bucket_size_mib,
     dtype: torch.dtype = torch.bfloat16,
-    stages: Stages = EVEN_STAGES,
+    virtual_stages: int = 1,
 ) -> WeightsPlan:
     """Plan an update.
 
@@ -130,12 +112,13 @@ def plan_weights(
             otherwise a slice of each.
         bucket_size_mib: See ``cut_into_buckets``.
         dtype: In which tensors travel.
-        stages: How the trainer's stages share the layers.
+        virtual_stages: Model chunks of each of the trainer's stages.
 
     Raises:
         WeightsError: The model cannot be laid out so; the message shows the arithmetic.
+        UserError: Its layers cannot.
     """
-    layers_of = stage_layers(spec.layers, actor.pipeline_parallel, stages)
+    layers_of = stage_chunks(spec.layers, actor, virtual_stages)
     experts = actor.expert_parallel
     if spec.experts % experts:
         raise WeightsError(
@@ -172,43 +155,30 @@ def plan_weights(
     return WeightsPlan(spec, actor, engine, dtype, layers_of, padded, buckets)
 
 
-def stage_layers(
-    layers: int, pipeline_parallel: int, stages: Stages = EVEN_STAGES
+def stage_chunks(
+    layers: int, layout: Layout, virtual_stages: int = 1
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Global layers of each chunk of each pipeline stage, as Megatron deals them out.
 
     Chunk 0 of all stages comes first, then chunk 1 of all stages, and so on.
 
     Raises:
-        WeightsError: The layers do not divide.
+        UserError: The stages cannot share the layers.
+        WeightsError: The layers of a stage do not divide into its chunks.
     """
-    given = [stages.first_layers] + [None] * (pipeline_parallel - 2) + [stages.last_layers]
-    if pipeline_parallel == 1:
-        given = [None]
-    rest = layers - sum(n or 0 for n in given)
-    others = given.count(None)
-    if rest < 0 or (others == 0 and rest) or (others and rest % others):
-        fixed = [n for n in given if n is not None]
-        raise WeightsError(
-            f"{layers} layers over {pipeline_parallel} pipeline stages"
-            + (f", {' and '.join(map(str, fixed))} of them given to first or last" if fixed else "")
-            + f": {rest} layers remain for {others} stages"
-            + (f", {rest} / {others} = {rest / others:.2f}" if others else "")
-        )
-    counts = [n if n is not None else rest // others for n in given]
-    chunks = stages.virtual
+    counts = layout.stage_sizes(layers)
     for stage, count in enumerate(counts):
-        if count % chunks:
+        if count % virtual_stages:
             raise WeightsError(
-                f"pipeline stage {stage} has {count} layers for {chunks} virtual stages: "
-                f"{count} / {chunks} = {count / chunks:.2f}"
+                f"pipeline stage {stage} has {count} layers for {virtual_stages} virtual stages: "
+                f"{count} / {virtual_stages} = {count / virtual_stages:.2f}"
             )
     result: list[list[tuple[int, ...]]] = [[] for _ in counts]
     at = 0
-    for _ in range(chunks):
+    for _ in range(virtual_stages):
         for stage, count in enumerate(counts):
-            result[stage].append(tuple(range(at, at + count // chunks)))
-            at += count // chunks
+            result[stage].append(tuple(range(at, at + count // virtual_stages)))
+            at += count // virtual_stages
     return tuple(tuple(stage) for stage in result)
 
 

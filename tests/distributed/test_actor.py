@@ -24,7 +24,11 @@ from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
 
 # Every kind of parallelism beside another one; a fault of one alone shows in these too.
-LAYOUTS = [Layout(1, 1, 1), Layout(2, 1, 2), Layout(1, 2, 1, context_parallel=2)]
+LAYOUTS = [
+    Layout(1, 1, 1),
+    Layout(2, 1, 2),
+    Layout(1, 2, 1, context_parallel=2, pipeline_layers=(1, 3)),
+]
 MORE_LAYOUTS = [
     Layout(2, 1, 1),
     Layout(1, 2, 1),

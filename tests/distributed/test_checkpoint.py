@@ -187,9 +187,9 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize(
     ("before", "after", "distributed"),
     [
-        (TP2, PP2, False),
+        (TP2, Layout(1, 2, 1, pipeline_layers=(1, 3)), False),
         pytest.param(TP2, PP2, True, marks=pytest.mark.long),  # Smaller than the next one.
-        (Layout(2, 2, 1), DP2, True),
+        (Layout(2, 2, 1, pipeline_layers=(3, 1)), DP2, True),
         (Layout(1, 1, 1), Layout(2, 1, 1, context_parallel=2), True),
     ],
     ids=lambda value: str(value),

@@ -20,7 +20,7 @@ from rlmath.validation.convert import read_checkpoint
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.megatron import check_folder
-from rlmath.weights.plan import SourceRank, Stages, plan_weights
+from rlmath.weights.plan import SourceRank, plan_weights
 from tests.distributed.weights_ranks import Case, Ranks
 
 SIZES: dict[str, Any] = {
@@ -136,9 +136,9 @@ def _check_round_trip(ranks: Ranks, folder: Path, case: Case) -> None:
 
 def _planned_sends(folder: Path, case: Case) -> dict[tuple[str, int, int, int], int]:
     """What the plan says that each rank of the first copy of the model gives."""
-    stages = Stages(case.vp or 1, case.first_layers)
-    layout, spec = Layout(case.tp, case.pp), read_model_spec(folder)
-    plan = plan_weights(spec, layout, Layout(), 0.01, torch.float32, stages)
+    layout = Layout(case.tp, case.pp, pipeline_layers=case.stages)
+    spec = read_model_spec(folder)
+    plan = plan_weights(spec, layout, Layout(), 0.01, torch.float32, case.vp or 1)
     sends = {}
     for planned in plan.buckets:
         for op in planned.gathers:
@@ -180,13 +180,28 @@ def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(
 @pytest.mark.parametrize("family", ["qwen2_tied", long("llama3")])
 @pytest.mark.parametrize(
     "case",
-    [Case(tp=2, pp=2, vp=2), Case(pp=2, first_layers=1), long(Case(pp=2, vp=2))],
+    [Case(tp=2, pp=2, vp=2), long(Case(pp=2, vp=2))],
     ids=Case.name,
 )
-def test_virtual_and_uneven_stages_there_and_back(
+def test_virtual_stages_there_and_back(
     ranks: Ranks, folders: dict[str, Path], case: Case, family: str
 ) -> None:
     _check_round_trip(ranks, folders[family], case)
+
+
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        ("qwen2_tied", Case(pp=2, stages=(1, 3))),
+        long("llama3", Case(tp=2, pp=2, stages=(3, 1))),
+    ],
+    ids=_name,
+)
+def test_uneven_stages_there_and_back(
+    ranks: Ranks, folders: dict[str, Path], reference: dict[str, Tensor], case: Case, family: str
+) -> None:
+    _check_round_trip(ranks, folders[family], case)
+    _check_log_probs(ranks, folders[family], reference[family], case)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ WORLD_SIZE = 4
 class Case:
     """One layout: tensor, pipeline, virtual stages per rank, expert and expert-tensor parallel.
 
-    ``first_layers`` is the number of layers of an uneven first stage.
+    ``stages`` are the layers of each stage.
     """
 
     tp: int = 1
@@ -35,7 +35,7 @@ class Case:
     vp: int | None = None
     ep: int = 1
     etp: int | None = None
-    first_layers: int | None = None
+    stages: tuple[int, ...] = ()
 
     def expert_tp(self) -> int | None:
         """As the actor has it, unless given."""
@@ -44,11 +44,11 @@ class Case:
     def is_plain(self) -> bool:
         """Whether the actor has no such layout."""
         cut_alone = self.etp is not None and self.ep == 1
-        return self.vp is not None or self.first_layers is not None or cut_alone
+        return self.vp is not None or cut_alone
 
     def name(self) -> str:
         """What differs from a single rank, as in ``tp2-pp2``; for the names of tests."""
-        given = {k: v for k, v in vars(self).items() if v is not None and v != 1}
+        given = {k: v for k, v in vars(self).items() if v not in (None, 1, ())}
         return "-".join(f"{k}{v}" for k, v in given.items()) or "single"
 
 
@@ -186,7 +186,9 @@ def _chunks(folder: str, case: Case) -> list[nn.Module]:
         from rlmath.model.parallel import Layout
 
         copies = WORLD_SIZE // case.tp // case.pp
-        layout = Layout(case.tp, case.pp, copies, expert_parallel=case.ep)
+        layout = Layout(
+            case.tp, case.pp, copies, expert_parallel=case.ep, pipeline_layers=case.stages
+        )
         # Experts together with tensor parallel demand it.
         sequence_parallel = bool(spec.experts) and case.tp > 1
         settings = ModelSettings(torch.float32, sequence_parallel)
@@ -236,7 +238,6 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
         tensor_model_parallel_size=case.tp,
         pipeline_model_parallel_size=case.pp,
         virtual_pipeline_model_parallel_size=case.vp,
-        num_layers_in_first_pipeline_stage=case.first_layers,
         # Experts together with tensor parallel demand it.
         sequence_parallel=bool(spec.experts) and case.tp > 1,
         pipeline_dtype=torch.float32,

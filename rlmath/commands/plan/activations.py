@@ -72,21 +72,22 @@ def feed_forward_width(spec: ModelSpec) -> int:
     return max(dense, spec.experts_per_token * spec.moe_ffn if moe_layers else 0)
 
 
-def kept_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int) -> float:
+def kept_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int, stage: int) -> float:
     """Activations of the micro-batches that a stage has in flight.
 
     A recomputed layer keeps its input, 2 h bytes a token (Korthikanti et al. 2022, section 5).
     """
-    return in_flight * (_whole_layers_bytes(spec, actor) + _inputs_bytes(spec, actor))
+    inputs = _recomputed(spec, actor, stage) * 2 * spec.hidden / actor.layout.tensor_parallel
+    return in_flight * (_whole_layers_bytes(spec, actor, stage) + actor.tokens * inputs)
 
 
-def _whole_layers_bytes(spec: ModelSpec, actor: ActorShape) -> float:
-    whole = spec.layers // actor.layout.pipeline_parallel - actor.recompute_layers
+def _recomputed(spec: ModelSpec, actor: ActorShape, stage: int) -> int:
+    return min(actor.recompute_layers, actor.layout.stage_sizes(spec.layers)[stage])
+
+
+def _whole_layers_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> float:
+    whole = actor.layout.stage_sizes(spec.layers)[stage] - _recomputed(spec, actor, stage)
     return whole * actor.tokens * layer_bytes(spec, actor)
-
-
-def _inputs_bytes(spec: ModelSpec, actor: ActorShape) -> float:
-    return actor.recompute_layers * actor.tokens * 2 * spec.hidden / actor.layout.tensor_parallel
 
 
 def attention_masks_bytes(spec: ModelSpec, actor: ActorShape, longest_tokens: int) -> float:
@@ -125,7 +126,9 @@ def _products(local: bool) -> int:
     return 8 if local else 6
 
 
-def backward_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int) -> dict[str, float]:
+def backward_bytes(
+    spec: ModelSpec, actor: ActorShape, in_flight: int, stage: int
+) -> dict[str, float]:
     """Activations and what the backward pass takes beside them, where that is most.
 
     Either everything is kept and the last layer begins, or the layers that are not recomputed are
@@ -133,7 +136,7 @@ def backward_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int) -> dict[s
     """
     width, tp = feed_forward_width(spec), actor.layout.tensor_parallel
     local = actor.layers == "local"
-    kept = kept_bytes(spec, actor, in_flight)
+    kept = kept_bytes(spec, actor, in_flight, stage)
     # Transformer Engine adds a matrix's gradient to the float32 buffer as it computes it.
     matrix = 2 * spec.hidden * width / tp if local else 0.0
     hidden = 2 * spec.hidden
@@ -147,7 +150,7 @@ def backward_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int) -> dict[s
     # Copies of the tokens on their way to the experts and back, and their gradients.
     again += 2 * hidden * spec.experts_per_token / tp if spec.experts else 0.0
     recomputed = {
-        "activations": kept - _whole_layers_bytes(spec, actor),
+        "activations": kept - _whole_layers_bytes(spec, actor, stage),
         "backward of a layer": actor.tokens * again + 2 * matrix,
     }
     return max(begin, recomputed, key=lambda one: sum(one.values()))

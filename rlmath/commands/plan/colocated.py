@@ -88,7 +88,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
     layout = resolve_layout(config, Device.cuda)
     settings, algorithm = config.actor, config.algorithm
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    per_stage = spec.layers // layout.actor.pipeline_parallel
+    per_stage = max(layout.actor.stage_sizes(spec.layers))
     recomputed = 0
     if settings.recompute.value == "full":
         recomputed = min(settings.recompute_num_layers or per_stage, per_stage)

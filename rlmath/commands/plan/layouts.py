@@ -249,14 +249,14 @@ def _engine_splits(spec: ModelSpec, tp: int) -> bool:
 
 
 def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
-    """Tensor ranks of one node, stages that divide the layers, copies that use every GPU."""
+    """Tensor ranks of one node, stages of one layer or more, copies that use every GPU."""
     node, spec, gpus = min(wish.gpus, wish.gpus_per_node), wish.spec, wish.gpus
     tensor = [wish.tp] if wish.tp else [n for n in range(1, node + 1) if node % n == 0]
-    stages = [wish.pp] if wish.pp else [n for n in range(1, spec.layers + 1) if n <= gpus]
+    stages = [wish.pp] if wish.pp else list(range(1, min(spec.layers, gpus) + 1))
     contexts = [wish.cp] if wish.cp else CONTEXT_CHOICES
     found = False
     for pp, cp, tp in itertools.product(stages, contexts, tensor):
-        if gpus % (tp * pp * cp) or spec.layers % pp or not _splits(spec, tp):
+        if gpus % (tp * pp * cp) or pp > spec.layers or not _splits(spec, tp):
             continue
         dp = gpus // (tp * pp * cp)
         for ep in _expert_shares(wish, tp, cp, dp):
@@ -342,7 +342,7 @@ def _refuse_if_full(wish: Wish, phase: Phase, name: str) -> None:
 
 def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, list[Phase]]:
     """The fewest recomputed layers of a stage with which every phase of the actor fits."""
-    per_stage, name = wish.spec.layers // split.layout.pipeline_parallel, str(split)
+    per_stage, name = max(split.layout.stage_sizes(wish.spec.layers)), str(split)
     if wish.recompute_layers is not None and not 0 <= wish.recompute_layers <= per_stage:
         raise _Miss(
             f"{name}: actor.recompute_num_layers={wish.recompute_layers}, but a stage has "
@@ -379,7 +379,7 @@ def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
         actor: A layout that fits as it is.
         step: The result is a multiple of it, or the present length.
     """
-    per_stage = wish.spec.layers // actor.layout.pipeline_parallel
+    per_stage = max(actor.layout.stage_sizes(wish.spec.layers))
 
     def fits(tokens: int) -> bool:
         one = dataclasses.replace(actor, recompute_layers=per_stage, max_tokens=tokens)

@@ -23,8 +23,10 @@ from rlmath.commands.plan.activations import (
 )
 from rlmath.commands.plan.models import (
     expert_parameters_of_rank,
+    is_last_stage,
     largest_parameter_of_rank,
     parameters_of_rank,
+    telling_stages,
 )
 from rlmath.config.schema import RolloutConfig
 from rlmath.model.parallel import Layout
@@ -118,27 +120,26 @@ def state_bytes(parameters: int, dp: int) -> float:
     return parameters * (6 + 12 / dp)
 
 
-def model_state_bytes(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> float:
+def model_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> float:
     """State of a rank of a stage; experts have their own copies."""
     layout = actor.layout
-    dense = parameters_of_rank(spec, layout, first=first, last=last)
-    experts = expert_parameters_of_rank(spec, layout)
+    dense = parameters_of_rank(spec, layout, stage)
+    experts = expert_parameters_of_rank(spec, layout, stage)
     return state_bytes(dense, layout.copies) + state_bytes(experts, layout.expert_copies)
 
 
 def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     """State of the fullest stage."""
-    layout = actor.layout
-    pp = layout.pipeline_parallel
-    ends = [(stage == 0, stage == pp - 1) for stage in {0, pp - 1}]
-    return max(model_state_bytes(spec, actor, first=first, last=last) for first, last in ends)
+    stages = telling_stages(spec, actor.layout)
+    return max(model_state_bytes(spec, actor, stage) for stage in stages)
 
 
-def value_state_bytes(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> float:
+def value_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> float:
     """State of a value model's rank: the same stage without the output layer."""
     layout = actor.layout
     tp = layout.tensor_parallel
-    policy = model_state_bytes(spec, actor, first=first, last=last)
+    policy = model_state_bytes(spec, actor, stage)
+    first, last = stage == 0, is_last_stage(layout, stage)
     tied_alone = spec.tied and first and last
     if not last or tied_alone:
         return policy
@@ -161,12 +162,12 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
     """What a rank of a stage holds in each phase of a step, CUDA's own share apart."""
     layout = actor.layout
     pp = layout.pipeline_parallel
-    first, last = stage == 0, stage == pp - 1
-    state = model_state_bytes(spec, actor, first=first, last=last)
-    weights = rank_parameters(spec, actor, first=first, last=last)
+    last = is_last_stage(layout, stage)
+    state = model_state_bytes(spec, actor, stage)
+    weights = rank_parameters(spec, actor, stage)
     value = 0.0
     if step.value_model:
-        value = value_state_bytes(spec, actor, first=first, last=last)
+        value = value_state_bytes(spec, actor, stage)
     # One micro-batch forward, one backward: a stage has as many in flight as there are stages from
     # it to the last (Korthikanti et al. 2022, section 4.2.3).
     in_flight = max(1, min(pp - stage, step.microbatches))
@@ -183,7 +184,7 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
         return Phase(name, {k: v for k, v in (resident | named).items() if v})
 
     def backward(name: str) -> Phase:
-        return phase(name, **backward_bytes(spec, actor, in_flight))
+        return phase(name, **backward_bytes(spec, actor, in_flight, stage))
 
     def logits(backward: bool) -> float:
         if not last:
@@ -198,23 +199,23 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
     if step.reference:
         phases.append(phase("reference", **forward))
     if last:
-        kept = kept_bytes(spec, actor, in_flight)
+        kept = kept_bytes(spec, actor, in_flight, stage)
         phases.append(phase("logits", activations=kept, logits=logits(backward=True)))
     phases.append(backward("training"))
     if step.value_model:
         phases.append(backward("value training"))
     phases.append(phase("optimizer step", temporaries=optimizer_step_bytes(spec, actor, weights)))
     phases.append(phase("weight sync", buckets=trainer_sync_bytes(spec, actor, step.bucket_bytes)))
-    saved = checkpoint_bytes(spec, actor, first=first, last=last)
+    saved = checkpoint_bytes(spec, actor, stage)
     phases.append(phase("checkpoint", gathered=saved.gpu_bytes))
     return phases
 
 
-def rank_parameters(spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool) -> int:
+def rank_parameters(spec: ModelSpec, actor: ActorShape, stage: int) -> int:
     """Weights of a rank of a stage, its experts among them."""
     layout = actor.layout
-    dense = parameters_of_rank(spec, layout, first=first, last=last)
-    return dense + expert_parameters_of_rank(spec, layout)
+    dense = parameters_of_rank(spec, layout, stage)
+    return dense + expert_parameters_of_rank(spec, layout, stage)
 
 
 def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> float:
@@ -273,14 +274,14 @@ def largest_tensor_bytes(spec: ModelSpec) -> int:
 
 
 def checkpoint_bytes(
-    spec: ModelSpec, actor: ActorShape, *, first: bool, last: bool, background: bool = False
+    spec: ModelSpec, actor: ActorShape, stage: int, *, background: bool = False
 ) -> CheckpointBytes:
     """What a rank takes to save its share of a checkpoint; experts are a separate part."""
     layout = actor.layout
     largest = largest_parameter_of_rank(spec, layout)
-    dense = parameters_of_rank(spec, layout, first=first, last=last)
+    dense = parameters_of_rank(spec, layout, stage)
     one = checkpoint_bytes_of_rank(dense, layout.copies, largest, background=background)
-    experts = expert_parameters_of_rank(spec, layout)
+    experts = expert_parameters_of_rank(spec, layout, stage)
     if not experts:
         return one
     largest = 2 * spec.hidden * spec.moe_ffn
@@ -294,9 +295,8 @@ def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: in
     pp = layout.pipeline_parallel
     most = 0.0
     for stage in range(pp):
-        first, last = stage == 0, stage == pp - 1
-        saved = checkpoint_bytes(spec, actor, first=first, last=last, background=True).host_bytes
-        reference = 2 * rank_parameters(spec, actor, first=first, last=last)
+        saved = checkpoint_bytes(spec, actor, stage, background=True).host_bytes
+        reference = 2 * rank_parameters(spec, actor, stage)
         most = max(most, saved + (reference if step.reference else 0))
     return ranks_of_node * most
 
@@ -304,10 +304,8 @@ def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: in
 def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
     """The phases of the actor, each on the stage where it is fullest, with its process."""
     layout = actor.layout
-    pp = layout.pipeline_parallel
-    stages = sorted({0, min(1, pp - 1), pp - 1})
     fullest: dict[str, Phase] = {}
-    for stage in stages:
+    for stage in telling_stages(spec, layout):
         for phase in stage_phases(spec, actor, step, stage):
             known = fullest.get(phase.name)
             if known is None or phase.num_bytes > known.num_bytes:
@@ -319,8 +317,7 @@ def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
 def engine_weights_bytes(spec: ModelSpec, tp: int) -> float:
     """Weights of one rank of an engine."""
     layout = Layout(tp)
-    dense = parameters_of_rank(spec, layout, first=True, last=True)
-    return 2 * (dense + expert_parameters_of_rank(spec, layout))
+    return 2 * (parameters_of_rank(spec, layout, 0) + expert_parameters_of_rank(spec, layout, 0))
 
 
 def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int) -> float:

@@ -130,28 +130,42 @@ def active_matrices(spec: ModelSpec) -> int:
     return shared_matrices(spec) + spec.moe_layers * experts
 
 
-def parameters_of_rank(spec: ModelSpec, layout: Layout, *, first: bool, last: bool) -> int:
-    """Weights that one rank of a stage holds in Megatron, without its experts.
+def is_last_stage(layout: Layout, stage: int) -> bool:
+    """Whether a stage has the output layer."""
+    return stage == layout.pipeline_parallel - 1
 
-    Args:
-        layout: Its stages divide the layers.
-        first: The stage has the embedding.
-        last: It has the output layer; of a tied embedding a copy, unless it is the first as well.
+
+def parameters_of_rank(spec: ModelSpec, layout: Layout, stage: int) -> int:
+    """Weights that one rank of a pipeline stage holds in Megatron, without its experts.
+
+    The first stage has the embedding, the last one the output layer; of a tied embedding a copy,
+    unless it is the first as well.
     """
-    tp, pp = layout.tensor_parallel, layout.pipeline_parallel
+    tp = layout.tensor_parallel
+    first, last = stage == 0, is_last_stage(layout, stage)
     table = padded_vocab_size(spec.vocab, tp) // tp * spec.hidden
-    routers = spec.moe_layers * spec.experts * spec.hidden
-    alike = spec.layers * layer_norms(spec) + routers
-    layers = -(-(shared_matrices(spec) // tp + alike) // pp)
+    layers = layout.stage_layers(spec.layers, stage)
+    moe = sum(map(spec.is_moe_layer, layers))
+    matrices = len(layers) * attention_matrices(spec)
+    matrices += (len(layers) - moe) * feed_forward_matrices(spec)
+    alike = len(layers) * layer_norms(spec) + moe * spec.experts * spec.hidden
     tables = 1 if first and last and spec.tied else int(first) + int(last)
-    return layers + tables * table + (spec.hidden if last else 0)
+    return matrices // tp + alike + tables * table + (spec.hidden if last else 0)
 
 
-def expert_parameters_of_rank(spec: ModelSpec, layout: Layout) -> int:
-    """Weights of experts that one rank of a stage holds."""
-    all_of_them = spec.moe_layers * spec.experts * expert_matrices(spec)
+def expert_parameters_of_rank(spec: ModelSpec, layout: Layout, stage: int) -> int:
+    """Weights of experts that one rank of a pipeline stage holds."""
+    moe = sum(map(spec.is_moe_layer, layout.stage_layers(spec.layers, stage)))
     sharing = layout.expert_parallel * layout.expert_tensor_parallel
-    return -(-all_of_them // (layout.pipeline_parallel * sharing))
+    return -(-moe * spec.experts * expert_matrices(spec) // sharing)
+
+
+def telling_stages(spec: ModelSpec, layout: Layout) -> list[int]:
+    """Stages of which one is the fullest in any phase: the first and the last, and of those in
+    between the first and the first of the longest."""
+    sizes = layout.stage_sizes(spec.layers)
+    last = len(sizes) - 1
+    return sorted({0, min(1, last), sizes.index(max(sizes)), last})
 
 
 def largest_parameter_of_rank(spec: ModelSpec, layout: Layout) -> int:

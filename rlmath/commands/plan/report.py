@@ -120,7 +120,7 @@ def warnings(wish: Wish, best: Plan) -> list[str]:
 def _row(wish: Wish, plan: Plan) -> list[str]:
     actor, seconds = plan.actor, plan.seconds
     layout = actor.layout
-    per_stage = wish.spec.layers // layout.pipeline_parallel
+    per_stage = max(layout.stage_sizes(wish.spec.layers))
     return [
         str(layout.tensor_parallel),
         str(layout.pipeline_parallel),

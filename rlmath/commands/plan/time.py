@@ -15,6 +15,7 @@ from rlmath.commands.plan.models import (
     expert_parameters_of_rank,
     parameters_of_rank,
 )
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
 # All-reduces of a layer between tensor ranks: after attention and after the feed-forward.
@@ -74,10 +75,12 @@ def _output_flops(spec: ModelSpec) -> int:
     return 2 * spec.vocab * spec.hidden
 
 
-def slowest_stage_share(spec: ModelSpec, pp: int, sequence_tokens: float) -> float:
-    """Work of the last stage, which has the output layer, over that of an average one."""
+def slowest_stage_share(spec: ModelSpec, layout: Layout, sequence_tokens: float) -> float:
+    """Work of the slowest stage, the last of which has the output layer, over an average one's."""
     whole, output = forward_flops(spec, sequence_tokens), _output_flops(spec)
-    return ((whole - output) / pp + output) / (whole / pp)
+    work = [size * (whole - output) / spec.layers for size in layout.stage_sizes(spec.layers)]
+    work[-1] += output
+    return max(work) / (whole / len(work))
 
 
 def actor_time_s(
@@ -123,10 +126,9 @@ def actor_time_s(
     microbatches = max(1.0, per_rank * work.mean_tokens / actor.max_tokens)
     # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1.
     bubble = 1 + (pp - 1) / microbatches
-    forward *= slowest_stage_share(spec, pp, work.mean_tokens)
+    forward *= slowest_stage_share(spec, layout, work.mean_tokens)
     again = actor.recompute_layers * pp / spec.layers
-    parameters = parameters_of_rank(spec, layout, first=True, last=pp == 1)
-    parameters += expert_parameters_of_rank(spec, layout)
+    parameters = parameters_of_rank(spec, layout, 0) + expert_parameters_of_rank(spec, layout, 0)
     # Float32 gradients are reduce-scattered, bfloat16 weights gathered.
     copies = layout.copies
     data = work.minibatches * 6 * parameters * (copies - 1) / copies / rate(ranks)

@@ -18,7 +18,6 @@ from rlmath.weights.plan import (
     Operation,
     PlannedBucket,
     SourceRank,
-    Stages,
     WeightsPlan,
     plan_weights,
 )
@@ -32,6 +31,7 @@ SETTINGS = (
     "model.dtype",
     "actor.tensor_parallel",
     "actor.pipeline_parallel",
+    "actor.pipeline_layers",
     "actor.expert_parallel",
     "rollout.tensor_parallel",
     "weights.bucket_size_mib",
@@ -41,6 +41,8 @@ FLAGS = {
     **LAYOUT_FLAGS,
     "--bucket-size-mib": "weights.bucket_size_mib=N",
     "--dtype": "model.dtype=bfloat16",
+    "--first-stage-layers": "actor.pipeline_layers=[N,...]",
+    "--last-stage-layers": "actor.pipeline_layers=[N,...]",
 }
 
 
@@ -49,8 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", nargs="?", help=argparse.SUPPRESS)
     add("--virtual-stages", type=count, default=1, metavar="N", help="trainer: chunks per stage")
-    add("--first-stage-layers", type=count, metavar="N", help="trainer: layers of stage 0")
-    add("--last-stage-layers", type=count, metavar="N", help="trainer: layers of the last stage")
     add("--engine-expert-parallel", action="store_true", help="engine: whole experts per rank")
     add("--json", action="store_true", help="every operation, as JSON")
 
@@ -73,7 +73,10 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     plan = plan_weights(
         spec,
         Layout(
-            actor.tensor_parallel, actor.pipeline_parallel, expert_parallel=actor.expert_parallel
+            actor.tensor_parallel,
+            actor.pipeline_parallel,
+            expert_parallel=actor.expert_parallel,
+            pipeline_layers=tuple(actor.pipeline_layers or ()),
         ),
         Layout(
             engine_ranks,
@@ -81,7 +84,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
         ),
         config.weights.bucket_size_mib,
         getattr(torch, config.model.dtype.value),
-        Stages(arguments.virtual_stages, arguments.first_stage_layers, arguments.last_stage_layers),
+        arguments.virtual_stages,
     )
     print(json.dumps(as_json(plan), indent=1) if arguments.json else as_table(plan))
     return 0

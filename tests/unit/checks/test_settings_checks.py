@@ -120,7 +120,7 @@ def test_ranges_hold_at_their_ends() -> None:
         (["actor.recompute_num_layers=2"], ["actor.recompute=full", "null"]),
         (
             ["actor.recompute=full", "actor.recompute_num_layers=5"],
-            ["actor.recompute_num_layers=5", "4 layers / 1 stages = 4", "at most 4"],
+            ["actor.recompute_num_layers=5", "4 layers / 1 stages = at most 4", "at most 4"],
         ),
         (
             ["actor.optimizer.schedule=cosine", "actor.optimizer.min_lr=1"],
@@ -151,8 +151,12 @@ def test_ranges_hold_at_their_ends() -> None:
         ),
         (["rollout.tensor_parallel=8"], ["rollout.tensor_parallel=8", "works: 1, 2 or 4"]),
         (
-            ["actor.pipeline_parallel=3"],
-            ["actor.pipeline_parallel=3", "4 layers / 3 stages leaves 1", "works: 1, 2 or 4"],
+            ["actor.pipeline_parallel=5"],
+            ["actor.pipeline_parallel=5", "has 4 layers", "take at most 4"],
+        ),
+        (
+            ["actor.pipeline_parallel=2", "actor.pipeline_layers=[1,2]"],
+            ["actor.pipeline_layers=[1,2]", "2 numbers", "add up to 4; works: [2,2]"],
         ),
         (
             ["rollout.max_response_tokens=2000"],

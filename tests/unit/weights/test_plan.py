@@ -11,26 +11,24 @@ import torch
 
 from rlmath.cli import main
 from rlmath.commands.plan.weights import as_json, as_table
-from rlmath.errors import WeightsError
+from rlmath.errors import UserError, WeightsError
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import (
-    EVEN_STAGES,
     Operation,
-    Stages,
     WeightsPlan,
     plan_weights,
-    stage_layers,
+    stage_chunks,
 )
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE
 
 SOURCES = [
-    (Layout(), EVEN_STAGES),
-    (Layout(2), EVEN_STAGES),
-    (Layout(4), EVEN_STAGES),
-    (Layout(2, 3), EVEN_STAGES),
-    (Layout(1, 2), Stages(first_layers=1)),
+    Layout(),
+    Layout(2),
+    Layout(4),
+    Layout(2, 3),
+    Layout(1, 2, pipeline_layers=(1, 2)),
 ]
 
 
@@ -46,10 +44,9 @@ def elements(plan: WeightsPlan, operation: Operation) -> torch.Tensor:
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 @pytest.mark.parametrize("spec", ALL.values(), ids=ALL)
 def test_every_element_is_gathered_once_and_kept_by_some_engine_rank(
-    spec: ModelSpec, source: tuple[Layout, Stages], engine_tp: int
+    spec: ModelSpec, source: Layout, engine_tp: int
 ) -> None:
-    layout, stages = source
-    plan = plan_weights(spec, layout, Layout(engine_tp), 0.005, stages=stages)
+    plan = plan_weights(spec, source, Layout(engine_tp), 0.005)
     gathered = {
         name: torch.zeros(size, dtype=torch.int32) for name, size in hf_shapes(spec).items()
     }
@@ -99,32 +96,34 @@ def test_experts_come_from_their_expert_rank_and_may_stay_whole() -> None:
 
 
 def test_layers_of_virtual_and_uneven_stages() -> None:
-    assert stage_layers(8, 2, Stages(virtual=2)) == (
+    assert stage_chunks(8, Layout(1, 2), 2) == (
         ((0, 1), (4, 5)),
         ((2, 3), (6, 7)),
     )
-    assert stage_layers(7, 3, Stages(first_layers=1, last_layers=2)) == (
+    assert stage_chunks(7, Layout(1, 3, pipeline_layers=(1, 4, 2))) == (
         ((0,),),
         ((1, 2, 3, 4),),
         ((5, 6),),
     )
-    assert stage_layers(5, 1) == (((0, 1, 2, 3, 4),),)
+    assert stage_chunks(5, Layout()) == (((0, 1, 2, 3, 4),),)
 
 
 @pytest.mark.parametrize(
-    ("layout", "stages", "words"),
+    ("layout", "virtual_stages", "words"),
     [
-        (Layout(1, 2), EVEN_STAGES, r"3 layers over 2 pipeline stages.*3 / 2 = 1\.50"),
-        (Layout(1, 3), Stages(virtual=2), r"stage 0 has 1 layers for 2 virtual stages"),
-        (Layout(1, 2), Stages(first_layers=4), "3 layers over 2 pipeline stages, 4 of them"),
-        (Layout(3), EVEN_STAGES, "3 ranks|over TP 3"),
-        (Layout(expert_parallel=2), EVEN_STAGES, "no experts"),
+        (Layout(1, 4), 1, "has 3 layers, and every stage needs one; take at most 3"),
+        (Layout(1, 3), 2, r"stage 0 has 1 layers for 2 virtual stages"),
+        (Layout(1, 2, pipeline_layers=(4, 1)), 1, r"5 layers.* add up to 3; works: \[2,1\]"),
+        (Layout(3), 1, "3 ranks|over TP 3"),
+        (Layout(expert_parallel=2), 1, "no experts"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_shows_the_arithmetic(layout: Layout, stages: Stages, words: str) -> None:
-    with pytest.raises(WeightsError, match=words):
-        plan_weights(QWEN2, layout, Layout(), stages=stages)
+def test_what_does_not_fit_shows_the_arithmetic(
+    layout: Layout, virtual_stages: int, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        plan_weights(QWEN2, layout, Layout(), virtual_stages=virtual_stages)
 
 
 def test_engine_layouts_that_do_not_fit() -> None:

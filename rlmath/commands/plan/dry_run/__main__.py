@@ -26,7 +26,8 @@ def main() -> None:
     for line in sys.stdin:
         given = json.loads(line)
         given["lengths"] = tuple(tuple(pair) for pair in given["lengths"])
-        given["layout"] = Layout(**given["layout"])
+        sizes = tuple(given["layout"].pop("pipeline_layers"))
+        given["layout"] = Layout(**given["layout"], pipeline_layers=sizes)
         given["phases"] = tuple(given["phases"])
         try:
             answer = dataclasses.asdict(count(Job(**given)))

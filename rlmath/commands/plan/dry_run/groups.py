@@ -50,7 +50,7 @@ def runs_of(
     spec: ModelSpec, layout: Layout, place: Place, dtype: torch.dtype
 ) -> dict[Run, torch.dtype]:
     """What a rank tells the others that it holds; see ``BucketGatherer``."""
-    per_stage = spec.layers // layout.pipeline_parallel
+    layers = layout.stage_layers(spec.layers, place.pp)
     per_rank = spec.experts // layout.expert_parallel
     last = place.pp == layout.pipeline_parallel - 1
     found: dict[Run, torch.dtype] = {}
@@ -61,7 +61,7 @@ def runs_of(
             first = entry.megatron[0].startswith("embedding")
             if not (place.pp == 0 if first else last):
                 continue
-        elif layer // per_stage != place.pp:
+        elif layer not in layers:
             continue
         if expert is not None and expert // per_rank != place.ep:
             continue

@@ -138,7 +138,7 @@ def jobs_of(
     layout = resolve_layout(config, Device.cuda)
     known = dict(KNOWN[config.model.path.rsplit("/", 1)[-1]])
     actor, pp = config.actor, layout.actor.pipeline_parallel
-    stage_layers = known["num_hidden_layers"] // pp
+    stage_layers = max(layout.actor.stage_sizes(known["num_hidden_layers"]))
     recomputed = 0
     if actor.recompute.value == "full":
         recomputed = min(actor.recompute_num_layers or stage_layers, stage_layers)

@@ -177,8 +177,18 @@ def test_an_update_is_three_forward_passes_and_one_more_when_recomputed() -> Non
 
 def test_the_last_stage_has_the_output_layer() -> None:
     spec = model_spec(KNOWN["Qwen2.5-7B"])
-    assert slowest_stage_share(spec, 1, 1000) == pytest.approx(1)
-    assert 1.05 < slowest_stage_share(spec, 2, 1000) < 1.1
+    assert slowest_stage_share(spec, Layout(), 1000) == pytest.approx(1)
+    assert 1.05 < slowest_stage_share(spec, Layout(1, 2), 1000) < 1.1
+    assert slowest_stage_share(spec, Layout(1, 2, pipeline_layers=(21, 7)), 1000) > 1.35
+
+
+def test_stages_need_not_divide_the_layers() -> None:
+    config = KNOWN["Qwen2.5-1.5B"] | {"num_hidden_layers": 27}
+    odd = wish("Qwen2.5-1.5B", 8, spec=model_spec(config), pp=4)
+    (best, *_) = find_plans(odd)
+    assert best.actor.layout.stage_sizes(27) == (7, 7, 7, 6)
+    config, layout = checked(odd, overrides(odd, best.actor, best.engine_tp, best.engine_share))
+    assert layout.actor.pipeline_parallel == 4
 
 
 def test_decoding_reads_weights_and_cache() -> None:

@@ -33,7 +33,10 @@ from rlmath.commands.plan.memory import (
 )
 from rlmath.commands.plan.models import (
     active_matrices,
+    attention_matrices,
     expert_parameters_of_rank,
+    feed_forward_matrices,
+    layer_norms,
     parameters_of_rank,
 )
 from rlmath.model.parallel import Layout
@@ -90,7 +93,7 @@ def test_a_rank_holds_what_the_weight_plan_takes_from_it(tp: int, pp: int) -> No
         given = sum(
             op.num_bytes for bucket in plan.buckets for op in bucket.gathers if op.rank == rank
         )
-        held = parameters_of_rank(one, layout, first=stage == 0, last=stage == pp - 1)
+        held = parameters_of_rank(one, layout, stage)
         assert given == 2 * held
 
 
@@ -118,8 +121,8 @@ def test_a_rank_of_a_mixture_holds_its_experts(tp: int, pp: int, ep: int) -> Non
         given = sum(
             op.num_bytes for bucket in plan.buckets for op in bucket.gathers if op.rank == rank
         )
-        held = parameters_of_rank(one, layout, first=stage == 0, last=stage == pp - 1)
-        assert given == 2 * (held + expert_parameters_of_rank(one, layout))
+        held = parameters_of_rank(one, layout, stage)
+        assert given == 2 * (held + expert_parameters_of_rank(one, layout, stage))
 
 
 def test_context_ranks_share_tokens_and_the_optimizer() -> None:
@@ -127,7 +130,7 @@ def test_context_ranks_share_tokens_and_the_optimizer() -> None:
     alone = ActorShape(Layout(2, 1, 4), recompute_layers=3, max_tokens=8192)
     shared = ActorShape(Layout(2, 1, 2, context_parallel=2), recompute_layers=3, max_tokens=8192)
     one = spec()
-    assert kept_bytes(one, shared, 1) == kept_bytes(one, alone, 1) / 2
+    assert kept_bytes(one, shared, 1, 0) == kept_bytes(one, alone, 1, 0) / 2
     assert worst_state_bytes(one, shared) == worst_state_bytes(one, alone)
     assert (alone.layout.world_size, shared.layout.world_size) == (8, 8)
 
@@ -137,7 +140,7 @@ def test_experts_have_copies_of_their_own() -> None:
     one = model_spec(MIXTURE)
     actor = ActorShape(Layout(2, 1, 4, expert_parallel=8), recompute_layers=0, max_tokens=8192)
     experts = 48 * 16 * 3 * 2048 * 768
-    dense = parameters_of_rank(one, actor.layout, first=True, last=True)
+    dense = parameters_of_rank(one, actor.layout, 0)
     assert worst_state_bytes(one, actor) == dense * (6 + 12 / 4) + experts * 18
 
 
@@ -181,9 +184,9 @@ def test_recomputed_layers_keep_their_input() -> None:
     one = spec()
     none = ActorShape(Layout(4, 1, 2), recompute_layers=0, max_tokens=1000)
     every = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=1000)
-    assert kept_bytes(one, every, in_flight=1) == 1000 * 28 * 2 * 3584 / 4
-    assert kept_bytes(one, none, in_flight=1) == 1000 * 28 * layer_bytes(one, none)
-    assert kept_bytes(one, none, in_flight=3) == 3 * kept_bytes(one, none, in_flight=1)
+    assert kept_bytes(one, every, 1, 0) == 1000 * 28 * 2 * 3584 / 4
+    assert kept_bytes(one, none, 1, 0) == 1000 * 28 * layer_bytes(one, none)
+    assert kept_bytes(one, none, 3, 0) == 3 * kept_bytes(one, none, 1, 0)
 
 
 def test_logits_by_hand() -> None:
@@ -212,9 +215,9 @@ def test_the_backward_pass_is_worst_where_it_begins_or_where_it_recomputes() -> 
     one = spec()
     some = ActorShape(Layout(4, 1, 2), recompute_layers=21, max_tokens=8192)
     every = dataclasses.replace(some, recompute_layers=28)
-    assert backward_bytes(one, some, 1)["activations"] == kept_bytes(one, some, 1)
-    assert backward_bytes(one, every, 1)["activations"] == 8192 * 28 * 2 * 3584 / 4
-    assert backward_bytes(one, every, 1)["backward of a layer"] > 8192 * layer_bytes(one, every)
+    assert backward_bytes(one, some, 1, 0)["activations"] == kept_bytes(one, some, 1, 0)
+    assert backward_bytes(one, every, 1, 0)["activations"] == 8192 * 28 * 2 * 3584 / 4
+    assert backward_bytes(one, every, 1, 0)["backward of a layer"] > 8192 * layer_bytes(one, every)
 
 
 def test_keys_and_values_of_a_token() -> None:
@@ -238,6 +241,23 @@ def test_the_first_stage_has_most_in_flight() -> None:
     assert [kept(stage, 2) / one for stage in range(4)] == [2, 2, 2, 1]
 
 
+def test_the_longest_of_uneven_stages_is_the_fullest() -> None:
+    """Beside in-flight micro-batches, which grow fewer from stage to stage."""
+    one, layout = spec(), Layout(1, 5)
+    assert layout.stage_sizes(28) == (5, 6, 6, 6, 5)
+    given = Layout(1, 5, pipeline_layers=(2, 2, 20, 2, 2))
+    even, uneven = (ActorShape(each, 0, 8192) for each in (layout, given))
+    layer = attention_matrices(one) + feed_forward_matrices(one) + layer_norms(one)
+    assert worst_state_bytes(one, uneven) == 18 * 20 * layer
+    held = {
+        actor: {phase.name: phase for phase in actor_phases(one, actor, Step(8, 8192))}
+        for actor in (even, uneven)
+    }
+    kept = {actor: phases["training"].terms["activations"] for actor, phases in held.items()}
+    # Three micro-batches in flight on the third stage of five; five on the first of 5 layers.
+    assert kept[uneven] / kept[even] == pytest.approx(3 * 20 / (5 * 5))
+
+
 def test_only_the_last_stage_has_logits() -> None:
     actor = ActorShape(Layout(1, 2), recompute_layers=0, max_tokens=8192)
     first, last = (stage_phases(spec(), actor, Step(8, 8192), stage) for stage in (0, 1))
@@ -251,7 +271,7 @@ def test_a_reference_model_is_on_the_host() -> None:
     one, actor = spec(), ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=8192)
     without, held = Step(8, 8192), Step(8, 8192, reference=True)
     phases = {phase.name: phase for phase in stage_phases(one, actor, held, 0)}
-    weights = 2 * parameters_of_rank(one, actor.layout, first=True, last=True)
+    weights = 2 * parameters_of_rank(one, actor.layout, 0)
     assert phases["reference"].num_bytes == phases["log-probs"].num_bytes
     assert host_bytes(one, actor, held, 8) - host_bytes(one, actor, without, 8) == 8 * weights
 
@@ -259,9 +279,8 @@ def test_a_reference_model_is_on_the_host() -> None:
 def test_a_value_model_is_the_model_without_its_output_layer() -> None:
     one, actor = spec(), ActorShape(Layout(4, 2, 2), recompute_layers=14, max_tokens=8192)
     table = 152064 // 4 * 3584
-    ends = {"first": False, "last": True}
-    policy = parameters_of_rank(one, actor.layout, **ends)
-    assert value_state_bytes(one, actor, **ends) == (policy - table) * 12
+    policy = parameters_of_rank(one, actor.layout, 1)
+    assert value_state_bytes(one, actor, 1) == (policy - table) * 12
     named = {p.name: p for p in stage_phases(one, actor, Step(8, 8192, value_model=True), 1)}
     assert named["logits"].terms["value model"] == (policy - table) * 12
     assert "value training" in named
@@ -270,7 +289,7 @@ def test_a_value_model_is_the_model_without_its_output_layer() -> None:
 def test_a_tied_value_model_keeps_the_table_that_it_reads() -> None:
     one = spec("Qwen2.5-1.5B")
     alone = ActorShape(Layout(2, 1, 2), recompute_layers=28, max_tokens=8192)
-    assert value_state_bytes(one, alone, first=True, last=True) == worst_state_bytes(one, alone)
+    assert value_state_bytes(one, alone, 0) == worst_state_bytes(one, alone)
 
 
 def test_the_rotary_table_stays() -> None:
