@@ -21,7 +21,6 @@ import dataclasses
 import json
 import math
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 
@@ -61,18 +61,18 @@ class StubEngine:
     def samples(self, first: int, problems: int) -> Progress:
         made = []
         for problem in range(first, first + problems):
-            draw = random.Random(problem)
+            draw = np.random.default_rng(problem)
             for index in range(GROUP_SIZE):
                 count = length(draw)
-                tokens = [draw.randrange(150_000) for _ in range(count)]
-                log_probs = [-draw.random() for _ in range(count)]
+                tokens = draw.integers(150_000, size=count, dtype=np.int32)
+                log_probs = -draw.random(count, dtype=np.float32)
                 made.append(
                     Sample(
                         problem_id=f"p{problem}",
                         index=index,
-                        token_ids=tuple(tokens),
-                        log_probs=tuple(log_probs),
-                        text=" ".join(map(hex, tokens))[: 4 * count],
+                        token_ids=tokens,
+                        log_probs=log_probs,
+                        text=" ".join(map(hex, tokens.tolist()))[: 4 * count],
                         finish_reason="stop",
                         weights_version=0,
                         seed=index,
@@ -148,9 +148,9 @@ def private_memory() -> int:
     raise RuntimeError("no RssAnon in /proc/self/status")
 
 
-def length(draw: random.Random) -> int:
+def length(draw: np.random.Generator) -> int:
     """Of a response, in tokens."""
-    return max(1, min(LONGEST, int(draw.lognormvariate(math.log(MEAN) - 0.5, 1.0))))
+    return max(1, min(LONGEST, int(draw.lognormal(math.log(MEAN) - 0.5, 1.0))))
 
 
 class Phases:

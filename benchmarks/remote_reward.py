@@ -17,6 +17,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 
+import numpy as np
+
 from rlmath.rewards import RewardMix
 from rlmath.rollout.collect import Collector
 from rlmath.types import Problem, Sample
@@ -64,8 +66,8 @@ def measure(url: str, samples: int, **params: int) -> float:
             Sample(
                 problem_id=problem.id,
                 index=index,
-                token_ids=(1,),
-                log_probs=(0.0,),
+                token_ids=np.array([1], np.int32),
+                log_probs=np.zeros(1, np.float32),
                 text="x" * (index + 1),
                 finish_reason="stop",
                 weights_version=0,

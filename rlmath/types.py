@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlmath.utils.lazy_torch import Tensor, torch
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FinishReason = Literal["stop", "length"]
 
@@ -37,16 +41,21 @@ class Problem:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sample:
     """One completion of one problem.
+
+    Tokens and log-probs stay arrays from the engine's step loop to the ranks: a step has tens of
+    millions of them, and an object for each would cost five times the memory and most of the
+    driver's time.
 
     Attributes:
         problem_id: The problem that it answers.
         index: Its place in the problem's group, from 0.
-        token_ids: Response tokens, the end-of-sequence token included when it was sampled.
-        log_probs: The engine's log-probability of each of ``token_ids``, under the distribution
-            that it sampled from (temperature applied).
+        token_ids: ``[n]`` int32, response tokens, the end-of-sequence token included when it was
+            sampled.
+        log_probs: ``[n]`` float32, the engine's log-probability of each of ``token_ids``, under the
+            distribution that it sampled from (temperature applied). vLLM computes it in float32.
         text: The response without special tokens.
         finish_reason: ``stop`` (the model ended it) or ``length`` (cut off at the limit).
         weights_version: Version of the weights that produced it.
@@ -56,13 +65,23 @@ class Sample:
 
     problem_id: str
     index: int
-    token_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
+    token_ids: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
     text: str
     finish_reason: FinishReason
     weights_version: int
     seed: int
     engine: int
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sample):
+            return NotImplemented
+        mine, theirs = dict(vars(self)), dict(vars(other))
+        arrays = [(mine.pop(name), theirs.pop(name)) for name in ("token_ids", "log_probs")]
+        return mine == theirs and all(a.tobytes() == b.tobytes() for a, b in arrays)
+
+    def __hash__(self) -> int:
+        return hash((self.problem_id, self.index, self.seed))
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,7 @@ class TrainingBatch:
     """Sequences to train on, ragged and without padding: rows are laid end to end.
 
     Attributes:
-        tokens: ``[T]`` int64, prompt and response of each sequence.
+        tokens: ``[T]`` int32, prompt and response of each sequence.
         prompt_lengths: ``[N]`` int64, in tokens.
         response_lengths: ``[N]`` int64, in tokens.
         group_ids: ``[N]`` int64; sequences of one problem share one.

@@ -6,9 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import OnlyWith, setting
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class GroupRule(Enum):
@@ -108,14 +113,15 @@ def reason_to_drop(
     return None
 
 
-def duplicates(responses: Sequence[tuple[int, ...]]) -> list[bool]:
+def duplicates(responses: Sequence[NDArray[np.int32]]) -> list[bool]:
     """For each response of a group, whether an earlier one has the very same tokens.
 
     Mask these out of the loss: copies would count a single solution several times.
     """
-    seen: set[tuple[int, ...]] = set()
+    seen: set[bytes] = set()
     flags = []
-    for tokens in responses:
+    for response in responses:
+        tokens = response.tobytes()
         flags.append(tokens in seen)
         seen.add(tokens)
     return flags

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,20 +51,20 @@ def training_batch(
         ]
         takes_part &= ~torch.tensor(copies)
     loss_mask = torch.repeat_interleave(takes_part, responses)
-    tokens: list[int] = []
-    log_probs: list[float] = []
-    for prompt, graded in zip(prompts, samples, strict=True):
-        tokens.extend(prompt)
-        tokens.extend(graded.sample.token_ids)
-        log_probs.extend(graded.sample.log_probs)
+    tokens = [
+        piece
+        for prompt, graded in zip(prompts, samples, strict=True)
+        for piece in (np.array(prompt, np.int32), graded.sample.token_ids)
+    ]
+    log_probs = np.concatenate([s.sample.log_probs for s in samples], dtype=np.float32)
     return TrainingBatch(
-        tokens=torch.tensor(tokens, dtype=torch.int64),
+        tokens=torch.from_numpy(np.concatenate(tokens, dtype=np.int32)),
         prompt_lengths=torch.tensor([len(p) for p in prompts]),
         response_lengths=responses,
         group_ids=group_ids,
         weights_versions=torch.tensor([s.sample.weights_version for s in samples]),
         rewards=rewards.nan_to_num(0.0),
-        engine_log_probs=torch.tensor(log_probs, dtype=torch.float32),
+        engine_log_probs=torch.from_numpy(log_probs),
         loss_mask=loss_mask,
     )
 

@@ -21,7 +21,7 @@ def batch_of_sequences(
     count, total = len(sequences), sum(len(response) for _, response in sequences)
     return TrainingBatch(
         tokens=torch.tensor(
-            [t for prompt, response in sequences for t in (*prompt, *response)], dtype=torch.int64
+            [t for prompt, response in sequences for t in (*prompt, *response)], dtype=torch.int32
         ),
         prompt_lengths=torch.tensor([len(prompt) for prompt, _ in sequences]),
         response_lengths=torch.tensor([len(response) for _, response in sequences]),

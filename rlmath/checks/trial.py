@@ -113,6 +113,8 @@ def _own_rewards(
     config: Config, items: Sequence[RewardItem], problem: Problem, tokenizer: LightTokenizer
 ) -> Iterator[str]:
     """Call the rewards that the user wrote, as training would."""
+    import numpy as np
+
     from rlmath.rewards.mix import RewardMix  # With the grader: for those alone who need it.
 
     texts = (f"The answer is \\boxed{{{problem.answers[0]}}}.", "I do not know.")
@@ -120,8 +122,8 @@ def _own_rewards(
         Sample(
             problem_id=problem.id,
             index=index,
-            token_ids=tuple(tokenizer(text, add_special_tokens=False).input_ids),
-            log_probs=(),
+            token_ids=np.array(tokenizer(text, add_special_tokens=False).input_ids, np.int32),
+            log_probs=np.zeros(0, np.float32),
             text=text,
             finish_reason="stop",
             weights_version=0,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
+
+import numpy as np
 
 from rlmath.types import Sample
 
@@ -52,8 +53,8 @@ class Journal:
     def keep(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         """The samples, each written before it is handed on."""
         for sample in samples:
-            fields = dataclasses.asdict(sample) | {"log_probs": []}
-            self._write(fields)
+            tokens = sample.token_ids.tolist()
+            self._write({**vars(sample), "token_ids": tokens, "log_probs": []})
             yield sample
 
     def _write(self, value: Mapping[str, Any]) -> None:
@@ -77,8 +78,8 @@ class Journal:
                     if value.get("about") != self._about:
                         return 0
                 else:
-                    for name in ("token_ids", "log_probs"):
-                        value[name] = tuple(value[name])
+                    for name, dtype in (("token_ids", np.int32), ("log_probs", np.float32)):
+                        value[name] = np.array(value[name], dtype)
                     sample = Sample(**value)
                     self.samples[(sample.problem_id, sample.index)] = sample
                 end += len(line)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 # A response that has begun to repeat itself does so to its end, so its end is looked at.
 TAIL_BYTES = 4096
 TAIL_TOKENS = 1024
@@ -26,16 +29,17 @@ def compression_ratio(text: str) -> float:
     return len(data) / len(zlib.compress(data, 6))
 
 
-def repeated_ngrams(token_ids: Sequence[int], n: int = NGRAM) -> float:
+def repeated_ngrams(token_ids: Sequence[int] | NDArray[np.int32], n: int = NGRAM) -> float:
     """Share of the end's n-grams that are not the first of their kind; 0 when there is none."""
-    tail = tuple(token_ids[-TAIL_TOKENS:])
+    tail = np.asarray(token_ids[-TAIL_TOKENS:], np.int32)
     count = len(tail) - n + 1
     if count < 1:
         return 0.0
-    return 1.0 - len({tail[i : i + n] for i in range(count)}) / count
+    data, size = tail.tobytes(), tail.itemsize
+    return 1.0 - len({data[size * i : size * (i + n)] for i in range(count)}) / count
 
 
-def is_repetitive(text: str, token_ids: Sequence[int]) -> bool:
+def is_repetitive(text: str, token_ids: Sequence[int] | NDArray[np.int32]) -> bool:
     """Whether either measure is past its limit.
 
     N-grams count from ``LEAST_BYTES`` tokens on: a short answer may well say a thing twice.

@@ -141,6 +141,11 @@ def _is_token_ids(value: Any) -> bool:
     )
 
 
+def token_lists(completion_ids: Sequence[Any]) -> list[Sequence[int]]:
+    """Token ids of each completion as plain integers, for code that expects TRL's lists."""
+    return [ids.tolist() if hasattr(ids, "tolist") else ids for ids in completion_ids]
+
+
 def token_counts(
     reward: str, completions: Sequence[Any] | None, completion_ids: Sequence[Any] | None
 ) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlmath.rewards.answers import GRADES_COLUMN
+from rlmath.rewards.base import token_lists
 from rlmath.rewards.scored import Partial
 from rlmath.types import Problem, Sample
 
@@ -31,7 +32,7 @@ def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]
     }
     columns.update(
         prompts=[problem.prompt] * count,
-        completion_ids=[list(s.token_ids) for s in samples],
+        completion_ids=[s.token_ids for s in samples],
         finish_reason=[s.finish_reason for s in samples],
         answers=[list(problem.answers)] * count,
         problem_id=[problem.id] * count,
@@ -67,6 +68,8 @@ def function_columns(
         "log_metric": log_metric,
         "log_extra": _extra_logger(partials),
     }
+    if "completion_ids" in extended:
+        extended["completion_ids"] = token_lists(extended["completion_ids"])
     extended.setdefault("prompts", [""] * len(texts))
     if "solution" not in extended and "answers" in extended:
         extended["solution"] = [

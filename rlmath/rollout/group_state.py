@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlmath.types import GradedSample, Group, Problem, Sample
+
+_ARRAYS: dict[str, Any] = {"token_ids": np.dtype("<i4"), "log_probs": np.dtype("<f4")}
 
 
 def group_to_state(group: Group) -> dict[str, Any]:
-    """A group without its problem's text, which the data has."""
+    """A group without its problem's text, which the data has; arrays in base 64."""
     samples = []
     for graded in group.samples:
         sample = {f.name: getattr(graded.sample, f.name) for f in dataclasses.fields(Sample)}
-        sample["token_ids"] = list(graded.sample.token_ids)
-        sample["log_probs"] = list(graded.sample.log_probs)
+        for name, dtype in _ARRAYS.items():
+            sample[name] = base64.b64encode(sample[name].astype(dtype).tobytes()).decode("ascii")
         samples.append(
             {
                 "sample": sample,
@@ -38,16 +44,10 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
     """
     samples = []
     for graded in state["samples"]:
-        sample = graded["sample"]
+        arrays = {name: _array(graded["sample"][name], dtype) for name, dtype in _ARRAYS.items()}
         samples.append(
             GradedSample(
-                Sample(
-                    **sample
-                    | {
-                        "token_ids": tuple(sample["token_ids"]),
-                        "log_probs": tuple(sample["log_probs"]),
-                    }
-                ),
+                Sample(**graded["sample"] | arrays),
                 graded["reward"],
                 graded["correct"],
                 graded["status"],
@@ -56,3 +56,10 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
             )
         )
     return Group(problem, tuple(samples))
+
+
+def _array(saved: str | list[float], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array of its own memory; checkpoints of earlier versions have lists."""
+    if isinstance(saved, str):
+        return np.frombuffer(base64.b64decode(saved), dtype).copy()
+    return np.array(saved, dtype)

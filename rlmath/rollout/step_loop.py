@@ -7,6 +7,7 @@ other threads asked for. This module imports vLLM when an engine is made, not be
 
 from __future__ import annotations
 
+import array
 import gc
 import queue
 import threading
@@ -16,6 +17,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import numpy as np
 
 from rlmath.rollout.engine_workers import (
     check_gpus,
@@ -41,8 +44,8 @@ class _Running:
 
     request: Request
     weights_version: int
-    token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
+    token_ids: array.array[int] = field(default_factory=lambda: array.array("i"))
+    log_probs: array.array[float] = field(default_factory=lambda: array.array("f"))
 
 
 class StepLoop:
@@ -304,10 +307,11 @@ class StepLoop:
         for output in self._engine.engine_core.get_output().outputs:
             running = self._running[output.request_id]
             tokens += len(output.new_token_ids)
-            running.token_ids += output.new_token_ids
+            running.token_ids.extend(output.new_token_ids)
             if output.new_logprobs is not None:
                 # Column 0 is the sampled token.
-                running.log_probs += output.new_logprobs.logprobs[:, 0].tolist()
+                sampled = output.new_logprobs.logprobs[:, 0]
+                running.log_probs.frombytes(sampled.astype(np.float32, copy=False).tobytes())
             if output.finish_reason is not None:
                 del self._running[output.request_id]
                 finished.append(self._sample(running, str(output.finish_reason)))
@@ -337,9 +341,9 @@ class StepLoop:
         return Sample(
             problem_id=request.problem_id,
             index=request.index,
-            token_ids=tuple(running.token_ids),
-            log_probs=tuple(running.log_probs),
-            text=self._tokenizer.decode(running.token_ids, skip_special_tokens=True),
+            token_ids=np.array(running.token_ids, np.int32),
+            log_probs=np.array(running.log_probs, np.float32),
+            text=self._tokenizer.decode(running.token_ids.tolist(), skip_special_tokens=True),
             finish_reason=finish_reason,  # type: ignore[arg-type]
             weights_version=running.weights_version,
             seed=request.seed,

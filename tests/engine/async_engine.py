@@ -68,8 +68,8 @@ def finish(loop: StepLoop, generation: int) -> dict[str, Any]:
         progress = loop.progress(generation, 60.0)
         for sample in progress.samples:
             samples[f"{sample.problem_id}.{sample.index}"] = [
-                sample.token_ids,
-                sample.log_probs,
+                sample.token_ids.tolist(),
+                sample.log_probs.tolist(),
                 sample.finish_reason,
                 sample.weights_version,
             ]

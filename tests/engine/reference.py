@@ -43,13 +43,14 @@ class Reference:
     @torch.no_grad()
     def logits(self, prompt: Sequence[int], sample: Sample) -> Tensor:
         """Float32 [response tokens, vocabulary], at temperature 1."""
-        tokens = torch.tensor([[*prompt, *sample.token_ids]])
+        tokens = torch.tensor([[*prompt, *sample.token_ids.tolist()]])
         return self._model(tokens).logits[0, len(prompt) - 1 : -1].float()
 
     def log_probs(self, prompt: Sequence[int], sample: Sample, temperature: float) -> Tensor:
         """Log-probability of each response token. Float32 of its length."""
         log_probs = torch.log_softmax(self.logits(prompt, sample) / temperature, dim=-1)
-        return log_probs.gather(1, torch.tensor(sample.token_ids).unsqueeze(1)).squeeze(1)
+        chosen = torch.tensor(tokens(sample)).unsqueeze(1)
+        return log_probs.gather(1, chosen).squeeze(1)
 
     def largest_difference(
         self, prompts: dict[str, tuple[int, ...]], samples: Sequence[Sample], temperature: float
@@ -117,6 +118,11 @@ def make_requests(
         for problem_id, prompt in prompts.items()
         for index in range(samples)
     ]
+
+
+def tokens(sample: Sample) -> tuple[int, ...]:
+    """Of the response, to compare and to count."""
+    return tuple(sample.token_ids.tolist())
 
 
 def by_key(samples: Sequence[Sample]) -> dict[tuple[str, int], Sample]:

@@ -79,7 +79,10 @@ def test_engines_that_hang_or_die_are_started_again(
 
 
 def by_key(samples: Iterable[Sample]) -> dict[tuple[str, int], tuple[Any, ...]]:
-    found = [((s.problem_id, s.index), (s.token_ids, s.text, s.weights_version)) for s in samples]
+    found = [
+        ((s.problem_id, s.index), (tuple(s.token_ids.tolist()), s.text, s.weights_version))
+        for s in samples
+    ]
     assert len({key for key, _ in found}) == len(found)
     return dict(found)
 

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from rlmath.actor.group import ActorGroup
@@ -132,7 +133,7 @@ def as_batch(wanted: Sequence[Request], samples: Sequence[Sample]) -> TrainingBa
     """A batch of samples with the engines' log-probs, and advantages of both signs."""
     pairs = zip(wanted, samples, strict=True)
     batch = batch_of([(list(r.prompt_token_ids), list(s.token_ids)) for r, s in pairs])
-    log_probs = torch.tensor([value for one in samples for value in one.log_probs])
+    log_probs = torch.from_numpy(np.concatenate([one.log_probs for one in samples]))
     signs = torch.ones(len(batch))
     signs[1::2] = -1.0
     return dataclasses.replace(

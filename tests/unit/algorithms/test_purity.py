@@ -1,4 +1,4 @@
-"""House rule: algorithms and batching import torch and the standard library at most."""
+"""House rule: algorithms and batching import torch, numpy and the standard library at most."""
 
 import ast
 import sys
@@ -10,7 +10,7 @@ import rlmath
 
 ROOT = Path(rlmath.__file__).parent
 FILES = sorted([*(ROOT / "algorithms").rglob("*.py"), *(ROOT / "batching").rglob("*.py")])
-ALLOWED = {*sys.stdlib_module_names, "torch"}
+ALLOWED = {*sys.stdlib_module_names, "torch", "numpy"}
 OWN = (
     "rlmath.algorithms",
     "rlmath.batching",

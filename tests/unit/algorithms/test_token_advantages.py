@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,7 +38,8 @@ def group(*rewards, cut_off=()):
     for index, given in enumerate(rewards):
         total = None if given is None else sum(given.values())
         reason = "length" if index in cut_off else "stop"
-        sample = Sample("p", index, (7,) * (index + 1), (-0.5,) * (index + 1), "", reason, 0, 0, 0)
+        tokens, log_probs = np.full(index + 1, 7, np.int32), np.full(index + 1, -0.5, np.float32)
+        sample = Sample("p", index, tokens, log_probs, "", reason, 0, 0, 0)
         samples.append(GradedSample(sample, total, None, "ungraded", rewards=given or {}))
     return Group(problem, tuple(samples))
 

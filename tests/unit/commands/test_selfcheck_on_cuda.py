@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -94,8 +95,8 @@ class FakePool:
 
     def generate(self, wanted: list[Request]) -> Iterator[Sample]:
         for one in wanted:
-            tokens = tuple(range(one.max_tokens))
-            log_probs = (-1.0,) * one.max_tokens
+            tokens = np.arange(one.max_tokens, dtype=np.int32)
+            log_probs = np.full(one.max_tokens, -1.0, np.float32)
             version = self.weights_version
             yield Sample(
                 one.problem_id, one.index, tokens, log_probs, "", "length", version, one.seed, 0

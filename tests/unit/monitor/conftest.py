@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from rlmath.types import GradedSample, Group, Problem, Sample
@@ -10,8 +11,8 @@ def group():
     common = {"problem_id": problem.id, "weights_version": 4, "engine": 1}
     right = Sample(
         index=0,
-        token_ids=(5, 6),
-        log_probs=(-0.1, -0.2),
+        token_ids=np.array([5, 6], np.int32),
+        log_probs=np.array([-0.1, -0.2], np.float32),
         text="\\boxed{2}",
         finish_reason="stop",
         seed=11,
@@ -19,8 +20,8 @@ def group():
     )
     cut_off = Sample(
         index=1,
-        token_ids=(5,),
-        log_probs=(-0.3,),
+        token_ids=np.array([5], np.int32),
+        log_probs=np.array([-0.3], np.float32),
         text="<b>1</b>\n\ud83d",
         finish_reason="length",
         seed=12,

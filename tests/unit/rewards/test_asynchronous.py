@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from servers import serve
 
@@ -34,8 +35,8 @@ def sample(number: int, index: int) -> Sample:
     return Sample(
         problem_id=f"p{number}",
         index=index,
-        token_ids=(1,),
-        log_probs=(0.0,),
+        token_ids=np.array([1], np.int32),
+        log_probs=np.zeros(1, np.float32),
         text=text,
         finish_reason="stop",
         weights_version=0,

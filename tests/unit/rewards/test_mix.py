@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from rlmath.config.load import load
@@ -82,8 +83,8 @@ def sample(index: int, text: str, finish_reason: str = "stop", tokens: int | Non
     return Sample(
         problem_id="p",
         index=index,
-        token_ids=tuple(range(count)),
-        log_probs=(0.0,) * count,
+        token_ids=np.arange(count, dtype=np.int32),
+        log_probs=np.zeros(count, np.float32),
         text=text,
         finish_reason=finish_reason,
         weights_version=0,

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlmath.config.load import load
@@ -17,9 +18,10 @@ from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
+from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
-from rlmath.types import Problem, Sample
+from rlmath.types import GradedSample, Group, Problem, Sample
 
 PROBLEMS = [Problem(f"d:{i}", f"p{i}", (1, i), ("0",)) for i in range(10)]
 
@@ -43,8 +45,8 @@ class Engines:
             yield Sample(
                 request.problem_id,
                 request.index,
-                (5,) * length,
-                (-0.1,) * length,
+                np.full(length, 5, np.int32),
+                np.full(length, -0.1, np.float32),
                 str(request.seed % 5),
                 "length" if length == 3 else "stop",
                 0,
@@ -155,3 +157,18 @@ def test_when_all_problems_rest_they_are_taken_all_the_same() -> None:
     problems, passed_over = sampler._next_problems(3, 1, {})
     assert len(problems) == 3 and passed_over == len(PROBLEMS)
     assert sampler._next_problems(2, 51, {})[1] == 0  # Rested for 50 steps.
+
+
+def test_carried_over_arrays_are_compact_in_a_checkpoint_and_exact() -> None:
+    log_probs = np.array([-0.1, -1e-38, -np.inf], np.float32)
+    sample = Sample("p0", 1, np.array([3, 70_000, 0], np.int32), log_probs, "", "stop", 0, 0, 0)
+    problem = Problem("p0", "?", (1,), ("1",))
+    group = Group(problem, (GradedSample(sample, 1.0, True, "correct"),))
+    state = json.loads(json.dumps(group_to_state(group)))
+    assert isinstance(state["samples"][0]["sample"]["token_ids"], str)
+    assert group_from_state(state, problem) == group
+    # As checkpoints of earlier versions have them.
+    state["samples"][0]["sample"] |= {"token_ids": [3, 70_000, 0], "log_probs": log_probs.tolist()}
+    assert group_from_state(state, problem) == group
+    state["samples"][0]["sample"]["token_ids"] = [3, 70_000, 1]
+    assert group_from_state(state, problem) != group

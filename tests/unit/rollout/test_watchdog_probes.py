@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlmath.cluster.watchdog import Stalled, watch_progress
@@ -31,7 +32,9 @@ def test_a_grade_that_does_not_come_is_named(tmp_path: Path) -> None:
         grading = collector.begin(group_size=2)
         grading.expect([problem])
         for index, text in enumerate(("two", "hang")):
-            grading.add(Sample(problem.id, index, (5,), (-1.0,), text, "stop", 0, 0, 0))
+            grading.add(
+                Sample(problem.id, index, np.array([5]), np.array([-1.0]), text, "stop", 0, 0, 0)
+            )
         try:
             with pytest.raises(Stalled) as said, watch_progress(0.5, [waiting.grades(collector)]):
                 grading.wait()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlmath.rollout import generation
@@ -82,8 +83,8 @@ class VirtualEngine:
         return Sample(
             problem_id=key[0],
             index=key[1],
-            token_ids=(),
-            log_probs=(),
+            token_ids=np.zeros(0, np.int32),
+            log_probs=np.zeros(0, np.float32),
             text="",
             finish_reason="stop",
             weights_version=0,

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlmath.checks.attempts import ATTEMPTS_FILE
@@ -106,7 +107,17 @@ def test_the_standard_error_of_a_reward_is_over_problems() -> None:
     def group(number: int, rewards: list[float | None]) -> Group:
         problem = Problem(f"p{number}", "?", (1,), ("2",))
         samples = [
-            Sample(problem.id, index, (1,), (0.0,), "x", "stop", 0, 0, 0)
+            Sample(
+                problem.id,
+                index,
+                np.array([1], np.int32),
+                np.zeros(1, np.float32),
+                "x",
+                "stop",
+                0,
+                0,
+                0,
+            )
             for index in range(len(rewards))
         ]
         return Group(

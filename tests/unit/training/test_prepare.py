@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -55,8 +56,8 @@ def groups() -> list[Group]:
             Sample(
                 f"p{i // 2}",
                 i % 2,
-                tuple(range(10 * i, 10 * i + n)),
-                (-1.0,) * n,
+                np.arange(10 * i, 10 * i + n, dtype=np.int32),
+                np.full(n, -1.0, np.float32),
                 *("", "stop", 4, 0, 0),
             ),
             reward,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
@@ -109,7 +111,7 @@ def _same_caches(record: Record, name: str, tokens: list[int], of_what: str) -> 
 
 def _deterministic(node: Node, record: Record, first: list[Sample], second: list[Sample]) -> None:
     pairs = list(zip(first, second, strict=True))
-    same = sum(one.token_ids == other.token_ids for one, other in pairs)
+    same = sum(np.array_equal(one.token_ids, other.token_ids) for one, other in pairs)
     record.figure(
         "samples equal in two starts",
         f"{same} of {len(pairs)}",
