@@ -7,7 +7,7 @@ does on its CPU, with a random number where the model would compute a log-prob. 
 after the other, and a rank's seconds are the mean over them: on a cluster they work at once.
 
 ``--millions`` gives the sizes in millions of tokens; 64 needs about 40 GB of memory, so the default
-is what fits on a laptop. Each size runs in a process of its own. Prints one JSON line: CPU seconds
+is what fits on a laptop. Each size runs in its own process. Prints one JSON line: CPU seconds
 per million tokens of each phase, the sum of those in which GPUs wait, bytes sent to a rank per
 token of its share, the peak of private memory per token of the step, and the exponents with which
 these grow from the smallest size to the largest.
@@ -199,7 +199,7 @@ def exponent(small: dict[str, Any], large: dict[str, Any], name: str) -> float:
 
 
 def one_step(millions: float) -> dict[str, Any]:
-    """One step of about so many million tokens."""
+    """One step of about ``millions`` million tokens."""
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     engine, rank = ray.remote(StubEngine).remote(), ray.remote(StubRank).remote()
     ray.get(rank.peak.remote())

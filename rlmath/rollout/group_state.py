@@ -59,7 +59,7 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
 
 
 def _array(saved: str | list[float], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array of its own memory; checkpoints of earlier versions have lists."""
+    """An array in its own memory; checkpoints of earlier versions have lists."""
     if isinstance(saved, str):
         return np.frombuffer(base64.b64decode(saved), dtype).copy()
     return np.array(saved, dtype)
