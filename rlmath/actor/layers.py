@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from rlmath.actor.experts import decoder_spec
@@ -130,17 +129,3 @@ def _take_packs(spec: Any, config: Any, platform: Platform) -> None:
         attention.core_attention = PackedAttention
         if config.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = norm
-
-
-def keep_one_rotary_table(rotary: Any) -> None:
-    """Keep the angles of the latest longest sequence alone.
-
-    Megatron keeps those of 32 lengths for every model together, and every micro-batch has another:
-    at 32,768 positions of 128 float32 angles half a GiB of GPU memory. Within a micro-batch all
-    layers are given the same table.
-
-    Args:
-        rotary: Megatron's ``RotaryEmbedding``.
-    """
-    compute = type(rotary).forward.__wrapped__
-    rotary.forward = functools.lru_cache(maxsize=1)(functools.partial(compute, rotary))

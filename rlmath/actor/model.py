@@ -10,7 +10,12 @@ import torch.nn.functional as F
 
 from rlmath.actor.experts import moe_settings
 from rlmath.actor.fusions import fusion_settings
-from rlmath.actor.layers import keep_one_rotary_table, layer_spec
+from rlmath.actor.layers import layer_spec
+from rlmath.actor.rotary import (
+    keep_one_rotary_table,
+    rope_inverse_frequencies,
+    softmax_scale,
+)
 from rlmath.config.actor import ActorConfig
 from rlmath.device import Platform
 from rlmath.device.batch_invariant import enable_batch_invariance
@@ -96,6 +101,7 @@ def transformer_config(
         pipeline_dtype=settings.dtype,
         bf16=settings.dtype == torch.bfloat16,
         attention_softmax_in_fp32=True,
+        softmax_scale=softmax_scale(spec),
         # Micro-batches are packs of differing size, also on the ranks that share experts; Megatron
         # checks the dispatcher against that even without experts.
         variable_seq_lengths=True,
@@ -190,9 +196,8 @@ def build_model(
         rotary_base=10000,
         parallel_output=True,
     )
-    # Megatron's own rope scaling knows Llama 3.1's constants only; transformers' formulas know
-    # every published variant, and are what the engine and the reference use.
-    model.rotary_pos_emb.inv_freq = rope_inverse_frequencies(spec).to(platform.torch_device)
+    frequencies, _ = rope_inverse_frequencies(spec)
+    model.rotary_pos_emb.inv_freq = frequencies.to(platform.torch_device)
     keep_one_rotary_table(model.rotary_pos_emb)
     if settings.precision.lm_head_dtype == "float32" and model.post_process:
         _multiply_in_float32(model.output_layer)
@@ -207,31 +212,3 @@ def _multiply_in_float32(output_layer: Any) -> None:
         return multiply(input.float(), weight.float(), *args, **kwargs)
 
     output_layer._forward_impl = in_float32
-
-
-def rope_inverse_frequencies(spec: ModelSpec) -> torch.Tensor:
-    """``[head_dim / 2]`` float32 inverse frequencies of the rotary embedding.
-
-    Raises:
-        UserError: The kind scales attention as well, which Megatron's rope cannot.
-    """
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = spec.rope
-    if rope.kind == "default":
-        exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
-        return 1.0 / (rope.theta**exponent)
-    # The formulas take their figures from a config of any model.
-    config = LlamaConfig(
-        head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_positions,
-        rope_parameters={"rope_type": rope.kind, "rope_theta": rope.theta, **rope.parameters},
-    )
-    inverse, attention_scaling = ROPE_INIT_FUNCTIONS[rope.kind](config, torch.device("cpu"))
-    if attention_scaling != 1.0:
-        raise UserError(
-            f"rope type {rope.kind!r} scales attention by {attention_scaling:.4f}, which the actor "
-            "does not"
-        )
-    return inverse

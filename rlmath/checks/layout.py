@@ -164,6 +164,11 @@ def lengths(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
         return
     prompt, most = config.data.max_prompt_tokens, model.longest_sequence
     limit = f"{most} positions"
+    if model.rope.reach is not None and model.rope.reach > most:
+        limit += (
+            f" (its yarn reaches {model.rope.reach}: raise max_position_embeddings in its "
+            "config.json to that)"
+        )
     if most < model.max_positions:
         limit = f"attention over the last {most} tokens alone, which the actor does not compute"
     benchmarks = benchmarks_of(config)

@@ -125,7 +125,7 @@ class Family:
     norms_after: bool = False
     sliding_window: bool = False
     moe: bool = False
-    ropes: tuple[str, ...] = ("default", "linear", "llama3")
+    ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
     refused_options: tuple[str, ...] = ("attention_bias", "mlp_bias", "use_sliding_window")
     defaults: Mapping[str, Any] = field(default_factory=dict)
 

@@ -19,6 +19,7 @@ from rlmath.model.folder import TINY
 # What config.json may say of the weights' type.
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 CONFIG_FILE = "config.json"
+ORIGINAL_POSITIONS = "original_max_position_embeddings"
 ADAPTER_FILE = "adapter_config.json"
 
 
@@ -35,6 +36,13 @@ class Rope:
     theta: float
     kind: str
     parameters: Mapping[str, float]
+
+    @property
+    def reach(self) -> int | None:
+        """Tokens that yarn stretches the positions to; ``None``: another kind."""
+        if self.kind != "yarn":
+            return None
+        return int(self.parameters["factor"] * self.parameters[ORIGINAL_POSITIONS])
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,11 @@ class ModelSpec:
     def family(self) -> Family:
         """What the model has in common with others of its architecture."""
         return family_of(self.architecture)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Width of the part of a head that is rotated."""
+        return self.head_dim
 
     @property
     def longest_sequence(self) -> int:
@@ -253,6 +266,7 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
             "num_experts_per_tok is 1 with norm_topk_prob: the weight of the one chosen expert is "
             "always 1, so its router cannot learn; models of this kind are not supported"
         )
+    rope = _rope(fields, family)
     has_window = family.sliding_window and fields.given.get("sliding_window") is not None
     return ModelSpec(
         architecture=fields.architecture(),
@@ -265,8 +279,8 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         vocab=fields.whole("vocab_size"),
         tied=fields.flag("tie_word_embeddings"),
         norm_eps=fields.number("rms_norm_eps"),
-        rope=_rope(fields, family),
-        max_positions=fields.whole("max_position_embeddings"),
+        rope=rope,
+        max_positions=_positions(fields, rope),
         sliding_window=fields.whole("sliding_window") if has_window else None,
         experts=experts,
         experts_per_token=fields.whole("num_experts_per_tok") if experts else 0,
@@ -351,7 +365,30 @@ def _rope(fields: _Fields, family: Family) -> Rope:
             f"{key} asks for a rotary embedding of type {kind}; supported: "
             f"{', '.join(family.ropes)}"
         )
+    if kind in ("linear", "yarn"):
+        _positive(scaling, "factor", key)
+    if kind in ("llama3", "yarn"):
+        # As transformers: a field of its own counts first, and without any it is the longest.
+        original = fields.given.get("original_max_position_embeddings")
+        scaling.setdefault(ORIGINAL_POSITIONS, fields.whole("max_position_embeddings"))
+        if original is not None:
+            scaling[ORIGINAL_POSITIONS] = original
+        _positive(scaling, ORIGINAL_POSITIONS, key)
     return Rope(float(theta), kind, {} if kind == "default" else scaling)
+
+
+def _positive(scaling: Mapping[str, Any], name: str, key: str) -> None:
+    value = scaling.get(name)
+    if not isinstance(value, int | float) or not value > 0:
+        raise ModelError(f"{key} has {name} {value!r}, which has to be a number above 0")
+
+
+def _positions(fields: _Fields, rope: Rope) -> int:
+    """Longest sequence in tokens, as vLLM counts it."""
+    most = fields.whole("max_position_embeddings")
+    if rope.kind == "linear":
+        return int(most * rope.parameters["factor"])
+    return most if rope.reach is None else min(most, rope.reach)
 
 
 def _dense_layers(fields: _Fields, layers: int) -> tuple[int, ...]:

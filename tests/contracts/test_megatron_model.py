@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlmath.actor.fusions import fusion_settings
-from rlmath.actor.layers import keep_one_rotary_table
+from rlmath.actor.rotary import keep_one_rotary_table
 from tests.contracts.contract import Row, check, parametrized
 
 CORE = "megatron.core"

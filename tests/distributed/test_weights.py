@@ -40,6 +40,14 @@ LLAMA3_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Positions beyond the original ones, which the sequences below pass.
+YARN_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 4,
+}
 
 
 def long(*values: Any) -> Any:
@@ -55,28 +63,48 @@ def _name(value: str | Case) -> str:
     return value.name() if isinstance(value, Case) else value
 
 
-def _models() -> dict[str, Any]:
+def make_config(family: str, **changes: Any) -> Any:
+    """transformers' configuration of a small model of a family."""
     import transformers as t
 
+    sizes = SIZES | {"tie_word_embeddings": False} | changes
+    # 6 is not the width of a head that follows from the hidden size.
+    heads = {"head_dim": 6} | sizes
+    sizes.pop("head_dim", None)
+    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
     return {
-        "qwen2": t.Qwen2Config(**SIZES, tie_word_embeddings=False, rope_theta=1e6),
-        "qwen2_tied": t.Qwen2Config(**SIZES, tie_word_embeddings=True),
-        "even": t.Qwen3Config(**SIZES | {"vocab_size": 102}, tie_word_embeddings=False),
-        "qwen3": t.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=True),
-        "llama3": t.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False),
-        "mistral": t.MistralConfig(**SIZES, head_dim=6, sliding_window=128),
-        "olmo2": t.Olmo2Config(**SIZES | {"num_key_value_heads": 4}),
-        "qwen3_moe": t.Qwen3MoeConfig(
-            **SIZES,
-            head_dim=6,
+        "qwen2": lambda: t.Qwen2Config(**sizes, rope_theta=1e6),
+        "qwen2_tied": lambda: t.Qwen2Config(**sizes | {"tie_word_embeddings": True}),
+        "even": lambda: t.Qwen3Config(**sizes | {"vocab_size": 102}),
+        "qwen3": lambda: t.Qwen3Config(**heads | {"tie_word_embeddings": True}),
+        "yarn": lambda: t.Qwen2Config(**sizes, rope_parameters=YARN_ROPE),
+        "linear": lambda: t.LlamaConfig(**sizes, rope_parameters=linear),
+        "llama3": lambda: t.LlamaConfig(**sizes, rope_parameters=LLAMA3_ROPE),
+        "mistral": lambda: t.MistralConfig(**heads, sliding_window=128),
+        "olmo2": lambda: t.Olmo2Config(**sizes | {"num_key_value_heads": 4}),
+        "qwen3_moe": lambda: t.Qwen3MoeConfig(
+            **heads,
             num_experts=4,
             num_experts_per_tok=2,
             moe_intermediate_size=16,
             norm_topk_prob=True,
             mlp_only_layers=[1],
-            tie_word_embeddings=False,
         ),
-    }
+    }[family]()
+
+
+FAMILIES = (
+    "qwen2",
+    "qwen2_tied",
+    "even",
+    "qwen3",
+    "yarn",
+    "linear",
+    "llama3",
+    "mistral",
+    "olmo2",
+    "qwen3_moe",
+)
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +113,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import transformers
 
     result = {}
-    for name, config in _models().items():
+    for name in FAMILIES:
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_config(
+            make_config(name), dtype=torch.float32
+        )
         with torch.no_grad():
             for parameter in model.parameters():
                 # Norms and biases too, so that no two of them are alike.
@@ -164,7 +194,10 @@ def reference(folders: dict[str, Path]) -> dict[str, Tensor]:
 
 
 # By layout first: changing it costs the ranks seconds, changing the model nothing.
-@pytest.mark.parametrize("family", ["qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "olmo2"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "olmo2", "yarn", long("linear")],
+)
 @pytest.mark.parametrize("case", LAYOUTS, ids=Case.name)
 def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(
     ranks: Ranks,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlmath.model.tiny import make_tiny_model
 
@@ -28,7 +30,36 @@ def run(tool: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_megatron_transformers_and_vllm_agree(model: Path, tmp_path: Path) -> None:
+def make_model(family: str, tiny: Path, folder: Path) -> Path:
+    """A random model of a family with the tiny model's tokenizer, of widths that vLLM takes."""
+    import transformers
+
+    from tests.distributed.test_weights import make_config
+
+    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    vocab = json.loads((tiny / "config.json").read_text())["vocab_size"]
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32, "vocab_size": vocab}
+    config = make_config(family, **sizes, eos_token_id=256, pad_token_id=257, bos_token_id=None)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "tiny",
+        # An engine each; with transformers all are compared in test_weights.py.
+        *[pytest.param(name, marks=pytest.mark.long) for name in ("yarn",)],
+    ],
+)
+def test_megatron_transformers_and_vllm_agree(model: Path, tmp_path: Path, family: str) -> None:
+    if family != "tiny":
+        model = make_model(family, model, tmp_path / family)
     data = tmp_path / "responses.jsonl"
     rows = [("What is 1 + 2?", "1 + 2 = \\boxed{3}"), ("Add 17 and 25: ", "42, for 10 + 20 is 30.")]
     data.write_text("".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows))

@@ -299,9 +299,17 @@ def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_pa
     message = refusal(f"model.path={folder}")
     assert "architecture GPT2LMHeadModel is not supported" in message
     assert "Qwen3ForCausalLM" in message
-    rope = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
-    message = refusal(f"model.path={make_model(QWEN_1_5B | rope, name='yarn')}")
-    assert "rope_scaling asks for a rotary embedding of type yarn" in message
+    rope: dict[str, dict[str, object] | int] = {}
+    rope["rope_scaling"] = {"type": "dynamic", "factor": 4.0}
+    message = refusal(f"model.path={make_model(QWEN_1_5B | rope, name='dynamic')}")
+    assert "rope_scaling asks for a rotary embedding of type dynamic" in message
+    rope["rope_scaling"] = {"type": "yarn", "factor": 4.0}
+    rope["max_position_embeddings"] = 2048
+    message = refusal(
+        f"model.path={make_model(QWEN_1_5B | rope, name='yarn')}",
+        "rollout.max_response_tokens=2048",
+    )
+    assert "has 2048 positions (its yarn reaches 8192: raise max_position_embeddings" in message
     folder = make_model(QWEN_1_5B, name="qwen")
     message = refusal(f"model.path={folder}", "model.architecture=LlamaForCausalLM")
     assert "model.architecture=LlamaForCausalLM" in message

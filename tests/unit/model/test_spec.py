@@ -136,13 +136,30 @@ def test_dense_layers_of_a_mixture() -> None:
         ({"layer_types": ["linear_attention"]}, "layer_types has linear_attention"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "embedding of type dynamic"),
         ({"architectures": None}, "no field architectures"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type yarn; supported: default"),
+        ({"rope_scaling": {"type": "longrope"}}, "type longrope; supported: default"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling has factor None"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling has factor 0"),
         ({"rope_scaling": 4.0}, "rope_scaling is 4.0"),
     ],
 )
 def test_refuses_what_the_tables_do_not_cover(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         model_spec({**R1_DISTILL_QWEN, **change})
+
+
+def test_positions_of_scaled_ropes() -> None:
+    """As transformers and vLLM count them."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 32768, "rope_scaling": yarn})
+    assert (spec.longest_sequence, spec.rope.reach) == (32768, 131072)
+    spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 200000, "rope_scaling": yarn})
+    assert spec.longest_sequence == 131072
+    del yarn["original_max_position_embeddings"]
+    spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 4096, "rope_scaling": yarn})
+    assert (spec.longest_sequence, spec.rope.reach) == (4096, 16384)
+    linear = {"rope_type": "linear", "factor": 2.0}
+    spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 4096, "rope_scaling": linear})
+    assert (spec.longest_sequence, spec.rope.reach) == (8192, None)
 
 
 def test_llama_with_attention_bias_is_refused() -> None:

@@ -1,0 +1,63 @@
+"""Rotary position embeddings: transformers' formulas in Megatron's module."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from rlmath.model.spec import ModelSpec
+
+
+def rope_inverse_frequencies(spec: ModelSpec) -> tuple[torch.Tensor, float]:
+    """Frequencies of the rotary embedding, and what scales its cosines and sines.
+
+    Megatron's own scaling knows Llama 3.1's constants only, and its yarn takes no
+    ``attention_factor``; transformers' formulas know every published variant, and are what the
+    reference uses.
+
+    Returns:
+        ``[rotary_dim / 2]`` float32 inverse frequencies; the factor, which is 1 but for yarn
+        (Peng et al. 2023, "YaRN", section 3.4).
+    """
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope, width = spec.rope, spec.rotary_dim
+    if rope.kind == "default":
+        exponent = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+        return 1.0 / (rope.theta**exponent), 1.0
+    # The formulas take their figures from a config of any model.
+    config = LlamaConfig(
+        head_dim=width,
+        max_position_embeddings=spec.max_positions,
+        rope_parameters={"rope_type": rope.kind, "rope_theta": rope.theta, **rope.parameters},
+    )
+    inverse, factor = ROPE_INIT_FUNCTIONS[rope.kind](config, torch.device("cpu"))
+    return inverse, float(factor)
+
+
+def softmax_scale(spec: ModelSpec) -> float | None:
+    """What attention multiplies its scores by; ``None``: Megatron's own ``1 / sqrt(head_dim)``.
+
+    Cosines and sines of queries and of keys are scaled alike, so that their product is scaled by
+    the square. In the cosines it would be lost: Transformer Engine's rope of packed sequences
+    takes no such factor.
+    """
+    _, factor = rope_inverse_frequencies(spec)
+    return None if factor == 1.0 else factor**2 * float(spec.head_dim) ** -0.5
+
+
+def keep_one_rotary_table(rotary: Any) -> None:
+    """Keep the angles of the latest longest sequence alone.
+
+    Megatron keeps those of 32 lengths for every model together, and every micro-batch has another:
+    at 32,768 positions of 128 float32 angles half a GiB of GPU memory. Within a micro-batch all
+    layers are given the same table.
+
+    Args:
+        rotary: Megatron's ``RotaryEmbedding``.
+    """
+    compute = type(rotary).forward.__wrapped__
+    rotary.forward = functools.lru_cache(maxsize=1)(functools.partial(compute, rotary))
