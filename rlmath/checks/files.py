@@ -25,6 +25,7 @@ from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.hub_names import is_hub, parts_of
+from rlmath.config.placeholders import unfilled_part
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
 from rlmath.errors import ConfigError, ModelError, UserError
 from rlmath.model.folder import TINY, has_chat_template, missing_model_files
@@ -38,7 +39,11 @@ def model_folder(config: Config) -> Iterator[str]:
     if is_hub_model(path):
         return  # Looked at when it has been downloaded.
     if path != TINY and not Path(path).is_dir():
-        yield f"model.path={path}: no such folder; {_where_from(config)}"
+        left = unfilled_part(path)
+        what = f"no such folder; {_where_from(config)}"
+        if left is not None:
+            what = f"{left} was not filled in; write what it stands for"
+        yield f"model.path={path}: {what}"
         return
     try:
         model = read_model_spec(path)

@@ -30,6 +30,7 @@ from yaml import YAMLError
 
 from rlmath.config.groups import CONF_DIR, options
 from rlmath.config.options import SECTIONS, complete, section_of
+from rlmath.config.placeholders import unfilled_part
 from rlmath.config.renamed import RENAMED, RENAMED_VALUES
 from rlmath.config.schema import Config
 from rlmath.config.secrets import without_secrets
@@ -256,6 +257,10 @@ def _file_error(error: Exception) -> str:
     return f"{message}; expected {setting.type_text}" if setting else message + _did_you_mean(key)
 
 
+# Settings whose values are paths; a template may well hold braces.
+_IS_PATH = re.compile(r"(path|paths|dir|checkpoint|resume)$")
+
+
 def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     problems = []
     parser = OverridesParser.create()
@@ -266,6 +271,11 @@ def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) ->
         try:
             (override,) = parser.parse_overrides([text])
         except OverrideParseException:
+            key, _, value = text.partition("=")
+            left = unfilled_part(value) if _IS_PATH.search(key) else None
+            if left is not None:
+                problems.append(f"{text}: {left} was not filled in; write what it stands for")
+                continue
             problems.append(
                 f"{text}: not an override that can be read; write key=value, such as "
                 "actor.tensor_parallel=2, and quote values with spaces or brackets: "

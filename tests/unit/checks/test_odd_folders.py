@@ -1,0 +1,176 @@
+"""Folders that cannot be trained, through the console command: one message, no traceback, and the
+cause by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rlmath.cli import main
+from rlmath.model.spec import model_spec
+from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, fast_tokenizer
+from rlmath.weights.pieces import hf_shapes
+
+SIZES: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 128,
+    "intermediate_size": 64,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "vocab_size": VOCABULARY_SIZE,
+}
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+
+
+def write(folder: Path, sizes: dict[str, Any]) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(sizes))
+    fast_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    shapes = hf_shapes(model_spec(SIZES))
+    save_file({n: torch.zeros(s) for n, s in shapes.items()}, folder / "model.safetensors")
+
+
+def config(folder: Path, **changes: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(SIZES | changes))
+
+
+def index(folder: Path, text: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+def untied(folder: Path) -> None:
+    shapes = hf_shapes(model_spec(SIZES))
+    tensors = {name: torch.zeros(size) for name, size in shapes.items()}
+    tensors["lm_head.weight"] = torch.ones(VOCABULARY_SIZE, 128)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def two_sources(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    save_file({"a": torch.zeros(1)}, folder / "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"model.norm.weight": "other.safetensors"}})
+    )
+
+
+def adapter(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}')
+
+
+CASES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "tied with another output layer": (untied, "lm_head.weight in the files differs"),
+    "one file beside an index": (two_sources, "has both model.safetensors and"),
+    "an index that is no JSON": (lambda f: index(f, "{"), "model.safetensors.index.json"),
+    "an index without weight_map": (lambda f: index(f, "{}"), "model.safetensors.index.json"),
+    "a Git LFS pointer": (
+        lambda f: (f / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec"),  # type: ignore[arg-type, return-value]
+        "is a Git LFS pointer, not the weights",
+    ),
+    "a LoRA adapter": (adapter, "a LoRA adapter of Qwen/Qwen3-8B, not a model: merge it with peft"),
+    "a tokenizer with more ids than rows": (
+        lambda f: (f / "tokenizer.json").write_text('{"model": {"vocab": {"a": 300}}}'),  # type: ignore[arg-type, return-value]
+        "ids up to 300, and the embedding has 261 rows",
+    ),
+    "dynamic rope": (
+        lambda f: config(f, rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "rotary embedding of type dynamic; supported: default, linear",
+    ),
+    "an unknown rope": (
+        lambda f: config(f, rope_scaling={"rope_type": "spiral"}),
+        "rotary embedding of type spiral",
+    ),
+    "one expert per token": (
+        lambda f: config(f, **QWEN3_MOE, num_experts_per_tok=1),
+        "num_experts_per_tok is 1 with norm_topk_prob",
+    ),
+    "Qwen3 without head_dim": (
+        lambda f: config(f, architectures=["Qwen3ForCausalLM"]),
+        # Of 128, as transformers takes it, and not 128 / 4.
+        "q_norm.weight (128,) is missing",
+    ),
+    "sliding windows": (lambda f: config(f, use_sliding_window=True), "use_sliding_window is true"),
+    "a window that is shorter than the sequences": (
+        lambda f: config(f, architectures=["MistralForCausalLM"], sliding_window=64),
+        "attention over the last 64 tokens alone",
+    ),
+    "layers of several types": (
+        lambda f: config(f, layer_types=["full_attention", "sliding_attention"]),
+        "layer_types has sliding_attention",
+    ),
+    "another family": (
+        lambda f: config(f, architectures=["GptOssForCausalLM"]),
+        "GptOssForCausalLM is not supported: the actor has no attention sinks",
+    ),
+}
+
+
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    data = tmp_path / "train.jsonl"
+    data.write_text(json.dumps({"prompt": "1 + 1?", "solutions": ["\\boxed{2}"]}) + "\n")
+
+    def run(*settings: str, code: int = 2) -> str:
+        given = ["cluster.device=cpu", f"data.train_paths=[{data}]", *settings]
+        assert main(["train", *given, f"runner.run_dir={tmp_path / 'run'}", "--check"]) == code
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_folder_that_cannot_be_trained(
+    check: Callable[..., str], tmp_path: Path, case: str
+) -> None:
+    damage, words = CASES[case]
+    write(tmp_path / "model", SIZES)
+    damage(tmp_path / "model")
+    message = check(f"model.path={tmp_path / 'model'}")
+    assert words in message
+    assert "Traceback" not in message
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_tensor_parallel_sizes_that_are_offered_are_taken(
+    check: Callable[..., str], tmp_path: Path, ranks: int
+) -> None:
+    write(tmp_path / "model", SIZES)
+    settings = f"model.path={tmp_path / 'model'}", f"actor.tensor_parallel={ranks}"
+    if ranks in (1, 2, 4):
+        check(*settings, "rollout.max_response_tokens=64", code=0)
+        return
+    message = check(*settings)
+    assert f"actor.tensor_parallel={ranks}: the model does not divide so" in message
+    assert "works: 1, 2 or 4" in message
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "model.path=models/{name}",
+        "model.path=models/<name>",
+        'model.path="models/{name}"',
+        "runner.run_dir=runs/{name}",
+        "data.train_paths=[data/{name}.jsonl]",
+    ],
+)
+def test_braces_that_were_not_filled_in(check: Callable[..., str], setting: str) -> None:
+    message = check(setting)
+    assert "name} was not filled in" in message or "name> was not filled in" in message
+    assert message.count("\n") == 1
