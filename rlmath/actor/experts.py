@@ -1,4 +1,4 @@
-"""MoE layers in Megatron's terms: Qwen3-MoE's router, its experts, their ranks."""
+"""MoE layers in Megatron's terms: routers of Qwen3-MoE and GLM-4.5, experts, their ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def moe_settings(spec: ModelSpec, layout: Layout, router_dtype: str, on_te: bool
 
     A token goes to the experts of highest probability, weighted by the softmax over those alone
     (``norm_topk_prob``) or over all. There is no auxiliary loss: what balances the experts in
-    pre-training would be a second objective here.
+    pre-training would be a second objective here. So would moving the bias that a sigmoid router
+    chooses by: it stays as it came.
 
     Args:
         router_dtype: ``model`` or ``float32``, of the product that gives the router's logits.
@@ -23,11 +24,21 @@ def moe_settings(spec: ModelSpec, layout: Layout, router_dtype: str, on_te: bool
     """
     if not spec.experts:
         return {}
+    router: dict[str, Any] = {}
+    if spec.family.sigmoid_router:
+        router = {
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_bias_update_rate": 0.0,
+            "moe_router_topk_scaling_factor": spec.routed_scaling,
+        }
     return {
+        **router,
+        "moe_shared_expert_intermediate_size": spec.shared_ffn or None,
         "num_moe_experts": spec.experts,
         "moe_ffn_hidden_size": spec.moe_ffn,
         "moe_router_topk": spec.experts_per_token,
-        "moe_router_pre_softmax": not spec.norm_topk_prob,
+        "moe_router_pre_softmax": not spec.norm_topk_prob and not spec.family.sigmoid_router,
         "moe_router_load_balancing_type": "none",
         "moe_router_dtype": "fp32" if router_dtype == "float32" else None,
         "moe_layer_freq": [int(spec.is_moe_layer(n)) for n in range(spec.layers)],

@@ -79,10 +79,10 @@ def transformer_config(
         activation_func=F.silu,
         gated_linear_unit=True,
         add_bias_linear=False,
-        add_qkv_bias=spec.family.qkv_bias,
+        add_qkv_bias=spec.qkv_bias,
         # Megatron sums the gradients of these norms over tensor ranks, which have shares of the
         # norms over all heads.
-        qk_layernorm=spec.family.qk_norm is QkNorm.per_head,
+        qk_layernorm=spec.qk_norm is QkNorm.per_head,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         # Weights always come from a folder, so nothing need be drawn at random. Initialization is
@@ -193,6 +193,7 @@ def build_model(
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=spec.tied,
         position_embedding_type="rope",
+        rotary_percent=spec.partial_rotary,
         rotary_base=10000,
         parallel_output=True,
     )

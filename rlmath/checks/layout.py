@@ -118,7 +118,7 @@ def _tensor_parallel(part: str, ranks: int, model: ModelSpec) -> Iterator[str]:
         if model.heads % n:
             found.append(f"{model.heads} attention heads / {n} leaves {model.heads % n}")
         # With more ranks than key-value heads, ranks share copies of a head.
-        all_heads = part == "actor" and model.family.qk_norm is QkNorm.all_heads
+        all_heads = part == "actor" and model.qk_norm is QkNorm.all_heads
         if all_heads and model.kv_heads % n:
             found.append(
                 f"{model.kv_heads} key-value heads, which are normalized together, / {n} leaves "
@@ -130,6 +130,11 @@ def _tensor_parallel(part: str, ranks: int, model: ModelSpec) -> Iterator[str]:
             )
         if model.ffn % n:
             found.append(f"feed-forward width {model.ffn} / {n} leaves {model.ffn % n}")
+        if model.shared_ffn % n:
+            found.append(
+                f"width of the shared experts {model.shared_ffn} / {n} leaves "
+                f"{model.shared_ffn % n}"
+            )
         if part == "rollout" and model.moe_ffn % n:
             found.append(f"width of an expert {model.moe_ffn} / {n} leaves {model.moe_ffn % n}")
         return found

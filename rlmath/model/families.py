@@ -55,6 +55,8 @@ class When(Enum):
     # Megatron keeps a second copy of a tied embedding where first and last stage differ.
     tied = "tied"
     dense_layer = "dense_layer"
+    # Experts that every token goes to, beside those that it is sent to.
+    shared_experts = "shared_experts"
     moe_layer = "moe_layer"
 
 
@@ -93,6 +95,19 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Fused:
+    """A matrix of the files that the tables know as several, whose rows lie one below another.
+
+    Attributes:
+        file: Ending of the file tensor's name.
+        parts: Endings of the table tensors' names in its place, in the order of its rows.
+    """
+
+    file: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Family:
     """Models that differ in their sizes only.
 
@@ -103,6 +118,10 @@ class Family:
         architectures: Values of ``architectures`` in config.json.
         entries: The table of tensors, in the order in which they are written and sent.
         ignored_suffixes: Endings of tensor names that files may hold and nobody reads.
+        ignored_prefixes: Beginnings of such names: layers for multi-token prediction (MTP), which
+            may have the next number, ``{layers}``.
+        fused: Matrices that are one in the files. Everything else, vLLM among it, takes the table's
+            names: only reading and writing of folders knows these.
         qkv_bias: Query, key and value have biases.
         qk_norm: How queries and keys are normalized.
         norms_after: A layer's norms stand behind attention and feed-forward, not before them.
@@ -110,7 +129,13 @@ class Family:
             tokens, or to all if that is null. The actor computes full attention, which is the same
             for sequences that are no longer; longer ones are an error.
         moe: Layers can have experts (MoE).
+        sigmoid_router: A token's experts are those of highest sigmoid plus a bias, and are weighted
+            by the sigmoids without it; otherwise a softmax chooses and weighs.
+        optional: Of ``qkv_bias`` and ``qk_norm``, those that a model has only if a field of
+            config.json, which stands here, is true.
         ropes: Kinds of rotary embedding that the actor computes.
+        partial_rotary: Share of a head that is rotated, where config.json does not say; ``None``:
+            the family rotates whole heads.
         refused_options: Fields of config.json that ask, when they are true, for what the table does
             not list or the actor does not compute.
         defaults: Fields that config.json may leave out, and what transformers takes for them.
@@ -120,12 +145,17 @@ class Family:
     architectures: tuple[str, ...]
     entries: tuple[Entry, ...]
     ignored_suffixes: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    ignored_prefixes: tuple[str, ...] = ()
+    fused: tuple[Fused, ...] = ()
     qkv_bias: bool = False
     qk_norm: QkNorm = QkNorm.none
     norms_after: bool = False
     sliding_window: bool = False
     moe: bool = False
+    sigmoid_router: bool = False
+    optional: Mapping[str, str] = field(default_factory=dict)
     ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    partial_rotary: float | None = None
     refused_options: tuple[str, ...] = ("attention_bias", "mlp_bias", "use_sliding_window")
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -245,6 +275,32 @@ _QWEN_MOE_MLP = (
     ),
 )
 
+# The names of experts in Megatron and in the files are those of Qwen3-MoE.
+_GLM_MOE_MLP = (
+    *_QWEN_MOE_MLP,
+    Entry(
+        (_M + "mlp.router.expert_bias",),
+        (HfTensor(_H + "mlp.gate.e_score_correction_bias", ("experts",)),),
+        Rule.replicated,
+        When.moe_layer,
+    ),
+    Entry(
+        (_M + "mlp.shared_experts.linear_fc1.weight",),
+        (
+            HfTensor(_H + "mlp.shared_experts.gate_proj.weight", ("shared_ffn", "hidden")),
+            HfTensor(_H + "mlp.shared_experts.up_proj.weight", ("shared_ffn", "hidden")),
+        ),
+        Rule.gate_up,
+        When.shared_experts,
+    ),
+    Entry(
+        (_M + "mlp.shared_experts.linear_fc2.weight",),
+        (HfTensor(_H + "mlp.shared_experts.down_proj.weight", ("hidden", "shared_ffn")),),
+        Rule.row,
+        When.shared_experts,
+    ),
+)
+
 _HEAD = (
     Entry(
         ("decoder.final_layernorm.weight",),
@@ -299,10 +355,12 @@ _OLMO2_MLP = (
 
 FAMILIES = (
     # Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen. They always have the biases, and no option for them.
+    # MiMo-7B is a Qwen2 with layers for multi-token prediction.
     Family(
         "qwen2",
         ("Qwen2ForCausalLM",),
         _DENSE,
+        ignored_prefixes=("model.mtp_layers.",),
         qkv_bias=True,
         refused_options=("use_sliding_window",),
         defaults={"rms_norm_eps": 1e-6},
@@ -324,12 +382,50 @@ FAMILIES = (
         moe=True,
         defaults={"rms_norm_eps": 1e-6},
     ),
+    # GLM-4.5 and GLM-4.5-Air.
+    Family(
+        "glm4_moe",
+        ("Glm4MoeForCausalLM",),
+        _EMBEDDING + _ATTENTION + _DENSE_MLP + _GLM_MOE_MLP + _HEAD,
+        ignored_prefixes=("model.layers.{layers}.",),
+        qkv_bias=True,
+        qk_norm=QkNorm.per_head,
+        optional={"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
+        moe=True,
+        sigmoid_router=True,
+        ropes=("default",),
+        partial_rotary=0.5,
+        refused_options=("use_sliding_window",),
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+        },
+    ),
     Family(
         "mistral",
         ("MistralForCausalLM",),
         _DENSE,
         sliding_window=True,
         defaults={"rms_norm_eps": 1e-6, "sliding_window": 4096},
+    ),
+    # Phi-3 and Phi-4; those with long contexts have a rotary embedding of type longrope.
+    Family(
+        "phi3",
+        ("Phi3ForCausalLM",),
+        _DENSE,
+        fused=(
+            Fused(
+                "self_attn.qkv_proj.weight",
+                tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
+            ),
+            Fused("mlp.gate_up_proj.weight", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
+        ),
+        sliding_window=True,
+        ropes=("default",),
+        partial_rotary=1.0,
+        defaults={"rms_norm_eps": 1e-5},
     ),
     Family(
         "olmo2",
@@ -341,6 +437,18 @@ FAMILIES = (
     ),
 )
 
+# What people train elsewhere, and why it is not taken here.
+REFUSED = {
+    "MiMoForCausalLM": "transformers has it as remote code alone, which is never run here. MiMo-7B "
+    "is a Qwen2 with layers for multi-token prediction, which training ignores: set architectures "
+    'to ["Qwen2ForCausalLM"] and model_type to "qwen2" in config.json, and remove auto_map',
+    "Olmo3ForCausalLM": "three of four layers have a sliding window and another rotary embedding "
+    "than the fourth, and the actor has one embedding for all layers",
+    "DeepseekV3ForCausalLM": "the actor has no multi-head latent attention",
+    "GptOssForCausalLM": "the actor has no attention sinks and no biases of experts",
+    "Qwen3NextForCausalLM": "the actor has no gated delta net",
+}
+
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 
 
@@ -349,6 +457,7 @@ def family_of(architecture: str) -> Family:
     for family in FAMILIES:
         if architecture in family.architectures:
             return family
+    why = f": {REFUSED[architecture]}" if architecture in REFUSED else ""
     raise ModelError(
-        f"architecture {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        f"architecture {architecture} is not supported{why}; supported: {', '.join(ARCHITECTURES)}"
     )

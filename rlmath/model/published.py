@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from rlmath.errors import UserError
+from rlmath.errors import ModelError, UserError
+from rlmath.model.families import family_of
 from rlmath.model.spec import ModelSpec, model_spec
 
 # Layers, hidden, feed-forward, heads, key-value heads, vocabulary, tied, positions: as the
@@ -37,9 +37,34 @@ _LLAMA = {
     "Llama-3.1-8B": (32, 4096, 14336, 32, 8, 128256, False, 131072),
     "Llama-3.1-70B": (80, 8192, 28672, 64, 8, 128256, False, 131072),
 }
-# Eight of 128 experts of width 768 for each token.
-_QWEN3_MOE = {"Qwen3-30B-A3B": (48, 2048, 6144, 32, 4, 151936, False, 40960)}
-_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+# With a token's experts, all experts, and the width of one.
+_QWEN3_MOE = {
+    "Qwen3-30B-A3B": ((48, 2048, 6144, 32, 4, 151936, False, 40960), (8, 128, 768)),
+    "Qwen3-235B-A22B": ((94, 4096, 12288, 64, 4, 151936, False, 40960), (8, 128, 1536)),
+}
+_MISTRAL = {
+    "Mistral-7B-v0.3": (32, 4096, 14336, 32, 8, 32768, False, 32768),
+    "Mistral-Small-24B-Base-2501": (40, 5120, 32768, 32, 8, 131072, False, 32768),
+}
+_OLMO2 = {
+    "OLMo-2-1124-7B": (32, 4096, 11008, 32, 32, 100352, False, 4096),
+    "OLMo-2-1124-13B": (40, 5120, 13824, 40, 40, 100352, False, 4096),
+    "OLMo-2-0325-32B": (64, 5120, 27648, 40, 8, 100352, False, 4096),
+}
+_PHI = {"phi-4": (40, 5120, 17920, 40, 10, 100352, False, 16384)}
+# With the dense first layers, norms of queries and keys, and the scale of the experts' weights.
+_GLM = {
+    "GLM-4.5-Air": (
+        (46, 4096, 10944, 96, 8, 151552, False, 131072),
+        (8, 128, 1408),
+        (1, False, 1.0),
+    ),
+    "GLM-4.5": (
+        (92, 5120, 12288, 96, 8, 151552, False, 131072),
+        (8, 160, 1536),
+        (3, True, 2.5),
+    ),
+}
 _ORDER = (
     "num_hidden_layers",
     "hidden_size",
@@ -56,43 +81,119 @@ def _config(architecture: str, sizes: tuple[Any, ...], **more: Any) -> dict[str,
     return {"architectures": [architecture], **dict(zip(_ORDER, sizes, strict=True)), **more}
 
 
+def _experts(sizes: tuple[int, int, int], key: str = "num_experts") -> dict[str, Any]:
+    per_token, experts, width = sizes
+    return {"num_experts_per_tok": per_token, key: experts, "moe_intermediate_size": width}
+
+
+def _glm(sizes: tuple[Any, ...], experts: tuple[int, int, int], more: tuple[Any, ...]) -> Any:
+    names = ("first_k_dense_replace", "use_qk_norm", "routed_scaling_factor")
+    return _config(
+        "Glm4MoeForCausalLM",
+        sizes,
+        head_dim=128,
+        attention_bias=True,
+        n_shared_experts=1,
+        **_experts(experts, "n_routed_experts"),
+        **dict(zip(names, more, strict=True)),
+    )
+
+
 KNOWN: dict[str, dict[str, Any]] = {
     **{name: _config("Qwen2ForCausalLM", sizes) for name, sizes in _QWEN2.items()},
     **{name: _config("Qwen3ForCausalLM", sizes, head_dim=128) for name, sizes in _QWEN3.items()},
     **{
-        name: _config("Qwen3MoeForCausalLM", sizes, head_dim=128, **_EXPERTS)
-        for name, sizes in _QWEN3_MOE.items()
+        name: _config("Qwen3MoeForCausalLM", sizes, head_dim=128, **_experts(experts))
+        for name, (sizes, experts) in _QWEN3_MOE.items()
     },
     **{name: _config("LlamaForCausalLM", sizes) for name, sizes in _LLAMA.items()},
+    **{
+        name: _config("MistralForCausalLM", sizes, head_dim=128, sliding_window=None)
+        for name, sizes in _MISTRAL.items()
+    },
+    **{name: _config("Olmo2ForCausalLM", sizes) for name, sizes in _OLMO2.items()},
+    **{name: _config("Phi3ForCausalLM", sizes) for name, sizes in _PHI.items()},
+    **{name: _glm(*sizes) for name, sizes in _GLM.items()},
 }
 
-# Fine-tuned versions with the sizes of the model that they are named after.
-_SAME_SIZES = re.compile(r"-(instruct|base|chat|it)$")
+# Further versions of a known model: by their names, which one, and their positions.
+_INSTRUCT_2507 = ("Qwen3-4B", "Qwen3-30B-A3B", "Qwen3-235B-A22B")
+VERSIONS: dict[str, tuple[str, int]] = {
+    **{f"{name}-Instruct": (name, 32768) for name in _QWEN2 if name.startswith("Qwen2.5")},
+    **{
+        f"Qwen2.5-Math-{size}{suffix}": (f"Qwen2.5-{size}", 4096)
+        for size in ("1.5B", "7B", "72B")
+        for suffix in ("", "-Instruct")
+    },
+    **{
+        f"{name}-Base": (name, 32768)
+        for name in (*_QWEN3, "Qwen3-30B-A3B")
+        if name != "Qwen3-32B"  # Has none.
+    },
+    **{
+        f"{name}-{kind}-2507": (name, 262144)
+        for name in _INSTRUCT_2507
+        for kind in ("Instruct", "Thinking")
+    },
+    **{f"{name}-Instruct": (name, 131072) for name in _LLAMA},
+    "Llama-3.3-70B-Instruct": ("Llama-3.1-70B", 131072),
+    "DeepSeek-R1-Distill-Llama-8B": ("Llama-3.1-8B", 131072),
+    "DeepSeek-R1-Distill-Llama-70B": ("Llama-3.1-70B", 131072),
+    "Mistral-7B-Instruct-v0.3": ("Mistral-7B-v0.3", 32768),
+    "Mistral-Small-24B-Instruct-2501": ("Mistral-Small-24B-Base-2501", 32768),
+    **{f"{name}-Instruct": (name, 4096) for name in _OLMO2},
+    "Phi-4-reasoning": ("phi-4", 32768),
+    "Phi-4-reasoning-plus": ("phi-4", 32768),
+    "GLM-4.5-Base": ("GLM-4.5", 131072),
+    "GLM-4.5-Air-Base": ("GLM-4.5-Air", 131072),
+}
+# Beginnings of names whose architecture is refused (``families.REFUSED``).
+_REFUSED = {
+    "mimo-7b": "MiMoForCausalLM",
+    "olmo-3": "Olmo3ForCausalLM",
+    "deepseek-v3": "DeepseekV3ForCausalLM",
+    "deepseek-r1-0528": "DeepseekV3ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "qwen3-next": "Qwen3NextForCausalLM",
+}
 
 
 def published_name(name: str) -> str | None:
-    """The key of ``KNOWN`` that a name stands for; ``None``: none.
+    """The key of ``KNOWN`` or ``VERSIONS`` that a name stands for; ``None``: none.
 
-    An organization, upper and lower case and endings such as ``-Instruct`` do not matter, and the
-    beginning of one name is enough.
+    An organization and upper and lower case do not matter, and the beginning of one name of
+    ``KNOWN`` is enough. No other name stands for a model: a version that is not listed may have
+    other sizes or positions.
 
     Raises:
-        UserError: It is the beginning of several.
+        UserError: It is the beginning of several, or a model that the actor does not compute.
     """
     short = name.rsplit("/", 1)[-1].lower()
-    known = {key.lower(): key for key in KNOWN}
-    for candidate in (short, _SAME_SIZES.sub("", short)):
-        if candidate in known:
-            return known[candidate]
-    begun = [key for lower, key in known.items() if short and lower.startswith(short)]
+    exact = {key.lower(): key for key in (*KNOWN, *VERSIONS)}
+    if short in exact:
+        return exact[short]
+    refused = next((one for start, one in _REFUSED.items() if short.startswith(start)), None)
+    if refused is not None and short != "deepseek-r1-0528-qwen3-8b":
+        try:
+            family_of(refused)
+        except ModelError as error:
+            raise UserError(f"{name}: {error}") from None
+    begun = [key for key in KNOWN if short and key.lower().startswith(short)]
     if len(begun) > 1:
         raise UserError(f"{name}: is the beginning of {', '.join(begun)}; give one of them")
     return begun[0] if begun else None
 
 
+def published_config(key: str) -> dict[str, Any]:
+    """config.json of a key of ``KNOWN`` or ``VERSIONS``, as far as sizes go."""
+    if key in KNOWN:
+        return KNOWN[key]
+    base, positions = VERSIONS[key]
+    return KNOWN[base] | {"max_position_embeddings": positions}
+
+
 def published_spec(name: str) -> ModelSpec | None:
     """Sizes of a published model by its whole name; ``None``: it is not known."""
     short = name.rsplit("/", 1)[-1].lower()
-    known = {key.lower(): key for key in KNOWN}
-    key = known.get(short) or known.get(_SAME_SIZES.sub("", short))
-    return None if key is None else model_spec(KNOWN[key], name)
+    key = {key.lower(): key for key in (*KNOWN, *VERSIONS)}.get(short)
+    return None if key is None else model_spec(published_config(key), name)

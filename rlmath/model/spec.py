@@ -19,6 +19,7 @@ from rlmath.model.folder import TINY
 # What config.json may say of the weights' type.
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 CONFIG_FILE = "config.json"
+PARTIAL_ROTARY = "partial_rotary_factor"
 ORIGINAL_POSITIONS = "original_max_position_embeddings"
 ADAPTER_FILE = "adapter_config.json"
 
@@ -62,12 +63,16 @@ class ModelSpec:
         norm_eps: Epsilon of all RMS norms.
         rope: Rotary position embedding.
         max_positions: Longest sequence that the model was made for, in tokens.
+        partial_rotary: Share of a head that is rotated, from its first element on.
         sliding_window: Last tokens that a token attends to; ``None``: all of them.
         experts: Experts of an MoE layer; 0 for a dense model.
         experts_per_token: Experts that a token goes to.
         moe_ffn: Width of one expert.
         dense_layers: Layers of an MoE model that have an ordinary feed-forward.
         norm_topk_prob: The chosen experts' weights are normalized to 1.
+        shared_ffn: Width of the experts that every token goes to, together; 0: none.
+        routed_scaling: What the chosen experts' weights are multiplied by.
+        without: Of the family's optional features, those that this model lacks.
     """
 
     architecture: str
@@ -82,12 +87,16 @@ class ModelSpec:
     norm_eps: float
     rope: Rope
     max_positions: int
+    partial_rotary: float = 1.0
     sliding_window: int | None = None
     experts: int = 0
     experts_per_token: int = 0
     moe_ffn: int = 0
     dense_layers: tuple[int, ...] = ()
     norm_topk_prob: bool = True
+    shared_ffn: int = 0
+    routed_scaling: float = 1.0
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -102,9 +111,19 @@ class ModelSpec:
         return family_of(self.architecture)
 
     @property
+    def qkv_bias(self) -> bool:
+        """Whether query, key and value have biases."""
+        return self.family.qkv_bias and "qkv_bias" not in self.without
+
+    @property
+    def qk_norm(self) -> QkNorm:
+        """How queries and keys are normalized."""
+        return QkNorm.none if "qk_norm" in self.without else self.family.qk_norm
+
+    @property
     def rotary_dim(self) -> int:
         """Width of the part of a head that is rotated."""
-        return self.head_dim
+        return int(self.head_dim * self.partial_rotary)
 
     @property
     def longest_sequence(self) -> int:
@@ -126,10 +145,12 @@ class ModelSpec:
             return layer is not None and not self.is_moe_layer(layer)
         if entry.when is When.moe_layer:
             return layer is not None and self.is_moe_layer(layer)
+        if entry.when is When.shared_experts:
+            return layer is not None and self.is_moe_layer(layer) and self.shared_ffn > 0
         return {
             When.always: True,
-            When.qkv_bias: self.family.qkv_bias,
-            When.qk_norm: self.family.qk_norm is QkNorm.per_head,
+            When.qkv_bias: self.qkv_bias,
+            When.qk_norm: self.qk_norm is QkNorm.per_head,
             When.untied: not self.tied,
             When.tied: self.tied,
         }[entry.when]
@@ -143,6 +164,7 @@ class ModelSpec:
             "head_dim": self.head_dim,
             "ffn": self.ffn,
             "moe_ffn": self.moe_ffn,
+            "shared_ffn": self.shared_ffn,
             "experts": self.experts,
             "vocab": self.vocab,
         }
@@ -258,9 +280,13 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
     _refuse_unsupported(fields, family)
     heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers = fields.whole("num_hidden_layers")
-    # Published files say num_experts, transformers 5 saves num_local_experts.
-    key = "num_experts" if fields.given.get("num_experts") is not None else "num_local_experts"
+    # Qwen's published files say num_experts, transformers 5 saves num_local_experts, GLM's have
+    # n_routed_experts.
+    keys = ("num_experts", "n_routed_experts", "num_local_experts")
+    key = next((key for key in keys if fields.given.get(key) is not None), keys[0])
     experts = fields.whole(key) if family.moe else 0
+    if family.sigmoid_router:
+        _refuse_other_routers(fields)
     if experts and fields.whole("num_experts_per_tok") == 1 and fields.flag("norm_topk_prob"):
         raise ModelError(
             "num_experts_per_tok is 1 with norm_topk_prob: the weight of the one chosen expert is "
@@ -281,12 +307,16 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         norm_eps=fields.number("rms_norm_eps"),
         rope=rope,
         max_positions=_positions(fields, rope),
+        partial_rotary=_partial_rotary(fields, family),
         sliding_window=fields.whole("sliding_window") if has_window else None,
         experts=experts,
         experts_per_token=fields.whole("num_experts_per_tok") if experts else 0,
         moe_ffn=fields.whole("moe_intermediate_size") if experts else 0,
         dense_layers=_dense_layers(fields, layers) if experts else (),
         norm_topk_prob=fields.flag("norm_topk_prob"),
+        shared_ffn=_shared_ffn(fields) if experts else 0,
+        routed_scaling=fields.number("routed_scaling_factor", 1.0),
+        without=tuple(name for name, key in family.optional.items() if not fields.flag(key)),
     )
 
 
@@ -309,8 +339,8 @@ class _Fields:
             raise ModelError(f"{key} is {value!r}, and has to be a whole number of at least 1")
         return value
 
-    def number(self, key: str) -> float:
-        value = self._value(key, None)
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._value(key, default)
         if not isinstance(value, int | float):
             raise ModelError(f"{key} is {value!r}, and has to be a number")
         return float(value)
@@ -318,7 +348,7 @@ class _Fields:
     def flag(self, key: str) -> bool:
         return bool(self.given.get(key, False))
 
-    def _value(self, key: str, default: int | None) -> Any:
+    def _value(self, key: str, default: float | None) -> Any:
         value = self.given.get(key)
         if value is None:
             value = default
@@ -360,6 +390,7 @@ def _rope(fields: _Fields, family: Family) -> Rope:
     theta = scaling.pop("rope_theta", None) or fields.given.get("rope_theta", 10000.0)
     kind = str(scaling.pop("rope_type", None) or scaling.get("type") or "default")
     scaling.pop("type", None)
+    scaling.pop(PARTIAL_ROTARY, None)
     if kind not in family.ropes:
         raise ModelError(
             f"{key} asks for a rotary embedding of type {kind}; supported: "
@@ -377,6 +408,24 @@ def _rope(fields: _Fields, family: Family) -> Rope:
     return Rope(float(theta), kind, {} if kind == "default" else scaling)
 
 
+def _partial_rotary(fields: _Fields, family: Family) -> float:
+    """transformers 5 keeps it with the rotary embedding's parameters."""
+    parameters = fields.given.get("rope_parameters")
+    given = parameters.get(PARTIAL_ROTARY) if isinstance(parameters, Mapping) else None
+    if given is None:
+        given = fields.given.get(PARTIAL_ROTARY)
+    if given is None:
+        return family.partial_rotary or 1.0
+    if not isinstance(given, int | float) or not 0 < given <= 1:
+        raise ModelError(f"{PARTIAL_ROTARY} is {given!r}, and has to be above 0 and at most 1")
+    if family.partial_rotary is None and given != 1:
+        raise ModelError(
+            f"{PARTIAL_ROTARY} is {given}; {', '.join(family.architectures)} is supported with "
+            "whole heads rotated"
+        )
+    return float(given)
+
+
 def _positive(scaling: Mapping[str, Any], name: str, key: str) -> None:
     value = scaling.get(name)
     if not isinstance(value, int | float) or not value > 0:
@@ -391,8 +440,30 @@ def _positions(fields: _Fields, rope: Rope) -> int:
     return most if rope.reach is None else min(most, rope.reach)
 
 
+def _refuse_other_routers(fields: _Fields) -> None:
+    """Megatron's sigmoid router normalizes the chosen weights, and groups experts otherwise."""
+    if not fields.flag("norm_topk_prob"):
+        raise ModelError(
+            "norm_topk_prob is false; experts of sigmoid routers are supported with it"
+        )
+    for key in ("n_group", "topk_group"):
+        if fields.whole(key, 1) != 1:
+            raise ModelError(f"{key} is {fields.given[key]}; experts are supported in one group")
+
+
+def _shared_ffn(fields: _Fields) -> int:
+    """Width of the shared experts; 0: there are none."""
+    if not fields.given.get("n_shared_experts"):
+        return 0
+    return fields.whole("n_shared_experts") * fields.whole("moe_intermediate_size")
+
+
 def _dense_layers(fields: _Fields, layers: int) -> tuple[int, ...]:
-    """Qwen's rule: every ``decoder_sparse_step``-th layer is an MoE unless listed otherwise."""
+    """GLM's rule: the first ones have no experts. Qwen's: every ``decoder_sparse_step``-th layer is
+    an MoE unless listed otherwise."""
+    first = fields.given.get("first_k_dense_replace")
+    if first is not None:
+        return tuple(range(min(int(first), layers)))
     step = fields.whole("decoder_sparse_step", 1)
     listed = set(fields.given.get("mlp_only_layers") or ())
     return tuple(n for n in range(layers) if n in listed or (n + 1) % step)

@@ -23,6 +23,7 @@ from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.megatron import save_to_hf
 from rlmath.weights.model_folder import Foreign, check_target
+from rlmath.weights.pieces import hf_shapes
 
 _ACTOR = "actor"
 
@@ -191,7 +192,7 @@ def to_megatron(
             parameter.fill_(float("nan"))
     load_weights(actor.module, Path(checkpoint) / _ACTOR)
     held = BucketGatherer([actor.module], spec, actor.parallel).fingerprints()
-    compare_fingerprints(_of_folder(source, dtype, spec.tied), held, str(checkpoint))
+    compare_fingerprints(_of_folder(source, dtype), held, str(checkpoint))
     return len(held)
 
 
@@ -226,12 +227,11 @@ def _check_same_model(saved: CheckpointModel, spec: ModelSpec, source: str | Pat
         raise UserError(f"{saved.folder} has {was}, but {source}/config.json says {now}")
 
 
-def _of_folder(
-    folder: str | Path, dtype: torch.dtype | None = None, tied: bool = False
-) -> dict[str, int]:
+def _of_folder(folder: str | Path, dtype: torch.dtype | None = None) -> dict[str, int]:
     """Fingerprints of a folder's tensors, as they would be in ``dtype``."""
-    with HfFolderReader(folder) as reader:
-        names = [n for n in reader.names() if not (tied and n == "lm_head.weight")]
+    spec = read_model_spec(folder)
+    with HfFolderReader(folder, spec) as reader:
+        names = [n for n in reader.names() if n in hf_shapes(spec)]
         return {
             name: fingerprint(reader.read(name).to(dtype or reader.dtype(name))) for name in names
         }

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlmath.model.spec import ModelSpec
+from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.validation.probe import batch_of
 from rlmath.weights.parameters import unwrap
 
@@ -86,6 +86,8 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
         str(folder), dtype=torch.float32, local_files_only=True
     ).eval()
     hooks = _Hooks()
+    spec = read_model_spec(folder)
+    sizes = [spec.size("query"), spec.size("key_value"), spec.size("key_value")]
     for number, layer in enumerate(model.model.layers):
         attention = layer.self_attn
         after = getattr(layer, "post_feedforward_layernorm", None)
@@ -93,7 +95,8 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
             hooks.output(layer.input_layernorm, _as((number, "input_norm")))
             hooks.output(layer.post_attention_layernorm, _as((number, "mlp_norm")))
         for name in ("q", "k", "v"):
-            hooks.output(getattr(attention, f"{name}_proj"), _as((number, name)))
+            hooks.output(getattr(attention, f"{name}_proj", None), _as((number, name)))
+        hooks.output(getattr(attention, "qkv_proj", None), _fused(number, sizes, ("q", "k", "v")))
         width = attention.o_proj.in_features
         hooks.input(
             attention.o_proj,
@@ -106,6 +109,7 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
         hooks.output(attention_out, _as((number, "attention_out")))
         hooks.output(getattr(layer.mlp, "gate_proj", None), _as((number, "gate")))
         hooks.output(getattr(layer.mlp, "up_proj", None), _as((number, "up")))
+        hooks.output(getattr(layer.mlp, "gate_up_proj", None), _gate_and_up(number))
         hooks.output(layer.mlp if after is None else after, _as((number, "mlp")))
     last = len(model.model.layers)
     hooks.output(model.model.embed_tokens, _as((-1, EMBEDDING)))
@@ -175,6 +179,14 @@ def _together(actor: MegatronActor, parts: _Parts, num_tokens: int) -> Values:
         else:
             values[layer, step] = value[:, : actor.spec.vocab] if step == HEAD else value
     return values
+
+
+def _fused(layer: int, sizes: list[int], names: tuple[str, ...]) -> _Keep:
+    def keep(rows: Tensor) -> _Parts:
+        parts = zip(names, rows.split(sizes, -1), strict=True)
+        return {(layer, name): _Part(part) for name, part in parts}
+
+    return keep
 
 
 def _gate_and_up(layer: int) -> _Keep:

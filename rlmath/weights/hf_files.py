@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rlmath.errors import WeightsError
-from rlmath.model.spec import model_spec, read_config
+from rlmath.model.spec import ModelSpec, model_spec, read_config
 from rlmath.weights.model_folder import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -26,6 +26,7 @@ from rlmath.weights.model_folder import (
     put_in_place,
     sync,
 )
+from rlmath.weights.pieces import file_tensors, hf_shapes
 
 _DTYPES = {
     "F64": torch.float64,
@@ -43,14 +44,18 @@ class HfFolderReader:
 
     Args:
         folder: Holds ``model.safetensors``, or ``model.safetensors.index.json`` and its shards.
+        spec: Of the model: tensors have the names of ``hf_shapes``, whatever the files fuse;
+            ``None``: those of the files.
 
     Raises:
         WeightsError: As :func:`listed_files`; or a shard is missing or cut off, or the index names
             a tensor that its shard does not have.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, spec: ModelSpec | None = None) -> None:
         self.folder = Path(folder)
+        # The file tensor, first row and number of rows of each part of a fused one.
+        self._parts: dict[str, tuple[str, int, int]] = {}
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         listed = listed_files(self.folder)
@@ -63,6 +68,16 @@ class HfFolderReader:
                     f"{self.folder / INDEX_FILE} says that {name} is in {file}; it is not"
                 )
         self._file_of = dict(listed)
+        if spec is not None:
+            self._split_fused(spec)
+
+    def _split_fused(self, spec: ModelSpec) -> None:
+        shapes = hf_shapes(spec)
+        for file, names in file_tensors(spec).items():
+            row = 0
+            for name in names if len(names) > 1 else ():
+                self._parts[name] = (file, row, shapes[name][0])
+                row += shapes[name][0]
 
     def _open(self, file: str) -> Any:
         if file not in self._files:
@@ -82,17 +97,19 @@ class HfFolderReader:
             raise WeightsError(f"{self.folder} has no tensor {name}")
         return self._open(self._file_of[name]).get_slice(name)
 
-    def names(self) -> list[str]:
-        """All tensors of the folder."""
-        return list(self._file_of)
+    def file_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor of the files, from their headers."""
+        return {name: tuple(self._slice(name).get_shape()) for name in self._file_of}
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from the file's header."""
-        return tuple(self._slice(name).get_shape())
+    def names(self) -> list[str]:
+        """All tensors of the folder, parts of fused ones in their place."""
+        fused = {file for file, _, _ in self._parts.values()}
+        return [*self._parts, *(name for name in self._file_of if name not in fused)]
 
     def dtype(self, name: str) -> torch.dtype:
         """Type of a tensor, from the file's header; raises ``WeightsError`` for other types."""
-        code = self._slice(name).get_dtype()
+        file, _, _ = self._parts.get(name, (name, 0, 0))
+        code = self._slice(file).get_dtype()
         if code not in _DTYPES:
             raise WeightsError(
                 f"{name} in {self.folder} has type {code}; supported: {', '.join(_DTYPES)}"
@@ -101,6 +118,11 @@ class HfFolderReader:
 
     def read(self, name: str, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
         """A tensor, or rows (``dim`` 0) or columns (``dim`` 1) ``start`` to ``start + length``."""
+        if name in self._parts:
+            file, row, rows = self._parts[name]
+            if dim == 0:
+                return self.read(file, 0, row + start, rows if length is None else length)
+            return self.read(file, 0, row, rows).narrow(dim, start, length or 0)
         source = self._slice(name)
         if length is None:
             return source[:]
@@ -275,6 +297,23 @@ class HfFolderWriter:
         _write_json(
             self._partial / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": where}
         )
+
+
+def fused_for_files(
+    spec: ModelSpec, tensors: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in the order of ``hf_shapes`` as those of the files, in the order of
+    ``file_shapes``."""
+    file_of = {name: file for file, names in file_tensors(spec).items() for name in names}
+    parts = file_tensors(spec)
+    waiting: list[Tensor] = []
+    for name, tensor in tensors:
+        file = file_of[name]
+        # What is not yet complete may not stay where it lies.
+        waiting.append(tensor if len(parts[file]) == 1 else tensor.clone())
+        if name == parts[file][-1]:
+            yield file, waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+            waiting = []
 
 
 def write_model_files(

@@ -7,6 +7,7 @@ caller works on this one, so that a rank holds two buckets of whole tensors and 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,9 +20,17 @@ from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter
+from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, fused_for_files
 from rlmath.weights.parameters import local_parameters
-from rlmath.weights.pieces import EMBEDDING, HEAD, UNTIED_HEAD, first_of, misfits
+from rlmath.weights.pieces import (
+    EMBEDDING,
+    HEAD,
+    UNTIED_HEAD,
+    file_shapes,
+    file_tensors,
+    first_of,
+    misfits,
+)
 
 
 @torch.no_grad()
@@ -48,7 +57,7 @@ def load_from_hf(
         WeightsError: A tensor is missing, unknown, or of another shape, in the files or in the
             model, or holds NaN or infinity; the message names it.
     """
-    with HfFolderReader(folder) as reader:
+    with HfFolderReader(folder, spec) as reader:
         check_folder(reader, spec)
         head = spec.tied and HEAD in reader.names()
         for parameter in local_parameters(model_chunks, spec, parallel):
@@ -77,9 +86,9 @@ def check_folder(reader: HfFolderReader, spec: ModelSpec) -> None:
         WeightsError: Naming up to five tensors that are missing, unknown, or of another shape, or
             one of a type that no weights have.
     """
-    for name in reader.names():
+    for name in reader.file_shapes():
         reader.dtype(name)  # Whole numbers would be taken for weights, without a word.
-    problems = misfits(spec, {name: reader.shape(name) for name in reader.names()})
+    problems = misfits(spec, reader.file_shapes())
     if problems:
         raise WeightsError(
             f"{reader.folder} does not fit {spec.architecture}: {first_of(problems)}"
@@ -152,7 +161,7 @@ def save_to_hf(
         for _ in gatherer.gather(0):
             pass
     else:
-        _write(gatherer, Path(folder), Path(source), shard_size_mib, card, overwrite)
+        _write(gatherer, spec, Path(folder), Path(source), shard_size_mib, card, overwrite)
     if parallel.group is not None:
         # All ranks, not this copy of the model alone: any of them may read the folder next.
         dist.barrier()
@@ -160,14 +169,17 @@ def save_to_hf(
 
 def _write(
     gatherer: BucketGatherer,
+    spec: ModelSpec,
     folder: Path,
     source: Path,
     shard_size_mib: int,
     card: str | None,
     overwrite: bool,
 ) -> None:
-    announced = {meta.name: (meta.shape, meta.dtype) for meta in gatherer.tensors}
+    types = {meta.name: meta.dtype for meta in gatherer.tensors}
+    parts = file_tensors(spec)
+    announced = {name: (shape, types[parts[name][0]]) for name, shape in file_shapes(spec).items()}
     with HfFolderWriter(folder, announced, source, shard_size_mib, card, overwrite) as writer:
-        for bucket in gatherer.gather(0):
-            for name, tensor in bucket:
-                writer.add(name, tensor)
+        tensors = itertools.chain.from_iterable(gatherer.gather(0))
+        for name, tensor in fused_for_files(spec, tensors):
+            writer.add(name, tensor)

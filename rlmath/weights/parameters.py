@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -54,7 +54,7 @@ def local_parameters(
         chunk = unwrap(wrapped)
         numbers = _global_layers(chunk)
         seen: dict[int | None, set[Entry]] = {number: set() for number in numbers}
-        for name, parameter in chunk.named_parameters():
+        for name, parameter in _tensors(chunk):
             entry, layer, expert = _find(name, spec, numbers, parallel)
             is_expert = entry.per_expert
             layout = local_tensor(
@@ -77,6 +77,12 @@ def local_parameters(
             result.append(LocalParameter(name, parameter, layout, is_copy))
         _check_layers_whole(seen, spec)
     return result
+
+
+def _tensors(chunk: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, and what routers choose experts by, which is never trained."""
+    yield from chunk.named_parameters()
+    yield from ((name, one) for name, one in chunk.named_buffers() if name.endswith("expert_bias"))
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -125,7 +131,7 @@ def _find(
         return entry, layer, expert
     raise WeightsError(
         f"Megatron's parameter {name} is in no table of {spec.architecture} for this model "
-        f"(qkv_bias={spec.family.qkv_bias}, qk_norm={spec.family.qk_norm.value}, tied={spec.tied}, "
+        f"(qkv_bias={spec.qkv_bias}, qk_norm={spec.qk_norm.value}, tied={spec.tied}, "
         f"experts={spec.experts}); see rlmath/model/families.py"
     )
 

@@ -56,7 +56,9 @@ class LocalTensor:
 
 
 def hf_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of the model's Hugging Face files, in the order of sending.
+    """Name and shape of every Hugging Face tensor of the model, in the order of sending.
+
+    The files may have several as one (``file_tensors``).
 
     The order is that of the model: embedding, layers, final norm, output layer.
     """
@@ -68,6 +70,31 @@ def hf_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return result
 
 
+def file_tensors(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """The tensors of ``hf_shapes`` that lie in each tensor of the model's files, by rows.
+
+    One, which has the file's name, but where a family's matrices are fused in the files.
+    """
+    result: dict[str, list[str]] = {}
+    for name in hf_shapes(spec):
+        file = name
+        for fused in spec.family.fused:
+            for part in fused.parts:
+                if name.endswith(part):
+                    file = name.removesuffix(part) + fused.file
+        result.setdefault(file, []).append(name)
+    return {file: tuple(names) for file, names in result.items()}
+
+
+def file_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the model's files, in the order of ``hf_shapes``."""
+    shapes = hf_shapes(spec)
+    return {
+        file: (sum(shapes[name][0] for name in names), *shapes[names[0]][1:])
+        for file, names in file_tensors(spec).items()
+    }
+
+
 def misfits(spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Tensors of a Hugging Face folder that are missing, unknown or of another shape, in words.
 
@@ -75,12 +102,15 @@ def misfits(spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> list[str]:
         spec: What config.json says.
         found: Shape of each tensor in the files.
     """
-    expected = hf_shapes(spec)
+    expected = file_shapes(spec)
     ignored = spec.family.ignored_suffixes
+    prefixes = tuple(p.format(layers=spec.layers) for p in spec.family.ignored_prefixes)
     if spec.tied:
         # Some files hold the tied output layer a second time. That it is the same is checked.
         ignored = (*ignored, HEAD)
-    present = {name for name in found if not name.endswith(ignored)}
+    present = {
+        name for name in found if not name.endswith(ignored) and not name.startswith(prefixes)
+    }
     return [
         *(f"{n} {expected[n]} is missing" for n in expected if n not in present),
         *(f"{n} {found[n]} is unknown" for n in sorted(present) if n not in expected),

@@ -18,6 +18,7 @@ from rlmath.model.precision import Precision
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
+    TINY_SIZES,
     UPDATE,
     VOCAB,
     build,
@@ -120,6 +121,32 @@ def test_the_update_does_not_depend_on_who_has_which_expert(
 
 def test_gradient_is_that_of_autograd_on_hugging_face(ranks: RankPool, mixture: str) -> None:
     check_gradient(ranks, mixture, EP2)
+
+
+def test_gradient_of_a_sigmoid_router_and_shared_experts(ranks: RankPool, tmp_path: Path) -> None:
+    """GLM-4.5's router, whose bias only chooses, and experts of all tokens, over tensor ranks."""
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Glm4MoeConfig(
+        **TINY_SIZES,
+        head_dim=16,
+        attention_bias=True,
+        use_qk_norm=True,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        routed_scaling_factor=2.5,
+        num_mtp_layers=0,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    model = Glm4MoeForCausalLM(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.3)
+    model.save_pretrained(tmp_path)
+    check_gradient(ranks, str(tmp_path), Layout(2, 1, 1))
 
 
 def test_a_checkpoint_resumes_with_another_expert_layout(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlmath.model.parallel import Layout
@@ -67,7 +67,9 @@ def make_config(family: str, **changes: Any) -> Any:
     """transformers' configuration of a small model of a family."""
     import transformers as t
 
-    sizes = SIZES | {"tie_word_embeddings": False} | changes
+    # Some families name tokens beyond the vocabulary unless told otherwise.
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    sizes = SIZES | tokens | {"tie_word_embeddings": False} | changes
     # 6 is not the width of a head that follows from the hidden size.
     heads = {"head_dim": 6} | sizes
     sizes.pop("head_dim", None)
@@ -81,7 +83,32 @@ def make_config(family: str, **changes: Any) -> Any:
         "linear": lambda: t.LlamaConfig(**sizes, rope_parameters=linear),
         "llama3": lambda: t.LlamaConfig(**sizes, rope_parameters=LLAMA3_ROPE),
         "mistral": lambda: t.MistralConfig(**heads, sliding_window=128),
+        # Without a window: vLLM's Llama, which is its Phi-3, has none.
+        "phi3": lambda: t.Phi3Config(
+            **sizes, rope_parameters={"rope_theta": 25e4, "partial_rotary_factor": 0.5}
+        ),
         "olmo2": lambda: t.Olmo2Config(**sizes | {"num_key_value_heads": 4}),
+        "glm4_moe": lambda: t.Glm4MoeConfig(
+            **heads | {"head_dim": changes.get("head_dim", 8)},
+            attention_bias=True,
+            use_qk_norm=True,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            n_shared_experts=2,
+            routed_scaling_factor=2.5,
+            first_k_dense_replace=1,
+            num_mtp_layers=0,
+        ),
+        # Qwen3-235B-A22B: stages of several lengths, heads that are wider together than the hidden
+        # size, and many experts for each token.
+        "qwen3_235b": lambda: t.Qwen3MoeConfig(
+            **heads | {"num_hidden_layers": 7, "num_attention_heads": 16, "num_key_value_heads": 4},
+            num_experts=16,
+            num_experts_per_tok=8,
+            moe_intermediate_size=16,
+            norm_topk_prob=True,
+        ),
         "qwen3_moe": lambda: t.Qwen3MoeConfig(
             **heads,
             num_experts=4,
@@ -102,9 +129,20 @@ FAMILIES = (
     "linear",
     "llama3",
     "mistral",
+    "phi3",
     "olmo2",
     "qwen3_moe",
+    "qwen3_235b",
+    "glm4_moe",
 )
+
+
+def perturb(model: Any, scale: float) -> None:
+    """Make all of a model's weights differ, norms, biases and what routers choose by among them."""
+    chosen_by = [one for name, one in model.named_buffers() if "correction_bias" in name]
+    with torch.no_grad():
+        for weight in (*model.parameters(), *chosen_by):
+            weight.add_(scale * torch.randn_like(weight))
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +156,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         model = transformers.AutoModelForCausalLM.from_config(
             make_config(name), dtype=torch.float32
         )
-        with torch.no_grad():
-            for parameter in model.parameters():
-                # Norms and biases too, so that no two of them are alike.
-                parameter.add_(0.2 * torch.randn_like(parameter))
+        perturb(model, 0.2)
         result[name] = tmp_path_factory.mktemp(name) / "hf"
         model.save_pretrained(result[name])
     return result
@@ -138,7 +173,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 def _read(folder: Path) -> dict[str, Tensor]:
-    with HfFolderReader(folder) as reader:
+    with HfFolderReader(folder, read_model_spec(folder)) as reader:
         return {name: reader.read(name) for name in reader.names()}
 
 
@@ -196,7 +231,7 @@ def reference(folders: dict[str, Path]) -> dict[str, Tensor]:
 # By layout first: changing it costs the ranks seconds, changing the model nothing.
 @pytest.mark.parametrize(
     "family",
-    ["qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "olmo2", "yarn", long("linear")],
+    ["qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "phi3", "olmo2", "yarn", long("linear")],
 )
 @pytest.mark.parametrize("case", LAYOUTS, ids=Case.name)
 def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(
@@ -238,20 +273,24 @@ def test_uneven_stages_there_and_back(
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("family", "case"),
     [
-        Case(pp=2, ep=2),
-        Case(tp=2, ep=4, etp=1),
-        Case(tp=4, etp=1),
-        *map(long, [Case(ep=4), Case(tp=2, ep=2)]),
+        ("qwen3_moe", Case(pp=2, ep=2)),
+        ("qwen3_moe", Case(tp=2, ep=4, etp=1)),
+        ("qwen3_moe", Case(tp=4, etp=1)),
+        *(long("qwen3_moe", case) for case in (Case(ep=4), Case(tp=2, ep=2))),
+        ("qwen3_235b", Case(pp=4)),
+        ("glm4_moe", Case(pp=2, ep=2, stages=(1, 3))),
+        ("glm4_moe", Case(tp=2, ep=2)),
+        *(long("glm4_moe", case) for case in (Case(), Case(tp=2), Case(ep=4))),
     ],
-    ids=Case.name,
+    ids=_name,
 )
 def test_experts_there_and_back_and_log_probs_are_those_of_transformers(
-    ranks: Ranks, folders: dict[str, Path], reference: dict[str, Tensor], case: Case
+    ranks: Ranks, folders: dict[str, Path], reference: dict[str, Tensor], case: Case, family: str
 ) -> None:
-    _check_round_trip(ranks, folders["qwen3_moe"], case)
-    _check_log_probs(ranks, folders["qwen3_moe"], reference["qwen3_moe"], case)
+    _check_round_trip(ranks, folders[family], case)
+    _check_log_probs(ranks, folders[family], reference[family], case)
 
 
 def _check_log_probs(ranks: Ranks, folder: Path, expected: Tensor, case: Case) -> None:
@@ -302,6 +341,7 @@ def test_ranks_that_should_hold_the_same_and_do_not_are_named(
     [
         ("qwen3", Case(tp=2, pp=2)),
         ("olmo2", Case(tp=2)),
+        ("phi3", Case(tp=2)),
         ("qwen3_moe", Case(tp=2, ep=2)),
         ("qwen2", Case()),
     ],
@@ -380,19 +420,26 @@ def test_rounding_in_bfloat16_does_not_hide_the_fault(
     assert difference is not None and difference.startswith(FAULTS["k and v swapped"])
 
 
-@pytest.mark.parametrize("case", [Case(tp=2, pp=2), Case()], ids=Case.name)
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [("qwen2_tied", Case(tp=2, pp=2)), ("phi3", Case(tp=2, pp=2)), ("qwen2_tied", Case())],
+    ids=_name,
+)
 def test_a_saved_folder_is_the_same_model(
-    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, case: Case
+    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, family: str, case: Case
 ) -> None:
     import transformers
 
     target = tmp_path / "saved"
-    ranks.call("save", str(folders["qwen2_tied"]), case, str(target))
-    _same(_read(target), _read(folders["qwen2_tied"]))
+    ranks.call("save", str(folders[family]), case, str(target))
+    written, given = (
+        load_file(folder / "model.safetensors") for folder in (target, folders[family])
+    )
+    _same(written, given)
     with HfFolderReader(target) as reader:
         check_folder(reader, read_model_spec(target))
     model = transformers.AutoModelForCausalLM.from_pretrained(target)
-    assert model.config.tie_word_embeddings
+    assert model.config.tie_word_embeddings == (family == "qwen2_tied")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 

@@ -34,7 +34,7 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
     """A random model of a family with the tiny model's tokenizer, of widths that vLLM takes."""
     import transformers
 
-    from tests.distributed.test_weights import make_config
+    from tests.distributed.test_weights import make_config, perturb
 
     shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     vocab = json.loads((tiny / "config.json").read_text())["vocab_size"]
@@ -42,9 +42,7 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
     config = make_config(family, **sizes, eos_token_id=256, pad_token_id=257, bos_token_id=None)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    perturb(model, 0.1)
     model.save_pretrained(folder)
     return folder
 
@@ -54,7 +52,7 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
     [
         "tiny",
         # An engine each; with transformers all are compared in test_weights.py.
-        *[pytest.param(name, marks=pytest.mark.long) for name in ("yarn",)],
+        *[pytest.param(name, marks=pytest.mark.long) for name in ("yarn", "phi3", "glm4_moe")],
     ],
 )
 def test_megatron_transformers_and_vllm_agree(model: Path, tmp_path: Path, family: str) -> None:
@@ -64,6 +62,8 @@ def test_megatron_transformers_and_vllm_agree(model: Path, tmp_path: Path, famil
     rows = [("What is 1 + 2?", "1 + 2 = \\boxed{3}"), ("Add 17 and 25: ", "42, for 10 + 20 is 30.")]
     data.write_text("".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows))
     layout = ["actor.tensor_parallel=2", "--data", data]
+    if family == "glm4_moe":
+        layout[1:1] = ["actor.expert_parallel=2", "actor.sequence_parallel=true"]
     done = run("validate_logprobs.py", model, *layout, "--out", tmp_path / "report")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())

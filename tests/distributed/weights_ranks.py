@@ -230,8 +230,8 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
         activation_func=F.silu,
         gated_linear_unit=True,
         add_bias_linear=False,
-        add_qkv_bias=spec.family.qkv_bias,
-        qk_layernorm=spec.family.qk_norm is QkNorm.per_head,
+        add_qkv_bias=spec.qkv_bias,
+        qk_layernorm=spec.qk_norm is QkNorm.per_head,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         use_cpu_initialization=True,
@@ -253,7 +253,7 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
         layers = _expert_spec(specs, config)
     else:
         layers = specs.get_gpt_layer_local_spec(
-            qk_layernorm=spec.family.qk_norm is QkNorm.per_head, normalization="RMSNorm"
+            qk_layernorm=spec.qk_norm is QkNorm.per_head, normalization="RMSNorm"
         )
     stage = {} if case.vp is None else {"ignore_virtual": False, "vp_stage": vp_stage}
     model: nn.Module = GPTModel(

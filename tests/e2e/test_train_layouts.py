@@ -23,6 +23,11 @@ LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
         "qwen3_moe",
         ["actor.tensor_parallel=1", "actor.data_parallel=2", "actor.expert_parallel=2"],
     ),
+    "fused_files": ("phi3", []),
+    "glm": (
+        "glm4_moe",
+        ["actor.tensor_parallel=1", "actor.data_parallel=2", "actor.expert_parallel=2"],
+    ),
 }
 
 
@@ -66,21 +71,40 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
             mlp_only_layers=[1],
             tie_word_embeddings=False,
         ),
+        "phi3": lambda: t.Phi3Config(
+            **sizes | {"hidden_size": 128},
+            rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            tie_word_embeddings=False,
+        ),
+        "glm4_moe": lambda: t.Glm4MoeConfig(
+            **sizes,
+            attention_bias=True,
+            use_qk_norm=True,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=48,
+            n_shared_experts=1,
+            routed_scaling_factor=2.5,
+            num_mtp_layers=0,
+            tie_word_embeddings=False,
+        ),
     }[family]()
     torch.manual_seed(0)
     model = t.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
+        chosen_by = [one for name, one in model.named_buffers() if "correction_bias" in name]
+        for weight in (*model.parameters(), *chosen_by):
             # Norms too, so that no two of them are alike.
-            parameter.add_(0.05 * torch.randn_like(parameter))
+            weight.add_(0.05 * torch.randn_like(weight))
     model.save_pretrained(folder)
     return folder
 
 
 # Four ranks: the plain command has each half of it here and in the quickstart, and its weight sync
 # and numerics in test_weight_sync_benchmark.py and tests/distributed/. Data parallel: it is part of
-# the layout with experts, whose family differs from Qwen3 in the experts alone.
-LONG = {"tp2_pp2", "dp2"}
+# the layout with experts, whose family differs from Qwen3 in the experts alone. Further families:
+# tests/distributed/test_weights.py compares them with transformers.
+LONG = {"tp2_pp2", "dp2", "fused_files", "glm"}
 
 
 @pytest.mark.parametrize(

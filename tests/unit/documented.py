@@ -13,7 +13,7 @@ from typing import Any
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny_tokenizer import fast_tokenizer
-from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.pieces import file_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -84,7 +84,7 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> None:
     fast_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     entry = {"dtype": "F32", "data_offsets": [0, 0]}
-    shapes = hf_shapes(model_spec(config))
+    shapes = file_shapes(model_spec(config))
     header = json.dumps({name: {**entry, "shape": shape} for name, shape in shapes.items()})
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
 

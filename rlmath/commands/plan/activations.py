@@ -49,7 +49,7 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     local = actor.layers == "local"
     widths: float = 4 * spec.hidden + 3 * query + 3 * key
-    if spec.family.qk_norm is not QkNorm.none:
+    if spec.qk_norm is not QkNorm.none:
         widths += query + key
     if local and cp > 1:
         # Queries and outputs by length, and the keys and values of all ranks.
@@ -59,6 +59,7 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     if share:
         # Each token's copies for its experts, and gate, up and their product.
         widths += share * spec.experts_per_token * (spec.hidden + 3 * spec.moe_ffn)
+        widths += share * 3 * spec.shared_ffn
     router = share * 8 * spec.experts
     # Cosines and sines of queries and of keys, in the model's type, on every tensor rank.
     rotation = 10 * spec.head_dim if local else 0

@@ -14,7 +14,7 @@ from rlmath.errors import UserError
 from rlmath.model.families import Rule, When
 from rlmath.model.hub import is_hub_model
 from rlmath.model.parallel import Layout
-from rlmath.model.published import KNOWN, published_name
+from rlmath.model.published import KNOWN, VERSIONS, published_config, published_name
 from rlmath.model.spec import ModelSpec, model_spec, padded_vocab_size, read_model_spec
 
 # Flags that give the sizes without a file, and the field of config.json that each stands for.
@@ -75,30 +75,33 @@ def read_named_model(name: str) -> tuple[str, ModelSpec]:
         name = load([f"model={name}", "runner.run_dir=runs/plan"]).model.path
     known = published_name(name)
     if known is None:
-        close = difflib.get_close_matches(name.rsplit("/", 1)[-1], KNOWN, n=1, cutoff=0.5)
+        names = (*KNOWN, *VERSIONS)
+        close = difflib.get_close_matches(name.rsplit("/", 1)[-1], names, n=1, cutoff=0.5)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise UserError(
             f"{name}: no folder with a config.json, and no model that is known by name{hint}; "
-            f"known are {', '.join(KNOWN)}, and model={', model='.join(options('model'))}"
+            f"known are {', '.join(KNOWN)}, most of them also as -Instruct or -Base, and "
+            f"model={', model='.join(options('model'))}"
         )
-    if is_hub_model(name):
-        return name, model_spec(KNOWN[known], name)
-    last = name.rsplit("/", 1)[-1]
-    # Where it is a version of the known one, such as -Instruct, its own name counts.
-    longer = last.lower().startswith(known.lower()) and len(last) > len(known)
-    return f"models/{last if longer else known}", model_spec(KNOWN[known], name)
+    spec = model_spec(published_config(known), name)
+    return name if is_hub_model(name) else f"models/{known}", spec
 
 
 def attention_matrices(spec: ModelSpec) -> int:
     """Weights of a layer's attention that tensor ranks share: matrices and their biases."""
     query, both = spec.heads * spec.head_dim, 2 * spec.kv_heads * spec.head_dim
-    bias = query + both if spec.family.qkv_bias else 0
+    bias = query + both if spec.qkv_bias else 0
     return spec.hidden * (query + both) + query * spec.hidden + bias
 
 
 def feed_forward_matrices(spec: ModelSpec) -> int:
     """Weights of a dense layer's feed-forward."""
     return 3 * spec.hidden * spec.ffn
+
+
+def shared_expert_matrices(spec: ModelSpec) -> int:
+    """Weights of one layer's shared experts."""
+    return 3 * spec.hidden * spec.shared_ffn
 
 
 def expert_matrices(spec: ModelSpec) -> int:
@@ -119,9 +122,11 @@ def layer_norms(spec: ModelSpec) -> int:
 
 
 def shared_matrices(spec: ModelSpec) -> int:
-    """Matrices of all layers that tensor ranks share; experts apart."""
+    """Matrices of all layers that tensor ranks share; experts that tokens are sent to apart."""
     dense = spec.layers - spec.moe_layers
-    return spec.layers * attention_matrices(spec) + dense * feed_forward_matrices(spec)
+    feed_forward = dense * feed_forward_matrices(spec)
+    feed_forward += spec.moe_layers * shared_expert_matrices(spec)
+    return spec.layers * attention_matrices(spec) + feed_forward
 
 
 def active_matrices(spec: ModelSpec) -> int:
@@ -148,6 +153,7 @@ def parameters_of_rank(spec: ModelSpec, layout: Layout, stage: int) -> int:
     moe = sum(map(spec.is_moe_layer, layers))
     matrices = len(layers) * attention_matrices(spec)
     matrices += (len(layers) - moe) * feed_forward_matrices(spec)
+    matrices += moe * shared_expert_matrices(spec)
     alike = len(layers) * layer_norms(spec) + moe * spec.experts * spec.hidden
     tables = 1 if first and last and spec.tied else int(first) + int(last)
     return matrices // tp + alike + tables * table + (spec.hidden if last else 0)

@@ -95,7 +95,8 @@ def _of_module(name: str, module: Any) -> Iterator[Part]:
         yield Part(f"{name}.weight", module, "weight", 0, 1, module.tp_rank * size, size)
     elif isinstance(module, ReplicatedLinear) and last == "gate":
         size = module.output_size
-        yield Part(f"{name}.weight", module, "weight", 0, 0, 0, size, replica=_tensor_rank() > 0)
+        for key in own:
+            yield Part(f"{name}.{key}", module, key, 0, 0, 0, size, replica=_tensor_rank() > 0)
     elif isinstance(module, VocabParallelEmbedding):
         shard = module.shard_indices
         start, size = shard.org_vocab_start_index, shard.num_org_elements

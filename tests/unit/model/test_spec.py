@@ -14,10 +14,10 @@ import pytest
 
 import rlmath
 from rlmath.errors import ModelError
-from rlmath.model.families import QkNorm
+from rlmath.model.families import REFUSED, QkNorm
 from rlmath.model.spec import Rope, model_spec, padded_vocab_size, read_model_spec
 from rlmath.model.tiny import make_tiny_model
-from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.pieces import file_shapes, hf_shapes, misfits
 
 # The published config.json of DeepSeek-R1-Distill-Qwen-1.5B, fields that matter here.
 R1_DISTILL_QWEN: dict[str, Any] = {
@@ -140,6 +140,7 @@ def test_dense_layers_of_a_mixture() -> None:
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling has factor None"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling has factor 0"),
         ({"rope_scaling": 4.0}, "rope_scaling is 4.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ],
 )
 def test_refuses_what_the_tables_do_not_cover(change: dict[str, Any], words: str) -> None:
@@ -160,6 +161,80 @@ def test_positions_of_scaled_ropes() -> None:
     linear = {"rope_type": "linear", "factor": 2.0}
     spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 4096, "rope_scaling": linear})
     assert (spec.longest_sequence, spec.rope.reach) == (8192, None)
+
+
+GLM_45_AIR = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "attention_bias": True,
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 131072,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.0,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_qk_norm": False,
+    "vocab_size": 151552,
+}
+
+
+def test_glm_45_air_has_what_its_config_says() -> None:
+    spec = model_spec(GLM_45_AIR)
+    assert (spec.rotary_dim, spec.dense_layers, spec.shared_ffn) == (64, (0,), 1408)
+    assert spec.qkv_bias and spec.qk_norm is QkNorm.none
+    # 106.85 billion, without the layer for multi-token prediction, which files may hold.
+    assert spec.num_parameters / 1e9 == pytest.approx(106.85, abs=0.01)
+    shapes = file_shapes(spec)
+    mtp = {"model.layers.46.eh_proj.weight": (4096, 8192)}
+    assert misfits(spec, shapes | mtp) == []
+    assert misfits(spec, shapes | {"model.layers.47.eh_proj.weight": (4096, 8192)})
+    normed = model_spec(GLM_45_AIR | {"use_qk_norm": True, "attention_bias": False})
+    assert not normed.qkv_bias and normed.qk_norm is QkNorm.per_head
+    for change, words in (
+        ({"n_group": 2}, "n_group is 2"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is false"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type yarn; supported: default"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            model_spec(GLM_45_AIR | change)
+
+
+def test_phi_files_have_fused_matrices() -> None:
+    phi = {**LLAMA_31, "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75}
+    del phi["rope_scaling"]
+    spec = model_spec(phi)
+    assert (spec.rotary_dim, spec.sliding_window) == (96, None)
+    shapes = file_shapes(spec)
+    assert shapes["model.layers.0.self_attn.qkv_proj.weight"] == (4096 + 2 * 1024, 4096)
+    assert shapes["model.layers.31.mlp.gate_up_proj.weight"] == (2 * 14336, 4096)
+    assert sum(map(math.prod, shapes.values())) == spec.num_parameters
+    assert misfits(spec, shapes) == []
+    del shapes["model.layers.0.mlp.gate_up_proj.weight"]
+    assert misfits(spec, shapes) == [
+        "model.layers.0.mlp.gate_up_proj.weight (28672, 4096) is missing"
+    ]
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_a_family_that_is_refused_says_why(architecture: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(REFUSED[architecture])):
+        model_spec({**R1_DISTILL_QWEN, "architectures": [architecture]})
 
 
 def test_llama_with_attention_bias_is_refused() -> None:

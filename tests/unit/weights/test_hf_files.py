@@ -56,7 +56,7 @@ def test_what_is_written_is_read_by_us_and_by_safetensors(source: Path, tmp_path
     with HfFolderReader(folder) as reader:
         assert set(reader.names()) == set(TENSORS) == set(theirs)
         for name, tensor in TENSORS.items():
-            assert reader.shape(name) == tuple(tensor.shape)
+            assert reader.file_shapes()[name] == tuple(tensor.shape)
             assert reader.dtype(name) == tensor.dtype
             assert torch.equal(reader.read(name), tensor)
             assert torch.equal(theirs[name], tensor)

@@ -12,7 +12,7 @@ from rlmath.cli import main
 from rlmath.commands.plan.gpus import gpu_named
 from rlmath.commands.plan.models import read_named_model
 from rlmath.errors import UserError
-from rlmath.model.published import published_name
+from rlmath.model.published import published_name, published_spec
 
 SMALL = [
     "model.path=Qwen2.5-0.5B",
@@ -108,16 +108,35 @@ def test_a_step_of_hours_is_warned_of(capsys: pytest.CaptureFixture[str]) -> Non
     assert "warning" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "positions", "parameters"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", 32768, 7_615_616_512),
+        ("Qwen/Qwen2.5-Math-7B", 4096, 7_615_616_512),
+        ("Qwen/Qwen2.5-7B", 131072, 7_615_616_512),
+        ("Qwen/Qwen3-8B-Base", 32768, 8_190_735_360),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507", 262144, 30_532_122_624),
+        ("meta-llama/Llama-3.1-8B-Instruct", 131072, 8_030_261_248),
+    ],
+)
+def test_a_version_has_its_own_positions(name: str, positions: int, parameters: int) -> None:
+    spec = published_spec(name)
+    assert spec is not None
+    assert (spec.max_positions, spec.num_parameters) == (positions, parameters)
+
+
 def test_names_are_completed() -> None:
     assert published_name("qwen2.5-32") == "Qwen2.5-32B"
-    assert published_name("Qwen/Qwen2.5-7B-Instruct") == "Qwen2.5-7B"
-    assert published_name("Qwen2.5-Math-7B") is None
+    assert published_name("Qwen/qwen2.5-7B-Instruct") == "Qwen2.5-7B-Instruct"
+    assert published_name("Qwen2.5-Coder-7B") is None
     with pytest.raises(UserError, match=r"Qwen2\.5-7B, Qwen2\.5-72B"):
         published_name("Qwen2.5-7")
     assert read_named_model("Qwen2.5-7B-Instruct")[0] == "models/Qwen2.5-7B-Instruct"
     assert read_named_model("Qwen/Qwen2.5-7B-Instruct")[0] == "Qwen/Qwen2.5-7B-Instruct"
     with pytest.raises(UserError, match=r"did you mean Qwen3-8B\?"):
         read_named_model("Qwen3_8B")
+    with pytest.raises(UserError, match=r"openai/gpt-oss-20b: architecture Gpt.* attention sinks"):
+        read_named_model("openai/gpt-oss-20b")
     assert gpu_named("mi300").name == "mi300x"
     assert gpu_named("H20").name == "h20"
     with pytest.raises(UserError, match="a100-40, a100-80"):
