@@ -14,8 +14,8 @@ runs every tier but long; for one file: launchers/test.sh tests/unit/test_cli.py
 TIER: fast (no engine, no ranks, no run), engine, distributed, e2e, faults, or long (what takes
 minutes more and proves the same on more cases, and properties on more random ones).
 tests/conftest.py has them. Without arguments fast runs first, on all cores; then e2e beside
-distributed and engine; then faults. All of them run even if one fails; one summary stands at the
-end, and Ctrl-C ends them all.
+distributed, engine and faults. All of them run even if one fails; one summary stands at the end,
+and Ctrl-C ends them all.
 
 cuda-wheels: tests/cuda_wheels with the CUDA builds of requirements/cuda.lock, on a machine without
 a GPU. Fetches 10 GB and compiles Transformer Engine the first time, into .venv-cuda-wheels or the

@@ -1,8 +1,7 @@
 """Runs the tiers of the plain command: ``python tests/tiers.py [pytest arguments]``.
 
-``fast`` has a process per core. Then runs from the command line share the machine with ranks and
-engines, one after the other: a run waits for start-ups much of the time. ``faults`` is alone: it
-looks at all shared memory of the machine.
+``fast`` has a process per core. Then runs from the command line share the machine with ranks,
+engines and runs that are broken on purpose: each of them waits for start-ups much of the time.
 """
 
 from __future__ import annotations
@@ -17,17 +16,20 @@ from typing import Any
 
 # A file's tests stay in one process, with the fixtures that they share.
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
-# What runs one after the other, and in each what runs at the same time.
+# Phases one after the other; in each, lanes at the same time; in each, runs of pytest one after the
+# other.
 PHASES = (
-    (("-m", "fast and not long", *IN_PARALLEL),),
-    (("-m", "e2e and not long"), ("-m", "(distributed or engine) and not long")),
-    (("-m", "faults and not long"),),
+    ((("-m", "fast and not long", *IN_PARALLEL),),),
+    (
+        (("-m", "e2e and not long"),),
+        (("-m", "(distributed or engine) and not long"), ("-m", "faults and not long")),
+    ),
 )
 NO_TESTS = 5
 INTERRUPTED = 130
 
 
-class Lane:
+class Run:
     """One pytest, in its own session, so that Ctrl-C reaches it once, from here.
 
     Args:
@@ -78,36 +80,49 @@ class Lane:
         return [*dict.fromkeys(by_name), f"{self.name}: {last}"]
 
 
-def run(phases: Sequence[Sequence[Sequence[str]]], arguments: Sequence[str]) -> int:
+def run(phases: Sequence[Sequence[Sequence[Sequence[str]]]], arguments: Sequence[str]) -> int:
     """Run them, then print one summary.
 
     Returns:
         0 if all passed; else pytest's code of the first that did not; 130 after Ctrl-C or SIGTERM.
     """
-    done: list[tuple[Lane, int]] = []
-    running: list[Lane] = []
+    done: list[tuple[Run, int]] = []
+    running: list[Run] = []
     stopped = threading.Event()
 
     def stop(*_: Any) -> None:
         if not stopped.is_set():
             stopped.set()
-            for lane in running:
-                lane.process.send_signal(signal.SIGINT)
+            for one in running:
+                one.process.send_signal(signal.SIGINT)
+
+    def run_lane(lane: Sequence[Sequence[str]], shown: bool) -> None:
+        for own in lane:
+            if stopped.is_set():
+                return
+            one = Run([*own, *arguments], shown)
+            running.append(one)
+            if stopped.is_set():  # Between the two lines above.
+                one.process.send_signal(signal.SIGINT)
+            done.append((one, one.wait()))
+            running.remove(one)
 
     with _handler(stop):
         for phase in phases:
-            for lane_arguments in phase:
-                if not stopped.is_set():
-                    running.append(Lane([*lane_arguments, *arguments], shown=not running))
-                    if stopped.is_set():
-                        running[-1].process.send_signal(signal.SIGINT)
-            for lane in running:
-                done.append((lane, lane.wait()))
-                lane.show()
-            running.clear()
+            begun = len(done)
+            lanes = [
+                threading.Thread(target=run_lane, args=(lane, number == 0))
+                for number, lane in enumerate(phase)
+            ]
+            for thread in lanes:
+                thread.start()
+            for thread in lanes:
+                thread.join()
+            for one, _ in done[begun:]:
+                one.show()
     print("=" * 30, "all tiers", "=" * 30)
-    for lane, _ in done:
-        print("".join(lane.summary()), end="", flush=True)
+    for one, _ in done:
+        print("".join(one.summary()), end="", flush=True)
     if stopped.is_set():
         return INTERRUPTED
     codes = [code for _, code in done]

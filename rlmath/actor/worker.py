@@ -13,6 +13,7 @@ from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.types import TrainingBatch
 from rlmath.utils.child_processes import end_with_parent
+from rlmath.utils.paused_collector import paused_collector
 
 log = logging.getLogger(__name__)
 
@@ -53,24 +54,22 @@ class ActorWorker:
         num_threads: int,
     ) -> None:
         """Join the other ranks and load this one's part of the model. Collective."""
-        from rlmath.device import choose_platform
+        with paused_collector():
+            from rlmath.device import choose_platform
 
-        platform = choose_platform(device, settings.model.layers)
-        platform.prepare_megatron_process(local_rank=0, num_threads=num_threads)
-        from rlmath.actor.parallel import initialize
-        from rlmath.actor.policy import MegatronActor
+            platform = choose_platform(device, settings.model.layers)
+            platform.prepare_megatron_process(local_rank=0, num_threads=num_threads)
+            from rlmath.actor.parallel import initialize
+            from rlmath.actor.policy import MegatronActor
 
-        address, port = meeting_place
-        initialize(layout, platform, self.rank, address, port, seed)
-        self.actor = MegatronActor(settings, layout, platform)
-        self.value_model: Any = None
-        if settings.value is not None:
-            from rlmath.actor.value import ValueModel
+            address, port = meeting_place
+            initialize(layout, platform, self.rank, address, port, seed)
+            self.actor = MegatronActor(settings, layout, platform)
+            self.value_model: Any = None
+            if settings.value is not None:
+                from rlmath.actor.value import ValueModel
 
-            self.value_model = ValueModel(settings.value, layout, platform)
-        # What exists by now stays; the garbage collector need not walk through it again and again.
-        gc.collect()
-        gc.freeze()
+                self.value_model = ValueModel(settings.value, layout, platform)
         self.platform = platform
         self.connection: Any = None
 

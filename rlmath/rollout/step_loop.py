@@ -8,7 +8,7 @@ other threads asked for. This module imports vLLM when an engine is made, not be
 from __future__ import annotations
 
 import array
-import gc
+import contextlib
 import queue
 import threading
 import time
@@ -29,6 +29,8 @@ from rlmath.rollout.engine_workers import (
 )
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.types import Sample
+from rlmath.utils.paused_collector import paused_collector
+from rlmath.vllm_plugin.cpu_imports import without_compiler
 from rlmath.vllm_plugin.engine_precision import check_workers, worker_precision
 
 T = TypeVar("T")
@@ -216,12 +218,20 @@ class StepLoop:
             block = False
 
     def _make_engine(self) -> None:
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        from rlmath.rollout.engine_arguments import vllm_arguments
-
         spec = self._spec
-        self._engine = LLMEngine.from_engine_args(vllm_arguments(spec))
+        quickly = without_compiler() if spec.device == "cpu" else contextlib.nullcontext()
+        with paused_collector():
+            with quickly:
+                from vllm.v1.engine.llm_engine import LLMEngine
+
+                from rlmath.rollout.engine_arguments import vllm_arguments
+
+                self._engine = LLMEngine.from_engine_args(vllm_arguments(spec))
+            self._ask_workers(spec)
+            self._tokenizer = self._engine.get_tokenizer()
+
+    def _ask_workers(self, spec: EngineSpec) -> None:
+        """Check what they made of the settings; take the size of their KV cache."""
         check_workers(self._engine.collective_rpc(worker_precision), spec.precision, spec.dtype)
         if spec.device_ids:
             assigned = self._engine.vllm_config.parallel_config.assigned_physical_gpu_ids
@@ -231,10 +241,6 @@ class StepLoop:
         )
         if spec.device == "cpu" and spec.tensor_parallel > 1:
             self._engine.collective_rpc(unlink_worker_segments)
-        self._tokenizer = self._engine.get_tokenizer()
-        # What exists by now stays; the garbage collector need not walk through it again and again.
-        gc.collect()
-        gc.freeze()
 
     def _add(self, generation: int, requests: Sequence[Request]) -> None:
         from vllm.sampling_params import RequestOutputKind, SamplingParams

@@ -126,3 +126,19 @@ def test_what_cannot_be_sampled_is_refused_before_it_is_sent(pool: RolloutPool) 
         list(pool.generate(twice))
     unlikely = make_requests(random_prompts(1, 10), samples=1)
     assert len(list(pool.generate(unlikely))) == 1
+
+
+def test_an_engine_starts_without_the_compiler_and_its_collector_runs_again(
+    pool: RolloutPool,
+) -> None:
+    def look(_: object) -> tuple[bool, bool, bool]:
+        import gc
+        import sys
+
+        import torch
+
+        compiler = "torch._inductor.lowering" in sys.modules
+        return compiler, torch.compile.__module__ == "torch", gc.isenabled()
+
+    for engine in pool.engines:
+        assert ray.get(engine.call_engine.remote(look)) == (False, True, True)

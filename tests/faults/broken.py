@@ -55,7 +55,8 @@ class Run:
     def __init__(self, run_dir: Path, settings: Sequence[str], log: Path) -> None:
         self.mark = uuid.uuid4().hex
         self.run_dir, self.log = run_dir, log
-        self.shared_memory = set(os.listdir("/dev/shm"))
+        # What all that it started had mapped when it was told to end.
+        self.shared_memory: set[str] = set()
         # All that it had started when it was told to end. Graders do not carry the mark.
         self.family: list[psutil.Process] = []
         self.started.append(self)
@@ -151,7 +152,8 @@ class Run:
         Returns:
             Its exit code.
         """
-        self.family = psutil.Process(self.process.pid).children(recursive=True)
+        self._look_at_family()
+        assert self.shared_memory
         if to == "group":
             os.killpg(self.process.pid, number)
         else:
@@ -167,7 +169,7 @@ class Run:
         Returns:
             Its exit code.
         """
-        self.family = psutil.Process(self.process.pid).children(recursive=True)
+        self._look_at_family()
         code = self.process.wait(timeout=FIND_TIMEOUT_S)
         self.assert_nothing_left()
         return code
@@ -178,8 +180,16 @@ class Run:
         while (left := self._left()) and time.monotonic() - since_s < END_TIMEOUT_S:
             time.sleep(0.1)
         assert not left, f"left after {time.monotonic() - since_s:.1f} s: {left}"
-        new = set(os.listdir("/dev/shm")) - self.shared_memory
-        assert not [name for name in new if "rlmath" in name or "vllm" in name]
+        assert not [path for path in sorted(self.shared_memory) if os.path.exists(path)]
+
+    def _look_at_family(self) -> None:
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+        for one in [self.process.pid, *(process.pid for process in self.family)]:
+            with contextlib.suppress(OSError):
+                lines = Path(f"/proc/{one}/maps").read_text().splitlines()
+                self.shared_memory |= {
+                    line.split()[-1] for line in lines if "/dev/shm/" in line and line[-1] != ")"
+                }
 
     def _left(self) -> list[str]:
         left = marked_processes(self.mark)

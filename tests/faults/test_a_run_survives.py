@@ -32,7 +32,7 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
         *settings_of(material, broken),
         "rollout.engines=2",
         "runner.background_checkpoints=true",
-        "watchdog.stall_s=15",
+        "watchdog.stall_s=30",
     ]
     first = Run(broken, settings, tmp_path / "first.log")
     first.until_step(0)

@@ -16,8 +16,8 @@ PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from tests.tiers import run
-lanes = [["first.py"], ["second.py"]], [["third.py"]]
-raise SystemExit(run(lanes, ["-p", "no:cacheprovider", *sys.argv[1:]]))
+phases = [[["first.py"]], [["second.py"], ["third.py"]]], [[["fourth.py"]]]
+raise SystemExit(run(phases, ["-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 PASSES = "def test_passes(): pass\n"
 
@@ -25,7 +25,7 @@ PASSES = "def test_passes(): pass\n"
 @pytest.fixture
 def start(tmp_path: Path):
     def started(*arguments: str, **files: str) -> subprocess.Popen[str]:
-        for name in ("first", "second", "third"):
+        for name in ("first", "second", "third", "fourth"):
             (tmp_path / f"{name}.py").write_text(files.get(name, PASSES))
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
@@ -45,9 +45,9 @@ def test_a_failure_in_any_of_them_is_shown_and_the_rest_runs(start) -> None:
     output, _ = run.communicate(timeout=120)
     assert run.returncode == 1
     shown, summary = output.split("all tiers")
-    assert "why it fails" in shown and shown.count("1 passed") == 2
+    assert "why it fails" in shown and shown.count("1 passed") == 3
     assert "FAILED second.py::test_fails" in summary
-    assert summary.count("1 passed") == 2 and summary.count("1 failed") == 1
+    assert summary.count("1 passed") == 3 and summary.count("1 failed") == 1
 
 
 def test_some_without_tests_are_none_the_worse_and_all_without_are(start) -> None:
@@ -83,5 +83,5 @@ def test_waits(resource):
     output, _ = run.communicate(timeout=120)
     assert run.returncode == 130
     assert all((tmp_path / f"{name}.py.closed").exists() for name in names)
-    # The phase after it did not begin.
+    # Neither the rest of a lane nor the next phase began.
     assert "passed" not in output and output.count("no tests ran") >= 2
