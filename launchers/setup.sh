@@ -56,7 +56,7 @@ python=.venv/bin/python
 echo "setting up .venv for $kind from $lock (a minute or two the first time)"
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-install() { .venv/bin/python -m pip install -qq --no-deps "$@"; }
+install() { .venv/bin/python launchers/install.py "$@"; }
 if [ "$kind" = cpu ]; then
   # The CPU build is on PyTorch's own index, or wherever pip has been told to look.
   torch=$(sed -n 's/^# \(torch==.*\)$/\1/p' "$lock")
@@ -67,5 +67,5 @@ fi
 # environment (torchvision, torchaudio, torchcodec) stays out.
 install -r "$lock"
 [ "$with_te" = no ] || bash launchers/transformer_engine.sh .venv
-install --no-build-isolation -e ".[$kind]"
+.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e ".[$kind]"
 echo "$wanted" >.venv/rlmath-setup
