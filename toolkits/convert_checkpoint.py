@@ -95,9 +95,11 @@ def _to_hf(
 def _take(arguments: argparse.Namespace, given: Given) -> int:
     import torch
 
+    from rlmath.checks.weight_files import refuse_broken_folder
     from rlmath.validation.convert import to_megatron
     from rlmath.validation.processes import open_process
 
+    refuse_broken_folder(arguments.model)
     dtype = getattr(torch, given.config.model.dtype.value)
     count = to_megatron(arguments.model, arguments.checkpoint, dtype, open_process())
     print(f"{arguments.checkpoint}: {count} tensors written, read again and equal")

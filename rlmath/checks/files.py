@@ -15,12 +15,7 @@ from rlmath.checks.benchmarks import data_of
 from rlmath.checks.data_rows import peek_rows
 from rlmath.checks.layout import GIB
 from rlmath.checks.machine import Machine, existing_parent
-from rlmath.checks.weight_files import (
-    broken_json_files,
-    broken_weight_files,
-    tokenizer_misfit,
-    weights_misfit,
-)
+from rlmath.checks.weight_files import folder_problems
 from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
@@ -28,7 +23,7 @@ from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.placeholders import unfilled_part
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
 from rlmath.errors import ConfigError, ModelError, UserError
-from rlmath.model.folder import TINY, has_chat_template, missing_model_files
+from rlmath.model.folder import TINY, has_chat_template
 from rlmath.model.hub import is_hub_model
 from rlmath.model.spec import ModelSpec, read_model_spec
 
@@ -50,16 +45,8 @@ def model_folder(config: Config) -> Iterator[str]:
     except ModelError as error:
         yield f"model.path={path}: {error}"
         return
-    missing = missing_model_files(path)
-    broken = []
     if path != TINY:
-        broken = [*broken_json_files(Path(path)), *broken_weight_files(Path(path))]
-    yield from (f"model.path={path}: the folder lacks {one}" for one in missing)
-    yield from (f"model.path={path}: {problem}" for problem in broken)
-    if path != TINY and not missing and not broken:
-        for misfit in (weights_misfit(Path(path)), tokenizer_misfit(Path(path))):
-            if misfit is not None:
-                yield f"model.path={path}: {misfit}"
+        yield from (f"model.path={path}: {problem}" for problem in folder_problems(Path(path)))
     expected = config.model.architecture
     if expected is not None and expected != model.architecture:
         yield (

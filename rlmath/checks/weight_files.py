@@ -6,12 +6,14 @@ By their headers alone: quick even for a large model.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlmath.errors import UserError
+from rlmath.model.folder import missing_model_files
 from rlmath.model.spec import read_model_spec
-from rlmath.weights.model_folder import INDEX_FILE, listed_files
+from rlmath.weights.model_folder import INDEX_FILE, LFS_POINTER, is_lfs_pointer, listed_files
 from rlmath.weights.pieces import EMBEDDING, HEAD, UNTIED_HEAD, first_of, misfits
 
 # The header's length stands in the first bytes, little-endian.
@@ -20,6 +22,27 @@ _LENGTH_BYTES = 8
 TYPES = ("F64", "F32", "F16", "BF16")
 # What is compared of two large tensors.
 _BLOCK_BYTES, _BLOCKS = 2**20, 256
+
+
+def refuse_broken_folder(folder: Path) -> None:
+    """For tools: the checks of a model's folder that ``rlmath train --check`` makes.
+
+    Raises:
+        UserError: With the first of ``folder_problems``.
+    """
+    read_model_spec(folder)
+    for problem in folder_problems(folder):
+        raise UserError(f"{folder}: {problem}")
+
+
+def folder_problems(folder: Path) -> Iterator[str]:
+    """What is wrong with the files beside config.json, which has been read."""
+    missing = missing_model_files(str(folder))
+    broken = [*broken_json_files(folder), *broken_weight_files(folder)]
+    yield from (f"the folder lacks {one}" for one in missing)
+    yield from broken
+    if not missing and not broken:
+        yield from filter(None, (weights_misfit(folder), tokenizer_misfit(folder)))
 
 
 def broken_weight_files(folder: Path) -> list[str]:
@@ -143,8 +166,8 @@ def _problem(file: Path) -> str | None:
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(_LENGTH_BYTES)
-        if start == b"version ":
-            return "is a Git LFS pointer, not the weights; fetch them with git lfs pull"
+        if is_lfs_pointer(start):
+            return LFS_POINTER
         length = int.from_bytes(start, "little")
         if len(start) < _LENGTH_BYTES or _LENGTH_BYTES + length > size:
             return f"is cut off, or no safetensors file: its header does not fit in {size:,} bytes"

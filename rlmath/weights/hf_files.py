@@ -18,9 +18,11 @@ from rlmath.errors import WeightsError
 from rlmath.model.spec import ModelSpec, model_spec, read_config
 from rlmath.weights.model_folder import (
     INDEX_FILE,
+    LFS_POINTER,
     SINGLE_FILE,
     TOKENIZER_FILES,
     check_target,
+    is_lfs_pointer,
     listed_files,
     new_partial,
     put_in_place,
@@ -89,6 +91,9 @@ class HfFolderReader:
                     f"{path} is listed in {INDEX_FILE} and missing; the copy is incomplete"
                 ) from None
             except SafetensorError as error:
+                with path.open("rb") as stream:
+                    if is_lfs_pointer(stream.read(8)):
+                        raise WeightsError(f"{path} {LFS_POINTER}") from None
                 raise WeightsError(f"{path} is cut off or no safetensors file: {error}") from None
         return self._files[file]
 

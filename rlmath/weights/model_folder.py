@@ -42,6 +42,7 @@ _MODEL_FILES = (
     "model-?????-of-?????.safetensors",
     *TOKENIZER_FILES,
 )
+LFS_POINTER = "is a Git LFS pointer, not the weights; fetch them with git lfs pull"
 # renameat2(2): swap two names in one step. Not in Python's standard library.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -81,6 +82,11 @@ def listed_files(folder: Path) -> dict[str, str]:
             "files: transformers reads the first, vLLM those of the index; remove one of the two"
         )
     return dict(listed)
+
+
+def is_lfs_pointer(start: bytes) -> bool:
+    """Whether a file that begins so is what Git leaves in the place of a large file."""
+    return start.startswith(b"version ")
 
 
 def foreign_entries(folder: Path) -> list[str]:

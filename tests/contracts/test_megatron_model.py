@@ -21,6 +21,32 @@ KERNELS = f"{CORE}.transformer.custom_layers.batch_invariant_kernels"
 ROWS = [
     Row(
         CONFIG,
+        fields=("pipeline_model_parallel_layout", "softmax_scale"),
+        breaks="stages share layers otherwise than the weight tables say, or yarn's scale of "
+        "attention is lost (rlmath/actor/model.py)",
+    ),
+    Row(
+        f"{CORE}.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
+        # The call without mscale.
+        says=("t, cu_seqlens, freqs, cp_size=cp_group.size(), cp_rank=cp_group.rank()",),
+        breaks="packed rope may take yarn's scale, and softmax_scale need not "
+        "(rlmath/actor/rotary.py)",
+    ),
+    Row(
+        f"{CORE}.transformer.moe.moe_utils:topk_routing_with_score_function",
+        says=(
+            "scores_for_routing = scores + expert_bias",
+            "probs = scores / (scores.sum(dim=-1, keepdim=True) + 1e-20) if topk > 1 else scores",
+        ),
+        breaks="GLM's router is another one (rlmath/actor/experts.py)",
+    ),
+    Row(
+        f"{CORE}.distributed.finalize_model_grads:_update_router_expert_bias",
+        says=("config.moe_router_bias_update_rate",),
+        breaks="the bias that chooses experts may move (rlmath/actor/experts.py)",
+    ),
+    Row(
+        CONFIG,
         fields=(
             *fusion_settings(True),
             "batch_invariant_mode",
@@ -152,6 +178,12 @@ def test_what_batch_invariance_replaces() -> None:
     attention = function(f"{CORE}.extensions.transformer_engine", "TEDotProductAttention")
     assert "num_splits is None and self.config.batch_invariant_mode" in attention
     assert 'os.getenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")) != 0' in attention
+
+
+def test_transformer_engines_attention_takes_the_scale_of_yarn() -> None:
+    """Otherwise it is lost on CUDA (rlmath/actor/rotary.py)."""
+    attention = function(f"{CORE}.extensions.transformer_engine", "TEDotProductAttention")
+    assert 'extra_kwargs["softmax_scale"] = softmax_scale' in attention
 
 
 def test_router_products_take_a_type_and_no_workspace() -> None:

@@ -383,28 +383,38 @@ def test_weights_that_no_model_has_are_named(
 
 
 FAULTS = {
+    "a router's bias left out": "layer 2, mlp.down_proj (linear_fc2), or the experts",
     "k and v swapped": "layer 2, self_attn.k_proj",
     "wrong rope theta": "layer 0, rotary embedding",
     "gate and up swapped": "layer 1, mlp.gate_proj",
     "one layer shifted": "layer 1, input_layernorm",
     "one flipped bit": "layer 3, mlp.down_proj",
 }
+OF_A_DENSE_MODEL = [
+    fault for fault in FAULTS if fault not in ("one layer shifted", "a router's bias left out")
+]
 
 
 @pytest.mark.parametrize(
-    ("fault", "case"),
+    ("fault", "case", "family"),
     [
-        ("one layer shifted", Case()),
+        ("one layer shifted", Case(), "qwen2"),
         # Each rank has a part of what is damaged, or none of it.
-        *[(f, Case(tp=2, pp=2)) for f in FAULTS if f != "one layer shifted"],
-        *[long(f, Case()) for f in FAULTS if f != "one layer shifted"],
+        *[(fault, Case(tp=2, pp=2), "qwen2") for fault in OF_A_DENSE_MODEL],
+        *[long(fault, Case(), "qwen2") for fault in OF_A_DENSE_MODEL],
+        # Whose files have the matrices as one.
+        ("k and v swapped", Case(tp=2, pp=2), "phi3"),
+        ("gate and up swapped", Case(tp=2, pp=2), "phi3"),
+        ("a router's bias left out", Case(pp=2, ep=2), "glm4_moe"),
+        long("wrong rope theta", Case(pp=2, ep=2), "glm4_moe"),
+        long("wrong rope theta", Case(tp=2, pp=2), "yarn"),
     ],
     ids=_name,
 )
 def test_a_planted_fault_is_caught_and_named(
-    ranks: Ranks, folders: dict[str, Path], fault: str, case: Case
+    ranks: Ranks, folders: dict[str, Path], fault: str, case: Case, family: str
 ) -> None:
-    found = ranks.call("alignment_with_fault", str(folders["qwen2"]), case, fault)
+    found = ranks.call("alignment_with_fault", str(folders[family]), case, fault)
     _, difference, message = found[0]
     assert difference is not None
     assert difference.startswith(FAULTS[fault])

@@ -478,6 +478,8 @@ def _damage(actor: Any, fault: str | None) -> None:
     elif fault == "gate and up swapped" and 1 in layers:
         fc1 = layers[1].mlp.linear_fc1.weight
         fc1.copy_(torch.cat(fc1.chunk(2)[::-1]))
+    elif fault == "a router's bias left out" and 2 in layers:
+        layers[2].mlp.router.expert_bias.zero_()
     elif fault == "one layer shifted":
         for own, next_one in zip(layers[1].parameters(), layers[2].parameters(), strict=True):
             own.copy_(next_one)

@@ -3,7 +3,9 @@ cause by name."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlmath.cli import main
+from rlmath.errors import UserError
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, fast_tokenizer
 from rlmath.weights.pieces import hf_shapes
@@ -144,6 +147,21 @@ def test_a_folder_that_cannot_be_trained(
     message = check(f"model.path={tmp_path / 'model'}")
     assert words in message
     assert "Traceback" not in message
+
+
+@pytest.mark.parametrize("tool", ["convert_checkpoint", "validate_logprobs"])
+@pytest.mark.parametrize("case", [case for case in CASES if "shorter" not in case])
+def test_the_tools_say_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, tool: str
+) -> None:
+    damage, words = CASES[case]
+    write(tmp_path / "model", SIZES)
+    damage(tmp_path / "model")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "toolkits"))
+    model = str(tmp_path / "model")
+    arguments = [model] if tool == "validate_logprobs" else ["to-megatron", model, model + "-new"]
+    with pytest.raises(UserError, match=re.escape(words)):
+        importlib.import_module(tool).main(arguments)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
