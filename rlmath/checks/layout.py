@@ -69,10 +69,12 @@ def batch_divides(config: Config, layout: RunLayout, command: str) -> Iterator[s
 def model_splits(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
     """Tensor and pipeline ranks get whole heads, columns and layers."""
     if command != "evaluate":
-        yield from _tensor_parallel("actor", config.actor.tensor_parallel, model)
+        # Without expert parallelism tensor ranks have slices of each expert (``experts``).
+        sliced = model.moe_ffn if config.actor.expert_parallel == 1 else 0
+        yield from _tensor_parallel("actor", config.actor.tensor_parallel, model, sliced)
         yield from _layers(config, model)
     if command != "sft":
-        yield from _tensor_parallel("rollout", config.rollout.tensor_parallel, model)
+        yield from _tensor_parallel("rollout", config.rollout.tensor_parallel, model, 0)
 
 
 def experts(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str]:
@@ -112,7 +114,7 @@ def experts(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str
         )
 
 
-def _tensor_parallel(part: str, ranks: int, model: ModelSpec) -> Iterator[str]:
+def _tensor_parallel(part: str, ranks: int, model: ModelSpec, sliced: int) -> Iterator[str]:
     def obstacles(n: int) -> list[str]:
         found = []
         if model.heads % n:
@@ -140,7 +142,7 @@ def _tensor_parallel(part: str, ranks: int, model: ModelSpec) -> Iterator[str]:
         return found
 
     if obstacles(ranks):
-        works = [n for n in range(1, model.heads + 1) if not obstacles(n)]
+        works = [n for n in range(1, model.heads + 1) if not obstacles(n) and sliced % n == 0]
         yield (
             f"{part}.tensor_parallel={ranks}: the model does not divide so: "
             f"{', '.join(obstacles(ranks))}; works: {one_of(works)}"

@@ -178,6 +178,21 @@ def test_tensor_parallel_sizes_that_are_offered_are_taken(
     assert "works: 1, 2 or 4" in message
 
 
+def test_the_sizes_that_are_offered_for_experts_divide_them(
+    check: Callable[..., str], tmp_path: Path
+) -> None:
+    """12 heads and experts of width 6: 4 ranks divide the heads alone, unless experts are whole."""
+    changes = {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 32}
+    experts = QWEN3_MOE | {"moe_intermediate_size": 6, "num_experts_per_tok": 2}
+    write(tmp_path / "model", SIZES)
+    config(tmp_path / "model", **experts, **changes, intermediate_size=48)
+    settings = f"model.path={tmp_path / 'model'}", "actor.tensor_parallel=5"
+    assert "actor.tensor_parallel=5: the model does not divide so: 12 attention" in check(*settings)
+    assert "works: 1, 2, 3 or 6" in check(*settings)
+    whole = "actor.expert_parallel=4", "actor.data_parallel=4"
+    assert "works: 1, 2, 3, 4, 6 or 12" in check(*settings, *whole)
+
+
 @pytest.mark.parametrize(
     "setting",
     [
