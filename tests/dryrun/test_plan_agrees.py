@@ -21,21 +21,35 @@ from rlmath.commands.plan.dry_run.presets import Case, gpu_models, layout_cases,
 from rlmath.commands.plan.dry_run.rank import rank_of_largest_piece
 from tests.dryrun.conftest import Count
 
-CASES = [*preset_cases(), *layout_cases()]
+# Of a model whose presets the plain command counts with some of their layers.
+FEW_LAYERS = 8
+COUNTED_WHOLE = ("qwen2.5-1.5b-grpo-megatron (128 GPUs)", "qwen3_8b (8 GPUs)")
+
+
+def with_few_layers(case: Case) -> Case:
+    """Memory is linear in layers, as those that are counted whole show."""
+    if case.layers is not None or case.name in COUNTED_WHOLE:
+        return case
+    return dataclasses.replace(case, name=f"{case.name}, few layers", layers=FEW_LAYERS)
+
+
+WHOLE = [*preset_cases(), *layout_cases()]
+CASES = list(dict.fromkeys([*map(with_few_layers, WHOLE), *WHOLE]))
 MOST_ERROR = 0.10
 
 
 # The plain command still counts every family, every kind of layout and the experiments on 8, 128
 # and 1,024 GPUs. These repeat a model's copies, the sizes of the 7B experiment, or a layout in
-# another size.
+# another size; or with all layers what is counted with few.
 LONG = {
+    *(case.name for case in WHOLE if with_few_layers(case) != case),
     *(
-        case.name
+        with_few_layers(case).name
         for case in preset_cases()
         if "(128 GPUs)" in case.name and "grpo" not in case.name
     ),
-    "r1_distill_qwen_7b (8 GPUs)",
-    "qwen2.5_7b (8 GPUs)",
+    "r1_distill_qwen_7b (8 GPUs), few layers",
+    "qwen2.5_7b (8 GPUs), few layers",
     "7B PP 2",
     "7B CP 2",
     "30B EP 4",
