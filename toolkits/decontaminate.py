@@ -21,7 +21,7 @@ from rlmath.config.command_line import take_settings
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.data.overlap import NGRAM_WORDS, KnownTexts
 from rlmath.errors import UserError
-from rlmath.monitor.files import replacing
+from rlmath.monitor.files import refuse_existing, replacing
 from rlmath.utils.command_line import run_command
 
 PROMPT_KEYS = ("prompt", "problem", "question")
@@ -35,12 +35,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("file", type=Path, help="training problems")
     parser.add_argument("--against", type=Path, nargs="+", required=True, help="benchmarks")
     parser.add_argument("--to", type=Path, required=True, help="file to write, .jsonl")
+    parser.add_argument("--overwrite", action="store_true", help="replace that file")
     parser.add_argument("--words", type=int, default=NGRAM_WORDS, help="of a run (default 8)")
     parser.epilog = f"data.prompt_key=FIELD: the problem (default: the first of {PROMPT_KEYS})"
     given, rest = take_settings(
         argv, ("data.prompt_key",), {"--prompt-key": "data.prompt_key=FIELD"}
     )
     arguments, key = parser.parse_args(rest), given.get("data.prompt_key")
+    beside = arguments.to.with_suffix(".left_out.jsonl")
+    refuse_existing("--to", (arguments.to, beside), overwrite=arguments.overwrite)
     known = KnownTexts(arguments.words, least=min(5, arguments.words))
     for row in read_rows(arguments.against):
         known.add(row.place, text_of(row.fields, row.place, None))
@@ -52,7 +55,6 @@ def main(argv: Sequence[str]) -> int:
         else:
             reason = {"left_out": row.place, "as": overlap.source, "words": overlap.words}
             left_out.append(reason)
-    beside = arguments.to.with_suffix(".left_out.jsonl")
     for path, rows in ((arguments.to, kept), (beside, left_out)):
         with replacing(path) as file:
             file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)

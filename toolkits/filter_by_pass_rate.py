@@ -22,7 +22,7 @@ from rlmath.checks import run as checks
 from rlmath.checks.machine import Machine
 from rlmath.config import load
 from rlmath.data.files import MalformedRowError, read_rows
-from rlmath.monitor.files import replacing
+from rlmath.monitor.files import refuse_existing, replacing
 from rlmath.monitor.samples import read_samples
 from rlmath.utils.command_line import run_command
 
@@ -34,10 +34,12 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("file", type=Path, help="problems, read by data.prompt_key and answer_key")
     parser.add_argument("--to", type=Path, required=True, help="file to write, .jsonl")
+    parser.add_argument("--overwrite", action="store_true", help="replace that file")
     parser.add_argument("--least", type=float, default=0.01, help="pass rate (default 0.01)")
     parser.add_argument("--most", type=float, default=0.99, help="pass rate (default 0.99)")
     parser.add_argument("settings", nargs="*", metavar="key=value")
     arguments = parser.parse_intermixed_args(argv)
+    refuse_existing("--to", [arguments.to], overwrite=arguments.overwrite)
     config = load.load([*arguments.settings, f"data.eval_paths=[{arguments.file}]"])
     checks.check(config, "evaluate", Machine.here())
     from rlmath.commands import evaluate

@@ -23,7 +23,7 @@ from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.data.overlap import words_of
 from rlmath.data.sources import SOURCES, Source, UnusableRowError
 from rlmath.errors import UserError
-from rlmath.monitor.files import replacing
+from rlmath.monitor.files import refuse_existing, replacing
 from rlmath.utils.command_line import run_command
 
 
@@ -34,6 +34,7 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="+", metavar="NAME", help=f"of {', '.join(SOURCES)}")
     parser.add_argument("--to", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     parser.add_argument("--from", type=Path, dest="file", help="a file that was fetched already")
     arguments = parser.parse_args()
     try:
@@ -42,13 +43,17 @@ def main() -> int:
             raise UserError(f"no data set {', '.join(unknown)}; there are {', '.join(SOURCES)}")
         if arguments.file and len(arguments.names) > 1:
             raise UserError("--from gives the file of one data set; name one")
-        for name in arguments.names:
+        paths = {
+            name: arguments.to / (PUBLISHED[name].file if name in PUBLISHED else f"{name}.jsonl")
+            for name in arguments.names
+        }
+        refuse_existing("--to", paths.values(), overwrite=arguments.overwrite)
+        for name, path in paths.items():
             source = SOURCES[name]
             raw = _from_file(arguments.file) if arguments.file else _from_hub(source)
             rows, left_out = convert(raw, source)
             if not rows:
                 raise UserError(f"{name}: no row is left: {dict(left_out)}")
-            path = arguments.to / (PUBLISHED[name].file if name in PUBLISHED else f"{name}.jsonl")
             with replacing(path) as file:
                 file.writelines(
                     json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows

@@ -25,6 +25,7 @@ from rlmath.config.actor import ActorConfig
 from rlmath.config.command_line import Given, count, take_settings
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
+from rlmath.monitor.files import refuse_existing
 from rlmath.utils.command_line import run_command
 
 # Settings of a run that mean the same here.
@@ -52,9 +53,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--sequences", type=count, default=8, help="how many at most")
     parser.add_argument("--no-vllm", action="store_true", help="leave vLLM out")
     parser.add_argument("--out", type=Path, help="path without ending for .json and .png")
+    parser.add_argument("--overwrite", action="store_true", help="replace those files")
     parser.epilog = f"settings, as key=value: {', '.join(SETTINGS)}"
     given, rest = take_settings(argv, SETTINGS, FLAGS)
-    return _compare(parser.parse_args(rest), given)
+    arguments = parser.parse_args(rest)
+    if arguments.out:
+        refuse_existing("--out", _files(arguments.out), overwrite=arguments.overwrite)
+    return _compare(arguments, given)
 
 
 def _compare(arguments: argparse.Namespace, given: Given) -> int:
@@ -79,9 +84,13 @@ def _compare(arguments: argparse.Namespace, given: Given) -> int:
     report = compare_on_ranks(arguments.model, batch, layout, dtype, others, sequence_parallel)
     print(report.table())
     if arguments.out:
-        arguments.out.with_suffix(".json").write_text(report.as_json() + "\n")
-        report.plot(arguments.out.with_suffix(".png"))
+        _files(arguments.out)[0].write_text(report.as_json() + "\n")
+        report.plot(_files(arguments.out)[1])
     return 0 if report.good else 1
+
+
+def _files(out: Path) -> tuple[Path, Path]:
+    return out.with_suffix(".json"), out.with_suffix(".png")
 
 
 def _layout(model: Path, actor: ActorConfig) -> tuple[Layout, bool]:

@@ -6,10 +6,12 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from rlmath.errors import UserError
 
 
 @contextmanager
@@ -25,6 +27,27 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def refuse_existing(option: str, paths: Iterable[Path], *, overwrite: bool) -> None:
+    """Say which files a tool would replace, before it begins.
+
+    Args:
+        option: Of the command line that names them.
+        paths: To be written.
+        overwrite: They may be replaced.
+
+    Raises:
+        UserError: One is there.
+    """
+    for path in paths:
+        if path.is_dir():
+            raise UserError(f"{option}: {path} is a folder; give the name of a file")
+        if path.exists() and not overwrite:
+            raise UserError(
+                f"{option}: {path} is there already; give another name, or --overwrite to replace "
+                "it"
+            )
 
 
 def _umask() -> int:

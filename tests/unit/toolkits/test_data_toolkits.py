@@ -146,17 +146,33 @@ def test_decontaminate(tmp_path: Path) -> None:
     (reason,) = read(tmp_path / "clean.left_out.jsonl")
     assert reason["left_out"] == "train.jsonl:1"
     assert reason["as"] == "bench.jsonl:1"
-    bad = toolkit(
-        "decontaminate",
-        str(train),
-        "--against",
-        str(bench),
-        "--to",
-        str(out),
-        "data.prompt_key=text",
-    )
+    words = [str(train), "--against", str(bench), "--to", str(out)]
+    bad = toolkit("decontaminate", *words, "--overwrite", "data.prompt_key=text")
     assert bad.returncode == 2
     assert "its fields are prompt, solutions" in bad.stderr
+
+
+@pytest.mark.parametrize("name", ["prepare_data", "decontaminate", "filter_by_pass_rate"])
+def test_what_is_there_already_is_kept(tmp_path: Path, name: str) -> None:
+    """And said before anything is read, sampled or fetched: none of these files is there."""
+    mine = tmp_path / "dapo.jsonl"
+    mine.write_text("mine")
+    words = {
+        "prepare_data": ("dapo", "--to", str(tmp_path)),
+        "decontaminate": ("no.jsonl", "--against", "none.jsonl", "--to", str(mine)),
+        "filter_by_pass_rate": ("no.jsonl", "--to", str(mine)),
+    }[name]
+    run = toolkit(name, *words)
+    assert run.returncode == 2
+    assert f"--to: {mine} is there already" in run.stderr and "--overwrite" in run.stderr
+    assert mine.read_text() == "mine"
+
+
+def test_files_of_another_kind_are_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "a.left_out.jsonl").mkdir()
+    words = ("no.jsonl", "--against", "none.jsonl", "--to", str(tmp_path / "a.jsonl"))
+    run = toolkit("decontaminate", *words, "--overwrite")
+    assert run.returncode == 2 and "is a folder" in run.stderr
 
 
 def test_pass_rates_count_what_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
