@@ -165,6 +165,12 @@ def check_sources(command: Command, patch: pytest.MonkeyPatch) -> None:
     has_options(command, patch)
 
 
+def write_in_shell(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """The file that it writes is there only for the commands after it."""
+    Path(command.words[command.words.index("--to") + 1]).unlink()
+    run_in_shell(command, patch)
+
+
 def check_filter(command: Command, patch: pytest.MonkeyPatch) -> None:
     """Its settings are those of an evaluation of the file; a model would have to run."""
     settings = [word for word in command.words if re.match(r"[a-z_.]+=", word)]
@@ -265,7 +271,7 @@ RULES: list[tuple[str, How]] = [
         named_in("tests/e2e/test_golden_curve.py", "golden_curve"),
     ),
     (r"python toolkits/prepare_data.py ", check_sources),
-    (r"python toolkits/decontaminate.py ", run_in_shell),
+    (r"python toolkits/decontaminate.py ", write_in_shell),
     (r"python toolkits/filter_by_pass_rate.py ", check_filter),
     (
         r"python toolkits/validate_logprobs.py",
