@@ -167,7 +167,7 @@ def check_sources(command: Command, patch: pytest.MonkeyPatch) -> None:
 
 def write_in_shell(command: Command, patch: pytest.MonkeyPatch) -> None:
     """The file that it writes is there only for the commands after it."""
-    Path(command.words[command.words.index("--to") + 1]).unlink()
+    Path(command.words[command.words.index("--to") + 1]).unlink(missing_ok=True)
     run_in_shell(command, patch)
 
 
