@@ -2,15 +2,15 @@
 
 The driver's real code on synthetic samples (log-normal response lengths, mean 8 thousand tokens,
 at most 27,648, groups of 16, as in the 1.5B recipe). Engines and ranks are stubs, light Ray actors:
-a stub engine hands over samples as an engine does, and a stub rank does with a batch what a rank
-does on its CPU, with a random number where the model would compute a log-prob. Ranks are called one
-after the other, and a rank's seconds are the mean over them: on a cluster they work at once.
+a stub engine hands over samples as an engine does, and a stub rank has a rank's own step with a
+random number where the model would compute a log-prob. Ranks are called one after the other, in one
+process, and a rank's seconds are the mean over them: on a cluster they work at once.
 
-``--millions`` gives the sizes in millions of tokens; 64 needs about 40 GB of memory, so the default
+``--millions`` gives the sizes in millions of tokens; 64 needs tens of GB of memory, so the default
 is what fits on a laptop. Each size runs in its own process. Prints one JSON line: CPU seconds
-per million tokens of each phase, the sum of those in which GPUs wait, bytes sent to a rank per
-token of its share, the peak of private memory per token of the step, and the exponents with which
-these grow from the smallest size to the largest.
+per million tokens of each phase, the sum of those in which GPUs wait, bytes sent to a rank over
+8 bytes per token of its share, the peak of private memory per token of the step, and the exponents
+with which these grow from the smallest size to the largest.
 """
 
 from __future__ import annotations
@@ -29,30 +29,34 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import ray
 import torch
 
-from rlmath.actor.group import _assemble
-from rlmath.actor.settings import TokenValues
-from rlmath.algorithms.advantages import AdvantageSettings, token_advantages
-from rlmath.algorithms.aggregation import token_weights
+from rlmath.actor.loss_fields import LossFields
+from rlmath.actor.rank_step import RankStep, TokenSettings
+from rlmath.actor.settings import TokenValues, UpdateResult, UpdateSettings
+from rlmath.algorithms.advantages import AdvantageSettings, sequence_advantages
+from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.filters import TruncatedRule
-from rlmath.algorithms.mismatch import measure
-from rlmath.batching import assign, minibatches
-from rlmath.batching.from_groups import estimator_rewards, training_batch
+from rlmath.algorithms.peers import Alone
+from rlmath.batching.from_groups import estimator_rewards, sampled_sequences
+from rlmath.batching.shards import Shard, ShardSettings, Share, shards
+from rlmath.monitor.repetition import repetition
 from rlmath.monitor.samples import write_samples
 from rlmath.rollout.requests import Progress
 from rlmath.training.metrics import batch_metrics, rollout_metrics
-from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
+from rlmath.types import GradedSample, Group, Problem, Sample
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUP_SIZE, PROMPT_TOKENS, MEAN, LONGEST = 16, 200, 8000, 27648
 DATA_PARALLEL, MINIBATCHES, BUDGET = 8, 4, 32768
-# Phases in which all GPUs wait; the others run while engines still generate.
-IDLE = ("rollout_metrics", "samples_file", "batch", "send", "rank", "return", "mismatch_advantages")
+# Phases in which all GPUs wait. Samples are received and graded while engines generate, and their
+# file is written by a thread while the ranks compute.
+IDLE = ("rollout_metrics", "batch", "send", "rank", "return", "mismatch_advantages")
 
 
 class StubEngine:
@@ -82,46 +86,67 @@ class StubEngine:
         return Progress(tuple(made), 0, 0, 0.0)
 
 
+class StubModel(Alone):
+    """Stands where a rank has its policy: packs, and draws numbers."""
+
+    is_last_stage = reports = True
+
+    def shard_log_probs(self, shard: Shard, reference: bool = False) -> TokenValues:
+        tokens = shard.batch.loss_mask.numel()
+        self._read(shard.whole())
+        return TokenValues(torch.arange(tokens), -torch.rand(tokens), torch.rand(tokens))
+
+    def update_shard(self, shard: Shard, settings: UpdateSettings) -> UpdateResult:
+        for share in shard.shares():
+            batch = share.batch
+            micro_batches = self._read(share)
+            fields = {
+                "old_log_probs": batch.old_log_probs,
+                "engine_log_probs": batch.engine_log_probs,
+                "advantages": batch.advantages,
+                "mask": batch.loss_mask,
+                "weights": share.weights,
+            }
+            LossFields(micro_batches, torch.device("cpu"), fields)
+        return UpdateResult([{}], {}, None)
+
+    def _read(self, share: Share) -> list[Any]:
+        # What the packing reads; the rest of it belongs to Megatron.
+        batch = share.batch
+        ends = torch.cumsum(batch.response_lengths, 0).tolist()
+        starts, found = [0, *ends], []
+        batch.tokens.long()
+        for one in share.micro_batches:
+            rows = torch.arange(starts[one.sequences[0]], ends[one.sequences[-1]])
+            found.append(SimpleNamespace(response_rows=rows))
+        return found
+
+
 class StubRank:
-    """Does with a batch what a rank does, but for the model."""
+    """A rank's own step around a stub model. Plays all data-parallel ranks, in turn."""
 
     def __init__(self) -> None:
         self.memory = Memory()
+        self.seconds: dict[str, float] = defaultdict(float)
 
-    def log_probs(self, batch: TrainingBatch, rank: int) -> tuple[TokenValues, float]:
+    def call(self, method: str, shard: Any, *arguments: Any) -> Any:
+        """A call of the rank with this shard; the other calls go to the same one."""
         began = time.process_time()
-        rows = self._rows(batch, rank)
-        values = torch.rand(rows.numel())
-        return TokenValues(rows, values, values), time.process_time() - began
+        if method == "begin_step":
+            self.step = RankStep(StubModel(), None, shard)
+            result = None
+        else:
+            result = getattr(self.step, method)(*arguments)
+        self.seconds[method] += time.process_time() - began
+        return result
 
-    def update(self, batch: TrainingBatch, rank: int) -> float:
-        began = time.process_time()
-        for members in minibatches(batch.group_ids.tolist(), MINIBATCHES, 0):
-            part = batch.select(members)
-            weights = token_weights(
-                "token_mean", part.loss_mask, part.response_lengths, part.group_ids
-            )
-            rows = self._rows(part, rank)
-            for field in (part.old_log_probs, part.engine_log_probs, part.advantages, weights):
-                assert field is not None
-                field[rows]
-        return time.process_time() - began
+    def reset(self) -> None:
+        """Forget what was measured."""
+        self.memory = Memory()
+        self.seconds.clear()
 
-    def peak(self) -> int:
-        return self.memory.peak()
-
-    def _rows(self, batch: TrainingBatch, rank: int) -> torch.Tensor:
-        lengths = batch.sequence_lengths
-        starts = torch.cumsum(lengths, 0) - lengths
-        first = torch.cumsum(batch.response_lengths, 0) - batch.response_lengths
-        rows = []
-        for one in assign(lengths.tolist(), DATA_PARALLEL, BUDGET)[rank]:
-            for i in one.sequences:
-                start, size = int(starts[i]), int(lengths[i])
-                batch.tokens[start : start + size].long()
-                at = int(first[i])
-                rows.append(torch.arange(at, at + int(batch.response_lengths[i])))
-        return torch.cat(rows)
+    def cost(self) -> tuple[dict[str, float], int]:
+        return dict(self.seconds), self.memory.peak()
 
 
 class Memory:
@@ -202,60 +227,81 @@ def one_step(millions: float) -> dict[str, Any]:
     """One step of about ``millions`` million tokens."""
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     engine, rank = ray.remote(StubEngine).remote(), ray.remote(StubRank).remote()
-    ray.get(rank.peak.remote())
     problems = max(1, round(millions * 1e6 / (MEAN * GROUP_SIZE)))
+    # Once with little, for what Python and torch do at the first call.
+    play(engine, rank, 4, Phases())
+    ray.get(rank.reset.remote())
     phase, memory = Phases(), Memory()
+    tokens, sent = play(engine, rank, problems, phase)
+    seconds, peak = ray.get(rank.cost.remote())
+    phase.seconds["rank"] = sum(seconds.values()) / DATA_PARALLEL
+    ray.shutdown()
+    idle = sum(phase.seconds[name] for name in IDLE)
+    return {
+        "tokens": tokens,
+        "cpu_s_per_million_tokens": {
+            name: round(value / tokens * 1e6, 4) for name, value in phase.seconds.items()
+        },
+        "idle_cpu_s": round(idle, 4),
+        "idle_cpu_s_per_million_tokens": round(idle / tokens * 1e6, 4),
+        "bytes_sent_over_8_bytes_per_token": round(sent, 4),
+        "driver_bytes": memory.peak(),
+        "driver_bytes_per_token": round(memory.peak() / tokens, 1),
+        "rank_bytes": peak,
+        "rank_bytes_per_token": round(peak / tokens, 1),
+    }
+
+
+def play(engine: Any, rank: Any, problems: int, phase: Phases) -> tuple[int, float]:
+    """A step.
+
+    Returns:
+        Its tokens, and the bytes of a shard over 8 bytes a token, of the rank with the most.
+    """
     groups = receive(engine, problems, phase)
     with phase("rollout_metrics"):
         rollout_metrics(groups)
     with tempfile.TemporaryDirectory() as folder, phase("samples_file"):
         write_samples(folder, 1, groups)
     with phase("batch"):
-        batch = training_batch(groups, truncated=TruncatedRule.keep, mask_duplicates=True)
-        batch_metrics(batch)
-    tokens = int(batch.tokens.numel())
-    sent = 0
-    ranks = list(range(DATA_PARALLEL))
-    with phase("send"):
-        ref = ray.put(batch)
-    sent += size_of(batch)
-    shares = ray.get([rank.log_probs.remote(ref, i) for i in ranks])
-    phase.seconds["rank"] += sum(seconds for _, seconds in shares) / len(ranks)
-    with phase("return"):
-        old, _ = _assemble([share for share, _ in shares], batch)
+        sequences = sampled_sequences(groups, truncated=TruncatedRule.keep, mask_duplicates=True)
+        batch_metrics(sequences)
+    tokens = int(sequences.sequence_lengths.sum())
+    update = UpdateSettings(minibatches=MINIBATCHES)
+    settings = dataclasses.replace(ShardSettings(DATA_PARALLEL, BUDGET), minibatches=MINIBATCHES)
+    shares, refs, sent = [], [], 0.0
+    dealt = shards(sequences, settings)
+    for _ in range(DATA_PARALLEL):
+        with phase("send"):
+            shard = next(dealt)
+            refs.append(ray.put(shard))
+            shares.append(shard.places)
+        sent = max(sent, size_of(shard) / (8 * int(shard.batch.tokens.numel())))
+        del shard
+    alignments, figures = [], []
+    advantage = AdvantageSettings()
+    for i, ref in enumerate(refs):
+        ray.get(rank.call.remote("begin_step", ref))
+        answer = rank.call.remote("log_probs", None, 0)
+        ray.wait([answer])
+        with phase("return"):
+            alignments.append(ray.get(answer))
+        with phase("mismatch_advantages"):
+            if not i:
+                found = sequence_advantages(
+                    estimator_rewards(groups, advantage),
+                    sequences.group_ids,
+                    sequences.loss_token_counts,
+                    advantage,
+                )
+            own = found.select(shares[i])
+        figures.append(ray.get(rank.call.remote("finish", None, TokenSettings(), own)))
+        ray.get(rank.call.remote("update", None, update, 0))
     with phase("mismatch_advantages"):
-        measure(old, batch.engine_log_probs)
-        settings = AdvantageSettings()
-        advantages = token_advantages(
-            estimator_rewards(groups, settings),
-            batch.group_ids,
-            batch.response_lengths,
-            batch.loss_mask,
-            settings,
-        )
-    batch = dataclasses.replace(batch, old_log_probs=old, advantages=advantages)
-    with phase("send"):
-        ref = ray.put(batch)
-    sent += size_of(batch)
-    seconds = ray.get([rank.update.remote(ref, i) for i in ranks])
-    phase.seconds["rank"] += sum(seconds) / len(ranks)
-    peak = ray.get(rank.peak.remote())
-    ray.shutdown()
-    return {
-        "tokens": tokens,
-        "cpu_s_per_million_tokens": {
-            name: round(value / tokens * 1e6, 4) for name, value in phase.seconds.items()
-        },
-        "idle_cpu_s": round(sum(phase.seconds[name] for name in IDLE), 4),
-        "idle_cpu_s_per_million_tokens": round(
-            sum(phase.seconds[name] for name in IDLE) / tokens * 1e6, 4
-        ),
-        "bytes_sent_per_token_of_share": round(sent / (tokens / DATA_PARALLEL), 2),
-        "driver_bytes": memory.peak(),
-        "driver_bytes_per_token": round(memory.peak() / tokens, 1),
-        "rank_bytes": peak,
-        "rank_bytes_per_token": round(peak / tokens, 1),
-    }
+        joined = Alignment.joined(alignments)
+        joined.fresh.metrics()
+    assert sorted(joined.places.tolist()) == list(range(len(sequences)))
+    return tokens, sent
 
 
 def receive(engine: Any, problems: int, phase: Phases) -> list[Group]:
@@ -267,14 +313,22 @@ def receive(engine: Any, problems: int, phase: Phases) -> list[Group]:
         with phase("receive"):
             progress: Progress = ray.get(ref)
         problem = Problem(f"p{first}", "?" * PROMPT_TOKENS, (7,) * PROMPT_TOKENS, ("1",))
-        groups.append(Group(problem, tuple(graded(progress.samples))))
+        with phase("grade"):
+            groups.append(Group(problem, tuple(graded(progress.samples))))
     return groups
 
 
 def graded(samples: Sequence[Sample]) -> list[GradedSample]:
-    """Grading is measured by ``benchmarks/grading.py``."""
+    """With what is seen of each sample while others generate; grading itself is measured by
+    ``benchmarks/grading.py``."""
     return [
-        GradedSample(sample, float(i % 2), bool(i % 2), "correct" if i % 2 else "wrong")
+        GradedSample(
+            sample,
+            float(i % 2),
+            bool(i % 2),
+            "correct" if i % 2 else "wrong",
+            repetition=repetition(sample.text, sample.token_ids),
+        )
         for i, sample in enumerate(samples)
     ]
 

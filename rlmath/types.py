@@ -10,7 +10,7 @@ all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlmath.utils.lazy_torch import Tensor, torch
@@ -85,6 +85,21 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Repetition:
+    """How much a response repeats itself; see ``monitor/repetition.py``.
+
+    Attributes:
+        compression_ratio: Of the end of its text.
+        repeated_ngrams: Share of the n-grams of its last tokens that came before.
+        is_repetitive: Whether either is past its limit.
+    """
+
+    compression_ratio: float
+    repeated_ngrams: float
+    is_repetitive: bool
+
+
+@dataclass(frozen=True)
 class GradedSample:
     """A sample with its reward.
 
@@ -97,6 +112,7 @@ class GradedSample:
             ``timeout``, ``error``), or ``ungraded``.
         answer: What the grader took for the answer.
         rewards: Each reward on its own, by name, before weighting.
+        repetition: ``None`` where nobody looked.
     """
 
     sample: Sample
@@ -105,6 +121,7 @@ class GradedSample:
     status: str
     answer: str | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)
+    repetition: Repetition | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -160,24 +177,46 @@ class TrainingBatch:
         """``[N]`` int64, prompt and response together, in tokens."""
         return self.prompt_lengths + self.response_lengths
 
+    @property
+    def loss_token_counts(self) -> Tensor:
+        """``[N]`` int64, response tokens of each sequence that take part in the loss."""
+        ends = torch.cumsum(self.response_lengths, 0)
+        counts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(self.loss_mask, 0)])
+        return counts[ends] - counts[ends - self.response_lengths]
+
+    def part(self, first: int, count: int) -> TrainingBatch:
+        """``count`` sequences that lie side by side; shares this batch's memory."""
+        of_tokens, of_responses = (
+            slice(int(lengths[:first].sum()), int(lengths[: first + count].sum()))
+            for lengths in (self.sequence_lengths, self.response_lengths)
+        )
+        of_sequences = slice(first, first + count)
+        slices = dict.fromkeys((f.name for f in fields(TrainingBatch)), of_responses)
+        slices |= dict.fromkeys(
+            ("prompt_lengths", "response_lengths", "group_ids", "weights_versions", "rewards"),
+            of_sequences,
+        )
+        slices["tokens"] = of_tokens
+        values = {name: getattr(self, name) for name in slices}
+        return TrainingBatch(**{n: None if v is None else v[slices[n]] for n, v in values.items()})
+
     def select(self, indices: Sequence[int]) -> TrainingBatch:
         """The batch of these sequences alone, in this order."""
         rows = torch.as_tensor(list(indices), dtype=torch.int64)
-        of_tokens = _ragged_rows(self.sequence_lengths, rows)
-        of_responses = _ragged_rows(self.response_lengths, rows)
+        of_responses = _slices(self.response_lengths, rows)
 
         def responses(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[of_responses]
+            return None if values is None else _concatenated(values, of_responses)
 
         return TrainingBatch(
-            tokens=self.tokens[of_tokens],
+            tokens=_concatenated(self.tokens, _slices(self.sequence_lengths, rows)),
             prompt_lengths=self.prompt_lengths[rows],
             response_lengths=self.response_lengths[rows],
             group_ids=self.group_ids[rows],
             weights_versions=self.weights_versions[rows],
             rewards=self.rewards[rows],
-            engine_log_probs=self.engine_log_probs[of_responses],
-            loss_mask=self.loss_mask[of_responses],
+            engine_log_probs=_concatenated(self.engine_log_probs, of_responses),
+            loss_mask=_concatenated(self.loss_mask, of_responses),
             advantages=responses(self.advantages),
             old_log_probs=responses(self.old_log_probs),
             ref_log_probs=responses(self.ref_log_probs),
@@ -200,8 +239,12 @@ class MicroBatch:
     num_tokens: int
 
 
-def _ragged_rows(lengths: Tensor, rows: Tensor) -> Tensor:
-    """Flat indices of ``rows`` in an array whose row ``i`` has ``lengths[i]`` items."""
-    starts = torch.cumsum(lengths, 0) - lengths
-    pieces = [torch.arange(int(starts[r]), int(starts[r] + lengths[r])) for r in rows.tolist()]
-    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+def _slices(lengths: Tensor, rows: Tensor) -> list[slice]:
+    """Where ``rows`` are in an array whose row ``i`` has ``lengths[i]`` items."""
+    ends = torch.cumsum(lengths, 0)
+    starts = ends - lengths
+    return [slice(*ends) for ends in zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)]
+
+
+def _concatenated(values: Tensor, slices: Sequence[slice]) -> Tensor:
+    return torch.cat([values[one] for one in slices]) if slices else values[:0]

@@ -10,44 +10,50 @@ from torch import Tensor
 
 from rlmath.algorithms.losses import LossOutput
 from rlmath.algorithms.losses.base import LOG_RATIO_LIMIT
-from rlmath.types import TrainingBatch
+from rlmath.batching.shards import Share
 
 
 @dataclass(frozen=True)
 class Farthest:
-    """A response token; ``abs`` says how far it moved.
+    """A response token; ``abs`` says how far it moved. All floats, as it travels between ranks.
 
     Attributes:
-        row: Among the minibatch's response tokens; a float, as it travels between ranks.
+        sequence: Its sequence's place in the step.
+        token: Its place in the response.
+        token_id: In the vocabulary.
         log_ratio: Of current over old policy, in nats, before the clamp.
     """
 
-    row: float = 0.0
+    sequence: float = 0.0
+    token: float = 0.0
+    token_id: float = 0.0
     log_ratio: float = 0.0
 
     @classmethod
-    def of(cls, output: LossOutput, rows: Tensor) -> Farthest:
-        """That of a cut; ``rows`` says where its tokens are in the minibatch."""
+    def of(cls, output: LossOutput, rows: Tensor, share: Share) -> Farthest:
+        """That of a micro-batch; ``rows`` says where its tokens are among the share's ``R``."""
         if output.farthest is None or not rows.numel():
             return cls()
         place, log_ratio = output.farthest.tolist()
-        return cls(float(rows[int(place)]), log_ratio)
+        row, batch = int(rows[int(place)]), share.batch
+        ends = torch.cumsum(batch.response_lengths, 0)
+        sequence = int((ends <= row).sum())
+        token = row - int(ends[sequence] - batch.response_lengths[sequence])
+        first = int(batch.sequence_lengths[:sequence].sum() + batch.prompt_lengths[sequence])
+        token_id = float(batch.tokens[first + token])
+        return cls(float(share.places[sequence]), float(token), token_id, log_ratio)
 
     def __abs__(self) -> float:
         return abs(self.log_ratio)
 
 
-def say_clamped(metrics: Mapping[str, float], farthest: Farthest, minibatch: TrainingBatch) -> str:
+def say_clamped(metrics: Mapping[str, float], farthest: Farthest) -> str:
     """How many tokens of a minibatch were clamped, and which one moved most."""
-    row = int(farthest.row)
-    ends = torch.cumsum(minibatch.response_lengths, 0)
-    sequence = int((ends <= row).sum())
-    token = row - int(ends[sequence] - minibatch.response_lengths[sequence])
-    at = int(minibatch.sequence_lengths[:sequence].sum() + minibatch.prompt_lengths[sequence])
     return (
         f"{metrics['log_ratio_clamped_count']:.0f} of {metrics['token_count']:.0f} tokens have a "
-        f"log-ratio beyond ±{LOG_RATIO_LIMIT:g} and no gradient; farthest: response token {token} "
-        f"of sequence {sequence} of the minibatch (token id {int(minibatch.tokens[at + token])}), "
+        f"log-ratio beyond ±{LOG_RATIO_LIMIT:g} and no gradient; farthest: response token "
+        f"{farthest.token:.0f} of sequence {farthest.sequence:.0f} of the batch (token id "
+        f"{farthest.token_id:.0f}), "
         f"log-ratio {farthest.log_ratio:.4g}. The policy moved that far since the old log-probs: "
         "a lower actor.optimizer.lr or fewer algorithm.minibatches_per_step keep it closer"
     )

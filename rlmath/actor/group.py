@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +14,19 @@ import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
+from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
+from rlmath.actor.settings import (
+    ActorSettings,
+    TokenValues,
+    UpdateResult,
+    UpdateSettings,
+    ValueUpdateSettings,
+    shard_settings,
+)
 from rlmath.actor.worker import ActorWorker
-from rlmath.batching import minibatches
+from rlmath.algorithms.advantages import SequenceAdvantages
+from rlmath.algorithms.alignment import Alignment
+from rlmath.batching.shards import Sequences, response_rows, shards
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.cluster.watchdog import Process, WatchedComponent
@@ -24,13 +36,6 @@ from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 
 if TYPE_CHECKING:
-    from rlmath.actor.settings import (
-        ActorSettings,
-        TokenValues,
-        UpdateResult,
-        UpdateSettings,
-        ValueUpdateSettings,
-    )
     from rlmath.weights.transports import TransportPlan
 
 
@@ -40,21 +45,6 @@ DEATH_REPORT_S = 2.0
 
 class ActorError(ComponentError):
     """A Megatron rank failed. The message names it and shows the end of its log."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FirstMinibatch:
-    """The policy before a step's first update, on the tokens of that update.
-
-    Attributes:
-        batch: The minibatch.
-        log_probs: ``[R]`` of its response tokens, in nats.
-        entropy: ``[R]``, in nats.
-    """
-
-    batch: TrainingBatch
-    log_probs: Tensor
-    entropy: Tensor
 
 
 class ActorGroup:
@@ -91,6 +81,9 @@ class ActorGroup:
         self._workers: list[Any] = []
         self._starting: list[Any] = []
         self._places: list[Any] = []
+        # Of each worker its data-parallel rank; of each of those the sequences of its shard.
+        self._dp: list[int] = []
+        self._shares: list[Tensor] = []
         self._calls = 0
         self._waited_for: tuple[str, list[int]] = ("", [])
         self.changed = False
@@ -129,48 +122,97 @@ class ActorGroup:
             UserError: The model cannot be built or read.
             ActorError: A rank failed in another way.
         """
-        self._get(self._starting)
+        self._dp = self._get(self._starting)
         self._starting = []
 
     def log_probs(
         self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies ``[R]`` of the response tokens, under the current weights or the
-        reference model's; ``noise_seed``: see ``MegatronActor.log_probs``."""
-        shares = self._all("log_probs", ray.put(batch), reference, noise_seed)
-        return _assemble(shares, batch)
+        """Log-probs and entropies ``[R]`` of a batch that is not the step's, under the current
+        weights or the reference model's; ``noise_seed``: see ``MegatronActor.shard_log_probs``."""
+        dealt = list(shards(batch, shard_settings(self.settings, self.layout.data_parallel)))
+        found = self._of_shares("log_probs", [ray.put(one) for one in dealt], reference, noise_seed)
+        return _assemble(found, [one.places for one in dealt], batch.response_lengths)
 
-    def update(
-        self, batch: TrainingBatch, settings: UpdateSettings, seed: int
-    ) -> tuple[UpdateResult, FirstMinibatch]:
-        """Optimizer steps from a batch.
+    def update(self, batch: TrainingBatch, settings: UpdateSettings, seed: int) -> UpdateResult:
+        """Optimizer steps from a batch with advantages; ``seed``: of the split into minibatches."""
+        self.begin_step(batch, settings, seed)
+        return self.step_update(settings, now=0)[0]
 
-        Returns:
-            The result, and what the policy gave for the first minibatch before any update.
+    # -- a step: each rank has its shard, and keeps it ------------------------------------------
+
+    def begin_step(self, sequences: Sequences, update: UpdateSettings, seed: int) -> None:
+        """Deal a step's sequences: each data-parallel rank gets its own, once.
+
+        Args:
+            sequences: To train on.
+            update: How many minibatches, and what a token weighs in their losses; a value model's
+                update is split in the same way.
+            seed: Of the split into minibatches.
         """
-        self.changed = True
-        results = self._all("update", ray.put(batch), settings, seed)
-        cut = minibatches(batch.group_ids.tolist(), settings.minibatches, seed)
-        part = batch.select(cut[0])
-        log_probs, entropy = _assemble([result.values for result in results], part)
-        first = FirstMinibatch(part, log_probs, entropy)
-        return dataclasses.replace(results[0], values=None), first
-
-    def values(self, batch: TrainingBatch) -> Tensor:
-        """The value model's ``[R]`` values before the response tokens."""
-        shares = [share for share in self._all("values", ray.put(batch)) if share is not None]
-        total = int(batch.response_lengths.sum())
-        rows = torch.cat([share.response_rows for share in shares])
-        return _scatter(rows, torch.cat([share.values for share in shares]), total)
-
-    def update_values(
-        self, batch: TrainingBatch, settings: ValueUpdateSettings, seed: int
-    ) -> list[dict[str, float]]:
-        """Optimizer steps of the value model; metrics of each minibatch."""
-        results: list[list[dict[str, float]]] = self._all(
-            "update_values", ray.put(batch), settings, seed
+        self._shares = []
+        refs = []
+        settings = shard_settings(self.settings, self.layout.data_parallel, update, seed)
+        for shard in shards(sequences, settings):
+            refs.append(ray.put(shard))
+            self._shares.append(shard.places)
+        self._get(
+            [w.begin_step.remote(refs[i]) for w, i in zip(self._workers, self._dp, strict=True)],
+            "begin_step",
         )
-        return results[0]
+
+    def step_log_probs(self, now: int) -> Alignment:
+        """Compute the old policy's log-probs; see ``RankStep.log_probs``."""
+        return Alignment.joined([one for one in self._all("step_log_probs", now) if one])
+
+    def step_reference_log_probs(self) -> None:
+        """Compute the reference model's log-probs."""
+        self._all("step_reference_log_probs")
+
+    def step_values(self) -> None:
+        """Compute the value model's values."""
+        self._all("step_values")
+
+    def step_finish(
+        self, settings: TokenSettings, advantages: SequenceAdvantages | None
+    ) -> TokenFigures:
+        """Compute policy factors and advantages; see ``RankStep.finish``.
+
+        Args:
+            settings: What to compute.
+            advantages: Of all sequences of the step.
+        """
+        of_shares = [
+            None if advantages is None else advantages.select(places) for places in self._shares
+        ]
+        refs = [
+            worker.step_finish.remote(settings, of_shares[i])
+            for worker, i in zip(self._workers, self._dp, strict=True)
+        ]
+        found = [one for one in self._get(refs, "step_finish") if one is not None]
+        totals = [one.correction for one in found if one.correction is not None]
+        return TokenFigures(
+            any(one.any_advantage for one in found),
+            functools.reduce(operator.add, totals) if totals else None,
+        )
+
+    def step_update(
+        self, settings: UpdateSettings, now: int
+    ) -> tuple[UpdateResult, Alignment | None]:
+        """Optimizer steps of the policy; see ``RankStep.update``."""
+        self.changed = True
+        found = [one for one in self._all("update", settings, now) if one[0] is not None]
+        alignments = [alignment for _, alignment in found if alignment is not None]
+        result: UpdateResult = found[0][0]
+        return result, Alignment.joined(alignments) if alignments else None
+
+    def step_update_values(
+        self, settings: ValueUpdateSettings
+    ) -> tuple[list[dict[str, float]], Moments]:
+        """Optimizer steps of the value model; metrics of each minibatch, and what values and
+        returns were before."""
+        found = [one for one in self._all("update_values", settings) if one is not None]
+        return found[0][0], functools.reduce(operator.add, [moments for _, moments in found])
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """Let the reference model go a share of the way to the policy; see ``MegatronActor``."""
@@ -279,6 +321,16 @@ class ActorGroup:
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         return self._get([getattr(w, method).remote(*arguments) for w in self._workers], method)
 
+    def _of_shares(self, method: str, refs: Sequence[Any], *arguments: Any) -> list[Any]:
+        """Results of the ranks that report, by data-parallel rank; each has its share's ref."""
+        calls = [
+            getattr(worker, method).remote(refs[i], *arguments)
+            for worker, i in zip(self._workers, self._dp, strict=True)
+        ]
+        found = zip(self._dp, self._get(calls, method), strict=True)
+        by_rank = {i: result for i, result in found if result is not None}
+        return [by_rank[i] for i in range(len(refs))]
+
     def _get(self, refs: list[Any], method: str = "start") -> list[Any]:
         """Results in order of rank. The first rank to fail speaks, for the others only wait for it;
         but one whose process ended speaks before those that lost it in a collective."""
@@ -329,20 +381,22 @@ def _first_dead(refs: list[Any]) -> tuple[Any, RayActorError] | None:
     return None
 
 
-def _assemble(shares: list[TokenValues | None], batch: TrainingBatch) -> tuple[Tensor, Tensor]:
+def _assemble(
+    shares: Sequence[TokenValues], places: Sequence[Tensor], response_lengths: Tensor
+) -> tuple[Tensor, Tensor]:
     """Put the data-parallel shares in the batch's order; each token has to come exactly once."""
-    present = [share for share in shares if share is not None]
-    rows = torch.cat([share.response_rows for share in present])
-    total = int(batch.response_lengths.sum())
-    log_probs = _scatter(rows, torch.cat([share.log_probs for share in present]), total)
-    return log_probs, _scatter(rows, torch.cat([share.entropy for share in present]), total)
+    rows = torch.cat([response_rows(one, response_lengths) for one in places])
+    total = int(response_lengths.sum())
+    log_probs = _scatter(rows, torch.cat([share.log_probs for share in shares]), total)
+    return log_probs, _scatter(rows, torch.cat([share.entropy for share in shares]), total)
 
 
 def _scatter(rows: Tensor, values: Tensor, total: int) -> Tensor:
-    if rows.numel() != total or int(torch.bincount(rows, minlength=total).max()) != 1:
+    once = rows.numel() == total and int(torch.bincount(rows, minlength=total).max()) == 1
+    if not once or values.numel() != total:
         raise ActorError(
-            f"{rows.numel()} token values came back for {total} response tokens: some are missing "
-            "or double"
+            f"{values.numel()} token values came back for {total} response tokens: some are "
+            "missing or double"
         )
     placed = torch.empty(total)
     placed[rows] = values

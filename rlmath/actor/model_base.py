@@ -1,13 +1,12 @@
 """What the models that a rank trains have in common: the policy and the value model.
 
-What a rank does follows from its place in the layout and from the batch: every rank receives the
-whole batch, computes the same split of it and takes its share, so the ranks need not agree on
-anything.
+What a rank does follows from its place in the layout and from its shard of the step
+(``rlmath.batching.shards``), which is dealt before: the ranks need not agree on anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -15,11 +14,15 @@ from torch import Tensor
 
 from rlmath.actor.model import build_model
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
-from rlmath.actor.packing import PackedMicroBatch, pack_share
+from rlmath.actor.packing import PackedMicroBatch, pack
 from rlmath.actor.schedule import OnOutput, run_schedule
-from rlmath.actor.settings import ActorSettings, UpdateSettings, ValueUpdateSettings
-from rlmath.algorithms.aggregation import token_weights
-from rlmath.batching import minibatches
+from rlmath.actor.settings import (
+    ActorSettings,
+    UpdateSettings,
+    ValueUpdateSettings,
+    shard_settings,
+)
+from rlmath.batching.shards import Shard, Share, shards
 from rlmath.checkpoint.state import ModelState
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
@@ -97,29 +100,23 @@ class RankModel:
 
     # -- what subclasses build an update from ---------------------------------------------------
 
-    def split(
-        self, batch: TrainingBatch, settings: UpdateSettings | ValueUpdateSettings, seed: int
-    ) -> Iterator[TrainingBatch]:
-        """The batch as minibatches, one per optimizer step, each made when it is needed."""
-        for members in minibatches(batch.group_ids.tolist(), settings.minibatches, seed):
-            yield batch.select(members)
+    def shard_of(
+        self,
+        batch: TrainingBatch,
+        update: UpdateSettings | ValueUpdateSettings | None = None,
+        seed: int = 0,
+    ) -> Shard:
+        """This rank's shard of a batch that all ranks have."""
+        data_parallel = self.layout.data_parallel
+        settings = shard_settings(self.settings, data_parallel, update, seed)
+        return next(shards(batch, settings, only=self.dp_rank))
 
-    def token_weights(
-        self, batch: TrainingBatch, settings: UpdateSettings | ValueUpdateSettings
-    ) -> Tensor:
-        """``[R]`` weights of a minibatch's tokens in its loss; their denominator is global."""
-        return token_weights(
-            settings.aggregation,
-            batch.loss_mask,
-            batch.response_lengths,
-            batch.group_ids,
-            constant_length=settings.constant_length,
-        )
-
-    def micro_batches(self, batch: TrainingBatch) -> list[PackedMicroBatch]:
-        """This rank's data-parallel share of a batch."""
-        budget = self.settings.max_tokens_per_microbatch
-        return pack_share(batch, self.layout, self.dp_rank, self.cp_rank, budget, self.platform)
+    def micro_batches(self, share: Share) -> list[PackedMicroBatch]:
+        """A share's micro-batches, packed."""
+        return [
+            pack(share.batch, one, self.platform, self.layout, self.cp_rank)
+            for one in share.micro_batches
+        ]
 
     def forward(self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]) -> list[T]:
         """Run the model without gradients; see :func:`run_schedule`."""
@@ -140,6 +137,25 @@ class RankModel:
         flat = mine.new_empty(dist.get_world_size() * mine.numel())
         dist.all_gather_into_tensor(flat, mine)
         return flat.view(-1, mine.numel()).cpu()
+
+    def gather(self, mine: Tensor) -> Tensor:
+        """``[data-parallel ranks, n]`` on the CPU, from ``[n]`` of each; see ``Peers``."""
+        from megatron.core import parallel_state
+
+        mine = mine.to(self.platform.torch_device)
+        ranks = self.layout.data_parallel
+        flat = mine.new_empty(ranks * mine.numel())
+        group = parallel_state.get_data_parallel_group()
+        dist.all_gather_into_tensor(flat, mine, group=group)
+        return flat.view(ranks, -1).cpu()
+
+    def add(self, mine: Tensor) -> Tensor:
+        """``[n]`` on the CPU, the sum of ``[n]`` of each data-parallel rank; see ``Peers``."""
+        from megatron.core import parallel_state
+
+        total = mine.to(self.platform.torch_device, copy=True)
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        return total.cpu()
 
     def gradient_norm(self) -> float:
         """Norm of the minibatch's gradient, over all ranks. Call once, after the backward pass."""

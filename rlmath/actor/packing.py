@@ -15,7 +15,6 @@ from rlmath.actor.context import (
     context_share,
     own_positions,
 )
-from rlmath.batching import assign
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import MicroBatch, TrainingBatch
@@ -50,21 +49,6 @@ class PackedMicroBatch:
     response_rows: Tensor
     context: ContextShare | None = None
     num_sequences: int | None = None
-
-
-def pack_share(
-    batch: TrainingBatch,
-    layout: Layout,
-    dp_rank: int,
-    cp_rank: int,
-    max_tokens_per_microbatch: int,
-    platform: Platform,
-) -> list[PackedMicroBatch]:
-    """A data-parallel share of the batch, in micro-batches."""
-    shares = assign(
-        batch.sequence_lengths.tolist(), layout.data_parallel, max_tokens_per_microbatch
-    )
-    return [pack(batch, one, platform, layout, cp_rank) for one in shares[dp_rank]]
 
 
 def pack(

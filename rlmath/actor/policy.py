@@ -23,6 +23,7 @@ from rlmath.algorithms.early_stop import Decision, decide
 from rlmath.algorithms.losses import LossInputs, LossOutput, metric_means
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching.shards import Shard, Share, response_rows
 from rlmath.checkpoint.optimizer_state import clear_optimizer_state
 from rlmath.checkpoint.state import ModelState
 from rlmath.device import Platform
@@ -54,11 +55,31 @@ class MegatronActor(RankModel):
 
     # -- log-probs ------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def log_probs(
         self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
     ) -> TokenValues | None:
-        """Log-probs and entropies of the batch's response tokens.
+        """Log-probs and entropies of the response tokens of a batch that all ranks have.
+
+        Args:
+            reference: See ``shard_log_probs``.
+            noise_seed: See ``shard_log_probs``.
+
+        Returns:
+            This data-parallel rank's values on the rank that reports, else ``None``; rows count in
+            the batch.
+        """
+        shard = self.shard_of(batch)
+        found = self.shard_log_probs(shard, reference, noise_seed)
+        if found is None or not self.reports:
+            return None
+        rows = response_rows(shard.places, batch.response_lengths)
+        return dataclasses.replace(found, response_rows=rows)
+
+    @torch.no_grad()
+    def shard_log_probs(
+        self, shard: Shard, reference: bool = False, noise_seed: int | None = None
+    ) -> TokenValues | None:
+        """Log-probs and entropies of the shard's response tokens.
 
         Args:
             reference: Under the reference model's weights instead of the current ones.
@@ -66,16 +87,16 @@ class MegatronActor(RankModel):
                 :func:`rlmath.actor.rounding_noise.rounding_noise`.
 
         Returns:
-            This data-parallel share's values on the rank that reports, else ``None``.
+            The values in the shard's order, on all ranks of the last stage; else ``None``.
         """
-        micro_batches = self.micro_batches(batch)
+        micro_batches = self.micro_batches(shard.whole())
         with contextlib.ExitStack() as stack:
             if reference:
                 stack.enter_context(self._reference_weights())
             if noise_seed is not None:
                 stack.enter_context(rounding_noise(self.module, noise_seed))
             values = self.forward(micro_batches, self._of_log_probs(_keep_values))
-        return _concatenate(values) if self.reports else None
+        return _concatenate(values) if self.is_last_stage else None
 
     @contextlib.contextmanager
     def _reference_weights(self) -> Iterator[None]:
@@ -103,19 +124,24 @@ class MegatronActor(RankModel):
     # -- update ---------------------------------------------------------------------------------
 
     def update(self, batch: TrainingBatch, settings: UpdateSettings, seed: int) -> UpdateResult:
-        """Optimizer steps from a batch, one per minibatch.
+        """Optimizer steps from a batch that all ranks have; ``seed``: of the split into
+        minibatches."""
+        return self.update_shard(self.shard_of(batch, settings, seed), settings)
 
-        Without ``batch.old_log_probs`` the current policy is its own old policy (the ratio is 1);
+    def update_shard(self, shard: Shard, settings: UpdateSettings) -> UpdateResult:
+        """Optimizer steps from the ranks' shards of a step, one per minibatch.
+
+        Without ``old_log_probs`` the current policy is its own old policy (the ratio is 1);
         that is exact for the first minibatch only, so ``settings.minibatches`` must be 1.
 
         Args:
-            batch: With advantages; the same on all ranks.
+            shard: With advantages; only ranks of the last stage read the values of tokens.
             settings: The algorithm.
-            seed: Of the split into minibatches.
 
         Raises:
             ValueError: No advantages, or several minibatches without old log-probs.
         """
+        batch = shard.batch
         if batch.advantages is None:
             raise ValueError("the batch has no advantages, which an update needs")
         if batch.old_log_probs is None and settings.minibatches != 1:
@@ -127,25 +153,25 @@ class MegatronActor(RankModel):
         stopped: dict[int, str] = {}
         clamped: dict[int, str] = {}
         first: TokenValues | None = None
-        for index, minibatch in enumerate(self.split(batch, settings, seed)):
+        for index, minibatch in enumerate(shard.shares()):
             if stopped and settings.early_stop_rest:
                 stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
                 continue
             one, decision, values, farthest = self._update_minibatch(minibatch, settings)
             first = values if index == 0 else first
             if one["log_ratio_clamped_count"]:
-                clamped[index] = say_clamped(one, farthest, minibatch)
+                clamped[index] = say_clamped(one, farthest)
             metrics.append(one)
             if decision.kind == "early_stop":
                 stopped[index] = decision.reason
         return UpdateResult(metrics, stopped, first, clamped)
 
     def _update_minibatch(
-        self, batch: TrainingBatch, settings: UpdateSettings
+        self, share: Share, settings: UpdateSettings
     ) -> tuple[dict[str, float], Decision, TokenValues | None, Farthest]:
         """One optimizer step, unless the minibatch has to be discarded."""
-        names = MetricNames.of(settings.objective, batch.ref_log_probs is not None)
-        micro_batches = self.micro_batches(batch)
+        names = MetricNames.of(settings.objective, share.batch.ref_log_probs is not None)
+        micro_batches, batch = self.micro_batches(share), share.batch
         fields = LossFields(
             micro_batches,
             self.platform.torch_device,
@@ -154,14 +180,14 @@ class MegatronActor(RankModel):
                 "engine_log_probs": batch.engine_log_probs,
                 "advantages": batch.advantages,
                 "mask": batch.loss_mask,
-                "weights": self.token_weights(batch, settings),
+                "weights": share.weights,
                 "policy_factors": batch.policy_factors,
                 "ref_log_probs": batch.ref_log_probs,
             },
         )
         objective = policy_loss(fields, settings.objective)
         outcomes = self.forward_backward(micro_batches, self._of_log_probs(objective))
-        sums, maxima, farthest = self._totals(outcomes, names)
+        sums, maxima, farthest = self._totals(outcomes, names, share)
         grad_norm = self.gradient_norm()
         decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
         lr = self.finish_minibatch(decision.discard)
@@ -169,7 +195,7 @@ class MegatronActor(RankModel):
         metrics["grad_norm"] = grad_norm
         metrics["lr"] = lr
         metrics["discarded"] = float(decision.discard)
-        kept = _concatenate([v for _, v in outcomes]) if self.reports else None
+        kept = _concatenate([v for _, v in outcomes]) if self.is_last_stage else None
         return metrics, decision, kept, farthest
 
     def _of_log_probs(self, function: OnLogProbs[T]) -> OnOutput[T]:
@@ -181,7 +207,10 @@ class MegatronActor(RankModel):
         )
 
     def _totals(
-        self, outcomes: Sequence[tuple[LossOutput, TokenValues]], names: MetricNames
+        self,
+        outcomes: Sequence[tuple[LossOutput, TokenValues]],
+        names: MetricNames,
+        share: Share,
     ) -> tuple[dict[str, float], dict[str, float], Farthest]:
         """Sums, maxima and the farthest token of the minibatch, over micro-batches and ranks, from
         one all-gather."""
@@ -191,19 +220,21 @@ class MegatronActor(RankModel):
         if self.reports and outcomes:
             outputs = [output for output, _ in outcomes]
             for output, values in outcomes:
-                farthest = max(farthest, Farthest.of(output, values.response_rows), key=abs)
-            for own in _stacked([output.metric_sums for output in outputs], names.sums):
-                sums += own
-            for own in _stacked([output.metric_maxima for output in outputs], names.maxima):
+                own = Farthest.of(output, values.response_rows, share)
+                farthest = max(farthest, own, key=abs)
+            for row in _stacked([output.metric_sums for output in outputs], names.sums):
+                sums += row
+            for row in _stacked([output.metric_maxima for output in outputs], names.maxima):
                 # torch.maximum keeps NaN, which has to be seen.
-                maxima = torch.maximum(maxima, own)
+                maxima = torch.maximum(maxima, row)
         own_farthest = torch.tensor(dataclasses.astuple(farthest), dtype=torch.float64)
         gathered = self.all_gather(torch.cat([sums, maxima, own_farthest]))
-        total, top, far = gathered.split([len(names.sums), len(names.maxima), 2], dim=1)
+        widths = [len(names.sums), len(names.maxima), own_farthest.numel()]
+        total, top, far = gathered.split(widths, dim=1)
         return (
             dict(zip(names.sums, total.sum(0).tolist(), strict=True)),
             dict(zip(names.maxima, top.amax(0).tolist(), strict=True)),
-            max((Farthest(row, ratio) for row, ratio in far.tolist()), key=abs),
+            max((Farthest(*row) for row in far.tolist()), key=abs),
         )
 
 

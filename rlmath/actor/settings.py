@@ -3,12 +3,13 @@ seconds, and the driver has no use for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching.shards import ShardSettings
 from rlmath.config.actor import ActorConfig
 from rlmath.config.algorithm import AlgorithmConfig
 from rlmath.config.optimizer import OptimizerConfig
@@ -84,10 +85,10 @@ class ValueUpdateSettings:
 
 @dataclass(frozen=True)
 class TokenValues:
-    """Values of response tokens that one data-parallel share computed.
+    """Values of the response tokens of a micro-batch, or of all that a rank has.
 
     Attributes:
-        response_rows: ``[r]`` int64, which of the batch's ``R`` response tokens they are.
+        response_rows: ``[r]`` int64, which of the ``R`` response tokens they are.
         log_probs: ``[r]`` float32.
         entropy: ``[r]`` float32, in nats.
     """
@@ -95,6 +96,29 @@ class TokenValues:
     response_rows: Tensor
     log_probs: Tensor
     entropy: Tensor
+
+
+def shard_settings(
+    actor: ActorSettings,
+    data_parallel: int,
+    update: UpdateSettings | ValueUpdateSettings | None = None,
+    seed: int = 0,
+) -> ShardSettings:
+    """How sequences are dealt to ranks.
+
+    Args:
+        update: The update that they are for; ``None``: there is none.
+        seed: Of the split into minibatches.
+    """
+    settings = ShardSettings(data_parallel, actor.max_tokens_per_microbatch, seed=seed)
+    if update is None:
+        return settings
+    return replace(
+        settings,
+        minibatches=update.minibatches,
+        aggregation=update.aggregation,
+        constant_length=update.constant_length,
+    )
 
 
 @dataclass(frozen=True)
@@ -107,11 +131,11 @@ class UpdateResult:
             gradient is exactly 0 is discarded as well, without a word: nothing is wrong with it.)
         clamped: What was said of each minibatch with tokens whose log-ratio was clamped, by its
             index.
-        values: On the ranks that report (last stage, tensor rank 0): what the policy gave for the
-            first minibatch, before any update; rows count in that minibatch.
+        first: On ranks of the last stage: what the policy gave for the rank's sequences of the
+            first minibatch, before any update, in the shard's order.
     """
 
     minibatches: list[dict[str, float]]
     early_stopped: dict[int, str]
-    values: TokenValues | None
+    first: TokenValues | None
     clamped: dict[int, str] = field(default_factory=dict)

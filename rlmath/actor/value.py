@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,20 +21,8 @@ from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.schedule import OnOutput
 from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.algorithms.value import value_losses
+from rlmath.batching.shards import Shard, Share
 from rlmath.types import TrainingBatch
-
-
-@dataclass(frozen=True)
-class ShareOfValues:
-    """Values before the response tokens of one data-parallel share.
-
-    Attributes:
-        response_rows: ``[r]`` int64, which of the batch's ``R`` response tokens they are.
-        values: ``[r]`` float32, in units of the reward.
-    """
-
-    response_rows: Tensor
-    values: Tensor
 
 
 class ValueHead(nn.Module):
@@ -78,45 +65,42 @@ class ValueModel(RankModel):
         return module
 
     @torch.no_grad()
-    def values(self, batch: TrainingBatch) -> ShareOfValues | None:
-        """Values before each response token of the batch.
+    def shard_values(self, shard: Shard) -> Tensor | None:
+        """Values before each response token of the shard.
 
         Returns:
-            This data-parallel share's on the rank that reports, else ``None``.
+            ``[R]`` float32 in units of the reward and in the shard's order, on all ranks of the
+            last stage; else ``None``.
         """
 
-        def keep(one: PackedMicroBatch, output: Tensor) -> tuple[Tensor, ShareOfValues]:
+        def keep(one: PackedMicroBatch, output: Tensor) -> tuple[Tensor, Tensor]:
             values = _at_rows(one, output)
-            return values.sum(), ShareOfValues(one.response_rows, values)
+            return values.sum(), values
 
-        kept = self.forward(self.micro_batches(batch), keep)
-        if not self.reports:
-            return None
-        return ShareOfValues(
-            torch.cat([one.response_rows for one in kept]),
-            torch.cat([one.values for one in kept]).cpu(),
-        )
+        kept = self.forward(self.micro_batches(shard.whole()), keep)
+        return torch.cat(kept).cpu() if self.is_last_stage else None
 
     def update(
         self, batch: TrainingBatch, settings: ValueUpdateSettings, seed: int
     ) -> list[dict[str, float]]:
-        """Optimizer steps towards the batch's returns, one per minibatch.
+        """Optimizer steps from a batch that all ranks have; ``seed``: of the split into
+        minibatches."""
+        return self.update_shard(self.shard_of(batch, settings, seed), settings)
+
+    def update_shard(self, shard: Shard, settings: ValueUpdateSettings) -> list[dict[str, float]]:
+        """Optimizer steps towards the returns of the ranks' shards, one per minibatch.
 
         Args:
-            batch: With ``values`` and ``returns``; the same on all ranks.
+            shard: With ``values`` and ``returns``; only ranks of the last stage read them.
             settings: The loss.
-            seed: Of the split into minibatches.
 
         Returns:
             Metrics of each minibatch, equal on all ranks.
         """
-        return [self._update_minibatch(one, settings) for one in self.split(batch, settings, seed)]
+        return [self._update_minibatch(one, settings) for one in shard.shares()]
 
-    def _update_minibatch(
-        self, batch: TrainingBatch, settings: ValueUpdateSettings
-    ) -> dict[str, float]:
-        assert batch.values is not None and batch.returns is not None
-        micro_batches = self.micro_batches(batch)
+    def _update_minibatch(self, share: Share, settings: ValueUpdateSettings) -> dict[str, float]:
+        batch, micro_batches = share.batch, self.micro_batches(share)
         fields = LossFields(
             micro_batches,
             self.platform.torch_device,
@@ -124,7 +108,7 @@ class ValueModel(RankModel):
                 "old": batch.values,
                 "returns": batch.returns,
                 "mask": batch.loss_mask,
-                "weights": self.token_weights(batch, settings),
+                "weights": share.weights,
             },
         )
         kept = self.forward_backward(micro_batches, value_loss(fields, settings))

@@ -6,14 +6,16 @@ import gc
 import logging
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
-from rlmath.types import TrainingBatch
 from rlmath.utils.child_processes import end_with_parent
 from rlmath.utils.paused_collector import paused_collector
+
+if TYPE_CHECKING:
+    from rlmath.batching.shards import Shard
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +54,12 @@ class ActorWorker:
         meeting_place: tuple[str, int],
         seed: int,
         num_threads: int,
-    ) -> None:
-        """Join the other ranks and load this one's part of the model. Collective."""
+    ) -> int:
+        """Join the other ranks and load this one's part of the model. Collective.
+
+        Returns:
+            This rank's data-parallel rank.
+        """
         with paused_collector():
             from rlmath.device import choose_platform
 
@@ -72,26 +78,48 @@ class ActorWorker:
                 self.value_model = ValueModel(settings.value, layout, platform)
         self.platform = platform
         self.connection: Any = None
+        data_parallel_rank: int = self.actor.dp_rank
+        return data_parallel_rank
 
-    def log_probs(self, batch: TrainingBatch, reference: bool, noise_seed: int | None) -> Any:
-        """See :meth:`rlmath.actor.policy.MegatronActor.log_probs`."""
-        return self.actor.log_probs(batch, reference, noise_seed)
+    def log_probs(self, shard: Shard, reference: bool, noise_seed: int | None) -> Any:
+        """Values of a shard that is not the step's, from the rank that reports; see
+        :meth:`rlmath.actor.policy.MegatronActor.shard_log_probs`."""
+        values = self.actor.shard_log_probs(shard, reference, noise_seed)
+        return values if self.actor.reports else None
 
-    def update(self, batch: TrainingBatch, settings: Any, seed: int) -> Any:
-        """See :meth:`rlmath.actor.policy.MegatronActor.update`."""
+    def begin_step(self, shard: Shard) -> None:
+        """Keep this rank's shard of a step for all calls of that step."""
+        from rlmath.actor.rank_step import RankStep
+
+        self.step = RankStep(self.actor, self.value_model, shard)
+
+    def step_log_probs(self, now: int) -> Any:
+        """See :meth:`rlmath.actor.rank_step.RankStep.log_probs`."""
+        return self.step.log_probs(now)
+
+    def step_reference_log_probs(self) -> None:
+        """See :meth:`rlmath.actor.rank_step.RankStep.reference_log_probs`."""
+        self.step.reference_log_probs()
+
+    def step_values(self) -> None:
+        """See :meth:`rlmath.actor.rank_step.RankStep.values`."""
+        self.step.values()
+
+    def step_finish(self, settings: Any, advantages: Any) -> Any:
+        """See :meth:`rlmath.actor.rank_step.RankStep.finish`."""
+        return self.step.finish(settings, advantages)
+
+    def update(self, settings: Any, now: int) -> Any:
+        """See :meth:`rlmath.actor.rank_step.RankStep.update`."""
         try:
-            return self.actor.update(batch, settings, seed)
+            return self.step.update(settings, now)
         finally:
             self.platform.release_cached_memory()
 
-    def values(self, batch: TrainingBatch) -> Any:
-        """See :meth:`rlmath.actor.value.ValueModel.values`."""
-        return self.value_model.values(batch)
-
-    def update_values(self, batch: TrainingBatch, settings: Any, seed: int) -> Any:
-        """See :meth:`rlmath.actor.value.ValueModel.update`."""
+    def update_values(self, settings: Any) -> Any:
+        """See :meth:`rlmath.actor.rank_step.RankStep.update_values`."""
         try:
-            return self.value_model.update(batch, settings, seed)
+            return self.step.update_values(settings)
         finally:
             self.platform.release_cached_memory()
 

@@ -15,22 +15,16 @@ from collections.abc import Callable
 from rlmath.algorithms.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
 
-# (mask [R] bool, sequence of each token [R], group of each token [R], N, constant_length) -> [R]
-_Kind = Callable[[Tensor, Tensor, Tensor, int, "int | None"], Tensor]
+# (unmasked tokens [N] float64, group of each sequence [N], constant_length) -> [N] float64
+_Kind = Callable[[Tensor, Tensor, "int | None"], Tensor]
 
 AGGREGATIONS: Registry[_Kind] = Registry("algorithm.aggregation")
 
 
-def token_weights(
-    kind: str,
-    loss_mask: Tensor,
-    response_lengths: Tensor,
-    group_ids: Tensor,
-    *,
-    constant_length: int | None = None,
-    dtype: torch.dtype | None = None,
+def sequence_weights(
+    kind: str, token_counts: Tensor, group_ids: Tensor, constant_length: int | None = None
 ) -> Tensor:
-    """Weight of each response token in the loss of an optimizer minibatch.
+    """Weight of each unmasked response token in the loss of an optimizer minibatch, by sequence.
 
     With ``m_t`` the mask, ``n_i`` the unmasked tokens of sequence ``i``, ``S`` the sequences that
     have any, ``P`` the groups (prompts) that have any, and ``L`` ``constant_length``:
@@ -46,81 +40,56 @@ def token_weights(
     ==================== ==================================  ====================================
 
     Sequences without an unmasked token (unscored, or masked because they were cut off) are not
-    counted. When no token is unmasked, all weights are 0.
+    counted. So the weights depend on ``n_i`` and the groups alone, and a rank that has a few of the
+    sequences needs no more than their weights.
 
     Args:
         kind: One of the above.
-        loss_mask: ``[R]`` bool, true for tokens that take part.
-        response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
+        token_counts: ``[N]`` unmasked response tokens of each sequence of the minibatch.
         group_ids: ``[N]`` int64.
         constant_length: Tokens, for ``seq_sum_constant`` alone; the response limit is the usual
             choice.
-        dtype: Of the result; ``None``: float32. The arithmetic is in float64.
 
     Returns:
-        ``[R]``, of the mask's device.
+        ``[N]`` float64; what it is for sequences without unmasked tokens, nobody reads.
 
     Raises:
         ValueError: Unknown kind, shapes that do not fit, or ``constant_length`` missing.
     """
     weigh = AGGREGATIONS.get(kind)
-    if int(response_lengths.sum()) != loss_mask.numel():
-        raise ValueError(
-            f"response_lengths add up to {int(response_lengths.sum())} tokens, but loss_mask has "
-            f"{loss_mask.numel()}"
-        )
-    if response_lengths.shape != group_ids.shape:
-        raise ValueError(
-            f"{response_lengths.numel()} response_lengths, but {group_ids.numel()} group_ids"
-        )
-    device = loss_mask.device
-    lengths = response_lengths.to(device)
-    n = lengths.numel()
-    sequence = torch.repeat_interleave(torch.arange(n, device=device), lengths)
-    group = torch.unique(group_ids.to(device), return_inverse=True)[1][sequence]
-    return weigh(loss_mask.bool(), sequence, group, n, constant_length).to(dtype or torch.float32)
-
-
-def _per(ids: Tensor, mask: Tensor, size: int) -> Tensor:
-    """``[size]`` float64, unmasked tokens of each id."""
-    counts = torch.zeros(size, dtype=torch.float64, device=mask.device)
-    return counts.index_add_(0, ids, mask.double())
+    if token_counts.shape != group_ids.shape:
+        raise ValueError(f"{token_counts.numel()} sequences, but {group_ids.numel()} group_ids")
+    groups = torch.unique(group_ids, return_inverse=True)[1]
+    return weigh(token_counts.double(), groups, constant_length)
 
 
 @AGGREGATIONS.register("token_mean")
-def _token_mean(mask: Tensor, seq: Tensor, group: Tensor, n: int, length: int | None) -> Tensor:
-    return mask.double() / mask.sum().clamp(min=1)
+def _token_mean(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
+    return (1.0 / counts.sum().clamp(min=1)).expand(counts.shape)
 
 
 @AGGREGATIONS.register("seq_mean_token_mean")
-def _seq_mean_token_mean(
-    mask: Tensor, seq: Tensor, group: Tensor, n: int, length: int | None
-) -> Tensor:
-    counts = _per(seq, mask, n)
-    return mask.double() / ((counts > 0).sum() * counts[seq]).clamp(min=1)
+def _seq_mean_token_mean(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
+    return 1.0 / ((counts > 0).sum() * counts).clamp(min=1)
 
 
 @AGGREGATIONS.register("seq_mean_token_sum")
-def _seq_mean_token_sum(
-    mask: Tensor, seq: Tensor, group: Tensor, n: int, length: int | None
-) -> Tensor:
-    return mask.double() / (_per(seq, mask, n) > 0).sum().clamp(min=1)
+def _seq_mean_token_sum(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
+    return (1.0 / (counts > 0).sum().clamp(min=1).double()).expand(counts.shape)
 
 
 @AGGREGATIONS.register("seq_sum_constant")
-def _seq_sum_constant(
-    mask: Tensor, seq: Tensor, group: Tensor, n: int, length: int | None
-) -> Tensor:
+def _seq_sum_constant(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
     if length is None or length < 1:
         raise ValueError(
             f"algorithm.aggregation = 'seq_sum_constant' needs a constant_length of at least 1 "
             f"token, not {length}; rollout.max_response_tokens is the usual choice"
         )
-    return _seq_mean_token_sum(mask, seq, group, n, None) / length
+    return _seq_mean_token_sum(counts, groups, None) / length
 
 
 @AGGREGATIONS.register("prompt_mean")
-def _prompt_mean(mask: Tensor, seq: Tensor, group: Tensor, n: int, length: int | None) -> Tensor:
+def _prompt_mean(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
     # There are at most as many groups as sequences.
-    counts = _per(group, mask, n)
-    return mask.double() / ((counts > 0).sum() * counts[group]).clamp(min=1)
+    totals = torch.zeros_like(counts).index_add_(0, groups, counts)
+    return 1.0 / ((totals > 0).sum() * totals[groups]).clamp(min=1)

@@ -23,7 +23,7 @@ papers' formulas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import Enum
 
 from rlmath.algorithms.mismatch import Mismatch
@@ -95,19 +95,54 @@ class CorrectionConfig:
 
 
 @dataclass(frozen=True)
+class CorrectionTotals:
+    """What a correction did; those of several ranks add up.
+
+    Attributes:
+        tokens: Unmasked tokens.
+        sequences: Sequences that have any.
+        rejected: Of the tokens, those that got 0.
+        vetoed: Sequences excluded by ``veto_below``.
+        truncated: Tokens whose weight was cut to the upper bound.
+        weight: Sum of the weights.
+    """
+
+    tokens: int
+    sequences: int
+    rejected: int
+    vetoed: int
+    truncated: int
+    weight: float
+
+    def __add__(self, other: CorrectionTotals) -> CorrectionTotals:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return CorrectionTotals(*(one + two for one, two in pairs))
+
+    def metrics(self) -> dict[str, float]:
+        """``rejected_tokens`` and ``vetoed_sequences`` (shares of the unmasked tokens and of
+        sequences that have any), ``truncated_tokens`` and ``mean_weight``."""
+        tokens = max(self.tokens, 1)
+        return {
+            "rejected_tokens": self.rejected / tokens,
+            "vetoed_sequences": self.vetoed / max(self.sequences, 1),
+            "truncated_tokens": self.truncated / tokens,
+            "mean_weight": self.weight / tokens,
+        }
+
+
+@dataclass(frozen=True)
 class Correction:
     """Weights of a batch.
 
     Attributes:
         weights: ``[R]``, of the log-probs' dtype, 0 at masked tokens.
         kind: The kind that was used, ``auto`` resolved.
-        metrics: ``rejected_tokens`` and ``vetoed_sequences`` (shares of the unmasked tokens and
-            of sequences that have any), ``truncated_tokens`` and ``mean_weight``.
+        totals: What was done.
     """
 
     weights: Tensor
     kind: CorrectionKind
-    metrics: dict[str, float]
+    totals: CorrectionTotals
 
 
 def choose(mismatch: Mismatch) -> tuple[CorrectionKind, str]:
@@ -204,14 +239,15 @@ def correct(
     keep = mask & inside & ~vetoed[ids]
     weights = torch.where(keep, weights, 0.0)
 
-    count = max(int(mask.sum()), 1)
     return Correction(
         weights=weights.to(trainer_log_probs.dtype),
         kind=kind,
-        metrics={
-            "rejected_tokens": float((mask & ~keep).sum()) / count,
-            "vetoed_sequences": float(vetoed.sum()) / max(int((tokens > 0).sum()), 1),
-            "truncated_tokens": float(truncated.sum()) / count,
-            "mean_weight": float(weights.sum()) / count,
-        },
+        totals=CorrectionTotals(
+            tokens=int(mask.sum()),
+            sequences=int((tokens > 0).sum()),
+            rejected=int((mask & ~keep).sum()),
+            vetoed=int(vetoed.sum()),
+            truncated=int(truncated.sum()),
+            weight=float(weights.sum()),
+        ),
     )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+from rlmath.algorithms.peers import ALONE, Peers
 from rlmath.utils.lazy_torch import Tensor, torch
+
+# Float32 numbers are compared by their bits, in two halves of as many values each.
+_HALF = 2**16
 
 
 def next_entropy_coef(
@@ -39,19 +43,23 @@ def active_entropy_coef(coef: float, entropy: float, target: float) -> float:
     return coef if entropy <= target else 0.0
 
 
-def top_entropy_mask(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
+def top_entropy_mask(entropy: Tensor, mask: Tensor, share: float, peers: Peers = ALONE) -> Tensor:
     """The unmasked tokens of highest entropy; the others have no policy loss.
 
     "Beyond the 80/20 rule" (arXiv:2506.01939): the gradient of the 20 % of tokens at which
     the reasoning forks is enough, or better than that of all. The threshold is taken over the
-    whole batch, so this has to be made before the batch is cut. It is a factor on the tokens'
-    weights in the policy term (``TrainingBatch.policy_factors``): the loss mask, and with it all
-    denominators and the other terms, stay what they are, as in the paper's equation.
+    whole step. It is a factor on the tokens' weights in the policy term
+    (``TrainingBatch.policy_factors``): the loss mask, and with it all denominators and the other
+    terms, stay what they are, as in the paper's equation.
+
+    The threshold is exact and the same however the tokens are spread over ranks: ranks add up how
+    many tokens have each upper half of a float's bits, and then each lower half.
 
     Args:
-        entropy: ``[R]``, in nats, of the policy that sampled.
+        entropy: ``[R]`` float32, in nats, of the policy that sampled.
         mask: ``[R]`` bool.
         share: Of the unmasked tokens, above 0 and at most 1.
+        peers: Whose tokens count as well.
 
     Returns:
         ``[R]`` bool, with ``ceil(share * unmasked)`` tokens, and more only when several have the
@@ -62,10 +70,27 @@ def top_entropy_mask(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
     """
     if not 0.0 < share <= 1.0:
         raise ValueError(f"share of top-entropy tokens = {share}: above 0 and at most 1 is needed")
-    values = entropy[mask]
-    if not values.numel():
+    keys = _sortable(entropy)
+    own = keys[mask]
+    total = int(peers.add(torch.tensor([own.numel()])))
+    if not total:
         return mask.clone()
     # Not one token more for a product such as 0.1 * 30, which is a little above 3.
-    keep = max(math.ceil(share * values.numel() - 1e-9), 1)
-    threshold = torch.kthvalue(values, values.numel() - keep + 1).values
-    return mask & (entropy >= threshold)
+    keep = max(math.ceil(share * total - 1e-9), 1)
+    upper, below = _bin_of(total - keep, own // _HALF, peers)
+    lower, _ = _bin_of(total - keep - below, own[own // _HALF == upper] % _HALF, peers)
+    return mask & (keys >= upper * _HALF + lower)
+
+
+def _sortable(values: Tensor) -> Tensor:
+    """``[R]`` int64 from 0 to 2^32, in the order of the float32 values."""
+    bits = values.float().contiguous().view(torch.int32).long()
+    return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits) + 2**31
+
+
+def _bin_of(place: int, bins: Tensor, peers: Peers) -> tuple[int, int]:
+    """The bin of the value at a place of the sorted values, and how many are in bins below."""
+    counts = peers.add(torch.bincount(bins.cpu(), minlength=_HALF))
+    ends = torch.cumsum(counts, 0)
+    found = int(torch.searchsorted(ends, place, right=True))
+    return found, int(ends[found] - counts[found])

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from itertools import repeat
+from operator import add
 
 from rlmath.utils.lazy_torch import Tensor, torch
+
+# Measured at once: each takes 50 bytes meanwhile.
+CHUNK_TOKENS = 2**18
 
 
 # Bins of d for quantiles: logarithmic in |d| on both sides of 0, 50 to a factor of ten, so that a
@@ -120,6 +125,14 @@ def measure(
             f"{trainer_log_probs.numel()} log-probs of the trainer, but "
             f"{engine_log_probs.numel()} of the engine"
         )
+    if trainer_log_probs.numel() > CHUNK_TOKENS:
+        chunks = zip(
+            trainer_log_probs.split(CHUNK_TOKENS),
+            engine_log_probs.split(CHUNK_TOKENS),
+            repeat(None) if mask is None else mask.split(CHUNK_TOKENS),
+            strict=False,
+        )
+        return reduce(add, (measure(*chunk) for chunk in chunks))
     d = trainer_log_probs.detach().double() - engine_log_probs.detach().double()
     if mask is not None:
         d = d[mask]

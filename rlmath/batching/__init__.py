@@ -2,8 +2,7 @@
 
     step --minibatches()--> minibatch --assign()--> rank --> micro-batch
 
-Pure Python on lengths and ids: no tensors, no ranks, so that every rank can work out the same cut
-for itself.
+``shards()`` lays out what each rank gets. The split follows from lengths, masks and ids alone.
 """
 
 from rlmath.batching.minibatches import minibatches

@@ -1,27 +1,89 @@
-"""From graded groups to the batch that the actor trains on."""
+"""From graded groups to the sequences that the actor trains on."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.filters import TruncatedRule, duplicates, handle_truncated
+from rlmath.algorithms.ragged import repeat
 from rlmath.types import GradedSample, Group, TrainingBatch
 
 
-def training_batch(
+@dataclass(frozen=True)
+class SampledSequences:
+    """The sequences of a step, as the samples that they are made of.
+
+    Only lengths and what else is one number a sequence is laid out. Tokens and log-probs are
+    copied once, into the batch of those who train on them.
+
+    Attributes:
+        samples: ``[N]``.
+        prompts: ``[N]`` int32 arrays.
+        prompt_lengths: ``[N]`` int64, in tokens.
+        response_lengths: ``[N]`` int64, in tokens.
+        group_ids: ``[N]`` int64; sequences of one problem share one.
+        weights_versions: ``[N]`` int64, of the engine that sampled.
+        rewards: ``[N]`` float32; 0 where nothing could score a sample.
+        takes_part: ``[N]`` bool, whether the sequence is in the loss.
+    """
+
+    samples: tuple[GradedSample, ...]
+    prompts: tuple[NDArray[np.int32], ...]
+    prompt_lengths: Tensor
+    response_lengths: Tensor
+    group_ids: Tensor
+    weights_versions: Tensor
+    rewards: Tensor
+    takes_part: Tensor
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def sequence_lengths(self) -> Tensor:
+        """``[N]`` int64, prompt and response together, in tokens."""
+        return self.prompt_lengths + self.response_lengths
+
+    @property
+    def loss_token_counts(self) -> Tensor:
+        """``[N]`` int64, response tokens of each sequence that take part in the loss."""
+        return torch.where(self.takes_part, self.response_lengths, 0)
+
+    def select(self, indices: Sequence[int]) -> TrainingBatch:
+        """The batch of these sequences, without advantages and log-probs of the actor."""
+        rows = torch.as_tensor(list(indices), dtype=torch.int64)
+        chosen = [(self.prompts[i], self.samples[i].sample) for i in rows.tolist()]
+        tokens = [piece for prompt, sample in chosen for piece in (prompt, sample.token_ids)]
+        responses = self.response_lengths[rows]
+        return TrainingBatch(
+            tokens=_concatenated(tokens, np.int32),
+            prompt_lengths=self.prompt_lengths[rows],
+            response_lengths=responses,
+            group_ids=self.group_ids[rows],
+            weights_versions=self.weights_versions[rows],
+            rewards=self.rewards[rows],
+            engine_log_probs=_concatenated([s.log_probs for _, s in chosen], np.float32),
+            loss_mask=repeat(self.takes_part[rows], responses),
+        )
+
+
+def sampled_sequences(
     groups: Sequence[Group],
     *,
     truncated: TruncatedRule,
     mask_duplicates: bool,
-) -> TrainingBatch:
-    """Concatenate the samples of all groups, without padding.
+) -> SampledSequences:
+    """The samples of all groups, in their order.
 
     A sample without a reward is kept, so that the batch keeps its size, but its tokens are masked.
 
@@ -31,15 +93,9 @@ def training_batch(
             in their group's statistics. (``penalize`` and ``scale`` are applied by
             ``apply_truncation_penalty``.)
         mask_duplicates: Mask later copies of the same response in a group.
-
-    Returns:
-        The batch, without advantages and without old and reference log-probs.
     """
-    samples = [sample for group in groups for sample in group.samples]
-    prompts = [group.problem.prompt_token_ids for group in groups for _ in group.samples]
-    group_ids = torch.tensor([i for i, group in enumerate(groups) for _ in group.samples])
+    samples = tuple(sample for group in groups for sample in group.samples)
     rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32)
-    responses = torch.tensor([len(s.sample.token_ids) for s in samples])
     takes_part = torch.tensor([s.reward is not None for s in samples])
     if truncated is TruncatedRule.mask:
         takes_part &= handle_truncated(rewards, _truncated(samples), truncated)[1]
@@ -50,23 +106,22 @@ def training_batch(
             for is_copy in duplicates([s.sample.token_ids for s in group.samples])
         ]
         takes_part &= ~torch.tensor(copies)
-    loss_mask = torch.repeat_interleave(takes_part, responses)
-    tokens = [
-        piece
-        for prompt, graded in zip(prompts, samples, strict=True)
-        for piece in (np.array(prompt, np.int32), graded.sample.token_ids)
-    ]
-    log_probs = np.concatenate([s.sample.log_probs for s in samples], dtype=np.float32)
-    return TrainingBatch(
-        tokens=torch.from_numpy(np.concatenate(tokens, dtype=np.int32)),
-        prompt_lengths=torch.tensor([len(p) for p in prompts]),
-        response_lengths=responses,
-        group_ids=group_ids,
+    of_groups = [np.array(group.problem.prompt_token_ids, np.int32) for group in groups]
+    group_ids = [i for i, group in enumerate(groups) for _ in group.samples]
+    return SampledSequences(
+        samples=samples,
+        prompts=tuple(of_groups[i] for i in group_ids),
+        prompt_lengths=torch.tensor([len(of_groups[i]) for i in group_ids]),
+        response_lengths=torch.tensor([len(s.sample.token_ids) for s in samples]),
+        group_ids=torch.tensor(group_ids),
         weights_versions=torch.tensor([s.sample.weights_version for s in samples]),
         rewards=rewards.nan_to_num(0.0),
-        engine_log_probs=torch.from_numpy(log_probs),
-        loss_mask=loss_mask,
+        takes_part=takes_part,
     )
+
+
+def _concatenated(arrays: Sequence[NDArray[Any]], dtype: Any) -> Tensor:
+    return torch.from_numpy(np.concatenate(arrays, dtype=dtype))
 
 
 def apply_truncation_penalty(

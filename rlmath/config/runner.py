@@ -49,6 +49,12 @@ class RunnerConfig:
         "such as [algorithm.loss,reward]; any other change of these is an error.",
     )
     samples_every: int = setting(1, "Write all samples to samples/ every N steps.", least=1)
+    samples_keep_gib: float | None = setting(
+        None,
+        "Remove the oldest steps' files in samples/ when they take more than this many GiB; null: "
+        "keep all. Evaluation's samples are always kept.",
+        above=0,
+    )
     tensorboard_samples: int = setting(
         4, "Sampled responses shown as text in TensorBoard per step.", least=0
     )

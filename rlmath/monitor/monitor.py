@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from rlmath.config.schema import RunnerConfig
 from rlmath.errors import printable
 from rlmath.monitor.files import to_json
 from rlmath.monitor.progress import ProgressDisplay
-from rlmath.monitor.samples import sample_as_text, write_samples
+from rlmath.monitor.samples import limit_samples, sample_as_text, write_samples
 from rlmath.monitor.timing import PhaseTimer
 from rlmath.monitor.writer import MetricsWriter
 from rlmath.types import Group
@@ -36,6 +37,8 @@ class Monitor:
         self._texts: dict[str, str] = {}
         self._tokens = 0
         self._choices: dict[str, str] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
+        self._writing: Future[None] | None = None
 
     def _phase_begins(self, name: str) -> None:
         self._display.phase(name)
@@ -54,17 +57,35 @@ class Monitor:
     def log_samples(self, step: int, groups: Sequence[Group], kind: str = "step") -> None:
         """Every sample to ``samples/``, and a few to TensorBoard with the step's metrics.
 
+        The file is written while the ranks compute; it is there when ``log_step`` returns.
+
         Args:
             kind: ``step`` for training's samples, ``eval`` or ``eval_<benchmark>`` for
                 evaluation's, which are all kept.
         """
         every = self._runner.samples_every
         if kind != "step" or (every and step % every == 0):
-            write_samples(self.run_dir, step, groups, kind=kind)
+            self.finish_samples()
+            self._writing = self._thread.submit(self._write_samples, step, groups, kind)
         tags = "rollout" if kind == "step" else kind.replace("_", "/", 1)
         for index, group in enumerate(groups[: self._runner.tensorboard_samples]):
             text = sample_as_text(group.problem, group.samples[0])
             self._texts[f"{tags}/sample_{index}"] = text
+
+    def _write_samples(self, step: int, groups: Sequence[Group], kind: str) -> None:
+        write_samples(self.run_dir, step, groups, kind=kind)
+        if self._runner.samples_keep_gib is not None:
+            limit_samples(self.run_dir, self._runner.samples_keep_gib)
+
+    def finish_samples(self) -> None:
+        """Wait for the file that is being written; raises what went wrong with it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """End the thread once what it writes is written."""
+        self._thread.shutdown(wait=True)
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """End a step: its metrics with the timings since the last one, shown and written.
@@ -72,6 +93,7 @@ class Monitor:
         Returns:
             What was written.
         """
+        self.finish_samples()
         timings = self.phase.finish_step()
         everything = {**metrics, **timings}
         if self._tokens:
@@ -122,4 +144,7 @@ def open_monitor(
         total_steps, (last_step or 0) + 1, live=runner.progress, line_every=line_every
     )
     with MetricsWriter(run_dir, last_step) as writer, display:
-        yield Monitor(Path(run_dir), writer, display, runner)
+        monitor = Monitor(Path(run_dir), writer, display, runner)
+        with contextlib.closing(monitor):
+            yield monitor
+            monitor.finish_samples()

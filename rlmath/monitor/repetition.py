@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlmath.types import Repetition
+
 # A response that has begun to repeat itself does so to its end, so its end is looked at.
 TAIL_BYTES = 4096
 TAIL_TOKENS = 1024
@@ -39,11 +41,13 @@ def repeated_ngrams(token_ids: Sequence[int] | NDArray[np.int32], n: int = NGRAM
     return 1.0 - len({data[size * i : size * (i + n)] for i in range(count)}) / count
 
 
-def is_repetitive(text: str, token_ids: Sequence[int] | NDArray[np.int32]) -> bool:
-    """Whether either measure is past its limit.
+def repetition(text: str, token_ids: Sequence[int] | NDArray[np.int32]) -> Repetition:
+    """Both measures, and whether either is past its limit.
 
     N-grams count from ``LEAST_BYTES`` tokens on: a short answer may well say a thing twice.
     """
-    return compression_ratio(text) > REPETITIVE_COMPRESSION or (
-        len(token_ids) >= LEAST_BYTES and repeated_ngrams(token_ids) > REPETITIVE_NGRAMS
+    ratio, ngrams = compression_ratio(text), repeated_ngrams(token_ids)
+    long = len(token_ids) >= LEAST_BYTES
+    return Repetition(
+        ratio, ngrams, ratio > REPETITIVE_COMPRESSION or (long and ngrams > REPETITIVE_NGRAMS)
     )

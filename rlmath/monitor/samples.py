@@ -62,6 +62,21 @@ def write_samples(
     return path
 
 
+def limit_samples(run_dir: str | Path, keep_gib: float) -> None:
+    """Remove the oldest steps' files while all of them take more than this; never the newest.
+
+    Evaluation's samples are kept.
+    """
+    files = sorted(Path(run_dir, FOLDER).glob("step_*.jsonl*"))
+    sizes = [path.stat().st_size for path in files]
+    left = sum(sizes)
+    for path, size in zip(files[:-1], sizes, strict=False):
+        if left <= keep_gib * 2**30:
+            return
+        path.unlink(missing_ok=True)
+        left -= size
+
+
 def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:
     """The rows of a file of :func:`write_samples`."""
     path = Path(path)

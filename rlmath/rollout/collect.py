@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
+from rlmath.monitor.repetition import repetition
 from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.scored import Partial
-from rlmath.types import Group, Problem, Sample
+from rlmath.types import Group, Problem, Repetition, Sample
 from rlmath.utils.futures import gather, resolve, when_all
 
 
@@ -31,6 +33,7 @@ class Grading:
         self._graded: dict[str, Future[Group]] = {}
         self._given: set[str] = set()
         self._pieces: dict[tuple[str, int], Future[Any]] = {}
+        self._repetition: dict[tuple[str, int], Repetition] = {}
 
     def expect(self, problems: Sequence[Problem]) -> None:
         """Problems whose samples will come; with their own ids."""
@@ -42,7 +45,13 @@ class Grading:
         """Begin to grade a sample; it answers a problem that was announced."""
         problem = self._problems[sample.problem_id]
         own = self._arrived[problem.id]
-        piece = self._run(lambda: self._rewards.prescore_group(problem, [sample]))
+
+        def look() -> list[Partial]:
+            found = repetition(sample.text, sample.token_ids)
+            self._repetition[problem.id, sample.index] = found
+            return self._rewards.prescore_group(problem, [sample])
+
+        piece = self._run(look)
         self._pieces[problem.id, sample.index] = piece
         own.append((sample, piece))
         if len(own) == self._group_size:
@@ -100,10 +109,18 @@ class Grading:
             )
             whole.add_done_callback(add_up)
 
-        def add_up(whole: Future[list[Partial]]) -> None:
-            resolve(
-                group, lambda: Group(problem, tuple(self._rewards.graded(samples, whole.result())))
+        def graded(whole: Future[list[Partial]]) -> Group:
+            found = self._rewards.graded(samples, whole.result())
+            return Group(
+                problem,
+                tuple(
+                    replace(one, repetition=self._repetition[problem.id, one.sample.index])
+                    for one in found
+                ),
             )
+
+        def add_up(whole: Future[list[Partial]]) -> None:
+            resolve(group, lambda: graded(whole))
 
         pieces.add_done_callback(compare)
         return group

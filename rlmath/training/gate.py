@@ -9,7 +9,6 @@ times farther away than that. Margins: docs/weights.md.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.mismatch import measure
+from rlmath.batching.shards import Sequences
 from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
 from rlmath.rollout.weight_sync import compare_weights
@@ -87,22 +88,24 @@ def limits(config: Config, noise: Noise) -> Limits:
     return Limits(1 + excess, largest)
 
 
-def probe(batch: TrainingBatch, now: int, least: int) -> list[int]:
+def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: int) -> list[int]:
     """Sequences of about ``PROBE_TOKENS`` tokens, evenly over those of the present weights.
 
     Args:
+        weights_versions: ``[N]`` int64, of the engines that sampled.
+        sequence_lengths: ``[N]`` int64, in tokens.
         now: The actor's weights version.
         least: Sequences that the ranks need, one for each data-parallel rank. If fewer are of
             the present weights, others are added.
 
     Returns:
-        Places in the batch, in its order; none if no sequence is of the present weights.
+        Places among the ``N``, in their order; none if no sequence is of the present weights.
     """
-    is_fresh = batch.weights_versions == now
+    is_fresh = weights_versions == now
     fresh: list[int] = torch.nonzero(is_fresh).flatten().tolist()
     if not fresh:
         return []
-    tokens = int(batch.sequence_lengths[is_fresh].sum())
+    tokens = int(sequence_lengths[is_fresh].sum())
     wanted = max(least, -(-PROBE_TOKENS * len(fresh) // tokens))
     if wanted <= len(fresh):
         return [fresh[place * len(fresh) // wanted] for place in range(wanted)]
@@ -130,9 +133,8 @@ class Gate:
     def check(
         self,
         session: Session,
-        log_probs: Tensor,
-        batch: TrainingBatch,
-        mean: float,
+        alignment: Alignment,
+        sequences: Sequences,
         *,
         step: int,
         updated: bool,
@@ -140,10 +142,9 @@ class Gate:
         """Judge the samples of the present weights.
 
         Args:
-            log_probs: ``[R]`` of the actor under the weights that sampled, in nats.
-            batch: With the rollout log-probs of the same tokens.
-            mean: Of exp|difference| over the tokens that the present weights sampled.
-            updated: The actor's weights have changed since ``log_probs`` were taken.
+            alignment: Of the actor under the weights that sampled, over some sequences of the step.
+            sequences: Of the step.
+            updated: The actor's weights have changed since the log-probs were taken.
 
         Returns:
             ``alignment/...``: the noise, and the difference as a multiple of it, at steps 1, 33,
@@ -155,37 +156,38 @@ class Gate:
                 gives.
         """
         config, now = session.config, session.sampling.pool.weights_version
-        chosen = probe(batch, now, session.layout.actor.data_parallel)
-        if not chosen:
+        order = alignment.places.argsort()
+        places, farthest = alignment.places[order], alignment.farthest[order]
+        versions = sequences.weights_versions[places]
+        lengths = sequences.sequence_lengths[places]
+        among = probe(versions, lengths, now, session.layout.actor.data_parallel)
+        if not among:
             return {}
-        fresh = _tokens_of(batch, batch.weights_versions == now)
-        probed = torch.zeros(len(batch), dtype=torch.bool)
-        probed[chosen] = True
-        among = _tokens_of(batch, probed) & fresh
-        difference = (log_probs - batch.engine_log_probs).abs()
-        largest = float(difference[among].nan_to_num(torch.inf).max())
+        chosen, fresh = places[among].tolist(), versions == now
+        mean = alignment.fresh.metrics()["mean_exp_abs_diff"]
+        largest = float(farthest[among, 0][fresh[among]].max())
         given = config.alignment.max_mean_exp_abs_diff is not None
         scheduled = (step - 1) % NOISE_EVERY == 0
         due = scheduled or self._noise is None or step - self._measured_at >= NOISE_EVERY
         if given:
             noise = Noise(0.0, 0.0)
         elif due or self._noise is None:
-            noise = self._measure(session, batch, chosen, step)
+            noise = self._measure(session, sequences, chosen, step)
         else:
             noise = self._noise
         allowed = limits(config, noise)
         last = self._explained_at
         explained = last is not None and 0 <= step - last < NOISE_EVERY
         if not given and not due and not explained and not _within(mean, largest, allowed):
-            noise = self._measure(session, batch, chosen, step)
+            noise = self._measure(session, sequences, chosen, step)
             allowed = limits(config, noise)
         if not _within(mean, largest, allowed):
-            worst = int(torch.where(fresh, difference, -1.0).nan_to_num(torch.inf).argmax())
+            worst = int(torch.where(fresh, farthest[:, 0], -1.0).argmax())
             if not explained:
                 self._explained_at = step
             raise AlignmentError(
-                _message(config, mean, largest, allowed, noise, int(fresh.sum()))
-                + _worst(log_probs, batch, worst)
+                _message(config, mean, largest, allowed, noise, alignment.fresh.tokens)
+                + _worst(int(places[worst]), farthest[worst])
                 + (f"See step {last} for where." if explained else _where(session, updated))
             )
         if given or not scheduled:
@@ -197,16 +199,11 @@ class Gate:
         }
 
     def _measure(
-        self, session: Session, batch: TrainingBatch, chosen: Sequence[int], step: int
+        self, session: Session, sequences: Sequences, chosen: Sequence[int], step: int
     ) -> Noise:
-        part = dataclasses.replace(batch.select(chosen), advantages=None)
-        self._noise = measure_noise(session.actor, part, seed=step)
+        self._noise = measure_noise(session.actor, sequences.select(chosen), seed=step)
         self._measured_at = step
         return self._noise
-
-
-def _tokens_of(batch: TrainingBatch, sequences: Tensor) -> Tensor:
-    return torch.repeat_interleave(sequences, batch.response_lengths)
 
 
 def _within(mean: float, largest: float, allowed: Limits) -> bool:
@@ -228,11 +225,11 @@ def _message(
     )
 
 
-def _worst(log_probs: Tensor, batch: TrainingBatch, token: int) -> str:
-    sequence = int((torch.cumsum(batch.response_lengths, 0) <= token).sum())
+def _worst(sequence: int, farthest: Tensor) -> str:
+    _, token, actor, engine = farthest.tolist()
     return (
-        f"; worst at response token {token}, in sequence {sequence} of the batch: actor "
-        f"{float(log_probs[token]):.4f}, engine {float(batch.engine_log_probs[token]):.4f}. "
+        f"; worst at response token {token:.0f} of sequence {sequence} of the batch: actor "
+        f"{actor:.4f}, engine {engine:.4f}. "
     )
 
 

@@ -18,7 +18,6 @@ from rlmath.monitor import Monitor
 
 if TYPE_CHECKING:
     from rlmath.actor.settings import UpdateResult
-    from rlmath.types import TrainingBatch
 
 # How far a mean over tokens may be from 1 or 0: the same forward pass on other micro-batches
 # rounds differently. Measured on CPU in float32: up to 3e-8.
@@ -30,14 +29,14 @@ class InvariantError(UserError):
 
 
 def check_invariants(
-    config: Config, batch: TrainingBatch, result: UpdateResult, step: int, monitor: Monitor
+    config: Config, any_advantage: bool, result: UpdateResult, step: int, monitor: Monitor
 ) -> None:
     """Check an update's metrics; ``alignment.on_fail`` decides between an error and a warning.
 
     Raises:
         InvariantError: An invariant is violated, with ``alignment.on_fail=stop``.
     """
-    broken = violations(config, batch, result, first_step=step == 1)
+    broken = violations(config, any_advantage, result, first_step=step == 1)
     if not broken:
         return
     message = f"step {step}: " + "; ".join(broken)
@@ -50,19 +49,17 @@ def check_invariants(
 
 
 def violations(
-    config: Config, batch: TrainingBatch, result: UpdateResult, first_step: bool
+    config: Config, any_advantage: bool, result: UpdateResult, first_step: bool
 ) -> list[str]:
     """A sentence for each invariant that an update violates.
 
     Args:
-        batch: Of the update, with advantages.
+        any_advantage: Whether any token's advantage is not 0.
         result: Its metrics, by minibatch.
         first_step: Whether the weights before it were the initial weights of the run.
     """
     algorithm = config.algorithm
     tolerance = TOLERANCE[config.model.dtype]
-    assert batch.advantages is not None
-    no_advantage = not batch.advantages.any()
     broken = []
     # Rollout log-probs may differ from the actor's; a minibatch that is not finite was discarded
     # with its own warning.
@@ -89,7 +86,7 @@ def violations(
                 "anything was learned"
             )
         terms = algorithm.kl_coef or algorithm.entropy_coef or algorithm.entropy_target is not None
-        if not terms and no_advantage and figures["grad_norm"]:
+        if not terms and not any_advantage and figures["grad_norm"]:
             broken.append(
                 f"the gradient norm of minibatch {index} is {figures['grad_norm']:.3g}, though "
                 "all advantages are 0 and the loss has no other term"

@@ -133,7 +133,7 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
     """One step of the loop with its evaluation, its log line and, when it is due, its checkpoint.
 
     Returns:
-        The batch, unless too few groups passed the filter.
+        See :func:`train_step`.
     """
     runner, every = training.session.config.runner, training.session.config.eval.every
     last = step == runner.steps
@@ -166,7 +166,7 @@ def export(training: Training, batch: TrainingBatch | None) -> None:
     """Write the trained model, the summary and the model card.
 
     Args:
-        batch: The last one, for checking the exported model; ``None``: it is not checked.
+        batch: A few sequences for checking the exported model; ``None``: it is not checked.
     """
     config, session = training.session.config, training.session
     run_dir = Path(config.runner.run_dir)

@@ -8,11 +8,12 @@ from statistics import stdev
 from typing import TYPE_CHECKING
 
 from rlmath.grading.result import STATUSES
-from rlmath.monitor.repetition import compression_ratio, is_repetitive, repeated_ngrams
-from rlmath.types import GradedSample, Group, TrainingBatch
+from rlmath.monitor.repetition import repetition
+from rlmath.types import GradedSample, Group
 
 if TYPE_CHECKING:
     from rlmath.actor.settings import UpdateResult
+    from rlmath.batching.from_groups import SampledSequences
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -26,6 +27,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     rewards = [s.reward for s in samples if s.reward is not None]
     judged = [s.correct for s in samples if s.correct is not None]
     lengths = [len(s.sample.token_ids) for s in samples]
+    # Seen when a sample is graded, while others are still generated.
+    found = [s.repetition or repetition(s.sample.text, s.sample.token_ids) for s in samples]
     metrics = {
         "rollout/rewards": _mean(rewards),
         **_standard_error(groups),
@@ -35,13 +38,9 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/response_length_max": float(max(lengths)),
         "rollout/truncated_share": _mean([s.sample.finish_reason == "length" for s in samples]),
         "rollout/truncated_groups_share": _mean([_all_truncated(g) for g in groups]),
-        "rollout/compression_ratio": _mean([compression_ratio(s.sample.text) for s in samples]),
-        "rollout/repeated_ngrams_share": _mean(
-            [repeated_ngrams(s.sample.token_ids) for s in samples]
-        ),
-        "rollout/repetitive_share": _mean(
-            [is_repetitive(s.sample.text, s.sample.token_ids) for s in samples]
-        ),
+        "rollout/compression_ratio": _mean([one.compression_ratio for one in found]),
+        "rollout/repeated_ngrams_share": _mean([one.repeated_ngrams for one in found]),
+        "rollout/repetitive_share": _mean([one.is_repetitive for one in found]),
         "rollout/equal_reward_groups_share": _mean([_all_equal(g.samples) for g in groups]),
         "rollout/solved_share": _mean([any(s.correct for s in g.samples) for g in groups]),
         "rollout/prompt_length": _mean([len(g.problem.prompt_token_ids) for g in groups]),
@@ -51,12 +50,13 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def batch_metrics(batch: TrainingBatch) -> dict[str, float]:
+def batch_metrics(sequences: SampledSequences) -> dict[str, float]:
     """Sizes of the step's batch."""
+    responses = int(sequences.response_lengths.sum())
     return {
-        "rollout/tokens": float(batch.tokens.numel()),
-        "rollout/response_tokens": float(batch.response_lengths.sum()),
-        "rollout/masked_tokens_share": 1.0 - float(batch.loss_mask.float().mean()),
+        "rollout/tokens": float(sequences.sequence_lengths.sum()),
+        "rollout/response_tokens": float(responses),
+        "rollout/masked_tokens_share": 1.0 - int(sequences.loss_token_counts.sum()) / responses,
     }
 
 

@@ -1,48 +1,45 @@
-"""From the groups of a step to the batch that its update trains on.
+"""From the groups of a step to shards on the ranks that are ready for the update.
 
-The batch is built without advantages. Passes over it add log-probs, values and correction factors,
-and the advantages come once, at the end, from everything that they depend on.
+The driver deals the sequences and holds what is one number a sequence. Passes over the shards add
+log-probs, values and correction factors on the ranks, and the advantages come once, at the end,
+from everything that they depend on.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from rlmath.algorithms.advantages import gae, token_advantages
-from rlmath.algorithms.advantages.whiten import whiten
-from rlmath.algorithms.entropy import top_entropy_mask
-from rlmath.algorithms.kl import kl_estimate
-from rlmath.algorithms.kl_control import kl_in_reward
-from rlmath.batching.from_groups import estimator_rewards, training_batch
+from rlmath.actor.rank_step import GaeSettings, TokenSettings
+from rlmath.algorithms.advantages import SequenceAdvantages, sequence_advantages
+from rlmath.algorithms.alignment import Alignment
+from rlmath.batching.from_groups import SampledSequences, estimator_rewards, sampled_sequences
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import Config, OldLogProbs
 from rlmath.monitor import Monitor
-from rlmath.training.algorithm_settings import advantage_settings
+from rlmath.training.algorithm_settings import advantage_settings, update_settings
 from rlmath.training.metrics import batch_metrics
-from rlmath.training.mismatch import apply_correction, check_mismatch
+from rlmath.training.mismatch import check_mismatch, choose_correction, correction_metrics
 from rlmath.training.passes import Passes
 from rlmath.training.session import Session
-from rlmath.types import Group, TrainingBatch
+from rlmath.types import Group
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch that is ready for the update.
+    """Sequences whose shards are ready for the update.
 
     Attributes:
-        batch: With advantages and all that the step's passes compute.
+        sequences: Of the step.
         metrics: Sizes, alignment, mismatch and correction.
+        any_advantage: Whether any token's advantage is not 0.
         entropy: Mean entropy of the tokens of the loss before the update, in nats; ``None``
             without a pass for the old log-probs.
     """
 
-    batch: TrainingBatch
+    sequences: SampledSequences
     metrics: dict[str, float]
+    any_advantage: bool
     entropy: float | None = None
 
 
@@ -54,7 +51,7 @@ def prepare(
     monitor: Monitor,
     step: int,
 ) -> Prepared:
-    """Build a step's batch, run the passes before its update, and compute its advantages.
+    """Deal a step's sequences, run the passes before its update, and compute its advantages.
 
     Args:
         kl_coef: This step's weight of a KL in the reward.
@@ -62,130 +59,79 @@ def prepare(
     Raises:
         AlignmentError: Engine and actor disagree; see :func:`check_mismatch`.
     """
+    config, actor = session.config, session.actor
+    alignment = None
     with monitor.phase("advantage"):
-        batch = build_batch(session.config, groups)
-        metrics = batch_metrics(batch)
+        sequences = sequences_of(config, groups)
+        metrics = batch_metrics(sequences)
+        # The shares depend on none of the coefficients.
+        actor.begin_step(sequences, update_settings(config, 0.0, 0.0), config.runner.seed + step)
     with monitor.phase("log_probs"):
-        batch, entropies, mismatch = add_log_probs(session, batch, passes, monitor, step)
-        batch, correction = add_policy_factors(session.config, batch, entropies, monitor, step)
+        if passes.old_log_probs:
+            alignment = actor.step_log_probs(session.sampling.pool.weights_version)
+            metrics |= check_mismatch(
+                session, alignment, sequences, monitor, step, gate=passes.gate
+            )
+        if passes.reference:
+            actor.step_reference_log_probs()
         if passes.values:
-            batch = dataclasses.replace(batch, values=session.actor.values(batch))
+            actor.step_values()
     with monitor.phase("advantage"):
-        batch = add_advantages(session, batch, groups, kl_coef)
-    entropy = None if entropies is None else float(entropies[batch.loss_mask].mean())
-    return Prepared(batch, metrics | mismatch | correction, entropy)
+        settings = token_settings(config, alignment, kl_coef, monitor, step)
+        advantages = None
+        if settings.gae is None:
+            advantages = rewards_to_advantages(session, sequences, groups)
+        found = actor.step_finish(settings, advantages)
+    metrics |= correction_metrics(settings.correction, found.correction)
+    entropy = None if alignment is None else alignment.entropy
+    return Prepared(sequences, metrics, found.any_advantage, entropy)
 
 
-def build_batch(config: Config, groups: Sequence[Group]) -> TrainingBatch:
-    """The samples of all groups, without advantages."""
+def sequences_of(config: Config, groups: Sequence[Group]) -> SampledSequences:
+    """The samples of all groups."""
     algorithm = config.algorithm
-    return training_batch(
+    return sampled_sequences(
         groups,
         truncated=algorithm.truncated,
         mask_duplicates=algorithm.filter.mask_duplicates,
     )
 
 
-def add_log_probs(
-    session: Session, batch: TrainingBatch, passes: Passes, monitor: Monitor, step: int
-) -> tuple[TrainingBatch, Tensor | None, dict[str, float]]:
-    """Add the log-probs of the old policy and the reference.
-
-    Returns:
-        The batch, the actor's entropies ``[R]`` in nats if they were computed, and the mismatch
-        metrics.
-    """
-    old = entropies = reference = None
-    metrics: dict[str, float] = {}
-    if passes.old_log_probs:
-        old, entropies = session.actor.log_probs(batch)
-        metrics = check_mismatch(session, old, batch, monitor, step, gate=passes.gate)
-    if session.config.algorithm.old_log_probs is OldLogProbs.engine:
-        old = batch.engine_log_probs
-    if passes.reference:
-        reference, _ = session.actor.log_probs(batch, reference=True)
-    batch = dataclasses.replace(batch, old_log_probs=old, ref_log_probs=reference)
-    return batch, entropies, metrics
-
-
-def add_policy_factors(
-    config: Config, batch: TrainingBatch, entropies: Tensor | None, monitor: Monitor, step: int
-) -> tuple[TrainingBatch, dict[str, float]]:
-    """Add the factors of the policy term: mismatch correction and top entropy.
+def token_settings(
+    config: Config, alignment: Alignment | None, kl_coef: float, monitor: Monitor, step: int
+) -> TokenSettings:
+    """What the ranks compute between the log-probs and the update.
 
     Args:
-        entropies: ``[R]`` in nats; needed with ``entropy_top_share``.
-
-    Returns:
-        The batch and ``correction/...``.
-    """
-    algorithm = config.algorithm
-    batch, metrics = apply_correction(batch, algorithm.correction, monitor, step)
-    if algorithm.entropy_top_share < 1:
-        assert entropies is not None
-        keep = top_entropy_mask(entropies, batch.loss_mask, algorithm.entropy_top_share).float()
-        factors = keep if batch.policy_factors is None else keep * batch.policy_factors
-        batch = dataclasses.replace(batch, policy_factors=factors)
-    return batch, metrics
-
-
-def add_advantages(
-    session: Session, batch: TrainingBatch, groups: Sequence[Group], kl_coef: float
-) -> TrainingBatch:
-    """Add the advantages, from rewards, a KL in the reward, and values where there are any.
-
-    Args:
-        batch: With values for an estimator that needs them, and with old and reference log-probs
-            for a KL in the reward.
+        alignment: Of the old log-probs; a correction needs it.
         kl_coef: This step's weight of a KL in the reward.
     """
-    config = session.config
-    kl = None
-    if config.algorithm.kl_in is KlPlace.reward:
-        old, reference = batch.old_log_probs, batch.ref_log_probs
-        assert old is not None and reference is not None
-        kl = kl_estimate("k1", old, reference, old)
-    if batch.values is not None:
-        return add_gae(config, batch, batch.values, kl, kl_coef)
-    settings = advantage_settings(config, session.sampling.rewards)
-    penalty = None
-    if kl is not None:
-        penalty = kl_coef * kl_in_reward(kl, batch.loss_mask, batch.response_lengths, 1.0)
-    advantages = token_advantages(
+    algorithm, value = config.algorithm, config.value
+    correction = None
+    if algorithm.correction.is_on:
+        assert alignment is not None
+        correction = choose_correction(algorithm.correction, alignment.loss, monitor, step)
+    gae = None
+    if algorithm.advantage == "gae":
+        gae = GaeSettings(value.gamma, value.lam, value.whiten_advantages)
+    return TokenSettings(
+        old_is_engine=algorithm.old_log_probs is OldLogProbs.engine,
+        correction=correction,
+        entropy_top_share=algorithm.entropy_top_share,
+        kl_coef=kl_coef if algorithm.kl_in is KlPlace.reward else None,
+        gae=gae,
+    )
+
+
+def rewards_to_advantages(
+    session: Session, sequences: SampledSequences, groups: Sequence[Group]
+) -> SequenceAdvantages:
+    """The advantages of the sequences, from rewards alone."""
+    settings = advantage_settings(session.config, session.sampling.rewards)
+    return sequence_advantages(
         estimator_rewards(groups, settings),
-        batch.group_ids,
-        batch.response_lengths,
-        batch.loss_mask,
+        sequences.group_ids,
+        sequences.loss_token_counts,
         settings,
-        penalty,
+        token_rewards=session.config.algorithm.kl_in is KlPlace.reward,
     )
-    return dataclasses.replace(batch, advantages=advantages)
-
-
-def add_gae(
-    config: Config, batch: TrainingBatch, values: Tensor, kl: Tensor | None, kl_coef: float
-) -> TrainingBatch:
-    """Add advantages and returns from values.
-
-    A sequence's reward is at its last token, also when the response was truncated: nothing is
-    bootstrapped after it. A KL in the reward is a cost at each token.
-
-    Args:
-        values: ``[R]`` in units of the reward.
-        kl: ``[R]`` in nats; ``None``: no KL in the reward.
-    """
-    rewards = torch.zeros_like(values)
-    ends = torch.cumsum(batch.response_lengths, 0) - 1
-    rewards[ends] = batch.rewards
-    if kl is not None:
-        rewards -= kl_coef * torch.where(batch.loss_mask, kl, 0.0)
-    advantages, returns = gae(
-        rewards,
-        values,
-        batch.response_lengths,
-        gamma=config.value.gamma,
-        lam=config.value.lam,
-    )
-    if config.value.whiten_advantages:
-        advantages = whiten(advantages.double(), batch.loss_mask).float()
-    return dataclasses.replace(batch, returns=returns, advantages=advantages)

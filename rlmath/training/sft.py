@@ -8,10 +8,9 @@ responses, averaged over all their tokens. Prompts are read and not learned.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.settings import ObjectiveSettings
@@ -73,12 +72,12 @@ def fine_tune(config: Config) -> int:
         for step in range(done + 1, sft.steps + 1):
             with monitor.phase("update"):
                 batch = batch_of(stream.next(sft.sequences_per_step))
-                result, first = actor.update(batch, update, seed=step)
+                result = actor.update(batch, update, seed=step)
             (metrics,) = result.minibatches
             monitor.count_tokens(batch.tokens.numel())
             figures = {
                 "sft/loss": metrics["policy_loss"],
-                "sft/perplexity": float(torch.exp(-first.log_probs.mean())),
+                "sft/perplexity": math.exp(metrics["policy_loss"]),
                 "sft/entropy": metrics["entropy"],
                 "sft/grad_norm": metrics["grad_norm"],
                 "sft/lr": metrics["lr"],

@@ -37,8 +37,8 @@ def train_step(
         write: Writes the ranks' part of this step's checkpoint, before the engines wake.
 
     Returns:
-        The step's metrics except the timings, which the monitor has, and its batch; ``None`` when
-        too few groups passed the filter.
+        The step's metrics except the timings, which the monitor has, and its first
+        ``runner.check_export_sequences`` sequences; ``None`` when there are none.
     """
     passes = Passes.of(session.config, step)
     sampled = sample(session, sampler, monitor, step)
@@ -50,8 +50,11 @@ def train_step(
     prepared = prepare(session, sampled.groups, passes, coefficients.kl_coef, monitor, step)
     updated = update(session, prepared, passes, coefficients, monitor, step)
     sync_weights(session, monitor, step, write)
-    monitor.count_tokens(prepared.batch.tokens.numel())
-    return sampled.metrics | prepared.metrics | updated, prepared.batch
+    sequences = prepared.sequences
+    monitor.count_tokens(int(sequences.sequence_lengths.sum()))
+    count = min(session.config.runner.check_export_sequences, len(sequences))
+    first = sequences.select(range(count)) if count else None
+    return sampled.metrics | prepared.metrics | updated, first
 
 
 def sample(session: Session, sampler: Sampler, monitor: Monitor, step: int) -> Sampled:
@@ -92,16 +95,18 @@ def update(
     Returns:
         ``value/...`` and ``train/...``.
     """
-    algorithm, batch = session.config.algorithm, prepared.batch
+    algorithm = session.config.algorithm
     entropy_coef = coefficients.entropy_coef_at(prepared.entropy)
     metrics = coefficients.metrics(entropy_coef)
     with monitor.phase("update"):
         if passes.values:
-            metrics |= update_values(session, batch, step)
+            metrics |= update_values(session)
         if passes.policy:
             kl_coef = coefficients.kl_coef
-            metrics |= update_policy(session, batch, passes, kl_coef, entropy_coef, monitor, step)
-        coefficients.see_kl(metrics.get("train/kl"), samples=len(batch))
+            metrics |= update_policy(
+                session, prepared, passes, kl_coef, entropy_coef, monitor, step
+            )
+        coefficients.see_kl(metrics.get("train/kl"), samples=len(prepared.sequences))
         if share := reference_share(algorithm, step):
             session.actor.renew_reference(share, algorithm.reference.reset_optimizer)
     return metrics
@@ -109,7 +114,7 @@ def update(
 
 def update_policy(
     session: Session,
-    batch: TrainingBatch,
+    prepared: Prepared,
     passes: Passes,
     kl_coef: float,
     entropy_coef: float,
@@ -123,12 +128,19 @@ def update_policy(
     """
     config = session.config
     settings = update_settings(config, kl_coef, entropy_coef)
-    result, first = session.actor.update(batch, settings, seed=config.runner.seed + step)
-    check_invariants(config, batch, result, step, monitor)
+    now = session.sampling.pool.weights_version
+    result, alignment = session.actor.step_update(settings, now)
+    check_invariants(config, prepared.any_advantage, result, step, monitor)
     metrics = update_metrics(result)
-    if not passes.old_log_probs:
+    if alignment is not None:
         metrics |= check_mismatch(
-            session, first.log_probs, first.batch, monitor, step, gate=passes.gate, updated=True
+            session,
+            alignment,
+            prepared.sequences,
+            monitor,
+            step,
+            gate=passes.gate,
+            updated=True,
         )
     for index, reason in result.early_stopped.items():
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")

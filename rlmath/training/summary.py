@@ -24,18 +24,13 @@ def check_export(session: Session, folder: Path, batch: TrainingBatch) -> dict[s
     """Compare the actor's log-probs with those of the exported folder in ``transformers``.
 
     Args:
-        batch: Its first ``runner.check_export_sequences`` sequences are used.
+        batch: Sequences to compare them on.
 
     Returns:
-        ``alignment/hf_mean_exp_abs_diff`` and ``alignment/hf_max_abs_diff``; nothing when the
-        setting is 0.
+        ``alignment/hf_mean_exp_abs_diff`` and ``alignment/hf_max_abs_diff``.
     """
-    count = min(session.config.runner.check_export_sequences, len(batch))
-    if not count:
-        return {}
-    part = batch.select(range(count))
-    ours, _ = session.actor.log_probs(part)
-    theirs = hf_log_probs(folder, part, session.config.rollout.temperature)
+    ours, _ = session.actor.log_probs(batch)
+    theirs = hf_log_probs(folder, batch, session.config.rollout.temperature)
     metrics = measure(ours, theirs).metrics()
     return {
         "alignment/hf_mean_exp_abs_diff": metrics["mean_exp_abs_diff"],

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from rlmath.actor.rank_step import Moments
 from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.training.algorithm_settings import aggregation_constant
 from rlmath.training.session import Session
-from rlmath.types import TrainingBatch
 
 
-def update_values(session: Session, batch: TrainingBatch, step: int) -> dict[str, float]:
-    """Optimizer steps of the value model, as many as the policy's.
-
-    Args:
-        batch: With values and returns.
+def update_values(session: Session) -> dict[str, float]:
+    """Optimizer steps of the value model, as many as the policy's, from the ranks' shards.
 
     Returns:
         ``value/...``.
     """
     config = session.config
-    assert batch.values is not None and batch.returns is not None
     settings = ValueUpdateSettings(
         clip=config.value.clip,
         aggregation=config.algorithm.aggregation,
         constant_length=aggregation_constant(config),
         minibatches=config.algorithm.minibatches_per_step,
     )
-    minibatches = session.actor.update_values(batch, settings, config.runner.seed + step)
+    minibatches, moments = session.actor.step_update_values(settings)
     metrics = {
         f"value/{name}": sum(one[name] for one in minibatches) / len(minibatches)
         for name in minibatches[0]
@@ -35,18 +29,22 @@ def update_values(session: Session, batch: TrainingBatch, step: int) -> dict[str
     }
     metrics["value/lr"] = minibatches[-1]["lr"]
     metrics["value/discarded_minibatches"] = sum(one["discarded"] for one in minibatches)
-    mask = batch.loss_mask
-    return metrics | _fit_metrics(batch.values[mask].double(), batch.returns[mask].double())
+    return metrics | _fit_metrics(moments)
 
 
-def _fit_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:
+def _fit_metrics(moments: Moments) -> dict[str, float]:
     """How well the values from before the update predicted the returns."""
-    if not values.numel():
+    count = moments.count
+    if not count:
         return {}
-    spread = float(returns.var(correction=0))
-    left = float((returns - values).var(correction=0))
+    mean = moments.return_sum / count
+    # Rounding may leave a little less than nothing.
+    spread = max(moments.return_square_sum / count - mean**2, 0.0)
+    left = max(moments.error_square_sum / count - (moments.error_sum / count) ** 2, 0.0)
+    # Returns that are all equal differ by rounding alone.
+    equal = spread <= 1e-14 * moments.return_square_sum / count
     return {
-        "value/mean": float(values.mean()),
-        "value/return_mean": float(returns.mean()),
-        "value/explained_variance": 1.0 - left / spread if spread > 0 else float("nan"),
+        "value/mean": moments.value_sum / count,
+        "value/return_mean": mean,
+        "value/explained_variance": float("nan") if equal else 1.0 - left / spread,
     }

@@ -41,7 +41,7 @@ def kept_bytes(
         recompute_num_layers=recomputed or None,
     )
     actor = build(layout, platform, model, model=settings, max_tokens_per_microbatch=10**6)
-    (packed,) = actor.micro_batches(batch)
+    (packed,) = actor.micro_batches(actor.shard_of(batch).whole())
     parameters = {p.untyped_storage().data_ptr() for p in actor.module.parameters()}
     held: dict[int, int] = {}
 

@@ -11,8 +11,9 @@ import torch
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.settings import ActorSettings, UpdateSettings, ValueUpdateSettings
-from rlmath.actor.value import ShareOfValues, ValueModel
+from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
+from rlmath.batching.shards import response_rows
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
@@ -47,14 +48,18 @@ def head_weight() -> torch.Tensor:
 
 def run(
     layout: Layout, platform: Platform, model: str, batch: TrainingBatch, folder: str | None
-) -> tuple[ShareOfValues | None, list[dict[str, float]], list[dict[str, float]]]:
+) -> tuple[Any, list[dict[str, float]], list[dict[str, float]]]:
     """Values under a known head, metrics of an update, and of one after a checkpoint."""
     value_model = build(layout, platform, model)
     if value_model.module.post_process:
         with torch.no_grad():
             value_model.module.output_layer.weight.copy_(head_weight())
     value_model.optimizer.reload_model_params()
-    values = value_model.values(batch)
+    shard = value_model.shard_of(batch)
+    found = value_model.shard_values(shard)
+    assert (found is None) != value_model.is_last_stage
+    rows = response_rows(shard.places, batch.response_lengths)
+    values = (rows, found) if value_model.reports else None
     first = value_model.update(batch, UPDATE, seed=0)
     if folder is None:
         return values, first, value_model.update(batch, UPDATE, seed=1)
@@ -96,8 +101,8 @@ def expected(tiny_model: str, batch: TrainingBatch) -> torch.Tensor:  # noqa: F8
 def together(results: list[Any], total: int) -> torch.Tensor:
     shares = [values for values, _, _ in results if values is not None]
     placed = torch.full((total,), torch.nan)
-    for share in shares:
-        placed[share.response_rows] = share.values
+    for rows, values in shares:
+        placed[rows] = values
     return placed
 
 
@@ -146,8 +151,11 @@ def run_worker(
 
 
 def step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> list[dict[str, float]]:
-    policy = worker.update(batch, UpdateSettings(), seed).minibatches
-    return [*policy, *worker.update_values(batch, UPDATE, seed)]
+    worker.begin_step(worker.value_model.shard_of(batch, UPDATE, seed))
+    worker.step_log_probs(now=0)
+    result, _ = worker.update(UpdateSettings(minibatches=2), now=0)
+    values = worker.update_values(UPDATE)
+    return [*result.minibatches, *values[0]] if values else []
 
 
 def test_a_background_checkpoint_has_the_value_model_and_resumes(

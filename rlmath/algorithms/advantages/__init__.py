@@ -16,7 +16,12 @@ from rlmath.algorithms.advantages.gae import gae
 from rlmath.algorithms.advantages.gdpo import gdpo
 from rlmath.algorithms.advantages.grpo import grpo
 from rlmath.algorithms.advantages.pass_at_k import pass_at_k
-from rlmath.algorithms.advantages.per_token import AdvantageSettings, token_advantages
+from rlmath.algorithms.advantages.per_token import (
+    AdvantageSettings,
+    SequenceAdvantages,
+    sequence_advantages,
+    token_advantages,
+)
 from rlmath.algorithms.advantages.reinforce_pp import reinforce_pp
 from rlmath.algorithms.advantages.reinforce_pp_baseline import reinforce_pp_baseline
 from rlmath.algorithms.advantages.rloo import rloo
@@ -26,6 +31,7 @@ __all__ = [
     "VALUE_ADVANTAGES",
     "Advantage",
     "AdvantageSettings",
+    "SequenceAdvantages",
     "advantage_names",
     "batch_std",
     "dr_grpo",
@@ -38,6 +44,7 @@ __all__ = [
     "reinforce_pp",
     "reinforce_pp_baseline",
     "rloo",
+    "sequence_advantages",
     "token_advantages",
 ]
 

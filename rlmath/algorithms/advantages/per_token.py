@@ -9,6 +9,8 @@ from typing import Any
 from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
 from rlmath.algorithms.advantages.gdpo import gdpo
 from rlmath.algorithms.advantages.whiten import whiten
+from rlmath.algorithms.peers import ALONE, Peers
+from rlmath.algorithms.ragged import repeat
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options
 
@@ -45,47 +47,79 @@ _BEFORE_WHITENING: dict[str, Callable[[Groups], Tensor]] = {
 }
 
 
-def token_advantages(
+@dataclass(frozen=True)
+class SequenceAdvantages:
+    """What rewards alone say, by sequence, before anything that each token has of its own.
+
+    Attributes:
+        values: ``[N]`` float, one for all response tokens of a sequence.
+        whiten_epsilon: Whiten over the tokens of the loss, once token rewards are in, with this
+            added to the deviation; ``None``: do not.
+    """
+
+    values: Tensor
+    whiten_epsilon: float | None = None
+
+    def select(self, rows: Tensor) -> SequenceAdvantages:
+        """Those of some sequences."""
+        return SequenceAdvantages(self.values[rows], self.whiten_epsilon)
+
+
+def sequence_advantages(
     rewards: Tensor,
     group_ids: Tensor,
-    response_lengths: Tensor,
-    mask: Tensor,
+    token_counts: Tensor,
     settings: AdvantageSettings,
-    token_rewards: Tensor | None = None,
-) -> Tensor:
-    """The advantage of each response token of a whole batch, before it is cut.
+    *,
+    token_rewards: bool = False,
+) -> SequenceAdvantages:
+    """The advantages of a step's sequences.
 
     Args:
         rewards: ``[N]``, not-a-number where unscored; ``[N, K]`` for ``gdpo`` with ``K`` rewards.
         group_ids: ``[N]`` int64.
-        response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
-        mask: ``[R]`` bool, tokens that take part in the loss.
+        token_counts: ``[N]`` response tokens that take part in the loss.
         settings: The estimator.
-        token_rewards: ``[R]`` what is added to each token's return (a KL penalty, see
+        token_rewards: Something is added to each token's return (a KL penalty, see
             ``kl_control.kl_in_reward``): before the whitening of ``reinforce_pp`` and
             ``reinforce_pp_baseline``, as REINFORCE++ (arXiv:2501.03262) has it, and to the
             advantage of the others, before ``whiten_tokens``.
+    """
+    options = settings.estimator_options
+    if token_rewards and settings.name in _BEFORE_WHITENING:
+        raw = _BEFORE_WHITENING[settings.name](Groups(rewards, group_ids))
+        return SequenceAdvantages(raw, options.epsilon)
+    if settings.name == "gdpo":
+        weights = list(settings.reward_weights.values()) or None
+        values = gdpo(rewards, group_ids, options, weights=weights)
+    else:
+        estimate = ADVANTAGES.get(settings.name)
+        values = estimate(rewards, group_ids, options, token_counts=token_counts)
+    return SequenceAdvantages(values, settings.whiten_epsilon if settings.whiten_tokens else None)
+
+
+def token_advantages(
+    sequences: SequenceAdvantages,
+    response_lengths: Tensor,
+    mask: Tensor,
+    token_rewards: Tensor | None = None,
+    peers: Peers = ALONE,
+) -> Tensor:
+    """The advantage of each response token of some of a step's sequences.
+
+    Args:
+        sequences: Of the same sequences.
+        response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
+        mask: ``[R]`` bool, tokens that take part in the loss.
+        token_rewards: ``[R]`` what is added to each token's return.
+        peers: The ranks with the step's other sequences.
 
     Returns:
         ``[R]`` float32.
     """
-    n = response_lengths.numel()
-    ids = torch.repeat_interleave(torch.arange(n, device=mask.device), response_lengths)
-    if token_rewards is not None and settings.name in _BEFORE_WHITENING:
-        raw = _BEFORE_WHITENING[settings.name](Groups(rewards, group_ids))
-        epsilon = settings.estimator_options.epsilon
-        return whiten(raw[ids] + token_rewards.double(), mask, epsilon).float()
-    counts = torch.zeros(n, dtype=torch.int64, device=mask.device).index_add_(0, ids, mask.long())
-    options = settings.estimator_options
-    if settings.name == "gdpo":
-        weights = list(settings.reward_weights.values()) or None
-        estimates = gdpo(rewards, group_ids, options, weights=weights)
-    else:
-        estimate = ADVANTAGES.get(settings.name)
-        estimates = estimate(rewards, group_ids, options, token_counts=counts)
-    advantages = estimates[ids]
+    advantages = repeat(sequences.values, response_lengths)
     if token_rewards is not None:
         advantages = advantages + torch.where(mask, token_rewards, 0.0)
-    if settings.whiten_tokens:
-        advantages = whiten(advantages.double(), mask, settings.whiten_epsilon)
+    if sequences.whiten_epsilon is not None:
+        advantages = whiten(advantages.double(), mask, sequences.whiten_epsilon, peers)
     return advantages.float()

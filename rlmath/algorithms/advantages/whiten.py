@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rlmath.algorithms.peers import ALONE, Peers
 from rlmath.utils.lazy_torch import Tensor, torch
 
 
-def whiten(values: Tensor, counts: Tensor, epsilon: float = 1e-6) -> Tensor:
+def whiten(values: Tensor, counts: Tensor, epsilon: float = 1e-6, peers: Peers = ALONE) -> Tensor:
     """``(v - mean) / (std + epsilon)`` where value ``i`` stands ``counts[i]`` times.
 
     The standard deviation is Bessel's: the sum of squares is divided by the number of values less
@@ -15,15 +16,21 @@ def whiten(values: Tensor, counts: Tensor, epsilon: float = 1e-6) -> Tensor:
         values: ``[N]`` float64.
         counts: ``[N]`` how often each stands; values that stand 0 times get 0.
         epsilon: Added to the standard deviation.
+        peers: Whose values count as well for mean and deviation.
 
     Returns:
         ``[N]`` float64.
     """
     counts = counts.double()
-    total = counts.sum()
     present = counts > 0
-    if not present.any() or bool((values[present] == values[present][0]).all()):
+    seen = values[present]
+    extremes = [seen.min(), -seen.max()] if seen.numel() else [values.new_tensor(torch.inf)] * 2
+    own = torch.stack([counts.sum(), (values * counts).sum(), *extremes])
+    of_ranks = peers.gather(own)
+    total, low, high = of_ranks[:, 0].sum(), of_ranks[:, 2].amin(), -of_ranks[:, 3].amin()
+    if low >= high:
         return torch.zeros_like(values)
-    mean = (values * counts).sum() / total
-    std = ((values - mean).square() * counts).sum().div((total - 1).clamp(min=1)).sqrt()
+    mean = of_ranks[:, 1].sum() / total
+    squares = ((values - mean).square() * counts).sum()
+    std = peers.gather(squares[None]).sum().div((total - 1).clamp(min=1)).sqrt()
     return torch.where(present, (values - mean) / (std + epsilon), 0.0)

@@ -41,7 +41,7 @@ class LossInputs:
         engine_log_probs: Of the engine that sampled.
         advantages: Per token.
         mask: Bool; false tokens take no part.
-        weights: From ``aggregation.token_weights`` over the whole minibatch.
+        weights: From ``aggregation.sequence_weights`` over the whole minibatch.
         sequence_ids: int64, the sequence within the cut that a token belongs to, rising from 0.
         ref_log_probs: Of the reference model; ``None`` when there is none.
         entropy: Of the policy's distribution at each token, in nats; with gradient when it is a

@@ -152,5 +152,5 @@ def mismatch(actor: ActorGroup, batch: TrainingBatch) -> dict[str, float]:
 
 def update(actor: ActorGroup, batch: TrainingBatch, seed: int = 0) -> dict[str, float]:
     """One optimizer step; its metrics."""
-    result, _ = actor.update(batch, UpdateSettings(), seed)
+    result = actor.update(batch, UpdateSettings(), seed)
     return result.minibatches[0]

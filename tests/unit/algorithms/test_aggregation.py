@@ -6,20 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmath.algorithms.aggregation import AGGREGATIONS, token_weights
+from rlmath.algorithms.aggregation import AGGREGATIONS, sequence_weights
 
 KINDS = AGGREGATIONS.names()
 
 
 def weights(kind, mask, lengths, groups):
-    return token_weights(
-        kind,
-        torch.tensor(mask, dtype=torch.bool),
-        torch.tensor(lengths),
-        torch.tensor(groups),
-        constant_length=10,
-        dtype=torch.float64,
-    ).tolist()
+    counts = [sum(row) for row in torch.tensor(mask).split(lengths)]
+    found = sequence_weights(kind, torch.tensor(counts), torch.tensor(groups), 10)
+    of_tokens = torch.repeat_interleave(found, torch.tensor(lengths))
+    return (of_tokens * torch.tensor(mask)).tolist()
 
 
 # Two sequences of one prompt (2 and 1 tokens), one of another (3 tokens, one of them masked).
@@ -70,20 +66,11 @@ def test_sequences_without_a_token_in_the_loss_are_not_counted(kind):
     assert weights(kind, [*mask, 0, 0], [*lengths, 2], [*groups, 9])[:6] == weights(kind, *CASE)
 
 
-def test_default_is_float32():
-    got = token_weights(
-        "token_mean", torch.ones(2, dtype=torch.bool), torch.tensor([2]), torch.tensor([0])
-    )
-    assert got.dtype == torch.float32
-
-
 def test_errors_name_what_is_wrong():
-    mask, one = torch.ones(3, dtype=torch.bool), torch.tensor([0])
+    three, one = torch.tensor([3]), torch.tensor([0])
     with pytest.raises(ValueError, match=r"aggregation = 'mean'.*token_mean"):
-        token_weights("mean", mask, torch.tensor([3]), one)
-    with pytest.raises(ValueError, match="add up to 2 tokens, but loss_mask has 3"):
-        token_weights("token_mean", mask, torch.tensor([2]), one)
-    with pytest.raises(ValueError, match="2 response_lengths, but 1 group_ids"):
-        token_weights("token_mean", mask, torch.tensor([2, 1]), one)
+        sequence_weights("mean", three, one)
+    with pytest.raises(ValueError, match="2 sequences, but 1 group_ids"):
+        sequence_weights("token_mean", torch.tensor([2, 1]), one)
     with pytest.raises(ValueError, match=r"constant_length.*None.*max_response_tokens"):
-        token_weights("seq_sum_constant", mask, torch.tensor([3]), one)
+        sequence_weights("seq_sum_constant", three, one)

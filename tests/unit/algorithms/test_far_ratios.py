@@ -13,6 +13,7 @@ from rlmath.algorithms.kl import KL_ESTIMATORS, kl_estimate
 from rlmath.algorithms.losses import LOSSES, LossInputs
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching.shards import Share
 from rlmath.types import TrainingBatch
 
 WITH_DUAL_CLIP = [
@@ -142,17 +143,6 @@ def test_k3_is_at_most_10_and_has_no_gradient_beyond(name):
 
 
 def test_the_farthest_token_of_all_micro_batches_is_named():
-    output = policy_objective(make(-30.0, 1.0), ObjectiveSettings())
-    other = policy_objective(make(40.0, 1.0), ObjectiveSettings())
-    found = [
-        Farthest.of(output, torch.tensor([0, 1, 2, 3, 4, 5])),
-        Farthest.of(other, torch.tensor([6, 7, 8, 9, 10, 11])),
-        Farthest.of(
-            dataclasses.replace(output, farthest=None), torch.tensor([], dtype=torch.int64)
-        ),
-    ]
-    farthest = max(found, key=abs)
-    assert (farthest.row, farthest.log_ratio) == (7.0, pytest.approx(40.0))
     responses, prompts = torch.tensor([6, 4, 2]), torch.tensor([2, 3, 1])
     total = int((responses + prompts).sum())
     batch = TrainingBatch(
@@ -166,8 +156,21 @@ def test_the_farthest_token_of_all_micro_batches_is_named():
         advantages=torch.zeros(12),
         loss_mask=torch.ones(12, dtype=torch.bool),
     )
-    said = say_clamped({"log_ratio_clamped_count": 2.0, "token_count": 12.0}, farthest, batch)
-    # Sequence 1 begins at token 8, its response at 11; row 7 is the second of it.
+    # A rank has these three of a step's sequences.
+    share = Share(batch, [], torch.zeros(12), places=torch.tensor([5, 9, 2]))
+    output = policy_objective(make(-30.0, 1.0), ObjectiveSettings())
+    other = policy_objective(make(40.0, 1.0), ObjectiveSettings())
+    found = [
+        Farthest.of(output, torch.tensor([0, 1, 2, 3, 4, 5]), share),
+        Farthest.of(other, torch.tensor([6, 7, 8, 9, 10, 11]), share),
+        Farthest.of(
+            dataclasses.replace(output, farthest=None), torch.tensor([], dtype=torch.int64), share
+        ),
+    ]
+    farthest = max(found, key=abs)
+    # The second sequence begins at token 8, its response at 11; row 7 is the second of it.
+    assert dataclasses.astuple(farthest) == (9.0, 1.0, 112.0, pytest.approx(40.0))
+    said = say_clamped({"log_ratio_clamped_count": 2.0, "token_count": 12.0}, farthest)
     assert "2 of 12 tokens" in said
-    assert "response token 1 of sequence 1 of the minibatch (token id 112)" in said
+    assert "response token 1 of sequence 9 of the batch (token id 112)" in said
     assert "log-ratio 40" in said

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlmath.algorithms import mismatch
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, choose, correct
 from rlmath.algorithms.mismatch import measure, measure_by_lag
 
@@ -122,8 +123,8 @@ def test_one_outlier_vetoes_its_sequence_and_masked_tokens_do_not():
     s = CorrectionConfig(CorrectionKind.none, veto_below=1e-4)
     got = correct(w.log(), torch.zeros_like(w), MASK, LENGTHS, s)
     assert got.weights.tolist() == [0, 0, 0, 1, 1, 1]
-    assert got.metrics["vetoed_sequences"] == pytest.approx(1 / 3)
-    assert got.metrics["rejected_tokens"] == pytest.approx(2 / 5)
+    assert got.totals.metrics()["vetoed_sequences"] == pytest.approx(1 / 3)
+    assert got.totals.metrics()["rejected_tokens"] == pytest.approx(2 / 5)
     w[1] = 1.0
     assert correct(w.log(), torch.zeros_like(w), MASK, LENGTHS, s).weights.sum() == 5
 
@@ -154,3 +155,16 @@ def test_auto_has_to_be_resolved():
 def test_a_mask_of_another_length_is_refused():
     with pytest.raises(ValueError, match="add up to 3 tokens, but the mask has 6"):
         correct(W, W, MASK, torch.tensor([3]), CorrectionConfig())
+
+
+def test_many_tokens_are_measured_in_chunks(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    trainer, engine = (-torch.rand(1000, generator=draw) for _ in range(2))
+    mask = torch.rand(1000, generator=draw) > 0.3
+    for one in (mask, None):
+        monkeypatch.setattr(mismatch, "CHUNK_TOKENS", 10**6)
+        at_once = measure(trainer, engine, one)
+        monkeypatch.setattr(mismatch, "CHUNK_TOKENS", 64)
+        found = measure(trainer, engine, one)
+        assert found.metrics() == pytest.approx(at_once.metrics(), rel=1e-12)
+        assert torch.equal(found.histogram, at_once.histogram) and found.tokens == at_once.tokens

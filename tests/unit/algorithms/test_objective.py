@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_losses import make, options_for
 
-from rlmath.algorithms.aggregation import AGGREGATIONS, token_weights
+from rlmath.algorithms.aggregation import AGGREGATIONS, sequence_weights
 from rlmath.algorithms.early_stop import decide
 from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.losses import LOSSES, get_loss, metric_means
@@ -42,15 +42,9 @@ def take(inputs, sequences):
 
 def batch(aggregation="token_mean", seed=0):
     inputs = make(seed=seed, lengths=LENGTHS)
-    weights = token_weights(
-        aggregation,
-        inputs.mask,
-        torch.tensor(LENGTHS),
-        torch.tensor(GROUPS),
-        constant_length=8,
-        dtype=torch.float64,
-    )
-    return dataclasses.replace(inputs, weights=weights)
+    counts = torch.zeros(len(LENGTHS)).index_add(0, inputs.sequence_ids, inputs.mask.float())
+    weights = sequence_weights(aggregation, counts, torch.tensor(GROUPS), 8)
+    return dataclasses.replace(inputs, weights=weights[inputs.sequence_ids] * inputs.mask)
 
 
 def totals(outputs):

@@ -10,13 +10,14 @@ from rlmath.algorithms.advantages import (
     ADVANTAGES,
     AdvantageSettings,
     get_advantage,
+    sequence_advantages,
     token_advantages,
 )
 from rlmath.algorithms.advantages.grpo import GrpoOptions
 from rlmath.algorithms.advantages.pass_at_k import PassAtKOptions
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.kl_control import kl_in_reward
-from rlmath.batching.from_groups import estimator_rewards, training_batch
+from rlmath.batching.from_groups import estimator_rewards, sampled_sequences
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 REWARDS = torch.tensor([5.0, -5.0, -5.0, 5.0, 5.0], dtype=torch.float64)
@@ -29,7 +30,11 @@ def advantages(name, token_rewards=None, mask=MASK, whiten_tokens=False, **optio
     settings = AdvantageSettings(
         name, ADVANTAGES.options(name)(**options), whiten_tokens=whiten_tokens
     )
-    return token_advantages(REWARDS, GROUPS, LENGTHS, mask, settings, token_rewards).double()
+    counts = torch.tensor([int(own.sum()) for own in mask.split(LENGTHS.tolist())])
+    found = sequence_advantages(
+        REWARDS, GROUPS, counts, settings, token_rewards=token_rewards is not None
+    )
+    return token_advantages(found, LENGTHS, mask, token_rewards).double()
 
 
 def group(*rewards, cut_off=()):
@@ -127,9 +132,13 @@ def test_a_kl_penalty_is_whitened_with_the_reward(name):
 
 def of_batch(batch, groups, settings):
     rewards = estimator_rewards(groups, settings)
-    return token_advantages(
-        rewards, batch.group_ids, batch.response_lengths, batch.loss_mask, settings
-    )
+    counts = batch.loss_token_counts
+    found = sequence_advantages(rewards, batch.group_ids, counts, settings)
+    return token_advantages(found, batch.response_lengths, batch.loss_mask)
+
+
+def training_batch(groups, **rules):
+    return sampled_sequences(groups, **rules).select(range(sum(len(g.samples) for g in groups)))
 
 
 def test_gdpo_reads_each_reward_on_its_own():
@@ -157,7 +166,9 @@ def test_truncated_responses_count_in_the_statistics_but_not_in_the_loss():
 def test_later_copies_of_a_response_can_be_masked():
     problem = Problem("p", "?", (1, 2), ("2",))
     samples = [
-        GradedSample(Sample("p", i, ids, (-0.5,) * 2, "", "stop", 0, 0, 0), r, None, "ungraded")
+        GradedSample(
+            Sample("p", i, np.array(ids), np.zeros(2), "", "stop", 0, 0, 0), r, None, "ungraded"
+        )
         for i, (ids, r) in enumerate([((3, 4), 1.0), ((3, 5), 0.0), ((3, 4), 1.0)])
     ]
     both = [Group(problem, tuple(samples))] * 2

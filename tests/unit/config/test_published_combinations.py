@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.algorithms.aggregation import token_weights
+from rlmath.algorithms.aggregation import sequence_weights
 from rlmath.algorithms.correction import CorrectionKind, correct
 from rlmath.algorithms.losses import LossInputs
 from rlmath.algorithms.objective import policy_objective
@@ -81,14 +81,9 @@ def objective(config: Config) -> tuple[float, dict[str, list[list[float]]]]:
     if correction.kind is not CorrectionKind.none:
         factors = correct(trainer, engine, mask, lengths, correction).weights
     settings: Any = update_settings(config, kl_coef=0.0, entropy_coef=0.0)
-    weights = token_weights(
-        settings.aggregation,
-        mask,
-        lengths,
-        torch.tensor(GROUPS),
-        constant_length=aggregation_constant(config),
-        dtype=torch.float64,
-    )
+    weights = sequence_weights(
+        settings.aggregation, lengths, torch.tensor(GROUPS), aggregation_constant(config)
+    )[ids]
     inputs = LossInputs(
         log_probs=now,
         old_log_probs=engine if from_engine else trainer,

@@ -7,7 +7,7 @@ import pytest
 
 from rlmath.config.collapse import DETECTORS, CollapseAction, CollapseConfig
 from rlmath.monitor.collapse import Collapsed, CollapseDetectors, RollBack, act
-from rlmath.monitor.repetition import compression_ratio, is_repetitive, repeated_ngrams
+from rlmath.monitor.repetition import compression_ratio, repeated_ngrams, repetition
 
 RNG = random.Random(5)
 # A run in which nothing is wrong: every metric noisy around a healthy value, rewards rising.
@@ -170,10 +170,10 @@ def test_repetition():
     assert compression_ratio(proof) < 3
     assert compression_ratio(loop) > 15
     assert compression_ratio("no no no no") == 1.0
-    assert not is_repetitive(proof, list(proof.encode()))
-    assert is_repetitive(loop, [])
-    assert is_repetitive("", [1, 2, 3] * 100)
-    assert not is_repetitive("", [1, 2, 3] * 20)
+    assert not repetition(proof, list(proof.encode())).is_repetitive
+    assert repetition(loop, []).is_repetitive
+    assert repetition("", [1, 2, 3] * 100).is_repetitive
+    assert not repetition("", [1, 2, 3] * 20).is_repetitive
     # 10 tokens have three 8-grams; a period of 1 makes two of them repeats.
     assert repeated_ngrams([7] * 10) == pytest.approx(2 / 3)
     assert repeated_ngrams([7] * 7) == 0.0

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rlmath.actor.settings import UpdateResult
-from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
+from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, CorrectionTotals
 from rlmath.algorithms.dynamic_sampling import PoolCounts
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.losses import LOSSES, LossInputs, metric_means
@@ -16,7 +17,7 @@ from rlmath.algorithms.losses.clip import DualClipOptions
 from rlmath.algorithms.mismatch import measure
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.batching.from_groups import training_batch
+from rlmath.batching.from_groups import sampled_sequences
 from rlmath.config.load import load
 from rlmath.config.schema import AlgorithmConfig
 from rlmath.data import ProblemStream
@@ -26,7 +27,7 @@ from rlmath.rewards.stats import RewardStats
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.controllers import Coefficients
 from rlmath.training.metrics import rollout_metrics, update_metrics
-from rlmath.training.mismatch import apply_correction, mismatch_metrics
+from rlmath.training.mismatch import correction_metrics, mismatch_metrics
 from rlmath.types import Group, Problem
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -92,12 +93,21 @@ def mismatch_tags(group):
         )
         for index, one in enumerate(group.samples)
     )
-    batch = training_batch(
+    batch = sampled_sequences(
         [Group(group.problem, samples)], truncated=TruncatedRule.keep, mask_duplicates=False
+    ).select(range(2))
+    found = Alignment.of(
+        batch.engine_log_probs,
+        batch.engine_log_probs,
+        batch.engine_log_probs,
+        response_lengths=batch.response_lengths,
+        loss_mask=batch.loss_mask,
+        lags=5 - batch.weights_versions,
+        places=torch.arange(2),
     )
-    tags = set(mismatch_metrics(batch.engine_log_probs, batch, now=5))
-    batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
-    _, figures = apply_correction(batch, CorrectionConfig(CorrectionKind.token_mask), None, 1)
+    totals = CorrectionTotals(3, 2, 0, 0, 0, 3.0)
+    figures = correction_metrics(CorrectionConfig(CorrectionKind.token_mask), totals)
+    tags = set(mismatch_metrics(found))
     return {re.sub(r"lag_\d+", "lag_<n>", tag) for tag in tags | set(figures)}
 
 

@@ -1,9 +1,29 @@
 import json
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlmath.config.schema import RunnerConfig
 from rlmath.monitor import open_monitor, read_metrics, read_samples
+
+
+def test_a_file_of_samples_that_cannot_be_written_is_an_error(tmp_path, group):
+    (tmp_path / "samples").write_text("not a folder")
+    with (
+        pytest.raises(OSError),
+        open_monitor(tmp_path, RunnerConfig(), total_steps=1) as monitor,
+    ):
+        monitor.log_samples(1, [group])
+        monitor.log_step(1, {})
+
+
+def test_files_of_samples_are_limited(tmp_path, group):
+    runner = RunnerConfig(samples_keep_gib=1e-9)
+    with open_monitor(tmp_path, runner, total_steps=2) as monitor:
+        for step in (1, 2):
+            monitor.log_samples(step, [group])
+            monitor.log_step(step, {})
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["step_000002.jsonl"]
 
 
 def test_a_step_leaves_metrics_timings_samples_and_texts(tmp_path, group, capsys):

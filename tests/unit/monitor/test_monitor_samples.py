@@ -5,6 +5,7 @@ import pytest
 
 from rlmath.monitor import read_samples, read_summary, sample_as_text, update_summary, write_samples
 from rlmath.monitor.files import replacing
+from rlmath.monitor.samples import limit_samples
 
 
 def test_every_sample_is_in_the_file(tmp_path, group):
@@ -75,3 +76,16 @@ def test_the_summary_keeps_other_keys(tmp_path):
     assert path == tmp_path / "summary.json"
     expected = {"steps": 4, "layout": {"tp": 2}, "eval/accuracy_after": None}
     assert json.loads(path.read_text()) == read_summary(tmp_path) == expected
+
+
+def test_the_oldest_steps_go_when_files_take_too_much(tmp_path, group):
+    paths = [write_samples(tmp_path, step, [group]) for step in range(1, 5)]
+    kept = write_samples(tmp_path, 1, [group], kind="eval")
+    size = paths[0].stat().st_size
+    limit_samples(tmp_path, 4 * size / 2**30)
+    assert all(path.exists() for path in paths)
+    limit_samples(tmp_path, 2.5 * size / 2**30)
+    assert [path.exists() for path in paths] == [False, False, True, True]
+    limit_samples(tmp_path, 0.5 * size / 2**30)
+    assert [path.exists() for path in paths] == [False, False, False, True]
+    assert kept.exists()

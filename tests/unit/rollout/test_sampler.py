@@ -89,6 +89,7 @@ def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector:
         one, two = sample(straight, step, collector, step), sample(other, step, collector, -step)
         assert one == two
         assert len(one.groups) == 4
+        assert all(s.repetition for group in one.finished for s in group.samples)
         for group in one.groups:
             rewards = [s.reward for s in group.samples]
             assert rewards[0] != rewards[1] and None not in rewards

@@ -6,13 +6,11 @@ import dataclasses
 from typing import Any
 
 import pytest
-import torch
 
 from rlmath.actor.settings import UpdateResult
 from rlmath.config.load import load
 from rlmath.config.schema import Config, OnMisalignment
 from rlmath.training.invariants import InvariantError, check_invariants, violations
-from rlmath.types import TrainingBatch
 
 KEPT = {"importance_ratio": 1.0, "kl": 0.0, "grad_norm": 1.0, "lr": 1e-3, "token_count": 4.0}
 
@@ -21,27 +19,12 @@ def settings(*overrides: str) -> Config:
     return load(["experiment=quickstart", "algorithm.minibatches_per_step=2", *overrides])
 
 
-def a_batch(advantage: float = 1.0) -> TrainingBatch:
-    ones = torch.ones(4, dtype=torch.int64)
-    return TrainingBatch(
-        tokens=torch.arange(8),
-        prompt_lengths=ones,
-        response_lengths=ones,
-        group_ids=torch.tensor([0, 0, 1, 1]),
-        rewards=torch.full((4,), advantage),
-        advantages=torch.full((4,), advantage),
-        loss_mask=torch.ones(4, dtype=torch.bool),
-        engine_log_probs=torch.zeros(4),
-        weights_versions=0 * ones,
-    )
-
-
 def broken(config: Config, *minibatches: dict[str, float], **changes: Any) -> list[str]:
     result = UpdateResult(
         [KEPT | one for one in minibatches], changes.pop("early_stopped", {}), None
     )
-    batch = changes.pop("batch", a_batch())
-    return violations(config, batch, result, **{"first_step": True, **changes})
+    defaults = {"any_advantage": True, "first_step": True}
+    return violations(config, result=result, **defaults | changes)
 
 
 def test_a_right_step_breaks_none() -> None:
@@ -73,11 +56,11 @@ def test_the_reference_is_the_policy_at_first() -> None:
 
 def test_no_advantage_no_gradient() -> None:
     quiet = {"grad_norm": 0.0}
-    assert not broken(settings(), quiet, quiet, batch=a_batch(0.0))
-    (sentence,) = broken(settings(), quiet, {"grad_norm": 0.25}, batch=a_batch(0.0))
+    assert not broken(settings(), quiet, quiet, any_advantage=False)
+    (sentence,) = broken(settings(), quiet, {"grad_norm": 0.25}, any_advantage=False)
     assert "gradient norm of minibatch 1 is 0.25" in sentence
     with_entropy = settings("algorithm.entropy_coef=0.01")
-    assert not broken(with_entropy, {"grad_norm": 0.25}, {}, batch=a_batch(0.0))
+    assert not broken(with_entropy, {"grad_norm": 0.25}, {}, any_advantage=False)
 
 
 def test_on_fail_stops_or_warns() -> None:
@@ -88,8 +71,8 @@ def test_on_fail_stops_or_warns() -> None:
 
     result = UpdateResult([KEPT | {"importance_ratio": 2.0}], {}, None)
     with pytest.raises(InvariantError, match=r"step 7: the importance ratio .* alignment\.on_fail"):
-        check_invariants(config, a_batch(), result, 7, Listener())  # type: ignore[arg-type]
+        check_invariants(config, True, result, 7, Listener())  # type: ignore[arg-type]
     lenient = dataclasses.replace(config.alignment, on_fail=OnMisalignment.warn)
     config = dataclasses.replace(config, alignment=lenient)
-    check_invariants(config, a_batch(), result, 7, Listener())  # type: ignore[arg-type]
+    check_invariants(config, True, result, 7, Listener())  # type: ignore[arg-type]
     assert len(warnings) == 1 and warnings[0].startswith("step 7: the importance ratio")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
+from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, CorrectionTotals
 from rlmath.algorithms.losses.dppo import Divergence, DppoOptions
 from rlmath.config.load import load
 from rlmath.config.schema import RunnerConfig
@@ -20,7 +21,12 @@ from rlmath.monitor import open_monitor
 from rlmath.training import gate
 from rlmath.training.algorithm_settings import update_settings
 from rlmath.training.gate import AlignmentError, Gate
-from rlmath.training.mismatch import apply_correction, check_mismatch, mismatch_metrics
+from rlmath.training.mismatch import (
+    check_mismatch,
+    choose_correction,
+    correction_metrics,
+    mismatch_metrics,
+)
 from rlmath.types import TrainingBatch
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]
@@ -45,10 +51,30 @@ def batch_of(differences: list[list[float]], versions: list[int]) -> TrainingBat
     )
 
 
+def alignment_of(batch: TrainingBatch) -> Alignment:
+    """As two ranks report it, each its last sequence first."""
+    parts = []
+    for rank in range(min(2, len(batch))):
+        rows = list(range(rank, len(batch), 2))[::-1]
+        part = batch.select(rows)
+        assert part.old_log_probs is not None
+        parts.append(
+            Alignment.of(
+                part.old_log_probs,
+                part.engine_log_probs,
+                torch.zeros(part.loss_mask.numel()),
+                response_lengths=part.response_lengths,
+                loss_mask=part.loss_mask,
+                lags=4 - part.weights_versions,
+                places=torch.tensor(rows),
+            )
+        )
+    return Alignment.joined(parts)
+
+
 def test_mismatch_by_lag() -> None:
     batch = batch_of([[0.0, 0.0], [math.log(2.0)]], versions=[4, 3])
-    assert batch.old_log_probs is not None
-    found = mismatch_metrics(batch.old_log_probs, batch, now=4)
+    found = mismatch_metrics(alignment_of(batch))
     assert found["mismatch/mean_w"] == pytest.approx(4 / 3)
     assert found["mismatch/effective_sample_size"] == pytest.approx(16 / 6 / 3)
     assert found["mismatch/lag_0/mean_w"] == 1.0
@@ -56,7 +82,7 @@ def test_mismatch_by_lag() -> None:
     assert found["mismatch/lag_1/k3"] == pytest.approx(1.0 - math.log(2.0))
     assert found["mismatch/lag_1/token_count"] == 1
     fresh = dataclasses.replace(batch, weights_versions=torch.tensor([4, 4]))
-    assert not [k for k in mismatch_metrics(batch.old_log_probs, fresh, now=4) if "lag" in k]
+    assert not [k for k in mismatch_metrics(alignment_of(fresh)) if "lag" in k]
 
 
 class Actor:
@@ -100,10 +126,9 @@ def session_of(
 def check(
     session: Any, batch: TrainingBatch, step: int = 1, gate: bool = True, updated: bool = False
 ) -> dict[str, float]:
-    assert batch.old_log_probs is not None
     return check_mismatch(
         session,
-        batch.old_log_probs,
+        alignment_of(batch),
         batch,
         None,  # type: ignore[arg-type]
         step,
@@ -117,7 +142,7 @@ def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
     assert check(session, batch_of([[0.0, 0.0], [0.7]], [4, 3]))["alignment/max_abs_diff"] == 0.0
     apart = batch_of([[0.0, 0.0], [0.7]], versions=[3, 4])
     with pytest.raises(
-        AlignmentError, match=r"2\.013753 over 1 tokens.*response token 2.*sequence 1"
+        AlignmentError, match=r"2\.013753 over 1 tokens.*response token 0 of sequence 1"
     ):
         check(session, apart)
     assert check(session, apart, gate=False)["alignment/mean_exp_abs_diff"] > 2
@@ -157,7 +182,7 @@ def test_float32_has_least_limits() -> None:
 
 def test_not_a_number_is_outside_any_limit() -> None:
     session = session_of("model.dtype=bfloat16", noise=0.02)
-    with pytest.raises(AlignmentError, match="response token 1, in sequence 0"):
+    with pytest.raises(AlignmentError, match="response token 1 of sequence 0"):
         check(session, batch_of([[0.0, math.nan]], versions=[4]))
 
 
@@ -183,13 +208,14 @@ def test_the_noise_is_measured_again_before_a_step_fails_and_now_and_then() -> N
 def test_the_probe_is_a_few_sequences_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "PROBE_TOKENS", 12)
     batch = batch_of([[0.0] * 4] * 8, versions=[4, 4, 3, 4, 4, 4, 4, 4])
+    probed = batch.weights_versions, batch.sequence_lengths
     # Sequences of six tokens: two have the 12 that are wanted.
-    assert gate.probe(batch, 4, least=1) == [0, 4]
+    assert gate.probe(*probed, 4, least=1) == [0, 4]
     # As many as the data-parallel ranks need, of older weights if there is no other way.
-    assert gate.probe(batch, 4, least=4) == [0, 1, 4, 6]
-    assert gate.probe(batch, 4, least=8) == list(range(8))
-    assert gate.probe(batch, 3, least=2) == [0, 2]
-    assert gate.probe(batch, 9, least=2) == []
+    assert gate.probe(*probed, 4, least=4) == [0, 1, 4, 6]
+    assert gate.probe(*probed, 4, least=8) == list(range(8))
+    assert gate.probe(*probed, 3, least=2) == [0, 2]
+    assert gate.probe(*probed, 9, least=2) == []
     # Their differences are not judged.
     session = session_of("model.dtype=bfloat16", noise=0.02, data_parallel=2)
     check(session, batch_of([[0.0] * 4, [0.5] * 4], versions=[4, 3]))
@@ -229,61 +255,51 @@ def test_a_run_that_goes_on_looks_into_a_failure_once_in_a_while() -> None:
 
 def test_a_failed_gate_stops_or_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     apart = batch_of([[0.5, 0.5], [0.7]], versions=[4, 4])
-    assert apart.old_log_probs is not None
     session = session_of("alignment.on_fail=stop")
     with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
         with pytest.raises(AlignmentError, match="validate_logprobs"):
-            check_mismatch(session, apart.old_log_probs, apart, monitor, 1, gate=True)
-        assert check_mismatch(session, apart.old_log_probs, apart, monitor, 6, gate=False)
+            check_mismatch(session, alignment_of(apart), apart, monitor, 1, gate=True)
+        assert check_mismatch(session, alignment_of(apart), apart, monitor, 6, gate=False)
         warned = session_of("alignment.on_fail=warn")
         assert "warning" not in capsys.readouterr().err
-        assert check_mismatch(warned, apart.old_log_probs, apart, monitor, 1, gate=True)
+        assert check_mismatch(warned, alignment_of(apart), apart, monitor, 1, gate=True)
         assert "mean exp|logp_actor - logp_engine| is 1.77" in capsys.readouterr().err
 
 
 def test_tokens_that_are_the_same_are_measured_once() -> None:
-    """The shortcut of ``check_mismatch`` gives the same numbers as measuring again."""
+    """The shortcut of ``Alignment.of`` gives the same numbers as measuring again."""
     batch = batch_of([[0.1, 0.2], [0.7]], versions=[4, 4])
-    session = session_of("alignment.max_mean_exp_abs_diff=9")
-    assert batch.old_log_probs is not None
-    found = check_mismatch(session, batch.old_log_probs, batch, None, 1, gate=True)  # type: ignore[arg-type]
-    assert mismatch_metrics(batch.old_log_probs, batch, now=4).items() <= found.items()
+    found = alignment_of(batch)
+    assert found.loss.metrics() == found.fresh.metrics()
     masked = dataclasses.replace(batch, loss_mask=torch.tensor([True, True, False]))
-    found = check_mismatch(session, batch.old_log_probs, masked, None, 1, gate=True)  # type: ignore[arg-type]
-    assert found["mismatch/mean_w"] < found["alignment/mean_w"]
+    found = alignment_of(masked)
+    assert found.loss.metrics()["mean_w"] < found.fresh.metrics()["mean_w"]
 
 
 def test_auto_writes_down_what_it_took_and_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    same = batch_of([[0.0, 0.0], [0.0]], versions=[0, 0])
-    apart = batch_of([[0.0, 0.0], [math.log(8.0)]], versions=[0, 0])
+    same = alignment_of(batch_of([[0.0, 0.0], [0.0]], versions=[0, 0])).loss
+    apart = alignment_of(batch_of([[0.0, 0.0], [math.log(8.0)]], versions=[0, 0])).loss
     auto = CorrectionConfig(CorrectionKind.auto)
     with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
-        untouched, figures = apply_correction(same, auto, monitor, 1)
-        assert untouched.policy_factors is None and figures["correction/kind"] == 0
-        masked, figures = apply_correction(apart, auto, monitor, 2)
-        again, _ = apply_correction(apart, auto, monitor, 3)
-    assert masked.policy_factors is not None and again.policy_factors is not None
-    assert masked.policy_factors.tolist() == [1.0, 1.0, 0.0]  # IcePop: 8 is above 5.
-    assert figures["correction/rejected_tokens"] == pytest.approx(1 / 3)
+        chosen = [
+            choose_correction(auto, seen, monitor, step)
+            for step, seen in enumerate((same, apart, apart), start=1)
+        ]
+    assert [one.kind.value for one in chosen] == ["none", "token_mask", "token_mask"]
     lines = [json.loads(x) for x in (tmp_path / "decisions.jsonl").read_text().splitlines()]
     assert [line["choice"] for line in lines] == ["none", "token_mask", "token_mask"]
     assert "effective sample size" in lines[1]["reason"]
     assert capsys.readouterr().out.count("takes token_mask") == 1
-
-
-def test_weights_of_a_minibatch_are_those_of_the_whole_batch() -> None:
-    batch = batch_of([[0.5, 0.1], [math.log(8.0)], [-0.2]], versions=[0, 0, 0])
-    settings = CorrectionConfig(CorrectionKind.seq_truncate, veto_below=1e-4)
-    found, _ = apply_correction(batch, settings, None, 1)  # type: ignore[arg-type]
-    assert found.policy_factors is not None
-    assert found.policy_factors.tolist() == pytest.approx(
-        [math.exp(0.6)] * 2 + [2.0, math.exp(-0.2)]
-    )
-    part = found.select([2, 0]).policy_factors
-    assert part is not None
-    assert part.tolist() == found.policy_factors[[3, 0, 1]].tolist()
+    totals = CorrectionTotals(3, 2, 1, 0, 0, 2.0)
+    figures = correction_metrics(chosen[1], totals)
+    assert figures["correction/rejected_tokens"] == pytest.approx(1 / 3)
+    assert figures["correction/kind"] == 2
+    # Totals of ranks add up.
+    both = correction_metrics(chosen[1], totals + CorrectionTotals(3, 2, 0, 1, 1, 3.0))
+    assert both["correction/rejected_tokens"] == pytest.approx(1 / 6)
+    assert both["correction/mean_weight"] == pytest.approx(5 / 6)
 
 
 def test_every_number_of_the_losses_arrives() -> None:

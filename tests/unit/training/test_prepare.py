@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import pickle
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlmath.actor.group import ActorGroup
+from rlmath.actor.rank_step import RankStep, TokenFigures, TokenSettings
+from rlmath.actor.settings import TokenValues, UpdateSettings, shard_settings
+from rlmath.algorithms.peers import Alone
+from rlmath.batching.shards import Shard, response_rows, shards
 from rlmath.config.load import load
 from rlmath.training.gate import Gate
 from rlmath.training.passes import Passes
-from rlmath.training.prepare import add_policy_factors, build_batch, prepare
+from rlmath.training.prepare import prepare
 from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r", "alignment.max_mean_exp_abs_diff=9"]
@@ -28,20 +33,55 @@ ENTROPY = torch.tensor([0.9, 0.1, 0.2, 0.8, 0.3, 0.7, 0.6])
 VALUES = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
 
 
-class Actor:
-    """Returns planted numbers and records the order of the passes."""
+class Policy(Alone):
+    """Planted numbers for the shard's tokens, and the order of the passes."""
+
+    is_last_stage = reports = True
 
     def __init__(self) -> None:
         self.passes: list[str] = []
 
-    def log_probs(self, batch: TrainingBatch, reference: bool = False) -> tuple[Tensor, Tensor]:
-        assert batch.advantages is None, "advantages come last"
+    def shard_log_probs(self, shard: Shard, reference: bool = False) -> TokenValues:
+        assert shard.batch.advantages is None, "advantages come last"
         self.passes.append("reference" if reference else "old")
-        return (REFERENCE if reference else ACTOR), ENTROPY
+        rows = rows_of(shard)
+        return TokenValues(rows, (REFERENCE if reference else ACTOR)[rows], ENTROPY[rows])
 
-    def values(self, batch: TrainingBatch) -> Tensor:
+    def shard_values(self, shard: Shard) -> Tensor:
         self.passes.append("values")
-        return VALUES
+        return VALUES[rows_of(shard)]
+
+
+class Actor(ActorGroup):
+    """One rank in this process."""
+
+    def __init__(self) -> None:
+        self.policy = Policy()
+
+    def begin_step(self, sequences: Any, update: UpdateSettings, seed: int) -> None:
+        limit: Any = SimpleNamespace(max_tokens_per_microbatch=6)
+        (shard,) = shards(sequences, shard_settings(limit, 1, update, seed))
+        # As it travels: read-only arrays and a bit mask.
+        self.step = RankStep(self.policy, self.policy, pickle.loads(pickle.dumps(shard)))
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return [getattr(self.step, method.removeprefix("step_"))(*arguments)]
+
+    def step_finish(self, settings: TokenSettings, advantages: Any) -> TokenFigures:
+        places = self.step.shard.places
+        own = None if advantages is None else advantages.select(places)
+        found = self.step.finish(settings, own)
+        assert found is not None
+        return found
+
+    @property
+    def batch(self) -> TrainingBatch:
+        """The rank's batch, in the order of the step's sequences."""
+        return self.step.shard.batch.select(self.step.shard.places.argsort().tolist())
+
+
+def rows_of(shard: Shard) -> Tensor:
+    return response_rows(shard.places, torch.tensor(LENGTHS))
 
 
 class Monitor:
@@ -83,7 +123,7 @@ def prepared(*overrides: str, step: int = 2, kl_coef: float = 0.0) -> tuple[Any,
     )
     passes = Passes.of(config, step)
     found = prepare(session, groups(), passes, kl_coef, Monitor(), step)  # type: ignore[arg-type]
-    return found, actor.passes
+    return SimpleNamespace(**vars(found), batch=actor.batch), actor.policy.passes
 
 
 def test_one_minibatch_needs_no_pass() -> None:
@@ -138,19 +178,12 @@ def test_gae_reads_values_and_the_kl() -> None:
 
 def test_top_entropy_tokens_are_a_factor_of_the_policy_term_and_the_mask_stays() -> None:
     """Also when the tokens of a sequence are corrected; nothing else loses a token."""
-    config = load(
-        [
-            *GIVEN,
-            "algorithm.entropy_top_share=0.5",
-            "algorithm.correction.kind=token_truncate",
-            "algorithm.correction.high=1.2",
-        ]
+    found, _ = prepared(
+        "algorithm.entropy_top_share=0.5",
+        "algorithm.correction.kind=token_truncate",
+        "algorithm.correction.high=1.2",
     )
-    mask = torch.tensor([True, True, False, True, True, True, False])
-    batch = build_batch(config, groups())
-    batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs + 0.1, loss_mask=mask)
-    found, metrics = add_policy_factors(config, batch, ENTROPY, None, 1)  # type: ignore[arg-type]
-    assert torch.equal(found.loss_mask, mask)
-    assert found.policy_factors is not None and metrics["correction/kind"] == 1
-    kept = [1.1051709, 0, 0, 1.1051709, 0, 1.1051709, 0]
-    assert found.policy_factors.tolist() == pytest.approx(kept)
+    assert found.batch.loss_mask.all() and found.metrics["correction/kind"] == 1
+    # Weights of 1, e^-1, 1.2, e^-0.5, 1.2, 1, e^-1; of the seven tokens four are kept.
+    kept = [1.0, 0, 0, 0.6065307, 0, 1.0, 0.3678795]
+    assert found.batch.policy_factors.tolist() == pytest.approx(kept)

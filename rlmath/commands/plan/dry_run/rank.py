@@ -26,6 +26,7 @@ from rlmath.actor.settings import (
 )
 from rlmath.algorithms.early_stop import Decision
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching.shards import Shard
 from rlmath.commands.plan.dry_run import groups, meta_gpu
 from rlmath.commands.plan.dry_run.jobs import Job, PhaseCount, RankCount
 from rlmath.commands.plan.dry_run.meter import META, Meter, Peak, Pool
@@ -33,7 +34,7 @@ from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
 from rlmath.model.precision import Precision
 from rlmath.model.spec import model_spec
-from rlmath.types import MicroBatch, TrainingBatch
+from rlmath.types import TrainingBatch
 
 # A GPU rank with Megatron's own layers; "fake" is the backend of groups.install.
 PLATFORM = Platform("cuda", "fake", "local")  # type: ignore[arg-type]
@@ -122,7 +123,8 @@ class _Rank:
 
         global _sent_shape
         job, actor = self.job, self.actor
-        tokens = actor.micro_batches(self._batch())[0].tokens.size(1)
+        share = actor.shard_of(self._batch()).whole()
+        tokens = actor.micro_batches(share)[0].tokens.size(1)
         _sent_shape = (tokens // job.layout.tensor_parallel, 1, actor.spec.hidden)
         # What Adam would allocate at its first step.
         for model in filter(None, (actor, self.value_model)):
@@ -276,16 +278,12 @@ class _Rank:
 
 def _with_own_share(cls: type, job: Job) -> type:
     """The class, taking a batch as this rank's share, already in micro-batches."""
-    from rlmath.actor.packing import PackedMicroBatch, pack
 
     class OwnShare(cls):  # type: ignore[misc]
-        def micro_batches(self, batch: TrainingBatch) -> list[PackedMicroBatch]:
-            each = len(job.lengths)
-            cut = [
-                MicroBatch(tuple(range(n * each, (n + 1) * each)), job.microbatch_tokens)
-                for n in range(job.microbatches)
-            ]
-            return [pack(batch, one, PLATFORM, self.layout, self.cp_rank) for one in cut]
+        def shard_of(self, batch: TrainingBatch, *_: Any) -> Shard:
+            counts = (len(job.lengths),) * job.microbatches
+            places, weights = torch.arange(len(batch)), torch.ones(len(batch))
+            return Shard(batch, places, weights, (counts,))
 
     return OwnShare
 

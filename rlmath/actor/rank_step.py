@@ -1,0 +1,314 @@
+"""One step on one rank: its shard stays here from the log-probs to the update.
+
+Log-probs, values, corrections and advantages are computed where the sequences are. Only figures go
+back to the driver: sums that add up, and a few numbers for each sequence. What needs the whole step
+is added up over the data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlmath.actor.settings import (
+    TokenValues,
+    UpdateResult,
+    UpdateSettings,
+    ValueUpdateSettings,
+)
+from rlmath.algorithms.advantages import SequenceAdvantages, gae, token_advantages
+from rlmath.algorithms.advantages.whiten import whiten
+from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionTotals, correct
+from rlmath.algorithms.entropy import top_entropy_mask
+from rlmath.algorithms.kl import kl_estimate
+from rlmath.algorithms.kl_control import kl_in_reward
+from rlmath.algorithms.peers import Peers
+from rlmath.batching.shards import Shard
+from rlmath.types import TrainingBatch
+
+
+class Policy(Peers, Protocol):
+    """What a step needs of the rank's policy; see ``MegatronActor``."""
+
+    is_last_stage: bool
+    reports: bool
+
+    def shard_log_probs(
+        self, shard: Shard, reference: bool = False, noise_seed: int | None = None
+    ) -> TokenValues | None: ...
+
+    def update_shard(self, shard: Shard, settings: UpdateSettings) -> UpdateResult: ...
+
+
+@dataclass(frozen=True)
+class GaeSettings:
+    """See ``ValueConfig``."""
+
+    gamma: float
+    lam: float
+    whiten: bool
+
+
+@dataclass(frozen=True)
+class TokenSettings:
+    """What becomes of a step's tokens between the log-probs and the update.
+
+    Attributes:
+        old_is_engine: The rollout log-probs are those of the old policy.
+        correction: Against the mismatch, with ``auto`` resolved; ``None``: none.
+        entropy_top_share: Of the tokens of the loss, those in the policy term.
+        kl_coef: Weight of a KL in the reward; ``None``: there is none.
+        gae: Advantages come from values; ``None``: from rewards alone.
+    """
+
+    old_is_engine: bool = False
+    correction: CorrectionConfig | None = None
+    entropy_top_share: float = 1.0
+    kl_coef: float | None = None
+    gae: GaeSettings | None = None
+
+
+@dataclass(frozen=True)
+class TokenFigures:
+    """What a rank reports of :meth:`RankStep.finish`.
+
+    Attributes:
+        any_advantage: Whether any advantage is not 0.
+        correction: ``None``: nothing was corrected.
+    """
+
+    any_advantage: bool
+    correction: CorrectionTotals | None = None
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums of values and returns over tokens of the loss; those of several ranks add up.
+
+    Attributes:
+        count: Tokens.
+        value_sum: Of the values.
+        return_sum: Of the returns.
+        return_square_sum: Of the returns' squares.
+        error_sum: Of return less value.
+        error_square_sum: Of its square.
+    """
+
+    count: float = 0.0
+    value_sum: float = 0.0
+    return_sum: float = 0.0
+    return_square_sum: float = 0.0
+    error_sum: float = 0.0
+    error_square_sum: float = 0.0
+
+    def __add__(self, other: Moments) -> Moments:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Moments(*(one + two for one, two in pairs))
+
+
+class RankStep:
+    """A step of this rank.
+
+    Args:
+        policy: The rank's policy.
+        value_model: The rank's value model; ``None``: there is none.
+        shard: The rank's sequences.
+    """
+
+    def __init__(self, policy: Policy, value_model: Any, shard: Shard) -> None:
+        self._policy, self._value_model = policy, value_model
+        self.shard = shard
+        self._entropy: Tensor | None = None
+
+    def log_probs(self, now: int) -> Alignment | None:
+        """Compute the old policy's log-probs.
+
+        Args:
+            now: The actor's weights version.
+
+        Returns:
+            On the rank that reports, how they agree with the rollout log-probs.
+        """
+        found = self._policy.shard_log_probs(self.shard)
+        self.shard = self.shard.with_values(old_log_probs=self._or_nothing(found))
+        if found is None:
+            return None
+        self._entropy = found.entropy
+        return self._alignment(found, self.shard.batch, self.shard.places, now)
+
+    def reference_log_probs(self) -> None:
+        """Compute the reference model's log-probs."""
+        found = self._policy.shard_log_probs(self.shard, reference=True)
+        self.shard = self.shard.with_values(ref_log_probs=self._or_nothing(found))
+
+    def values(self) -> None:
+        """Compute the value model's values before each response token."""
+        found = self._value_model.shard_values(self.shard)
+        self.shard = self.shard.with_values(values=self._nothing() if found is None else found)
+
+    def finish(
+        self, settings: TokenSettings, advantages: SequenceAdvantages | None
+    ) -> TokenFigures | None:
+        """Compute policy factors and advantages, from all that came before.
+
+        Args:
+            settings: What to compute.
+            advantages: Of the shard's sequences, from rewards alone; ``None`` with ``gae``.
+
+        Returns:
+            On the rank that reports.
+        """
+        batch = self.shard.batch
+        if settings.old_is_engine:
+            batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
+        if not self._policy.is_last_stage:
+            nothing = self._nothing()
+            returns = nothing if settings.gae else None
+            batch = dataclasses.replace(batch, advantages=nothing, returns=returns)
+            self.shard = dataclasses.replace(self.shard, batch=batch)
+            return None
+        batch, totals = self._with_factors(batch, settings)
+        batch = self._with_advantages(batch, settings, advantages)
+        assert batch.advantages is not None
+        self.shard = dataclasses.replace(self.shard, batch=batch)
+        figures = TokenFigures(bool(batch.advantages.any()), totals)
+        return figures if self._policy.reports else None
+
+    def update(
+        self, settings: UpdateSettings, now: int
+    ) -> tuple[UpdateResult | None, Alignment | None]:
+        """Optimizer steps of the policy.
+
+        Args:
+            settings: The algorithm.
+            now: The weights version before the update.
+
+        Returns:
+            On the rank that reports, the result, and how the log-probs of the first minibatch
+            agreed with the rollout log-probs; ``None`` where :meth:`log_probs` has said it.
+        """
+        result = self._policy.update_shard(self.shard, settings)
+        first, alignment = result.first, None
+        if not self._policy.reports:
+            return None, None
+        if first is not None and self._entropy is None:
+            share = next(self.shard.shares())
+            alignment = self._alignment(first, share.batch, share.places, now)
+        return dataclasses.replace(result, first=None), alignment
+
+    def update_values(
+        self, settings: ValueUpdateSettings
+    ) -> tuple[list[dict[str, float]], Moments] | None:
+        """Optimizer steps of the value model.
+
+        Returns:
+            On the rank that reports, metrics of each minibatch, and what values and returns were
+            before.
+        """
+        metrics = self._value_model.update_shard(self.shard, settings)
+        batch = self.shard.batch
+        if not self._policy.reports:
+            return None
+        assert batch.values is not None and batch.returns is not None
+        values, returns = (x[batch.loss_mask].double() for x in (batch.values, batch.returns))
+        errors = returns - values
+        sums = (values, returns, returns.square(), errors, errors.square())
+        return metrics, Moments(float(values.numel()), *(float(x.sum()) for x in sums))
+
+    def _alignment(
+        self, found: TokenValues, batch: TrainingBatch, places: Tensor, now: int
+    ) -> Alignment | None:
+        if not self._policy.reports:
+            return None
+        return Alignment.of(
+            found.log_probs,
+            batch.engine_log_probs,
+            found.entropy,
+            response_lengths=batch.response_lengths,
+            loss_mask=batch.loss_mask,
+            lags=now - batch.weights_versions,
+            places=places,
+        )
+
+    def _with_factors(
+        self, batch: TrainingBatch, settings: TokenSettings
+    ) -> tuple[TrainingBatch, CorrectionTotals | None]:
+        """Add the factors of the policy term: mismatch correction and top entropy."""
+        factors = totals = None
+        if settings.correction is not None:
+            assert batch.old_log_probs is not None
+            found = correct(
+                batch.old_log_probs,
+                batch.engine_log_probs,
+                batch.loss_mask,
+                batch.response_lengths,
+                settings.correction,
+            )
+            totals = found.totals
+            factors = found.weights.float() if settings.correction.is_on else None
+        if settings.entropy_top_share < 1:
+            assert self._entropy is not None
+            share = settings.entropy_top_share
+            keep = top_entropy_mask(self._entropy, batch.loss_mask, share, self._policy).float()
+            factors = keep if factors is None else keep * factors
+        return dataclasses.replace(batch, policy_factors=factors), totals
+
+    def _with_advantages(
+        self,
+        batch: TrainingBatch,
+        settings: TokenSettings,
+        advantages: SequenceAdvantages | None,
+    ) -> TrainingBatch:
+        kl = None
+        if settings.kl_coef is not None:
+            old, reference = batch.old_log_probs, batch.ref_log_probs
+            assert old is not None and reference is not None
+            kl = kl_estimate("k1", old, reference, old)
+        if settings.gae is not None:
+            return self._with_gae(batch, settings.gae, kl, settings.kl_coef or 0.0)
+        assert advantages is not None
+        penalty = None
+        if kl is not None:
+            cost = kl_in_reward(kl, batch.loss_mask, batch.response_lengths, 1.0)
+            penalty = (settings.kl_coef or 0.0) * cost
+        found = token_advantages(
+            advantages, batch.response_lengths, batch.loss_mask, penalty, self._policy
+        )
+        return dataclasses.replace(batch, advantages=found)
+
+    def _with_gae(
+        self, batch: TrainingBatch, settings: GaeSettings, kl: Tensor | None, kl_coef: float
+    ) -> TrainingBatch:
+        """Add advantages and returns from values.
+
+        A sequence's reward is at its last token, also when the response was truncated: nothing is
+        bootstrapped after it. A KL in the reward is a cost at each token.
+        """
+        assert batch.values is not None
+        rewards = torch.zeros_like(batch.values)
+        rewards[torch.cumsum(batch.response_lengths, 0) - 1] = batch.rewards
+        if kl is not None:
+            rewards -= kl_coef * torch.where(batch.loss_mask, kl, 0.0)
+        advantages, returns = gae(
+            rewards,
+            batch.values,
+            batch.response_lengths,
+            gamma=settings.gamma,
+            lam=settings.lam,
+        )
+        if settings.whiten:
+            mask = batch.loss_mask
+            advantages = whiten(advantages.double(), mask, peers=self._policy).float()
+        return dataclasses.replace(batch, returns=returns, advantages=advantages)
+
+    def _or_nothing(self, found: TokenValues | None) -> Tensor:
+        return self._nothing() if found is None else found.log_probs
+
+    def _nothing(self) -> Tensor:
+        """``[R]`` zeros of one number's memory, where no loss is computed."""
+        return torch.zeros(1).expand(self.shard.batch.loss_mask.numel())

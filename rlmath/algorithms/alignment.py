@@ -1,0 +1,107 @@
+"""What a rank reports of its sequences' log-probs: sums that add up, and the farthest tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlmath.algorithms.mismatch import Mismatch, measure, measure_by_lag
+from rlmath.algorithms.ragged import repeat
+from rlmath.utils.lazy_torch import Tensor, torch
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The actor's log-probs against the rollout log-probs, over some of a step's sequences.
+
+    Attributes:
+        fresh: Over all tokens that the present weights sampled, masked or not.
+        by_lag: Over the tokens of the loss, by the age of the weights that sampled.
+        entropy_sum: Of the actor over the tokens of the loss, in nats.
+        places: ``[N]`` int64, of the sequences in the step.
+        farthest: ``[N, 4]`` float64, of each sequence the token with the largest difference: the
+            difference in nats (infinite for one that is not a number), the token's place in the
+            response, and the log-probs of actor and engine.
+    """
+
+    fresh: Mismatch
+    by_lag: Mapping[int, Mismatch]
+    entropy_sum: float
+    places: Tensor
+    farthest: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        log_probs: Tensor,
+        engine_log_probs: Tensor,
+        entropy: Tensor,
+        *,
+        response_lengths: Tensor,
+        loss_mask: Tensor,
+        lags: Tensor,
+        places: Tensor,
+    ) -> Alignment:
+        """Compare the log-probs of some sequences.
+
+        Args:
+            log_probs: ``[R]`` of the actor before the first update, in nats.
+            engine_log_probs: ``[R]`` of the same tokens, in nats.
+            entropy: ``[R]`` of the actor, in nats.
+            response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
+            loss_mask: ``[R]`` bool.
+            lags: ``[N]`` int64, the actor's weights version less the one that sampled.
+            places: ``[N]`` int64.
+        """
+        is_fresh = repeat(lags == 0, response_lengths)
+        fresh = measure(log_probs, engine_log_probs, is_fresh)
+        if loss_mask.all() and is_fresh.all():
+            by_lag = {0: fresh}  # The same tokens: millions of them are not measured twice.
+        else:
+            by_lag = measure_by_lag(log_probs, engine_log_probs, response_lengths, lags, loss_mask)
+        difference = (log_probs - engine_log_probs).abs().nan_to_num(nan=torch.inf)
+        rows, start = [], 0
+        for length in response_lengths.tolist():
+            own = difference[start : start + length]
+            at = int(own.argmax()) if length else 0
+            token = start + at
+            pair = (log_probs[token], engine_log_probs[token]) if length else (0.0, 0.0)
+            rows.append([float(own[at]) if length else 0.0, float(at), *map(float, pair)])
+            start += length
+        return cls(
+            fresh,
+            by_lag,
+            float(torch.where(loss_mask, entropy, 0.0).double().sum()),
+            places,
+            torch.tensor(rows, dtype=torch.float64).view(-1, 4),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Alignment]) -> Alignment:
+        """Those of all ranks together."""
+        total: Alignment = parts[0]
+        for one in parts[1:]:
+            lags = sorted({*total.by_lag, *one.by_lag})
+            empty = measure(torch.zeros(0), torch.zeros(0))
+            total = cls(
+                total.fresh + one.fresh,
+                {lag: total.by_lag.get(lag, empty) + one.by_lag.get(lag, empty) for lag in lags},
+                total.entropy_sum + one.entropy_sum,
+                torch.cat([total.places, one.places]),
+                torch.cat([total.farthest, one.farthest]),
+            )
+        return total
+
+    @property
+    def loss(self) -> Mismatch:
+        """Over the tokens of the loss, of whatever weights."""
+        first, *others = self.by_lag.values()
+        for one in others:
+            first = first + one
+        return first
+
+    @property
+    def entropy(self) -> float:
+        """Mean over the tokens of the loss, in nats; not a number without tokens."""
+        tokens = self.loss.tokens
+        return self.entropy_sum / tokens if tokens else float("nan")

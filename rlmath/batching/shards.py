@@ -1,0 +1,227 @@
+"""Which sequences each data-parallel rank gets for a step, and in which order.
+
+The split follows from lengths, masks and groups alone: minibatches first, then the ranks' shares of
+each, then their micro-batches. A rank's shard lies in memory in the order in which the rank packs
+it, so a micro-batch is a slice of it. The rank has the same sequences from the log-probs to the
+update, and what it computes of them need not travel.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.aggregation import sequence_weights
+from rlmath.algorithms.ragged import repeat
+from rlmath.batching.minibatches import minibatches
+from rlmath.batching.packing import assign
+from rlmath.types import MicroBatch, TrainingBatch
+
+
+class Sequences(Protocol):
+    """Sequences to deal: a batch, or the samples that one can be made of."""
+
+    @property
+    def sequence_lengths(self) -> Tensor:
+        """``[N]`` int64, prompt and response together, in tokens."""
+
+    @property
+    def loss_token_counts(self) -> Tensor:
+        """``[N]`` int64, response tokens that take part in the loss."""
+
+    @property
+    def group_ids(self) -> Tensor:
+        """``[N]`` int64."""
+
+    @property
+    def weights_versions(self) -> Tensor:
+        """``[N]`` int64, of the engines that sampled."""
+
+    def select(self, indices: Sequence[int]) -> TrainingBatch:
+        """The batch of these sequences alone, in this order."""
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """What the split depends on, besides the sequences.
+
+    Attributes:
+        data_parallel: Ranks to deal to.
+        max_tokens_per_microbatch: Token budget of a micro-batch.
+        minibatches: Optimizer steps.
+        seed: Of the split into minibatches.
+        aggregation: See ``sequence_weights``.
+        constant_length: See ``sequence_weights``.
+    """
+
+    data_parallel: int
+    max_tokens_per_microbatch: int
+    minibatches: int = 1
+    seed: int = 0
+    aggregation: str = "token_mean"
+    constant_length: int | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's sequences of one minibatch.
+
+    Attributes:
+        batch: Of these sequences; shares the shard's memory.
+        micro_batches: As many on every rank; indices into ``batch``.
+        weights: ``[R]`` float32, of the response tokens in the minibatch's loss. Their denominators
+            are those of the whole minibatch.
+        places: ``[N]`` int64, of the sequences in the step.
+    """
+
+    batch: TrainingBatch
+    micro_batches: list[MicroBatch]
+    weights: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's sequences of a step, minibatch after minibatch, micro-batch after micro-batch.
+
+    Pickled, it is 8 bytes a token and a bit for the mask, in buffers that Ray leaves in shared
+    memory: the ranks of a node that have the same shard read one copy.
+
+    Attributes:
+        batch: The sequences.
+        places: ``[N]`` int64, of the sequences in the step.
+        weights: ``[N]`` float32, of a token of each sequence in its minibatch's loss.
+        counts: For each minibatch the number of sequences in each micro-batch.
+    """
+
+    batch: TrainingBatch
+    places: Tensor
+    weights: Tensor
+    counts: tuple[tuple[int, ...], ...]
+
+    def with_values(self, **values: Tensor | None) -> Shard:
+        """The shard with other values of its tokens, by the names of ``TrainingBatch``."""
+        return replace(self, batch=replace(self.batch, **values))
+
+    def shares(self) -> Iterator[Share]:
+        """The minibatches, in order."""
+        first = 0
+        for counts in self.counts:
+            yield self._share(first, counts)
+            first += sum(counts)
+
+    def whole(self) -> Share:
+        """All minibatches in one, with the same micro-batches."""
+        return self._share(0, [count for counts in self.counts for count in counts])
+
+    def _share(self, first: int, counts: Sequence[int]) -> Share:
+        batch = self.batch.part(first, sum(counts))
+        weights = repeat(self.weights[first : first + len(batch)], batch.response_lengths)
+        lengths, micro_batches, start = batch.sequence_lengths.tolist(), [], 0
+        for count in counts:
+            end = start + count
+            micro_batches.append(MicroBatch(tuple(range(start, end)), sum(lengths[start:end])))
+            start = end
+        return Share(
+            batch,
+            micro_batches,
+            torch.where(batch.loss_mask, weights, 0.0),
+            self.places[first : first + len(batch)],
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        batch = {f.name: getattr(self.batch, f.name) for f in fields(TrainingBatch)}
+        mask = batch.pop("loss_mask")
+        return {
+            "batch": {name: None if v is None else v.numpy() for name, v in batch.items()},
+            "mask": _packed(mask),
+            "tokens": mask.numel(),
+            "places": state["places"].numpy(),
+            "weights": state["weights"].numpy(),
+            "counts": state["counts"],
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        batch = {name: _tensor(value) for name, value in state["batch"].items()}
+        mask = _unpacked(_tensor(state["mask"]), state["tokens"])
+        vars(self).update(
+            batch=TrainingBatch(**batch, loss_mask=mask),
+            places=_tensor(state["places"]),
+            weights=_tensor(state["weights"]),
+            counts=state["counts"],
+        )
+
+
+def shards(
+    sequences: Sequences, settings: ShardSettings, only: int | None = None
+) -> Iterator[Shard]:
+    """The shard of each data-parallel rank, each made when it is needed.
+
+    Args:
+        sequences: Of a step.
+        settings: What the split depends on.
+        only: Make the shard of this rank alone.
+
+    Raises:
+        ValueError: Fewer sequences in a minibatch than ranks, or than minibatches.
+    """
+    lengths = sequences.sequence_lengths.tolist()
+    group_ids, token_counts = sequences.group_ids, sequences.loss_token_counts
+    weights = torch.zeros(len(lengths))
+    rows: list[list[int]] = [[] for _ in range(settings.data_parallel)]
+    counts: list[list[tuple[int, ...]]] = [[] for _ in range(settings.data_parallel)]
+    for members in minibatches(group_ids.tolist(), settings.minibatches, settings.seed):
+        weights[members] = sequence_weights(
+            settings.aggregation,
+            token_counts[members],
+            group_ids[members],
+            settings.constant_length,
+        ).float()
+        dealt = assign(
+            [lengths[i] for i in members],
+            settings.data_parallel,
+            settings.max_tokens_per_microbatch,
+        )
+        for rank, micro_batches in enumerate(dealt):
+            rows[rank] += [members[i] for one in micro_batches for i in one.sequences]
+            counts[rank].append(tuple(len(one.sequences) for one in micro_batches))
+    for rank in range(settings.data_parallel) if only is None else (only,):
+        places = torch.tensor(rows[rank], dtype=torch.int64)
+        yield Shard(sequences.select(rows[rank]), places, weights[places], tuple(counts[rank]))
+
+
+def response_rows(places: Tensor, response_lengths: Tensor) -> Tensor:
+    """``[r]`` int64, where the response tokens of some sequences are among a batch's ``R``."""
+    ends = torch.cumsum(response_lengths, 0).tolist()
+    starts = [0, *ends]
+    pieces = [torch.arange(starts[i], ends[i]) for i in places.tolist()]
+    return torch.cat(pieces)
+
+
+def _packed(mask: Tensor) -> Any:
+    """Eight tokens in a byte."""
+    import numpy as np
+
+    return np.packbits(mask.numpy())
+
+
+def _unpacked(packed: Tensor | None, count: int) -> Tensor:
+    import numpy as np
+
+    assert packed is not None
+    return torch.from_numpy(np.unpackbits(packed.numpy(), count=count).view(bool))
+
+
+def _tensor(array: Any) -> Tensor | None:
+    """A tensor on memory that nobody writes to."""
+    if array is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)

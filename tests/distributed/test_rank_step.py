@@ -1,0 +1,112 @@
+"""A step whose shards stay on the ranks gives the same numbers on every layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor.rank_step import RankStep, TokenSettings
+from rlmath.actor.settings import ReferenceSettings, UpdateSettings
+from rlmath.algorithms.advantages import SequenceAdvantages
+from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching.shards import response_rows
+from rlmath.device import Platform
+from rlmath.model.parallel import Layout
+from rlmath.types import TrainingBatch
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import (
+    build,
+    make_batch,
+    on_layouts,
+    tiny_model,  # noqa: F401
+)
+
+UPDATE = UpdateSettings(objective=ObjectiveSettings(kl_coef=0.1), minibatches=2)
+# All that needs other ranks' sequences: whitening and the share of the highest entropies.
+SETTINGS = TokenSettings(
+    correction=CorrectionConfig(CorrectionKind.token_truncate, high=1.05),
+    entropy_top_share=0.4,
+    kl_coef=0.2,
+)
+ADVANTAGES = SequenceAdvantages(torch.linspace(-1.0, 2.0, 12).double(), whiten_epsilon=1e-6)
+
+
+def run(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> Any:
+    """Two steps; in the second the reference is another model. What the reporting ranks have."""
+    actor = build(layout, platform, model, reference=ReferenceSettings("frozen"))
+    for seed in range(2):
+        shard = pickle.loads(pickle.dumps(actor.shard_of(batch, UPDATE, seed)))
+        step = RankStep(actor, None, shard)
+        alignment = step.log_probs(now=0)
+        step.reference_log_probs()
+        figures = step.finish(SETTINGS, ADVANTAGES.select(shard.places))
+        mine = step.shard.batch
+        result, again = step.update(UPDATE, now=0)
+        assert again is None
+    reported = [x is not None for x in (alignment, figures, result)]
+    assert reported == [actor.reports] * 3
+    if not actor.reports:
+        return None
+    rows = response_rows(shard.places, batch.response_lengths)
+    return rows, mine.advantages, mine.policy_factors, alignment, figures, result
+
+
+@pytest.fixture(scope="module")
+def batch() -> TrainingBatch:
+    return dataclasses.replace(make_batch(), advantages=None)
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: RankPool, tiny_model: str, batch: TrainingBatch) -> Any:  # noqa: F811
+    return joined(ranks.run(Layout(1, 1, 1), run, tiny_model, batch))
+
+
+def joined(results: list[Any]) -> dict[str, Any]:
+    shares = [one for one in results if one is not None]
+    order = torch.cat([rows for rows, *_ in shares]).argsort()
+    alignment = Alignment.joined([one[3] for one in shares])
+    totals = shares[0][4].correction
+    for one in shares[1:]:
+        totals = totals + one[4].correction
+    return {
+        "advantages": torch.cat([one[1] for one in shares])[order],
+        "factors": torch.cat([one[2] for one in shares])[order],
+        "alignment": alignment.loss.metrics() | {"entropy": alignment.entropy},
+        "farthest": alignment.farthest[alignment.places.argsort()],
+        "correction": totals.metrics(),
+        "minibatches": shares[0][5].minibatches,
+    }
+
+
+@on_layouts(first=1)
+def test_layouts(
+    layout: Layout,
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    batch: TrainingBatch,
+    alone: Any,
+) -> None:
+    found = joined(ranks.run(layout, run, tiny_model, batch))
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    for name in ("advantages", "factors"):
+        torch.testing.assert_close(found[name], alone[name], **close)
+    torch.testing.assert_close(found["farthest"][:, 0], alone["farthest"][:, 0], **close)
+    for name in ("alignment", "correction"):
+        assert found[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6)
+    for one, wanted in zip(found["minibatches"], alone["minibatches"], strict=True):
+        assert one == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+def test_what_needs_the_whole_step_is_of_the_whole_step(alone: Any, batch: TrainingBatch) -> None:
+    advantages, mask = alone["advantages"][batch.loss_mask].double(), batch.loss_mask
+    assert float(advantages.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(advantages.std()) == pytest.approx(1.0, abs=1e-5)
+    kept = int((alone["factors"] > 0).sum())
+    assert kept == -(-4 * int(mask.sum()) // 10)
+    assert not alone["factors"][~mask].any()

@@ -1,0 +1,130 @@
+"""What the driver sends in a step, with 8, 64 and 512 stand-in ranks: linear in the ranks.
+
+The driver's side is the real one. Ray is a stand-in that calls at once and counts; a rank has its
+own step around a stand-in model.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor import group
+from rlmath.actor.group import ActorGroup
+from rlmath.actor.rank_step import TokenSettings
+from rlmath.actor.settings import TokenValues, UpdateResult, UpdateSettings
+from rlmath.actor.worker import ActorWorker
+from rlmath.algorithms.advantages import SequenceAdvantages
+from rlmath.algorithms.peers import Alone
+from rlmath.batching.from_sequences import batch_of_sequences
+from rlmath.batching.shards import Shard
+from rlmath.model.parallel import Layout
+
+TENSOR_PARALLEL, TOKENS = 2, 8192
+UPDATE = UpdateSettings(minibatches=2)
+
+
+class Model(Alone):
+    """A rank's policy without a model."""
+
+    is_last_stage = True
+
+    def __init__(self, reports: bool) -> None:
+        self.reports = reports
+
+    def shard_log_probs(self, shard: Shard, reference: bool = False) -> TokenValues:
+        values = shard.batch.engine_log_probs.clone()
+        return TokenValues(torch.arange(values.numel()), values, values)
+
+    def update_shard(self, shard: Shard, settings: UpdateSettings) -> UpdateResult:
+        assert shard.batch.advantages is not None and shard.batch.old_log_probs is not None
+        assert len(list(shard.shares())) == settings.minibatches
+        return UpdateResult([{"loss": 1.0}], {}, None)
+
+
+class Network:
+    """Ray's calls, made at once, and what they carry."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.put_bytes, self.call_bytes = 0, 0
+
+    def put(self, value: Any) -> Any:
+        data = pickle.dumps(value)
+        self.calls["put"] += 1
+        self.put_bytes += len(data)
+        return SimpleNamespace(value=pickle.loads(data))
+
+    def wait(self, refs: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return refs[:1], refs[1:]
+
+    def get(self, ref: Any) -> Any:
+        return ref.value
+
+    def worker(self, rank: int) -> Any:
+        one = ActorWorker.__new__(ActorWorker)
+        one.actor, one.value_model = Model(rank % TENSOR_PARALLEL == 0), None  # type: ignore
+        one.platform = SimpleNamespace(release_cached_memory=lambda: None)
+
+        def method(name: str) -> Any:
+            def remote(*arguments: Any) -> Any:
+                self.calls[name] += 1
+                given = [getattr(a, "value", a) for a in arguments]
+                if name != "begin_step":  # Whose argument is in shared memory.
+                    self.call_bytes += len(pickle.dumps(given))
+                return _Answer(getattr(one, name)(*given))
+
+            return SimpleNamespace(remote=remote)
+
+        return _Methods(method)
+
+
+class _Answer:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Methods:
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        return self._method(name)
+
+
+def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
+    """A step of ``TOKENS`` tokens on ``ranks`` ranks."""
+    network = Network()
+    monkeypatch.setattr(group, "ray", network)
+    layout = Layout(TENSOR_PARALLEL, 1, ranks // TENSOR_PARALLEL)
+    settings: Any = SimpleNamespace(max_tokens_per_microbatch=64)
+    actor = ActorGroup(settings, layout, device="cpu", seed=0, num_threads=1, log_dir="")
+    actor._workers = [network.worker(rank) for rank in range(ranks)]
+    actor._dp = [rank // TENSOR_PARALLEL for rank in range(ranks)]
+    batch = batch_of_sequences([((1,) * 3, (2,) * 13)] * (TOKENS // 16))
+    actor.begin_step(batch, UPDATE, seed=0)
+    alignment = actor.step_log_probs(now=0)
+    assert sorted(alignment.places.tolist()) == list(range(len(batch)))
+    advantages = SequenceAdvantages(torch.ones(len(batch)))
+    assert actor.step_finish(TokenSettings(), advantages).any_advantage
+    result, again = actor.step_update(UPDATE, now=0)
+    assert result.minibatches == [{"loss": 1.0}] and again is None
+    return network
+
+
+def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = {ranks: step(ranks, monkeypatch) for ranks in (8, 64, 512)}
+    methods = ("begin_step", "step_log_probs", "step_finish", "update")
+    for ranks, network in of.items():
+        # One object for each data-parallel rank, which its tensor ranks share.
+        expected = {"put": ranks // TENSOR_PARALLEL} | dict.fromkeys(methods, ranks)
+        assert network.calls == expected
+    # All shards together are the step, whatever the ranks; each has a kilobyte besides.
+    overhead = (of[512].put_bytes - of[8].put_bytes) / (256 - 4)
+    assert overhead < 2500
+    assert of[512].call_bytes < 64 * of[8].call_bytes

@@ -1,0 +1,118 @@
+"""Shards: each sequence once, weights of the whole minibatch, and 8 bytes a token on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from rlmath.algorithms.aggregation import AGGREGATIONS
+from rlmath.algorithms.filters import TruncatedRule
+from rlmath.batching import minibatches
+from rlmath.batching.from_groups import SampledSequences, sampled_sequences
+from rlmath.batching.shards import Shard, ShardSettings, response_rows, shards
+from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
+
+
+def groups(count: int = 6, size: int = 4, longest: int = 40) -> list[Group]:
+    draw = np.random.default_rng(0)
+    found = []
+    for number in range(count):
+        graded = []
+        for index in range(size):
+            length = int(draw.integers(1, longest))
+            tokens = draw.integers(150_000, size=length, dtype=np.int32)
+            log_probs = -draw.random(length, dtype=np.float32)
+            sample = Sample(f"p{number}", index, tokens, log_probs, "", "stop", 3, 0, 0)
+            reward = None if draw.random() < 0.2 else float(index)
+            graded.append(GradedSample(sample, reward, None, "ungraded"))
+        prompt = tuple(range(2 + number))
+        found.append(Group(Problem(f"p{number}", "?", prompt, ("1",)), tuple(graded)))
+    return found
+
+
+def sequences(**sizes: int) -> SampledSequences:
+    return sampled_sequences(groups(**sizes), truncated=TruncatedRule.keep, mask_duplicates=False)
+
+
+def dealt(batch: SampledSequences | TrainingBatch, ranks: int, **settings: object) -> list[Shard]:
+    wanted = {"minibatches": 2, "seed": 5, "max_tokens_per_microbatch": 60} | settings
+    return list(shards(batch, ShardSettings(ranks, **wanted)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_each_sequence_is_in_one_shard_with_all_that_it_has(ranks: int) -> None:
+    given = sequences()
+    whole = given.select(range(len(given)))
+    found = dealt(given, ranks)
+    assert sorted(p for one in found for p in one.places.tolist()) == list(range(len(given)))
+    for shard in found:
+        expected = whole.select(shard.places.tolist())
+        for field in dataclasses.fields(TrainingBatch):
+            mine, wanted = getattr(shard.batch, field.name), getattr(expected, field.name)
+            assert mine is wanted is None or torch.equal(mine, wanted), field.name
+        rows = response_rows(shard.places, whole.response_lengths)
+        assert torch.equal(whole.engine_log_probs[rows], shard.batch.engine_log_probs)
+        # The same sequences in a minibatch, whatever the ranks.
+        cut = minibatches(given.group_ids.tolist(), 2, 5)
+        for share, members in zip(shard.shares(), cut, strict=True):
+            assert set(share.places.tolist()) <= set(members)
+    # Ranks wait for each other in every micro-batch.
+    assert len({tuple(len(counts) for counts in one.counts) for one in found}) == 1
+
+
+@pytest.mark.parametrize("kind", AGGREGATIONS.names())
+def test_a_tokens_weight_does_not_depend_on_the_ranks(kind: str) -> None:
+    given = sequences()
+    weights = []
+    for ranks in (1, 2, 5):
+        found = torch.full((int(given.response_lengths.sum()),), torch.nan)
+        for shard in dealt(given, ranks, aggregation=kind, constant_length=40):
+            for share in shard.shares():
+                found[response_rows(share.places, given.response_lengths)] = share.weights
+        weights.append(found)
+    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
+    masked = ~given.select(range(len(given))).loss_mask
+    assert masked.any() and not weights[0][masked].any() and weights[0][~masked].all()
+
+
+def test_micro_batches_lie_side_by_side_and_are_the_same_for_log_probs_and_update() -> None:
+    for shard in dealt(sequences(), 2):
+        shares = list(shard.shares())
+        of_update = [
+            share.places[list(one.sequences)].tolist()
+            for share in shares
+            for one in share.micro_batches
+        ]
+        whole = shard.whole()
+        assert of_update == [
+            shard.places[list(one.sequences)].tolist() for one in whole.micro_batches
+        ]
+        for share in (*shares, whole):
+            lengths = share.batch.sequence_lengths
+            for one in share.micro_batches:
+                assert one.num_tokens == int(lengths[list(one.sequences)].sum())
+            # No copy.
+            start, end = shard.batch.tokens.data_ptr(), shard.batch.tokens.nbytes
+            assert start <= share.batch.tokens.data_ptr() < start + end
+
+
+def test_a_shard_travels_in_8_bytes_a_token_and_is_read_where_it_arrives() -> None:
+    given = sequences(longest=2000)
+    for shard in dealt(given, 2, max_tokens_per_microbatch=4000):
+        buffers: list[pickle.PickleBuffer] = []
+        body = pickle.dumps(shard, protocol=5, buffer_callback=buffers.append)
+        arrived = [bytes(buffer) for buffer in buffers]  # Read-only, as Ray's.
+        sent = len(body) + sum(map(len, arrived))
+        assert sent <= 1.05 * 8 * int(shard.batch.tokens.numel())
+        again: Shard = pickle.loads(body, buffers=arrived)
+        for field in dataclasses.fields(TrainingBatch):
+            mine, wanted = getattr(again.batch, field.name), getattr(shard.batch, field.name)
+            assert mine is wanted is None or torch.equal(mine, wanted), field.name
+        assert torch.equal(again.places, shard.places) and again.counts == shard.counts
+        assert torch.equal(again.weights, shard.weights)
+        places = [np.frombuffer(one, np.uint8).ctypes.data for one in arrived]
+        assert again.batch.tokens.data_ptr() in places, "no copy"
