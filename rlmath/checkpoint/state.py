@@ -262,9 +262,9 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
             load_schedule_state(state.scheduler, loaded["scheduler"])
         if state.reference is not None:
             load_reference(state.module, state.reference, loaded["reference"])
-        # Older checkpoints do not name these kinds of ranks.
-        unnamed = {"context_parallel": 1, "expert_parallel": 1}
-        if unnamed | saved["layout"] == dataclasses.asdict(state.layout):
+        # Older checkpoints do not name these.
+        unnamed = {"context_parallel": 1, "expert_parallel": 1, "pipeline_layers": []}
+        if unnamed | saved["layout"] == _as_json(state.layout):
             load_streams(target, dist.get_rank())
         else:
             log.info(
@@ -326,12 +326,17 @@ def _copy_to_host(sharded: Any) -> None:
 def _about(state: ModelState) -> dict[str, Any]:
     """What has to be equal for a load, and the layout, which need not be."""
     return {
-        "shape": json.loads(json.dumps(dataclasses.asdict(state.spec))),
+        "shape": _as_json(state.spec),
         "dtype": state.dtype,
         "optimizer": state.optimizer_kind,
         "reference": state.reference_kind,
-        "layout": dataclasses.asdict(state.layout),
+        "layout": _as_json(state.layout),
     }
+
+
+def _as_json(described: Any) -> Any:
+    """A dataclass as it is when it is read again: a list for a tuple."""
+    return json.loads(json.dumps(dataclasses.asdict(described)))
 
 
 def _read_about(target: Path) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class HfFolderReader:
                     f"{self.folder / INDEX_FILE} says that {name} is in {file}; it is not"
                 )
         self._file_of = dict(listed)
-        if spec is not None:
+        if spec is not None and spec.family.fused:
             self._split_fused(spec)
 
     def _split_fused(self, spec: ModelSpec) -> None:

@@ -89,6 +89,8 @@ def file_tensors(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
 def file_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the model's files, in the order of ``hf_shapes``."""
     shapes = hf_shapes(spec)
+    if not spec.family.fused:
+        return shapes
     return {
         file: (sum(shapes[name][0] for name in names), *shapes[names[0]][1:])
         for file, names in file_tensors(spec).items()

@@ -455,7 +455,12 @@ def test_a_saved_folder_is_the_same_model(
 
 @pytest.mark.parametrize(
     ("family", "case"),
-    [("qwen2_tied", Case(tp=2, pp=2)), ("qwen3_moe", Case(tp=2, ep=2))],
+    [
+        ("qwen2_tied", Case(tp=2, pp=2)),
+        long("qwen3_moe", Case(tp=2, ep=2)),
+        # With what its routers choose by, and experts of all tokens.
+        ("glm4_moe", Case(tp=2, ep=2)),
+    ],
     ids=_name,
 )
 def test_a_checkpoint_of_any_layout_becomes_a_folder(
@@ -470,6 +475,7 @@ def test_a_checkpoint_of_any_layout_becomes_a_folder(
         "data_parallel": 2 // case.pp,
         "context_parallel": 1,
         "expert_parallel": case.ep,
+        "pipeline_layers": [],
     }
     counts = ranks.call("convert", "to_hf", str(checkpoint), str(target), str(source))
     assert counts == [len(_read(source))] * 4
@@ -479,10 +485,11 @@ def test_a_checkpoint_of_any_layout_becomes_a_folder(
     assert "config.json says" in messages[0]
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "phi3"])
 def test_a_folder_becomes_a_checkpoint_and_a_folder_again(
-    ranks: Ranks, folders: dict[str, Path], tmp_path: Path
+    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, family: str
 ) -> None:
-    source, checkpoint, target = folders["qwen3_moe"], tmp_path / "megatron", tmp_path / "hf"
+    source, checkpoint, target = folders[family], tmp_path / "megatron", tmp_path / "hf"
     arguments = (str(source), str(checkpoint), torch.float32)
     assert ranks.call("convert", "to_megatron", *arguments) == [len(_read(source))] * 4
     assert "has a checkpoint already" in ranks.call("convert", "to_megatron", *arguments)[0]

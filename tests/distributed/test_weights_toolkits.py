@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rlmath.model.tiny import make_tiny_model
 
@@ -88,6 +89,14 @@ def test_what_cannot_be_used_is_one_message(model: Path, tmp_path: Path) -> None
     done = run("validate_logprobs.py", model, "actor.tensor_parallel=3", "--no-vllm")
     assert done.returncode == 2
     assert "2 key-value heads over TP 3" in done.stderr
+    broken = tmp_path / "broken"
+    shutil.copytree(model, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    done = run("convert_checkpoint.py", "to-megatron", broken, tmp_path / "checkpoint")
+    assert done.returncode == 2
+    assert "error: model.norm.weight in " in done.stderr and "holds NaN" in done.stderr
     done = run("convert_checkpoint.py", "to-hf", tmp_path, tmp_path / "out")
     assert done.returncode == 2
     assert "is no checkpoint" in done.stderr
