@@ -185,11 +185,14 @@ class Gate:
             worst = int(torch.where(fresh, farthest[:, 0], -1.0).argmax())
             if not explained:
                 self._explained_at = step
-            raise AlignmentError(
-                _message(config, mean, largest, allowed, noise, alignment.fresh.tokens)
-                + _worst(int(places[worst]), farthest[worst])
-                + (f"See step {last} for where." if explained else _where(session, updated))
-            )
+            said = _message(config, mean, largest, allowed, noise, alignment.fresh.tokens)
+            said += _worst(int(places[worst]), farthest[worst])
+            if explained:
+                raise AlignmentError(f"{said}See step {last} for where.")
+            if not updated:
+                rows = sorted({*chosen, int(places[worst])})
+                said += _again(session, sequences, rows, int(places[worst]), farthest[worst], noise)
+            raise AlignmentError(said + _where(session, updated))
         if given or not scheduled:
             return {}
         return {
@@ -230,6 +233,35 @@ def _worst(sequence: int, farthest: Tensor) -> str:
     return (
         f"; worst at response token {token:.0f} of sequence {sequence} of the batch: actor "
         f"{actor:.4f}, engine {engine:.4f}. "
+    )
+
+
+def _again(
+    session: Session,
+    sequences: Sequences,
+    rows: list[int],
+    sequence: int,
+    farthest: Tensor,
+    noise: Noise,
+) -> str:
+    """Whether the actor gives the worst token the same log-prob once more.
+
+    Args:
+        rows: Sequences to run, one for each data-parallel rank at least, the worst among them.
+        sequence: The worst.
+        farthest: Its row of ``Alignment.farthest``.
+        noise: The actor against itself.
+    """
+    batch = sequences.select(rows)
+    log_probs, _ = session.actor.log_probs(batch)
+    first = int(batch.response_lengths[: rows.index(sequence)].sum())
+    _, token, before, _ = farthest.tolist()
+    now = float(log_probs[first + int(token)])
+    if abs(now - before) <= max(noise.max_abs, FLOAT32_EXCESS):
+        return "The actor gives it the same log-prob again. "
+    return (
+        f"The actor gives it {now:.4f} now: its own log-probs do not repeat, so suspect its pass "
+        "over this step, not the engine. "
     )
 
 

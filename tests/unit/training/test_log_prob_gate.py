@@ -240,6 +240,22 @@ def test_a_failure_says_which_tensors_differ(
         check(session, batch_of([[0.5, 0.5]], versions=[4]), updated=updated)
 
 
+def test_an_actor_that_does_not_repeat_itself_is_told_from_an_engine_that_differs() -> None:
+    session = session_of("model.dtype=bfloat16", noise=0.02)
+    apart = batch_of([[0.0, 0.0], [0.0, 0.5], [0.0]], versions=[4, 4, 4])
+    with pytest.raises(AlignmentError, match=r"token 1 of sequence 1.* the same log-prob again"):
+        check(session, apart)
+    # The engine was right: the actor's pass over the step was not.
+    assert apart.old_log_probs is not None
+    wrong = dataclasses.replace(
+        apart,
+        old_log_probs=torch.tensor([-1.0, -1.0, -1.0, -1.5, -1.0]),
+        engine_log_probs=torch.full((5,), -1.0),
+    )
+    with pytest.raises(AlignmentError, match=r"gives it -1\.0000 now: its own .* do not repeat"):
+        check(session_of("model.dtype=bfloat16", noise=0.02), wrong)
+
+
 def test_a_run_that_goes_on_looks_into_a_failure_once_in_a_while() -> None:
     session = session_of("model.dtype=bfloat16", noise=0.02)
     apart = batch_of([[0.5, 0.5]], versions=[4])
