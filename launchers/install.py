@@ -28,7 +28,7 @@ OPTIONS = {
 # in many images. Then each process would compile thousands again. Of these files, half of all,
 # hardly one is imported.
 SELDOM_IMPORTED = re.compile(
-    r"/(transformers/models/(?!auto|gemma|llama|qwen)[^/]*|torch/(_inductor|testing)"
+    r"/(transformers/models/(?!auto|gemma|llama|qwen)[^/]*|torch/(_inductor|testing/_internal)"
     r"|vllm/(models|entrypoints/(?!openai))[^/]*|ray/(data|llm|rllib|serve|train|tune)"
     r"|anthropic|datasets|dns|fontTools|mypyc?|numba|pandas|pip|pyarrow|sentry_sdk|setuptools"
     r"|sympy/physics|tests?)/"

@@ -186,10 +186,9 @@ class Run:
         self.family = psutil.Process(self.process.pid).children(recursive=True)
         for one in [self.process.pid, *(process.pid for process in self.family)]:
             with contextlib.suppress(OSError):
-                lines = Path(f"/proc/{one}/maps").read_text().splitlines()
-                self.shared_memory |= {
-                    line.split()[-1] for line in lines if "/dev/shm/" in line and line[-1] != ")"
-                }
+                maps = Path(f"/proc/{one}/maps").read_text()
+                # Most are "(deleted)": whoever needs them has opened them.
+                self.shared_memory |= set(re.findall(r"/dev/shm/[^ \n]+", maps))
 
     def _left(self) -> list[str]:
         left = marked_processes(self.mark)

@@ -55,7 +55,7 @@ class FakeActor:
 
     def update(self, *arguments: Any) -> Any:
         self._weights += 1
-        return SimpleNamespace(minibatches=[{}]), None
+        return SimpleNamespace(minibatches=[{}])
 
     def log_probs(self, batch: Any, noise_seed: int | None = None) -> Any:
         return batch.engine_log_probs + (0.0 if noise_seed is None else 1e-3), None
