@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ _NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 settings.register_profile("few", _NO_CLOCK, max_examples=25)
 settings.register_profile("many", _NO_CLOCK, max_examples=1000)
 settings.load_profile("few")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and so would be all that tests
+# start and end with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent
 TIER_OF_FOLDER = {
