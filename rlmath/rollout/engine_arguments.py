@@ -57,10 +57,16 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
 
 
 def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """What is said to vLLM on GPUs alone."""
+    """What is said to vLLM on GPUs alone.
+
+    A step never has more tokens than all running sequences at their longest. vLLM warms up with as
+    many as it is told, and where they do not fit its block tables it writes beyond them: the first
+    request then fails with an illegal memory access (vLLM 0.32.0, H100).
+    """
+    most_tokens = spec.max_running_sequences * spec.max_sequence_tokens
     return {
         "enable_chunked_prefill": True,
-        "max_num_batched_tokens": spec.max_batched_tokens,
+        "max_num_batched_tokens": min(spec.max_batched_tokens, most_tokens),
         "enforce_eager": spec.enforce_eager,
         "gpu_memory_utilization": spec.gpu_memory_utilization,
         "kv_cache_memory_bytes": spec.kv_cache_bytes,

@@ -6,14 +6,19 @@ looks for the extension as Transformer Engine's own loader does; the real one im
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 import sysconfig
 from pathlib import Path
 
 CORE_DISTRIBUTIONS = ("transformer-engine-cu13", "transformer-engine-cu12")
 EXTENSION = "transformer_engine_torch"
+# Libraries that it loads by name, each with the packages' folder that has it.
+PACKAGED_LIBRARIES = {"CUDNN": "cudnn", "NVRTC": "cu13", "CURAND": "cu13"}
 # Its flash attention is that of one of these; the second is for Hopper alone.
 FLASH_ATTENTION_DISTRIBUTIONS = ("flash-attn", "flash-attn-3")
 
@@ -45,10 +50,33 @@ def has_flash_attention() -> bool:
     return any(_version(name) is not None for name in FLASH_ATTENTION_DISTRIBUTIONS)
 
 
+def use_packaged_libraries() -> None:
+    """Have Transformer Engine load the CUDA libraries that are installed as packages beside it.
+
+    Its loader looks below ``CUDNN_HOME`` (and so on), ``CUDA_HOME`` and ``/usr/local/cuda`` before
+    it looks at packages, and takes the first file of that name, of whatever version. Torch has
+    loaded the packages' by then. On a machine with cuDNN 9.14 in its CUDA toolkit, torch 2.13 then
+    refused to go on, or fused attention failed with ``CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED``.
+    A variable that the user has set stays. Call before the first import of Transformer Engine.
+    """
+    packages = _site_packages() / "nvidia"
+    for library, folder in PACKAGED_LIBRARIES.items():
+        if (packages / folder).is_dir():
+            os.environ.setdefault(f"{library}_HOME", str(packages / folder))
+    # Of cuDNN its core is linked to all parts, and the loader opens the first alone.
+    cudnn = Path(os.environ.get("CUDNN_HOME", ""))
+    if cudnn == packages / PACKAGED_LIBRARIES["CUDNN"]:
+        for part in sorted(cudnn.glob("lib/lib*.so.*[0-9]")):
+            ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
+
+
 def import_error() -> str | None:
     """What importing Transformer Engine raises in this process; ``None``: it works."""
+    use_packaged_libraries()
     try:
-        import transformer_engine.pytorch  # noqa: F401
+        # Before it: its core is linked to cuBLAS, which torch knows where to find.
+        importlib.import_module("torch")
+        importlib.import_module("transformer_engine.pytorch")
     except Exception as error:
         # A missing symbol is an OSError, a wrong pair of versions an AssertionError.
         return f"importing it fails: {type(error).__name__}: {error}"

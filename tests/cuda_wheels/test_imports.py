@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.cuda_wheels.programs import answer_of
@@ -12,3 +17,28 @@ def test_modules_import(which: str, at_least: int) -> None:
     answer = answer_of("imports_program", which)
     assert answer["failed"] == {}
     assert answer["modules"] >= at_least
+
+
+def test_transformer_engine_takes_cudnn_from_the_packages(tmp_path: Path) -> None:
+    """Its loader would take the toolkit's, which here is no library at all."""
+    toolkit = tmp_path / "lib64"
+    toolkit.mkdir()
+    for name in ("libcudnn.so.9", "libnvrtc.so.13", "libcurand.so.10"):
+        (toolkit / name).write_text("of another version")
+    program = (
+        "from rlmath.utils import transformer_engine as te; print(te.import_error())\n"
+        "maps = open('/proc/self/maps').read().split()\n"
+        "print(*sorted({one for one in maps if one.endswith('libcudnn.so.9')}))"
+    )
+    hidden = {f"{name}_HOME" for name in ("CUDNN", "NVRTC", "CURAND")}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | {"CUDA_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    error, libraries = done.stdout.strip().splitlines()[-2:]
+    assert error == "None", done.stderr
+    assert len(libraries.split()) == 1 and "/nvidia/cudnn/" in libraries

@@ -65,6 +65,8 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
             "actor.max_tokens_per_microbatch=4096",
             "reward.num_workers=1",
             "runner.keep_checkpoints=1",
+            # An engine that fails is the finding; starting it again would take minutes.
+            "rollout.max_engine_restarts=0",
             *overrides,
         ]
     )

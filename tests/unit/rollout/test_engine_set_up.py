@@ -51,6 +51,13 @@ def test_vllm_is_told_the_gpus_the_step_budget_and_the_schedule(gpu_spec: Engine
     assert cuda_arguments(replace(spec, device_ids=()))["device_ids"] is None
 
 
+def test_a_step_is_no_longer_than_all_sequences_together(gpu_spec: EngineSpec) -> None:
+    """vLLM warms up with that many tokens, and its tables end where the longest sequences do."""
+    small = replace(gpu_spec, max_running_sequences=32, max_sequence_tokens=128)
+    assert small.max_batched_tokens > 32 * 128
+    assert cuda_arguments(small)["max_num_batched_tokens"] == 32 * 128
+
+
 def test_an_engine_on_a_gpu_sees_its_gpus_and_measures_its_own_cache(gpu_spec: EngineSpec) -> None:
     environment = gpu_spec.environment()
     assert environment["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"

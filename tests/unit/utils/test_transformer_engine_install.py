@@ -147,3 +147,22 @@ def test_a_cpu_has_local_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_platform("cpu", "transformer_engine")
     with pytest.raises(UserError, match="sees no CUDA device"):
         choose_platform("cuda")
+
+
+def test_it_loads_the_packages_libraries_before_a_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch has loaded the packages' cuDNN; with a second one, fused attention fails."""
+    variables = ("CUDNN_HOME", "NVRTC_HOME", "CURAND_HOME")
+    for name in variables:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(te_install, "_site_packages", lambda: tmp_path)
+    te_install.use_packaged_libraries()
+    assert not set(variables) & set(os.environ)
+    (tmp_path / "nvidia" / "cudnn").mkdir(parents=True)
+    (tmp_path / "nvidia" / "cu13").mkdir()
+    monkeypatch.setenv("CURAND_HOME", "/opt/mine")
+    te_install.use_packaged_libraries()
+    found = [os.environ.pop(name) for name in variables]
+    packages = tmp_path / "nvidia"
+    assert found == [str(packages / "cudnn"), str(packages / "cu13"), "/opt/mine"]

@@ -26,6 +26,7 @@ def run(node: Node, record: Record) -> None:
     for finding in [*packages(), *shared_memory()]:
         record.figure(finding.subject, finding.text)
         record.require(finding.level != "bad", f"{finding.subject}: {finding.text}")
+    te_install.use_packaged_libraries()
     _versions(record)
     if not node.on_cuda:
         why = "no GPU, or torch is a build without CUDA"

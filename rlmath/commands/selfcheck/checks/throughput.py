@@ -16,6 +16,7 @@ from rlmath.commands.selfcheck import bare_vllm, parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.config.schema import Config
+from rlmath.rollout.engine_arguments import cuda_arguments
 from rlmath.rollout.requests import EngineSpec, Request
 
 # Requests and tokens of each.
@@ -105,7 +106,7 @@ def _bare(node: Node, spec: EngineSpec, wanted: Sequence[Request]) -> dict[str, 
         # As vLLM is used alone: its engine in a process beside the one that asks.
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
         engine["gpu_memory_utilization"] = spec.gpu_memory_utilization
-        engine["max_num_batched_tokens"] = spec.max_batched_tokens
+        engine["max_num_batched_tokens"] = cuda_arguments(spec)["max_num_batched_tokens"]
     else:
         engine |= {
             "enforce_eager": True,
