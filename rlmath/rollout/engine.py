@@ -8,6 +8,7 @@ weight transfer protocol, to take new weights. Nothing of vLLM or torch is impor
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.errors import WeightsError
 from rlmath.rollout.engine_arguments import cache_folders
 from rlmath.rollout.requests import EngineSpec, Progress, Request
-from rlmath.rollout.step_loop import StepLoop
+from rlmath.rollout.step_loop import StepLoop, import_vllm
 from rlmath.utils.child_processes import end_with_parent
 
 
@@ -34,8 +35,20 @@ class RolloutEngine:
         self._loop = StepLoop(spec, index)
         # False from the start of an update until its end, and after a sleep that dropped them.
         self._weights_valid = True
+        self._preparing = threading.Lock()
+        self._prepared = False
         # With the object_store transport: hands buckets on to vLLM's workers.
         self._relay: Any = None
+
+    def prepare(self) -> None:
+        """Import what ``start`` needs; it touches no GPU, so others may settle there meanwhile."""
+        with self._preparing:
+            if self._prepared:
+                return
+            send_output_to(self._spec.log_path(self._index))
+            write_stacks_on_signal()
+            import_vllm(self._spec.device)
+            self._prepared = True
 
     def start(self) -> int | None:
         """Load the model; returns when the engine can sample.
@@ -46,8 +59,7 @@ class RolloutEngine:
         Raises:
             Exception: Whatever vLLM says about settings, model or memory.
         """
-        send_output_to(self._spec.log_path(self._index))
-        write_stacks_on_signal()
+        self.prepare()
         self._loop.start()
         return self._loop.kv_cache_bytes
 

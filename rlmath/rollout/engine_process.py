@@ -1,4 +1,5 @@
-"""One engine's process as the driver sees it: made, asked, and ended, whatever state it is in."""
+"""One engine's process as the driver sees it: made, started, asked, and ended, whatever state it is
+in."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from rlmath.rollout.requests import EngineError, EngineSpec
 
 
 class EngineProcess:
-    """The Ray actor of one engine.
+    """The Ray actor of one engine. Once made it imports what it needs, and touches no GPU before
+    ``start``.
 
     Args:
         spec: How the engine is set up.
@@ -27,7 +29,7 @@ class EngineProcess:
 
     Attributes:
         handle: Ray's handle of the actor.
-        starting: The answer to ``start`` that is still waited for.
+        starting: The answer to ``start`` that is still waited for; ``None``: none is.
     """
 
     def __init__(
@@ -49,8 +51,15 @@ class EngineProcess:
         self.start_timeout_s = start_timeout_s
         self.handle: Any = actor.remote(spec, index, environment)
         self._place_ref = self.handle.place.remote()
-        self.starting: Any = self.handle.start.remote()
-        self._deadline_s = time.monotonic() + start_timeout_s
+        # Whatever goes wrong with its imports, its start says.
+        self.handle.prepare.remote()
+        self.starting: Any = None
+        self._deadline_s = 0.0
+
+    def start(self) -> None:
+        """Let it load the model, on its GPUs; returns at once."""
+        self.starting = self.handle.start.remote()
+        self._deadline_s = time.monotonic() + self.start_timeout_s
 
     def started(self) -> int | None:
         """Take the answer to ``start``, which must be there.

@@ -107,10 +107,17 @@ class RolloutPool:
         self.launch()
         self.wait_until_ready()
 
-    def launch(self) -> None:
-        """Begin to start the engines and return at once, so that other parts start meanwhile."""
+    def prepare(self) -> None:
+        """Make the engines' processes and return at once; they import vLLM and touch no GPU."""
         Path(self._spec.log_dir).mkdir(parents=True, exist_ok=True)
         self._engines = [self._make(index) for index in range(self._num_engines)]
+
+    def launch(self) -> None:
+        """Begin to start the engines and return at once, so that other parts start meanwhile."""
+        if not self._engines:
+            self.prepare()
+        for engine in self._engines:
+            engine.start()
 
     def wait_until_ready(self) -> None:
         """Wait for what ``launch`` began.
@@ -297,6 +304,7 @@ class RolloutPool:
         if self.make_room is not None:
             self.make_room()
         self._engines[index] = self._make(index)
+        self._engines[index].start()
 
     def bring_up_started(
         self, starting: Mapping[Any, EngineProcess], ready: Sequence[Any]

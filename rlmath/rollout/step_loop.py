@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import importlib
 import queue
 import threading
 import time
@@ -38,6 +39,23 @@ T = TypeVar("T")
 # After the first finished sample, how long to gather more before answering. Answers cost the
 # engine's process time that it would spend on tokens.
 GATHER_S = 0.1
+
+
+def import_vllm(device: str) -> None:
+    """Import what making an engine imports, most of which takes seconds.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+    """
+    # Found by name when a worker is made, which is in this process for an engine of one rank.
+    worker = "gpu_worker" if device == "cuda" else "cpu_worker"
+    with paused_collector(), _quickly(device):
+        importlib.import_module("vllm.v1.engine.llm_engine")
+        importlib.import_module(f"vllm.v1.worker.{worker}")
+
+
+def _quickly(device: str) -> contextlib.AbstractContextManager[None]:
+    return without_compiler() if device == "cpu" else contextlib.nullcontext()
 
 
 @dataclass
@@ -219,9 +237,8 @@ class StepLoop:
 
     def _make_engine(self) -> None:
         spec = self._spec
-        quickly = without_compiler() if spec.device == "cpu" else contextlib.nullcontext()
         with paused_collector():
-            with quickly:
+            with _quickly(spec.device):
                 from vllm.v1.engine.llm_engine import LLMEngine
 
                 from rlmath.rollout.engine_arguments import vllm_arguments

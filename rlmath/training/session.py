@@ -177,6 +177,7 @@ def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:
     the start asks for all of ``rollout.gpu_memory_utilization`` to be free. Both mean something
     only while the ranks on that GPU hold what they hold for good and allocate nothing: engines on
     the ranks' GPUs start when all ranks are ready and have given back memory that they do not use.
+    What needs no GPU, their processes and imports, they do meanwhile: ten seconds and more.
     A GPU has one engine, so no two measure at once.
 
     Raises:
@@ -196,6 +197,7 @@ def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:
                 say("the ranks are ready; waiting for the engines")
     else:
         say(f"starting {ranks}", logs=True)
+        pool.prepare()
         actor.launch()
         actor.wait_until_ready()
         actor.release_cached_memory()

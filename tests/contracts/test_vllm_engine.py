@@ -19,6 +19,8 @@ AHEAD = "a step is in flight while weights change (rlmath/rollout/step_loop.py)"
 FOLDERS = "engines of a node write to one folder (rlmath/rollout/engine_arguments.py)"
 INVARIANT = "precision.batch_invariant is not what it says (rlmath/vllm_plugin/engine_precision.py)"
 START = "engines start in the wrong order, or too early (rlmath/training/session.py)"
+IMPORTS = "engines start seconds later (rlmath/rollout/step_loop.py)"
+WARM_UP = "the bound of max_num_batched_tokens is wrong (rlmath/rollout/engine_arguments.py)"
 LOOP = "samples cannot be read from the engine's core (rlmath/rollout/step_loop.py)"
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
@@ -167,6 +169,23 @@ ROWS = [
         "vllm.compilation.compiler_interface:InductorAdaptor.initialize_cache",
         says=('os.environ.get("TRITON_CACHE_DIR")',),
         breaks=FOLDERS,
+    ),
+    # What an engine imports before its GPU is free for it.
+    Row(
+        "vllm.platforms.cuda:CudaPlatformBase.check_and_update_config",
+        says=('"vllm.v1.worker.gpu_worker.Worker"',),
+        breaks=IMPORTS,
+    ),
+    Row(
+        "vllm.platforms.cpu:CpuPlatform.check_and_update_config",
+        says=('"vllm.v1.worker.cpu_worker.CPUWorker"',),
+        breaks=IMPORTS,
+    ),
+    # What an engine warms up with: its tables end at the longest sequences.
+    Row(
+        "vllm.v1.worker.gpu.model_runner:GPUModelRunner._dummy_run",
+        says=("num_reqs = min(num_tokens, self.max_num_reqs)", "num_tokens // num_reqs"),
+        breaks=WARM_UP,
     ),
     # Batch invariance.
     Row(

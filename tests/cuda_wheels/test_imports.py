@@ -42,3 +42,18 @@ def test_transformer_engine_takes_cudnn_from_the_packages(tmp_path: Path) -> Non
     error, libraries = done.stdout.strip().splitlines()[-2:]
     assert error == "None", done.stderr
     assert len(libraries.split()) == 1 and "/nvidia/cudnn/" in libraries
+
+
+def test_an_engine_that_prepares_leaves_the_gpu_alone() -> None:
+    """It does so while the ranks settle on that GPU, whose memory vLLM then measures."""
+    program = (
+        "from tests.cuda_wheels.forged import forge_gpus, forge_vllm\n"
+        "forge_gpus(); forge_vllm()\n"
+        "from rlmath.rollout.step_loop import import_vllm; import_vllm('cuda')\n"
+        "import sys, torch\n"
+        "print('vllm.v1.worker.gpu_worker' in sys.modules, torch.cuda.is_initialized())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip().splitlines()[-1:] == ["True False"], done.stderr

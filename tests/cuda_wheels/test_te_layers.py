@@ -43,7 +43,7 @@ def built() -> dict[str, Any]:
 
 def test_it_is_installed_completely() -> None:
     assert te_install.missing_part() is None
-    program = "from rlmath import te_install as t; print(t.import_error())"
+    program = "from rlmath.utils import transformer_engine as t; print(t.import_error())"
     assert run("-c", program) == "None"
 
 

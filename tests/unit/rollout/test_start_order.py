@@ -42,8 +42,12 @@ class RecordedEngine:
     events: list[str]
 
     def __init__(self, spec: EngineSpec, index: int, place: EnginePlace, timeout_s: float) -> None:
-        self.spec, self.index, self.starting = spec, index, f"start of {index}"
-        self.events.append(f"engine {index} begins, cache {spec.kv_cache_bytes}")
+        self.spec, self.index, self.starting = spec, index, ""
+        self.events.append(f"engine {index} imports")
+
+    def start(self) -> None:
+        self.starting = f"start of {self.index}"
+        self.events.append(f"engine {self.index} begins, cache {self.spec.kv_cache_bytes}")
 
     def started(self) -> int:
         self.starting = None  # type: ignore[assignment]
@@ -79,6 +83,8 @@ def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
 ) -> None:
     session.start(RecordedRanks(events), make_pool(), quiet)  # type: ignore[arg-type]
     assert events == [
+        "engine 0 imports",
+        "engine 1 imports",
         "ranks begin",
         "ranks ready",
         "ranks give memory back",
@@ -91,8 +97,8 @@ def test_engines_on_gpus_of_their_own_start_beside_the_ranks(
     events: list[str], make_pool: Callable[..., RolloutPool]
 ) -> None:
     session.start(RecordedRanks(events), make_pool(sleeps=False), quiet)  # type: ignore
-    assert events[:2] == ["engine 0 begins, cache None", "engine 1 begins, cache None"]
-    assert events[2:] == ["ranks begin", "ranks ready"]
+    assert events[2:4] == ["engine 0 begins, cache None", "engine 1 begins, cache None"]
+    assert events[4:] == ["ranks begin", "ranks ready"]
 
 
 def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(
@@ -105,5 +111,6 @@ def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(
     assert events == [
         "engine 1 is killed",
         "ranks give memory back",
+        "engine 1 imports",
         "engine 1 begins, cache 7",
     ]

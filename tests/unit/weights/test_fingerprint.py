@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import rlmath.weights.fingerprint as fingerprint_module
 from rlmath.errors import WeightsError
 from rlmath.weights.fingerprint import add, compare_fingerprints, fingerprint, fingerprints
 
@@ -61,7 +62,7 @@ def test_parts_add_up(rows: int, columns: int, dim: int, data: st.DataObject) ->
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     x = tensor((50, 7))
     expected = fingerprint(x)
-    monkeypatch.setattr("rlmath.weights.fingerprint._CHUNK_ELEMENTS", 20)
+    monkeypatch.setitem(fingerprint_module._CHUNK_ELEMENTS, "cpu", 20)
     assert fingerprint(x) == expected
 
 
