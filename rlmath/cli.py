@@ -28,7 +28,7 @@ _COMMANDS = {
     "evaluate": "sample and grade held-out problems",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
-    "selfcheck": "measure this node: selfcheck gpu, ten minutes and one file to send",
+    "selfcheck": "measure this node: selfcheck gpu, a quarter of an hour and one file to send",
     "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
     "plan": "before a run: plan layout model.path=MODEL (what fits), plan weights model.path=MODEL",
 }

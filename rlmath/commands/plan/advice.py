@@ -57,7 +57,7 @@ def _what_would(wish: Wish) -> Iterator[str]:
             mean_response_tokens=min(work.mean_response_tokens, max(1, tokens // 2)),
         )
         # A budget that was made for the longest sequence shrinks with it.
-        budget = min(wish.max_tokens, shorter.longest_tokens)
+        budget = min(wish.max_tokens or shorter.longest_tokens, shorter.longest_tokens)
         step = _step_s(dataclasses.replace(wish, work=shorter, max_tokens=budget))
         if step is not None:
             yield (

@@ -152,7 +152,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
             response_tokens=response,
             mean_response_tokens=mean,
         ),
-        max_tokens=given.get("actor.max_tokens_per_microbatch") or longest,
+        max_tokens=given.get("actor.max_tokens_per_microbatch"),
         max_running=config.rollout.max_running_sequences,
         efficiency=Efficiency(**{name: value for name, value in shares.items() if value}),
         tp=given.get("actor.tensor_parallel"),

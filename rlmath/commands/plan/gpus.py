@@ -65,24 +65,30 @@ def gpu_named(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What of those figures a step gets. None of these was measured with rlmath on a GPU.
+    """What of those figures a step gets.
+
+    The first three were measured on one H100 with a model of 1.5 billion parameters
+    (``docs/gpu_results.md``), the others were not measured with rlmath.
 
     Attributes:
-        mfu: Model FLOPs utilization of the actor: of the peak, the share that forward and backward
-            passes of long packed sequences get. Megatron-LM reports 0.44 to 0.57 of dense models
-            (Narayanan et al. 2021, table 1); packs of unequal sequences get less.
+        mfu: Of the peak, the share that forward and backward passes get which keep the GPU busy,
+            with what is recomputed counted: 0.40 at 16,384 tokens a micro-batch. Megatron-LM
+            reports 0.44 to 0.57 of dense models (Narayanan et al. 2021, table 1).
+        layer_launch_s: Least time of the forward pass of a layer, in which the host launches its
+            kernels; the backward pass takes two. 4,096 tokens a micro-batch took it.
+        decode_step_s: Time of a decoding step that no size explains: scheduling, sampling.
         decode_bandwidth: Of the memory's bandwidth, the share that decoding gets.
         link: Of a link's rate, the share that a collective gets.
         network_gb_per_s: Of each GPU to other nodes, in one direction: 400 Gbit/s.
-        decode_step_s: Time of a decoding step that no size explains: scheduling, sampling.
         all_reduce_s: Latency of a small all-reduce between the ranks of an engine.
         tail_share: Of an engine's sequences those that run to the longest response.
     """
 
-    mfu: float = 0.35
+    mfu: float = 0.40
+    layer_launch_s: float = 0.0023
+    decode_step_s: float = 0.004
     decode_bandwidth: float = 0.6
     link: float = 0.7
     network_gb_per_s: float = 50.0
-    decode_step_s: float = 0.004
     all_reduce_s: float = 15e-6
     tail_share: float = 0.05

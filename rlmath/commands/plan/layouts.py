@@ -39,6 +39,8 @@ from rlmath.model.spec import ModelSpec
 CONTEXT_CHOICES = [1, 2, 4, 8]
 # Predictions that are no further apart say nothing of which is faster.
 EQUAL_SHARE = 0.03
+# Of a micro-batch, beyond which more tokens make nothing faster.
+BUSY_TOKENS = 16384
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Wish:
         gpus: How many.
         gpus_per_node: Of one node.
         work: A step.
-        max_tokens: Token budget of a micro-batch.
+        max_tokens: Token budget of a micro-batch; ``None``: the longest sequence, or as many of
+            them as fit beside each other and are faster.
         max_running: Sequences that an engine runs at once.
         bucket_mib: Of a weight update.
         efficiency: Assumptions about time.
@@ -73,7 +76,7 @@ class Wish:
     gpus: int
     gpus_per_node: int
     work: Work
-    max_tokens: int
+    max_tokens: int | None
     max_running: int
     bucket_mib: int = 512
     efficiency: Efficiency = field(default_factory=Efficiency)
@@ -94,7 +97,7 @@ class Wish:
     @property
     def longest_microbatch(self) -> int:
         """The budget, or one sequence that is longer than it."""
-        return max(self.max_tokens, self.work.longest_tokens)
+        return max(self.max_tokens or 0, self.work.longest_tokens)
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"actor.sequence_parallel={str(tp > 1).lower()}",
         f"actor.recompute={'full' if recomputed else 'none'}",
         f"actor.recompute_num_layers={recomputed or 'null'}",
-        f"actor.max_tokens_per_microbatch={wish.max_tokens}",
+        f"actor.max_tokens_per_microbatch={wish.max_tokens or actor.max_tokens}",
         f"rollout.tensor_parallel={engine_tp}",
         f"rollout.max_response_tokens={work.response_tokens}",
         f"rollout.max_running_sequences={wish.max_running}",
@@ -304,6 +307,8 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
             float("inf"),
         )
     actor, phases = _with_least_recompute(wish, split)
+    if wish.max_tokens is None:
+        actor, phases = _with_more_sequences(wish, actor, phases)
     share = engine_share(wish.gpu.memory_gib, resident_bytes(phases))
     engine_tp, cache_tokens, decoded = _best_engine(wish, share, name)
     engine_bytes = share * wish.gpu.memory_gib * GIB
@@ -358,6 +363,31 @@ def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, li
             return actor, phases
     _refuse_if_full(wish, peak, f"{name}, {layers} of {per_stage} layers recomputed")
     raise AssertionError("a phase that does not fit is refused")
+
+
+def _with_more_sequences(
+    wish: Wish, actor: ActorShape, phases: list[Phase]
+) -> tuple[ActorShape, list[Phase]]:
+    """The number of longest sequences in a micro-batch with which the actor is fastest.
+
+    Short sequences alone leave the GPU waiting for the host. Nothing more is recomputed for it.
+    """
+    work, longest = wish.work, actor.max_tokens
+    minibatch = work.sequences // work.minibatches // actor.layout.data_parallel
+
+    def seconds(one: ActorShape) -> float:
+        spec, gpu = wish.spec, wish.gpu
+        return sum(actor_time_s(spec, one, work, gpu, wish.efficiency, wish.gpus_per_node))
+
+    best = actor, phases
+    for count in range(2, min(minibatch, BUSY_TOKENS // longest) + 1):
+        more = dataclasses.replace(actor, max_tokens=count * longest)
+        needed = beside_sleeping_engine(wish.spec, more, _step(wish, more))
+        if max(one.num_bytes for one in needed) > usable_bytes(wish.gpu.memory_gib):
+            break
+        if seconds(more) < (1 - EQUAL_SHARE) * seconds(best[0]):
+            best = more, needed
+    return best
 
 
 def _step(wish: Wish, actor: ActorShape) -> Step:

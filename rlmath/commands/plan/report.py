@@ -146,9 +146,11 @@ def _terms(terms: Any) -> str:
 def _assumptions(wish: Wish) -> list[str]:
     gpu, efficiency = wish.gpu, wish.efficiency
     return [
-        "assumed, not measured with rlmath on a GPU:",
-        f"  actor: {efficiency.mfu:g} of {gpu.peak_tflops:g} TFLOPS; links {efficiency.link:g} of "
-        f"{gpu.link_gb_per_s:g} GB/s in a node and {efficiency.network_gb_per_s:g} GB/s between",
+        "assumed (docs/gpu_results.md has what was measured on one H100):",
+        f"  actor: {efficiency.mfu:g} of {gpu.peak_tflops:g} TFLOPS, but "
+        f"{1000 * efficiency.layer_launch_s:g} ms a layer and micro-batch at least; links "
+        f"{efficiency.link:g} of {gpu.link_gb_per_s:g} GB/s in a node and "
+        f"{efficiency.network_gb_per_s:g} GB/s between",
         f"  sampling: {efficiency.decode_bandwidth:g} of {gpu.memory_gb_per_s:g} GB/s, "
         f"{1000 * efficiency.decode_step_s:g} ms a step beside; {efficiency.tail_share:.0%} of an "
         f"engine's sequences run to the limit; {ENGINE_STEP_TOKENS:,} tokens of prompts a step",

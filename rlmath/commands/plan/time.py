@@ -127,6 +127,9 @@ def actor_time_s(
     # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1.
     bubble = 1 + (pp - 1) / microbatches
     forward *= slowest_stage_share(spec, layout, work.mean_tokens)
+    # Small micro-batches are done before the host has launched what comes next.
+    launches = microbatches * work.minibatches * max(layout.stage_sizes(spec.layers))
+    forward = max(forward, launches * efficiency.layer_launch_s)
     again = actor.recompute_layers * pp / spec.layers
     parameters = parameters_of_rank(spec, layout, 0) + expert_parameters_of_rank(spec, layout, 0)
     # Float32 gradients are reduce-scattered, bfloat16 weights gathered.

