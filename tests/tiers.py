@@ -7,6 +7,7 @@ engines and runs that are broken on purpose: each of them waits for start-ups mu
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import subprocess
 import sys
@@ -16,15 +17,19 @@ from typing import Any
 
 # A file's tests stay in one process, with the fixtures that they share.
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
-# Phases one after the other; in each, lanes at the same time; in each, runs of pytest one after the
-# other.
+# Of e2e, what shares no fixture with the rest, so that two processes can have the whole.
+APART = tuple(f"tests/e2e/test_{name}.py" for name in ("cluster", "real_data", "train_layouts"))
+# Phases one after the other; in each, runs of pytest in this order, two at a time.
 PHASES = (
-    ((("-m", "fast and not long", *IN_PARALLEL),),),
+    (("-m", "fast and not long", *IN_PARALLEL),),
     (
-        (("-m", "e2e and not long"),),
-        (("-m", "(distributed or engine) and not long"), ("-m", "faults and not long")),
+        ("-m", "e2e and not long", *(f"--ignore={path}" for path in APART)),
+        ("-m", "(distributed or engine) and not long"),
+        ("-m", "e2e and not long", *APART),
+        ("-m", "faults and not long"),
     ),
 )
+AT_ONCE = 2
 NO_TESTS = 5
 INTERRUPTED = 130
 
@@ -80,7 +85,7 @@ class Run:
         return [*dict.fromkeys(by_name), f"{self.name}: {last}"]
 
 
-def run(phases: Sequence[Sequence[Sequence[Sequence[str]]]], arguments: Sequence[str]) -> int:
+def run(phases: Sequence[Sequence[Sequence[str]]], arguments: Sequence[str]) -> int:
     """Run them, then print one summary.
 
     Returns:
@@ -96,9 +101,11 @@ def run(phases: Sequence[Sequence[Sequence[Sequence[str]]]], arguments: Sequence
             for one in running:
                 one.process.send_signal(signal.SIGINT)
 
-    def run_lane(lane: Sequence[Sequence[str]], shown: bool) -> None:
-        for own in lane:
-            if stopped.is_set():
+    def work(waiting: queue.SimpleQueue[tuple[Sequence[str], bool]]) -> None:
+        while not stopped.is_set():
+            try:
+                own, shown = waiting.get_nowait()
+            except queue.Empty:
                 return
             one = Run([*own, *arguments], shown)
             running.append(one)
@@ -110,13 +117,13 @@ def run(phases: Sequence[Sequence[Sequence[Sequence[str]]]], arguments: Sequence
     with _handler(stop):
         for phase in phases:
             begun = len(done)
-            lanes = [
-                threading.Thread(target=run_lane, args=(lane, number == 0))
-                for number, lane in enumerate(phase)
-            ]
-            for thread in lanes:
+            waiting: queue.SimpleQueue[tuple[Sequence[str], bool]] = queue.SimpleQueue()
+            for number, own in enumerate(phase):
+                waiting.put((own, number == 0))
+            workers = [threading.Thread(target=work, args=(waiting,)) for _ in range(AT_ONCE)]
+            for thread in workers:
                 thread.start()
-            for thread in lanes:
+            for thread in workers:
                 thread.join()
             for one, _ in done[begun:]:
                 one.show()

@@ -21,7 +21,7 @@ SAMPLE_EVERY_S = 2.0
     ("overrides", "accuracy", "gain"),
     [
         # Everything that the command does, in fewer steps.
-        pytest.param(["runner.steps=30"], 0.65, 0.2, id="thirty steps"),
+        pytest.param(["runner.steps=20"], 0.6, 0.15, id="twenty steps"),
         pytest.param([], 0.8, 0.25, id="as written", marks=pytest.mark.long),
     ],
 )

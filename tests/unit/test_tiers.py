@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
+from tests.conftest import TIER_OF_FOLDER
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from tests.tiers import run
-phases = [[["first.py"]], [["second.py"], ["third.py"]]], [[["fourth.py"]]]
+phases = [["first.py"], ["second.py"], ["third.py"]], [["fourth.py"]]
 raise SystemExit(run(phases, ["-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 PASSES = "def test_passes(): pass\n"
@@ -30,7 +34,7 @@ def start(tmp_path: Path):
         return subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *arguments],
             cwd=tmp_path,
-            # Each lane is a separate pytest; plugins that are not needed cost it seconds.
+            # Each run is a separate pytest; plugins that are not needed cost it seconds.
             env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             stdout=subprocess.PIPE,
             text=True,
@@ -83,5 +87,16 @@ def test_waits(resource):
     output, _ = run.communicate(timeout=120)
     assert run.returncode == 130
     assert all((tmp_path / f"{name}.py.closed").exists() for name in names)
-    # Neither the rest of a lane nor the next phase began.
+    # Neither the rest of the phase nor the next one began.
     assert "passed" not in output and output.count("no tests ran") >= 2
+
+
+def test_every_run_of_the_plain_command_has_tests_and_none_runs_twice() -> None:
+    """A file of ``APART`` that is renamed would end its run; one not ignored would run twice."""
+    first, _, apart, _ = tiers.PHASES[1]
+    assert [path.removeprefix("--ignore=") for path in first[2:]] == list(apart[2:])
+    assert all((ROOT / path).is_file() for path in tiers.APART)
+    chosen = {
+        word for phase in tiers.PHASES for own in phase for word in re.findall(r"\w+", own[1])
+    }
+    assert {*TIER_OF_FOLDER.values()} - chosen == {"cuda_wheels"}
