@@ -2,11 +2,15 @@
 
 Each tensor rank holds the logits of its own slice of the vocabulary. What crosses ranks is three
 numbers per token, never the logits. Nothing here makes the host wait for the GPU.
+
+:class:`VocabSlice` has the arithmetic of some rows; here it goes over logits that are there as a
+whole, in ``head.py`` over a chunk of them at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,42 +23,132 @@ RowSum = Callable[[Tensor], Tensor]
 ROWS_PER_CHUNK = 2048
 
 
+@dataclass(frozen=True)
+class VocabSlice:
+    """A rank's slice of the vocabulary, and the distribution over all slices.
+
+    Attributes:
+        start: First entry of the slice.
+        num_valid: Entries of the slice that are no padding; the first ones.
+        temperature: Of sampling.
+        group: Tensor-parallel ranks; ``None`` when one rank has the whole vocabulary.
+        row_sum: Adds up rows ``[n, v]`` to ``[n]``.
+    """
+
+    start: int
+    num_valid: int
+    temperature: float
+    group: dist.ProcessGroup | None
+    row_sum: RowSum
+
+    @classmethod
+    def of(
+        cls,
+        size: int,
+        *,
+        temperature: float,
+        vocab_size: int,
+        rank: int = 0,
+        group: dist.ProcessGroup | None = None,
+        batch_invariant: bool = False,
+    ) -> VocabSlice:
+        """A slice of ``size`` entries, padding among them; see ``vocab_parallel_log_probs``."""
+        return cls(
+            start=rank * size,
+            num_valid=max(0, min(size, vocab_size - rank * size)),
+            temperature=temperature,
+            group=group,
+            row_sum=_batch_invariant_sum if batch_invariant else _sum,
+        )
+
+    def places(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """``[r]`` each: where targets stand in the slice, and whether they do."""
+        local = targets - self.start
+        return local, (local >= 0) & (local < self.num_valid)
+
+    def tempered(self, logits: Tensor) -> Tensor:
+        """Logits ``[n, num_valid]`` at the temperature, in float32 at least, in a new tensor."""
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        if logits.dtype == dtype:
+            return logits / self.temperature
+        return logits.to(dtype).div_(self.temperature)
+
+    def statistics(self, x: Tensor, local: Tensor, mine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of rows over all slices: log Z, the target's log-prob and the entropy, ``[n]`` each.
+
+        Args:
+            x: ``[n, num_valid]`` from :meth:`tempered`; overwritten.
+            local: ``[n]`` from :meth:`places`.
+            mine: ``[n]`` from :meth:`places`.
+        """
+        top = x.amax(1) if self.num_valid else x.new_full((x.size(0),), -torch.inf)
+        if self.group is not None:
+            dist.all_reduce(top, dist.ReduceOp.MAX, group=self.group)
+        shifted = x.sub_(top[:, None])
+        safe = local.clamp(0, max(self.num_valid - 1, 0))
+        picked = shifted.gather(1, safe[:, None]).squeeze(1) if self.num_valid else top
+        target = torch.where(mine, picked, torch.zeros_like(top))
+        exp = shifted.exp()
+        total = self.row_sum(exp)
+        sums = torch.stack([total, self.row_sum(exp.mul_(shifted)), target])
+        if self.group is not None:
+            dist.all_reduce(sums, group=self.group)
+        log_sum = sums[0].log()
+        return top + log_sum, sums[2] - log_sum, log_sum - sums[1] / sums[0]
+
+    def gradient(
+        self,
+        x: Tensor,
+        log_z: Tensor,
+        entropy: Tensor,
+        local: Tensor,
+        mine: Tensor,
+        grad_log_probs: Tensor,
+        grad_entropy: Tensor | None,
+    ) -> Tensor:
+        """Gradient ``[n, num_valid]`` of the slice's logits, before the temperature.
+
+        Args:
+            x: ``[n, num_valid]`` from :meth:`tempered`; overwritten.
+            log_z: ``[n]`` as :meth:`statistics` gave it, like ``entropy``.
+            entropy: ``[n]``.
+            local: ``[n]`` from :meth:`places`, like ``mine``.
+            mine: ``[n]``.
+            grad_log_probs: ``[n]``.
+            grad_entropy: ``[n]``; ``None``: 0.
+        """
+        log_p = x.sub_(log_z[:, None])
+        p = log_p.exp()
+        # d log p_y / d x_j = [j = y] - p_j ;  d H / d x_j = -p_j (log p_j + H)
+        if grad_entropy is None:
+            g = p.mul_(-grad_log_probs[:, None])
+        else:
+            of_entropy = (grad_entropy[:, None] * p).mul_(log_p.add_(entropy[:, None]))
+            g = p.mul_(-grad_log_probs[:, None]).sub_(of_entropy)
+        if self.num_valid:
+            # Every row has one target at most, so each place is written once. Rows whose
+            # target is another rank's add 0 to some place: to leave them out, the host would
+            # have to know how many there are, and wait for the GPU.
+            place = local.clamp(0, self.num_valid - 1)[:, None]
+            grad = torch.where(mine, grad_log_probs, 0.0)
+            g.scatter_(1, place, g.gather(1, place) + grad[:, None])
+        return g.div_(self.temperature)
+
+
 class _VocabParallelLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        logits: Tensor,
-        rows: Tensor,
-        targets: Tensor,
-        temperature: float,
-        vocab_start: int,
-        num_valid: int,
-        group: dist.ProcessGroup | None,
-        row_sum: RowSum,
+        ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor, vocab: VocabSlice
     ) -> tuple[Tensor, Tensor]:
         log_z = torch.empty(rows.numel(), dtype=torch.float32, device=logits.device)
         entropy, log_probs = torch.empty_like(log_z), torch.empty_like(log_z)
-        local = targets - vocab_start
-        mine = (local >= 0) & (local < num_valid)
+        local, mine = vocab.places(targets)
         for chunk in _chunks(rows):
-            x = _tempered(logits, rows[chunk], num_valid, temperature)
-            top = x.amax(1) if num_valid else x.new_full((x.size(0),), -torch.inf)
-            if group is not None:
-                dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
-            shifted = x - top[:, None]
-            exp = shifted.exp()
-            safe = local[chunk].clamp(0, max(num_valid - 1, 0))
-            picked = shifted.gather(1, safe[:, None]).squeeze(1) if num_valid else top
-            target = torch.where(mine[chunk], picked, torch.zeros_like(top))
-            sums = torch.stack([row_sum(exp), row_sum(exp * shifted), target])
-            if group is not None:
-                dist.all_reduce(sums, group=group)
-            log_sum = sums[0].log()
-            log_z[chunk] = top + log_sum
-            log_probs[chunk] = sums[2] - log_sum
-            entropy[chunk] = log_sum - sums[1] / sums[0]
+            log_z[chunk], log_probs[chunk], entropy[chunk] = vocab.statistics(
+                vocab.tempered(logits[rows[chunk], : vocab.num_valid]), local[chunk], mine[chunk]
+            )
         ctx.save_for_backward(logits, rows, local, mine, log_z, entropy)
-        ctx.temperature, ctx.num_valid = temperature, num_valid
+        ctx.vocab = vocab
         ctx.set_materialize_grads(False)
         return log_probs, entropy
 
@@ -62,26 +156,21 @@ class _VocabParallelLogProbs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         grad_log_probs, grad_entropy = grads
         logits, rows, local, mine, log_z, entropy = ctx.saved_tensors
+        vocab: VocabSlice = ctx.vocab
         out = torch.zeros_like(logits)
         if grad_log_probs is None:
             grad_log_probs = torch.zeros_like(log_z)
         for chunk in _chunks(rows):
-            x = _tempered(logits, rows[chunk], ctx.num_valid, ctx.temperature)
-            log_p = x - log_z[chunk][:, None]
-            p = log_p.exp()
-            # d log p_y / d x_j = [j = y] - p_j ;  d H / d x_j = -p_j (log p_j + H)
-            g = -grad_log_probs[chunk][:, None] * p
-            if grad_entropy is not None:
-                g -= grad_entropy[chunk][:, None] * p * (log_p + entropy[chunk][:, None])
-            if ctx.num_valid:
-                # Every row has one target at most, so each place is written once. Rows whose
-                # target is another rank's add 0 to some place: to leave them out, the host would
-                # have to know how many there are, and wait for the GPU.
-                place = local[chunk].clamp(0, ctx.num_valid - 1)[:, None]
-                grad = torch.where(mine[chunk], grad_log_probs[chunk], 0.0)
-                g.scatter_(1, place, g.gather(1, place) + grad[:, None])
-            out[rows[chunk], : ctx.num_valid] = (g / ctx.temperature).to(out.dtype)
-        return out, *[None] * 7
+            out[rows[chunk], : vocab.num_valid] = vocab.gradient(
+                vocab.tempered(logits[rows[chunk], : vocab.num_valid]),
+                log_z[chunk],
+                entropy[chunk],
+                local[chunk],
+                mine[chunk],
+                grad_log_probs[chunk],
+                None if grad_entropy is None else grad_entropy[chunk],
+            ).to(out.dtype)
+        return out, *[None] * 3
 
 
 def _chunks(rows: Tensor) -> Iterator[slice]:
@@ -99,10 +188,6 @@ def _batch_invariant_sum(x: Tensor) -> Tensor:
     torch's sum adds a row up in an order that depends on how many rows there are.
     """
     return x.mean(1) * x.size(1) if x.size(1) else x.sum(1)
-
-
-def _tempered(logits: Tensor, rows: Tensor, num_valid: int, temperature: float) -> Tensor:
-    return logits[rows, :num_valid].float() / temperature
 
 
 def vocab_parallel_log_probs(
@@ -135,17 +220,15 @@ def vocab_parallel_log_probs(
     Returns:
         Log-probabilities ``[r]`` and entropies ``[r]`` in nats, float32, equal on all ranks.
     """
-    slice_size = logits.size(1)
-    start = rank * slice_size
-    num_valid = max(0, min(slice_size, vocab_size - start))
+    vocab = VocabSlice.of(
+        logits.size(1),
+        temperature=temperature,
+        vocab_size=vocab_size,
+        rank=rank,
+        group=group,
+        batch_invariant=batch_invariant,
+    )
     result: tuple[Tensor, Tensor] = _VocabParallelLogProbs.apply(  # type: ignore[assignment]
-        logits,
-        rows,
-        targets,
-        temperature,
-        start,
-        num_valid,
-        group,
-        _batch_invariant_sum if batch_invariant else _sum,
+        logits, rows, targets, vocab
     )
     return result

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from rlmath.actor.experts import moe_settings
 from rlmath.actor.fusions import fusion_settings
+from rlmath.actor.head import defer_logits
 from rlmath.actor.layers import layer_spec
 from rlmath.actor.rotary import (
     keep_one_rotary_table,
@@ -38,6 +39,8 @@ class ModelSettings:
             ``None``: all of them.
         precision: Of what decides log-probs most.
         layers: ``auto``, ``transformer_engine`` or ``local``, see ``choose_platform``.
+        logits: ``whole``; ``chunked``: never, see ``rlmath/actor/head.py``; ``auto``: chunked on
+            CUDA.
     """
 
     dtype: torch.dtype
@@ -46,6 +49,7 @@ class ModelSettings:
     recompute_num_layers: int | None = ActorConfig.recompute_num_layers
     precision: Precision = field(default_factory=Precision)
     layers: str = ActorConfig.layers.value
+    logits: str = ActorConfig.logits.value
 
 
 def transformer_config(
@@ -200,8 +204,12 @@ def build_model(
     frequencies, _ = rope_inverse_frequencies(spec)
     model.rotary_pos_emb.inv_freq = frequencies.to(platform.torch_device)
     keep_one_rotary_table(model.rotary_pos_emb)
-    if settings.precision.lm_head_dtype == "float32" and model.post_process:
-        _multiply_in_float32(model.output_layer)
+    if model.post_process:
+        in_float32 = settings.precision.lm_head_dtype == "float32"
+        if settings.logits == "chunked" or (settings.logits == "auto" and platform.name != "cpu"):
+            defer_logits(model.output_layer, in_float32)
+        elif in_float32:
+            _multiply_in_float32(model.output_layer)
     return model.to(platform.torch_device)
 
 

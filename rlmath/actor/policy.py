@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlmath.actor.exchange import swap_parameters
 from rlmath.actor.farthest import Farthest, say_clamped
+from rlmath.actor.head import head_of
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
 from rlmath.actor.packing import PackedMicroBatch
@@ -204,6 +205,7 @@ class MegatronActor(RankModel):
             temperature=self.settings.temperature,
             vocab_size=self.spec.vocab,
             batch_invariant=self.settings.model.precision.batch_invariant,
+            head=head_of(self.module),
         )
 
     def _totals(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlmath.actor.context import all_gather_context
 from rlmath.actor.experts import release_routing
+from rlmath.actor.head import Head
 from rlmath.actor.logprobs import vocab_parallel_log_probs
 from rlmath.actor.packing import PackedMicroBatch
 
@@ -82,14 +83,16 @@ def of_log_probs(
     temperature: float,
     vocab_size: int,
     batch_invariant: bool = False,
+    head: Head | None = None,
 ) -> OnOutput[T]:
-    """From a function of log-probs to one of logits, for ``run_schedule``.
+    """From a function of log-probs to one of the model's output, for ``run_schedule``.
 
     Args:
         function: Takes the log-probs and entropies of the micro-batch's response tokens.
         temperature: Of sampling.
         vocab_size: Of the model, without padding.
         batch_invariant: See :func:`rlmath.actor.logprobs.vocab_parallel_log_probs`.
+        head: The model's, where its output is hidden states; ``None``: it is logits.
     """
     from megatron.core import parallel_state
 
@@ -97,9 +100,11 @@ def of_log_probs(
     group = parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
 
-    def on_output(one: PackedMicroBatch, logits: Tensor) -> tuple[Tensor, T]:
-        log_probs, entropy = vocab_parallel_log_probs(
-            logits,
+    log_probs_of = vocab_parallel_log_probs if head is None else head.log_probs
+
+    def on_output(one: PackedMicroBatch, output: Tensor) -> tuple[Tensor, T]:
+        log_probs, entropy = log_probs_of(
+            output,
             one.rows,
             one.targets,
             temperature=temperature,

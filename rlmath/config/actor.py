@@ -21,6 +21,12 @@ class Recompute(Enum):
     full = "full"
 
 
+class Logits(Enum):
+    auto = "auto"
+    whole = "whole"
+    chunked = "chunked"
+
+
 @dataclass
 class ActorConfig:
     tensor_parallel: int = setting(1, "Tensor-parallel size.", least=1, common=True)
@@ -62,6 +68,12 @@ class ActorConfig:
     )
     recompute_num_layers: int | None = setting(
         None, "recompute=full: number of recomputed layers per pipeline stage; null: all.", least=1
+    )
+    logits: Logits = setting(
+        Logits.auto,
+        "How log-probs are taken of the output layer: whole logits of a micro-batch, or chunked, a "
+        "few rows at a time and once more in the backward pass, which takes well under 1 GiB at "
+        "any number of tokens. auto: chunked on CUDA, whole on CPU.",
     )
     max_tokens_per_microbatch: int = setting(
         32768,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
 from rlmath.algorithms.filters import FilterConfig, GroupRule, TruncatedRule
-from rlmath.config.actor import ActorConfig, Layers, Recompute
+from rlmath.config.actor import ActorConfig, Layers, Logits, Recompute
 from rlmath.config.algorithm import (
     AlgorithmConfig,
     CurriculumConfig,
@@ -59,6 +59,7 @@ __all__ = [
     "KlPlace",
     "Layers",
     "LengthStage",
+    "Logits",
     "MalformedRow",
     "ModelConfig",
     "OldLogProbs",

@@ -351,6 +351,7 @@ def actor_settings(
             recompute_num_layers=config.actor.recompute_num_layers,
             precision=precision(config),
             layers=config.actor.layers.value,
+            logits=config.actor.logits.value,
         ),
         optimizer=whole_schedule(optimizer, optimizer_steps),
         distributed_optimizer=config.actor.distributed_optimizer,

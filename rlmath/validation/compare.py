@@ -175,7 +175,8 @@ def compare_with_transformers(
     spec = read_model_spec(folder)
     settings = ActorSettings(
         model_path=str(folder),
-        model=ModelSettings(dtype, sequence_parallel=sequence_parallel),
+        # Whole logits, which a hook can look at.
+        model=ModelSettings(dtype, sequence_parallel=sequence_parallel, logits="whole"),
         optimizer=None,
         temperature=1.0,
         max_tokens_per_microbatch=4096,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -58,11 +62,19 @@ TINY_SIZES = {
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model(tmp_path_factory.mktemp("qwen2"), tied=False)
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_model(tmp_path_factory.mktemp("tied"), tied=True)
+
+
+def make_model(folder: Path, tied: bool) -> str:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("qwen2")
-    config = Qwen2Config(**TINY_SIZES, tie_word_embeddings=False)
+    config = Qwen2Config(**TINY_SIZES, tie_word_embeddings=tied)
     model = Qwen2ForCausalLM(config)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -112,10 +124,11 @@ def run_log_probs(layout: Layout, platform: Platform, model: str, batch: Trainin
 
 
 def run_noise(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, logits: str
 ) -> list[TokenValues | None]:
     """Log-probs: as usual, with another rounding, with the same again, and as usual."""
-    actor = build(layout, platform, model)
+    settings = ModelSettings(torch.float32, sequence_parallel=True, logits=logits)
+    actor = build(layout, platform, model, model=settings)
     return [actor.log_probs(batch, noise_seed=seed) for seed in (None, 5, 5, None)]
 
 
@@ -217,9 +230,18 @@ def with_corrections(batch: TrainingBatch) -> TrainingBatch:
 @pytest.fixture(scope="module")
 def on_one_rank(ranks: RankPool, tiny_model: str) -> Any:
     """Metrics and log-probs after three updates on a single rank."""
+    return updates_on_one_rank(ranks, tiny_model)
+
+
+@pytest.fixture(scope="module")
+def tied_on_one_rank(ranks: RankPool, tied_model: str) -> Any:
+    return updates_on_one_rank(ranks, tied_model)
+
+
+def updates_on_one_rank(ranks: RankPool, model: str) -> Any:
     batch = with_corrections(with_log_probs(make_batch()))
     ((metrics, _, values),) = ranks.run(
-        Layout(1, 1, 1), run_updates, tiny_model, batch, CORRECTED, 3, {}
+        Layout(1, 1, 1), run_updates, model, batch, CORRECTED, 3, {}
     )
     assert any(0 < one["off_policy_masked"] < 1 for one in metrics)
     return batch, metrics, gather(batch, [values])
@@ -249,10 +271,15 @@ def test_the_update_does_not_depend_on_micro_batches_optimizer_and_recomputation
 
 
 def check_updates(
-    ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout, changes: dict[str, Any]
+    ranks: RankPool,
+    tiny_model: str,
+    on_one_rank: Any,
+    layout: Layout,
+    changes: dict[str, Any],
+    run: Callable[..., Any] = run_updates,
 ) -> None:
     batch, expected, expected_values = on_one_rank
-    results = ranks.run(layout, run_updates, tiny_model, batch, CORRECTED, 3, changes)
+    results = ranks.run(layout, run, tiny_model, batch, CORRECTED, 3, changes)
     for metrics, _, _ in results:
         assert len(metrics) == 6
         for one, reference in zip(metrics, expected, strict=True):
@@ -261,6 +288,44 @@ def check_updates(
                 assert one[name] == pytest.approx(reference[name], rel=2e-5, abs=2e-6), name
     values = gather(batch, [v for _, _, v in results])
     torch.testing.assert_close(values.log_probs, expected_values.log_probs, atol=1e-4, rtol=0)
+
+
+def run_chunked(*given: Any) -> Any:
+    """:func:`run_updates` with the output layer in chunks of 7 rows, their softmax in parts of 3,
+    the weight in blocks of 10."""
+    with contextlib.ExitStack() as stack:
+        for name, count in (
+            ("rows_per_chunk", 7),
+            ("rows_per_table", 3),
+            ("weight_rows_per_block", 10),
+        ):
+            function = mock.Mock(return_value=count)
+            stack.enter_context(mock.patch(f"rlmath.actor.head.{name}", function))
+        return run_updates(*given)
+
+
+CHUNKED = {"model": ModelSettings(torch.float32, sequence_parallel=True, logits="chunked")}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(2, 1, 1), Layout(1, 2, 1, context_parallel=2, pipeline_layers=(1, 3))],
+    ids=str,
+)
+def test_the_update_is_that_of_whole_logits(
+    ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout
+) -> None:
+    check_updates(ranks, tiny_model, on_one_rank, layout, CHUNKED, run_chunked)
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 1, 1), Layout(1, 2, 1), Layout(2, 1, 1)], ids=str)
+def test_the_update_of_a_tied_model_is_that_of_whole_logits(
+    ranks: RankPool, tied_model: str, tied_on_one_rank: Any, layout: Layout
+) -> None:
+    """On one stage the weight's gradient meets that of the embedding, on two their copies' is
+    added up; here tensor ranks have all rows."""
+    settings = dataclasses.replace(CHUNKED["model"], sequence_parallel=False)
+    check_updates(ranks, tied_model, tied_on_one_rank, layout, {"model": settings}, run_chunked)
 
 
 def test_gradient_is_that_of_autograd_on_hugging_face(ranks: RankPool, tiny_model: str) -> None:
@@ -310,12 +375,16 @@ def test_without_old_log_probs_the_ratio_is_one(ranks: RankPool, tiny_model: str
     assert metrics[0]["approx_kl"] == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 1, 1), Layout(2, 1, 2), Layout(1, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "logits"),
+    [(Layout(1, 1, 1), "whole"), (Layout(2, 1, 2), "chunked"), (Layout(1, 2, 1), "whole")],
+    ids=str,
+)
 def test_another_rounding_is_small_repeats_and_leaves_nothing(
-    ranks: RankPool, tiny_model: str, layout: Layout
+    ranks: RankPool, tiny_model: str, layout: Layout, logits: str
 ) -> None:
     batch = make_batch()
-    by_rank = ranks.run(layout, run_noise, tiny_model, batch)
+    by_rank = ranks.run(layout, run_noise, tiny_model, batch, logits)
     usual, noisy, again, after = (
         gather(batch, list(one)).log_probs for one in zip(*by_rank, strict=True)
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlmath.actor.head_rows import rows_per_chunk, rows_per_table, weight_rows_per_block
 from rlmath.model.families import QkNorm
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # torch; a test holds the two together.
 SOFTMAX_ROWS = 2048
 # Float32 tables of such rows, forward and backward.
-FORWARD_TABLES, BACKWARD_TABLES = 5, 6
+FORWARD_TABLES, BACKWARD_TABLES = 2, 3
 
 
 def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
@@ -99,19 +100,57 @@ def attention_masks_bytes(spec: ModelSpec, actor: ActorShape, longest_tokens: in
 
 
 def logits_bytes(
-    spec: ModelSpec, actor: ActorShape, *, backward: bool, in_float32: bool = False
+    spec: ModelSpec,
+    actor: ActorShape,
+    *,
+    backward: bool,
+    in_float32: bool = False,
+    whole: bool = False,
 ) -> float:
     """Logits of a micro-batch on the last stage, and what the log-probs take beside them.
 
-    ``rlmath/actor/logprobs.py``: the rank's slice of the vocabulary in bfloat16, in the backward
-    pass its gradient too, and float32 tables of a chunk of rows.
+    ``rlmath/actor/head.py``: of the rank's slice of the vocabulary a chunk of rows, over which the
+    backward pass writes their gradient; float32 tables of some of those rows, or a block of the
+    weight's gradient; the hidden states that tensor ranks share, and the gradient of all.
 
     Args:
-        in_float32: ``precision.lm_head_dtype=float32``: the logits are float32, and so are copies
-            of the output layer's weight and input.
+        in_float32: ``precision.lm_head_dtype=float32``: logits are float32, and so are blocks of
+            the weight.
+        whole: ``actor.logits=whole``.
     """
-    layout = actor.layout
-    tp = layout.tensor_parallel
+    if whole:
+        return _whole_logits_bytes(spec, actor, backward=backward, in_float32=in_float32)
+    tp = actor.layout.tensor_parallel
+    width = padded_vocab_size(spec.vocab, tp) // tp
+    size = 4 if in_float32 else 2
+    rows = min(rows_per_chunk(width, size), actor.tokens)
+    table = 4 * width * min(rows_per_table(width), rows)
+    block = min(weight_rows_per_block(spec.hidden), width)
+    hidden = 2 * spec.hidden
+    gathered = hidden * actor.tokens if tp > 1 else 0
+    # A block of the weight in float32 and its part of the logits.
+    operands = 4 * block * (spec.hidden + rows) if in_float32 else 0
+    logits = width * size * rows + gathered
+    if not backward:
+        return logits + hidden * rows + max(FORWARD_TABLES * table, operands)
+    # Of hidden states in float32 where they are parts of a sum.
+    gradient = hidden * actor.tokens * (2 if in_float32 and tp > 1 else 1)
+    taken = 2 * size * spec.hidden * rows
+    return (
+        logits
+        + gradient
+        + taken
+        + max(BACKWARD_TABLES * table, operands, size * block * spec.hidden)
+    )
+
+
+def _whole_logits_bytes(
+    spec: ModelSpec, actor: ActorShape, *, backward: bool, in_float32: bool
+) -> float:
+    """``rlmath/actor/logprobs.py``: the rank's slice of the vocabulary in bfloat16, in the backward
+    pass its gradient too, and float32 tables of a chunk of rows; in float32 copies of the output
+    layer's weight and input as well."""
+    tp = actor.layout.tensor_parallel
     width = padded_vocab_size(spec.vocab, tp) // tp
     rows = min(SOFTMAX_ROWS, actor.tokens)
     copies, tables = (2, BACKWARD_TABLES) if backward else (1, FORWARD_TABLES)

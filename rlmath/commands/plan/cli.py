@@ -18,7 +18,7 @@ from rlmath.commands.plan.report import as_json, as_text
 from rlmath.commands.plan.time import Work
 from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count
-from rlmath.config.schema import Layers, Recompute
+from rlmath.config.schema import Layers, Logits, Recompute
 from rlmath.errors import UserError
 
 # What a plan of layouts depends on. A setting of a layout that is not given is chosen.
@@ -44,6 +44,7 @@ SETTINGS = (
     "actor.recompute",
     "actor.recompute_num_layers",
     "actor.layers",
+    "actor.logits",
 )
 # Options that were settings all along.
 FLAGS = {
@@ -162,6 +163,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         engine_tp=given.get("rollout.tensor_parallel"),
         recompute_layers=_recomputed(given),
         layers="local" if config.actor.layers is Layers.local else "transformer_engine",
+        whole_logits=config.actor.logits is Logits.whole,
         reference=algorithm.kl_coef > 0,
         value_model=needs_value_model(algorithm.advantage),
     )

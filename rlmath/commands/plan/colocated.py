@@ -107,5 +107,6 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         reference=algorithm.kl_coef > 0,
         value_model=algorithm.advantage == "gae",
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
+        whole_logits=settings.logits.value == "whole",
     )
     return actor, step

@@ -68,6 +68,7 @@ class Wish:
         layers: ``transformer_engine`` or ``local``: ``actor.layers``.
         reference: A KL term, which has a reference model.
         value_model: GAE, which has a value model.
+        whole_logits: ``actor.logits=whole``.
     """
 
     path: str
@@ -89,6 +90,7 @@ class Wish:
     layers: str = "transformer_engine"
     reference: bool = False
     value_model: bool = False
+    whole_logits: bool = False
 
     @property
     def nodes(self) -> int:
@@ -171,6 +173,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"rollout.gpu_memory_utilization={share:g}",
         f"weights.bucket_size_mib={wish.bucket_mib}",
         *(["actor.layers=local"] if wish.layers == "local" else []),
+        *(["actor.logits=whole"] if wish.whole_logits else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
         *(["algorithm.advantage=gae"] if wish.value_model else []),
     ]
@@ -399,6 +402,7 @@ def _step(wish: Wish, actor: ActorShape) -> Step:
         bucket_bytes=wish.bucket_mib * MIB,
         reference=wish.reference,
         value_model=wish.value_model,
+        whole_logits=wish.whole_logits,
     )
 
 

@@ -83,6 +83,7 @@ class Step:
         reference: A reference model, which the host keeps, changes places with the model's weights.
         value_model: A value model is trained in the same processes.
         lm_head_float32: The output layer multiplies in float32.
+        whole_logits: Those of a micro-batch are there as a whole.
     """
 
     microbatches: int
@@ -91,6 +92,7 @@ class Step:
     reference: bool = False
     value_model: bool = False
     lm_head_float32: bool = False
+    whole_logits: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,13 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
     def logits(backward: bool) -> float:
         if not last:
             return 0.0
-        in_float32 = step.lm_head_float32
-        return logits_bytes(spec, actor, backward=backward, in_float32=in_float32)
+        return logits_bytes(
+            spec,
+            actor,
+            backward=backward,
+            in_float32=step.lm_head_float32,
+            whole=step.whole_logits,
+        )
 
     widest = max(forward_bytes(spec, actor), logits(backward=False))
     what = "logits" if widest == logits(backward=False) else "layer"

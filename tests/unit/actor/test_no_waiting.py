@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlmath.actor.head import Head, HeadLinear
 from rlmath.actor.logprobs import vocab_parallel_log_probs
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.packing import PackedMicroBatch, _packed_seq_params
@@ -98,6 +99,22 @@ def test_log_probs_and_their_gradient(
     # Megatron has a batch-invariant kernel for the mean and none for the sum.
     if not rank:
         assert ("sum" in seen.names, "mean" in seen.names) == (not batch_invariant, batch_invariant)
+    assert not seen.names & {"nonzero", "_local_scalar_dense", "masked_select", "item"}
+    assert not seen.moves
+
+
+@pytest.mark.parametrize("in_float32", [False, True])
+def test_the_output_layer_in_chunks(in_float32: bool, pack: PackedMicroBatch) -> None:
+    hidden, weight = meta(2 * TOKENS, 4, grad=True), meta(VOCAB, 4, grad=True)
+    head = Head(weight, HeadLinear(in_float32), sequence_parallel=False)
+    with Operators() as seen:
+        log_probs, entropy = head.log_probs(
+            hidden, pack.rows, pack.targets, temperature=0.7, vocab_size=VOCAB - 1
+        )
+        torch.autograd.backward(
+            [log_probs, entropy], [torch.empty_like(log_probs), torch.empty_like(entropy)]
+        )
+    assert {"amax", "mm", "index_put_"} <= seen.names
     assert not seen.names & {"nonzero", "_local_scalar_dense", "masked_select", "item"}
     assert not seen.moves
 

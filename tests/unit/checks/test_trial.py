@@ -98,7 +98,7 @@ def test_settings_for_gpus_are_checked_without_them(
     assert "Qwen/Qwen3-8B will be downloaded" in out
     assert "an H100 is too small" not in out
     # What does not fit says so; what does not divide is an error as anywhere.
-    assert main([*gpu, "actor.max_tokens_per_microbatch=131072"]) == 0
+    assert main([*gpu, "actor.max_tokens_per_microbatch=131072", "actor.logits=whole"]) == 0
     assert "an H100 is too small: logits" in capsys.readouterr().out
     assert main([*gpu, "actor.tensor_parallel=3"]) == 2
     assert "actor.tensor_parallel=3" in capsys.readouterr().err

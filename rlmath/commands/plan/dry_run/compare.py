@@ -63,6 +63,7 @@ def planned(job: Job) -> tuple[ActorShape, Step]:
         reference=job.reference,
         value_model=job.value_model,
         lm_head_float32=job.lm_head_float32,
+        whole_logits=job.whole_logits,
     )
     return actor, step
 

@@ -36,6 +36,7 @@ class Job:
         reference: A reference model is kept, as for a KL term.
         value_model: A value model is trained too, as for GAE.
         lm_head_float32: The output layer multiplies in float32.
+        whole_logits: Those of a micro-batch are there as a whole.
         phases: Which to count; the state always is.
     """
 
@@ -52,6 +53,7 @@ class Job:
     reference: bool = False
     value_model: bool = False
     lm_head_float32: bool = False
+    whole_logits: bool = False
     phases: tuple[str, ...] = PHASES
 
     @property
@@ -160,6 +162,7 @@ def jobs_of(
         reference=config.algorithm.kl_coef > 0,
         value_model=config.algorithm.advantage == "gae",
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
+        whole_logits=actor.logits.value == "whole",
     )
     job = dataclasses.replace(job, **changes)
     return [dataclasses.replace(job, rank=rank) for rank in stage_ranks(job.layout)]

@@ -83,9 +83,15 @@ def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
 
 
 def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
-    """7 B on one rank: 32,768 tokens x 152,064 logits and their gradient are 18.6 GiB alone."""
+    """7 B on one rank: 32,768 tokens x 152,064 logits and their gradient are 18.6 GiB alone. In
+    chunks they fit."""
+    asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=1, pp=1, cp=1)
+    (plan,) = find_plans(asked)
+    assert "actor.logits=whole" not in overrides(asked, plan.actor, 1, 0.3)
+    whole = dataclasses.replace(asked, whole_logits=True)
+    assert "actor.logits=whole" in overrides(whole, plan.actor, 1, 0.3)
     with pytest.raises(layouts.UserError) as refused:
-        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=1, pp=1, cp=1))
+        find_plans(whole)
     text = str(refused.value)
     assert "actor TP 1 x PP 1 x DP 8, 28 of 28 layers recomputed: logits" in text
     assert " state + " in text
@@ -101,8 +107,8 @@ def test_fewer_layers_are_recomputed_where_there_is_more_memory() -> None:
 
 
 def test_context_ranks_make_long_sequences_fit() -> None:
-    """7 B, one tensor rank, 28,672 tokens: too large for one GPU, not for four that share them."""
-    alone = {"tp": 1, "pp": 1, "max_tokens": 28672}
+    """7 B, one tensor rank, 49,152 tokens: too large for one GPU, not for four that share them."""
+    alone = {"tp": 1, "pp": 1, "max_tokens": 49152}
     with pytest.raises(layouts.UserError):
         find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, cp=1, **alone))
     asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, cp=4, **alone)
@@ -145,7 +151,7 @@ def test_the_largest_microbatch_is_the_largest() -> None:
     fits = wish(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=most, **layers)
     assert find_plans(fits)[0].actor.max_tokens == most
     more = wish(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=most + 1024, **layers)
-    with pytest.raises(layouts.UserError, match="logits"):
+    with pytest.raises(layouts.UserError, match="training"):
         find_plans(more)
 
 

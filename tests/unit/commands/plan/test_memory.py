@@ -195,18 +195,30 @@ def test_recomputed_layers_keep_their_input() -> None:
 
 
 def test_logits_by_hand() -> None:
-    """152,064 rows over 4 ranks = 38,016; 28,672 tokens; bfloat16 and its gradient, and 6 tables of
-    2,048 rows in float32."""
+    """152,064 rows over 4 ranks = 38,016, 28,672 tokens. 384 MiB of bfloat16 logits are 5,248 rows
+    of whole tiles, 64 MiB of float32 ones 441. Hidden states of all tensor ranks and their
+    gradient, and both of a chunk; three tables."""
     actor = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=28672)
-    expected = 38016 * (2 * 2 * 28672 + 6 * 4 * 2048)
+    hidden = 2 * 3584 * (2 * 28672 + 2 * 5248)
+    expected = 38016 * (2 * 5248 + 3 * 4 * 441) + hidden
     assert logits_bytes(spec(), actor, backward=True) == expected
-    assert expected / GIB == pytest.approx(5.80, abs=0.01)
+    assert expected / GIB == pytest.approx(1.01, abs=0.01)
+    forward = 38016 * (2 * 5248 + 2 * 4 * 441) + 2 * 3584 * (28672 + 5248)
+    assert logits_bytes(spec(), actor, backward=False) == forward
+
+
+def test_whole_logits_by_hand() -> None:
+    """bfloat16 and its gradient, and 3 tables of 2,048 rows in float32."""
+    actor = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=28672)
+    expected = 38016 * (2 * 2 * 28672 + 3 * 4 * 2048)
+    assert logits_bytes(spec(), actor, backward=True, whole=True) == expected
+    assert expected / GIB == pytest.approx(4.93, abs=0.01)
 
 
 def test_an_output_layer_in_float32_takes_twice_and_copies_its_weight() -> None:
     actor = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=28672)
-    more = logits_bytes(spec(), actor, backward=True, in_float32=True) - logits_bytes(
-        spec(), actor, backward=True
+    more = logits_bytes(spec(), actor, backward=True, in_float32=True, whole=True) - logits_bytes(
+        spec(), actor, backward=True, whole=True
     )
     assert more == 38016 * 2 * 2 * 28672 + 4 * 3584 * (38016 + 28672 / 4)
 

@@ -1,0 +1,189 @@
+"""The output layer in chunks of rows: its values and gradients are those of whole logits, and
+nothing nearly as large as whole logits is ever there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlmath.actor import head_rows
+from rlmath.actor.head import Head, HeadLinear, defer_logits
+from rlmath.actor.logprobs import vocab_parallel_log_probs
+from rlmath.actor.rounding_noise import rounding_noise
+from rlmath.commands.plan.activations import logits_bytes
+from rlmath.commands.plan.dry_run.meter import META, Meter
+from rlmath.commands.plan.memory import GIB, ActorShape
+from rlmath.model.parallel import Layout
+from rlmath.model.published import KNOWN
+from rlmath.model.spec import model_spec
+
+TOKENS, ROWS, HIDDEN, VOCAB, PADDED = 40, 25, 12, 50, 56
+TEMPERATURE = 0.7
+KEYS: dict[str, Any] = {"temperature": TEMPERATURE, "vocab_size": VOCAB}
+Run = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@pytest.fixture
+def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """9 rows at once, softmax of 4 of them, the weight in blocks of 10."""
+    monkeypatch.setattr(head_rows, "LOGITS_BYTES", 9 * 4 * PADDED)
+    monkeypatch.setattr(head_rows, "TABLE_BYTES", 4 * 4 * PADDED)
+    monkeypatch.setattr(head_rows, "BLOCK_BYTES", 10 * 4 * HIDDEN)
+
+
+def made(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=random).to(dtype)
+    weight = torch.randn(PADDED, HIDDEN, generator=random).to(dtype)
+    rows = torch.randperm(TOKENS, generator=random)[:ROWS].sort().values
+    return hidden, weight, rows, torch.randint(VOCAB, (ROWS,), generator=random)
+
+
+def chunked(in_float32: bool = False, **more: Any) -> Run:
+    def run(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) -> Any:
+        head = Head(weight, HeadLinear(in_float32), sequence_parallel=False)
+        return head.log_probs(hidden, rows, targets, **(KEYS | more))
+
+    return run
+
+
+def whole(in_float32: bool = False, **more: Any) -> Run:
+    def run(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) -> Any:
+        if in_float32:
+            hidden, weight = hidden.float(), weight.float()
+        return vocab_parallel_log_probs(hidden @ weight.t(), rows, targets, **(KEYS | more))
+
+    return run
+
+
+def values_and_gradients(
+    run: Run, made: tuple[Tensor, Tensor, Tensor, Tensor], with_entropy: bool = True
+) -> list[Tensor]:
+    hidden, weight = made[0].clone().requires_grad_(), made[1].clone().requires_grad_()
+    log_probs, entropy = run(hidden, weight, *made[2:])
+    used = log_probs + 0.5 * entropy if with_entropy else log_probs
+    (used * torch.linspace(-1, 1, ROWS)).sum().backward()
+    assert hidden.grad is not None and weight.grad is not None
+    return [log_probs.detach(), entropy.detach(), hidden.grad, weight.grad]
+
+
+@pytest.mark.parametrize(
+    ("more", "with_entropy"),
+    [({}, True), ({}, False), ({"batch_invariant": True}, True), ({"in_float32": True}, True)],
+)
+@pytest.mark.usefixtures("several_chunks")
+def test_equal_to_whole_logits(more: dict[str, Any], with_entropy: bool) -> None:
+    found = values_and_gradients(chunked(**more), made(), with_entropy)
+    expected = values_and_gradients(whole(**more), made(), with_entropy)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
+    # Rows that nobody asked for, and the vocabulary's padding.
+    untouched = torch.ones(TOKENS, dtype=torch.bool)
+    untouched[made()[2]] = False
+    assert not found[2][untouched].any() and not found[3][VOCAB:].any()
+
+
+@pytest.mark.usefixtures("several_chunks")
+def test_a_product_in_float32_of_a_bfloat16_model() -> None:
+    """The same log-probs as whole logits in float32, gradients but for their last rounding."""
+    found = values_and_gradients(chunked(in_float32=True), made(torch.bfloat16))
+    expected = values_and_gradients(whole(in_float32=True), made(torch.bfloat16))
+    assert [one.dtype for one in found] == [torch.float32] * 2 + [torch.bfloat16] * 2
+    for mine, other, limit in zip(found, expected, (1e-6, 1e-6, 1e-2, 1e-2), strict=True):
+        torch.testing.assert_close(
+            mine.float(), other.float(), rtol=limit, atol=limit * float(other.abs().max())
+        )
+
+
+@pytest.mark.usefixtures("several_chunks")
+def test_gradcheck() -> None:
+    hidden, weight, rows, targets = made(torch.float64)
+    inputs = [hidden[:12, :4].clone().requires_grad_(), weight[:, :4].clone().requires_grad_()]
+    chosen = rows[rows < 12]
+
+    def run(hidden: Tensor, weight: Tensor) -> Any:
+        return chunked()(hidden, weight, chosen, targets[: len(chosen)])
+
+    assert torch.autograd.gradcheck(run, inputs)
+
+
+@pytest.mark.usefixtures("several_chunks")
+def test_the_weights_gradient_goes_to_main_grad_beside_that_of_the_embedding() -> None:
+    """As Megatron's hook has it, which adds what is in ``grad``: that of the tied embedding."""
+    hidden, weight, rows, targets = made(torch.bfloat16)
+    expected = values_and_gradients(chunked(), made(torch.bfloat16))[3].float()
+    weight.requires_grad_()
+    weight.main_grad = torch.ones(weight.shape)  # type: ignore[attr-defined]
+    tokens = torch.arange(TOKENS)
+    log_probs, entropy = chunked()(hidden.requires_grad_(), weight, rows, targets)
+    ((log_probs + 0.5 * entropy) * torch.linspace(-1, 1, ROWS)).sum().backward()
+    weight[tokens].sum().backward()
+    torch.testing.assert_close(weight.main_grad - 1, expected, rtol=1e-2, atol=1e-2)  # type: ignore[attr-defined]
+    assert weight.grad is not None and weight.grad.sum() == TOKENS * HIDDEN
+
+
+def test_a_frozen_head_passes_the_gradient_on() -> None:
+    hidden, weight, rows, targets = made()
+    expected = values_and_gradients(whole(), made())[2]
+    log_probs, entropy = chunked()(hidden.requires_grad_(), weight, rows, targets)
+    ((log_probs + 0.5 * entropy) * torch.linspace(-1, 1, ROWS)).sum().backward()
+    assert hidden.grad is not None and weight.grad is None
+    torch.testing.assert_close(hidden.grad, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_rows_and_a_slice_of_nothing_but_padding() -> None:
+    hidden, weight, rows, targets = made()
+    for chosen, rank in ((0, 0), (ROWS, 20)):
+        x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        log_probs, _ = chunked(rank=rank)(x, w, rows[:chosen], targets[:chosen])
+        log_probs.sum().backward()
+        assert len(log_probs) == chosen
+        assert x.grad is not None and not x.grad.any()
+        assert w.grad is not None and not w.grad.any()
+
+
+class _ColumnParallelLinear(torch.nn.Linear):
+    """By its name a layer whose output is rounded."""
+
+
+def test_rounding_noise_reaches_the_logits() -> None:
+    """It moves what linear layers give; this one gives its input."""
+    layer = _ColumnParallelLinear(HIDDEN, PADDED)
+    defer_logits(layer, in_float32=False)
+    hidden, weight, rows, targets = made()
+    assert layer(hidden)[0] is hidden
+    with torch.no_grad():
+        usual = Head(weight, layer.chunk, False).log_probs(hidden, rows, targets, **KEYS)[0]  # type: ignore[arg-type]
+        with rounding_noise(layer, seed=1):
+            assert torch.equal(layer(hidden)[0], made()[0])
+            noisy = Head(weight, layer.chunk, False).log_probs(hidden, rows, targets, **KEYS)[0]  # type: ignore[arg-type]
+    assert 0 < float((noisy - usual).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("in_float32", [False, True])
+@pytest.mark.parametrize("name", ["Qwen2.5-1.5B", "DeepSeek-R1-Distill-Qwen-7B"])
+def test_memory_of_32_768_tokens(name: str, in_float32: bool) -> None:
+    """At TP 1 at most 1 GiB over the weights, as the plan says; whole logits are 9 GiB."""
+    spec, tokens = model_spec(KNOWN[name]), 32768
+    meter = Meter()
+    with meter:
+        hidden = torch.empty(tokens, spec.hidden, dtype=torch.bfloat16, device=META)
+        weight = torch.empty(spec.vocab, spec.hidden, dtype=torch.bfloat16, device=META)
+        weight.requires_grad_()
+        weight.main_grad = torch.empty(weight.shape, device=META)  # type: ignore[attr-defined]
+        rows = torch.empty(tokens, dtype=torch.int64, device=META)
+        before = meter.live["gpu"]
+        with meter.phase() as peaks:
+            log_probs, entropy = chunked(in_float32, vocab_size=spec.vocab)(
+                hidden.requires_grad_(), weight, rows, rows
+            )
+            (log_probs.sum() + entropy.sum()).backward()
+    peak = peaks["gpu"].num_bytes - before
+    actor = ActorShape(Layout(), recompute_layers=0, max_tokens=tokens)
+    planned = logits_bytes(spec, actor, backward=True, in_float32=in_float32)
+    assert peak <= GIB
+    assert planned == pytest.approx(peak, rel=0.1)
