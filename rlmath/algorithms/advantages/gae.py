@@ -12,8 +12,8 @@ def gae(
     values: Tensor,
     response_lengths: Tensor,
     *,
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    gamma: float,
+    lam: float,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of each response token.

@@ -29,7 +29,7 @@ from rlmath.commands.plan.memory import (
 from rlmath.commands.plan.time import Decoding, Work, actor_time_s, decoding, weight_sync_time_s
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.load import load
-from rlmath.config.schema import Config, Device
+from rlmath.config.schema import Config, Device, WeightsConfig
 from rlmath.config.settings import out_of_range
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.parallel import Layout
@@ -79,7 +79,7 @@ class Wish:
     work: Work
     max_tokens: int | None
     max_running: int
-    bucket_mib: int = 512
+    bucket_mib: int = WeightsConfig.bucket_size_mib
     efficiency: Efficiency = field(default_factory=Efficiency)
     tp: int | None = None
     pp: int | None = None

@@ -28,7 +28,7 @@ from rlmath.commands.plan.models import (
     parameters_of_rank,
     telling_stages,
 )
-from rlmath.config.schema import RolloutConfig
+from rlmath.config.schema import RolloutConfig, WeightsConfig
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes
@@ -88,7 +88,7 @@ class Step:
 
     microbatches: int
     longest_tokens: int
-    bucket_bytes: int = 512 * MIB
+    bucket_bytes: int = WeightsConfig.bucket_size_mib * MIB
     reference: bool = False
     value_model: bool = False
     lm_head_float32: bool = False

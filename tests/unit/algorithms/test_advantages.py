@@ -230,7 +230,7 @@ def test_errors_name_what_is_wrong():
 def test_gae_by_hand():
     # One response of 2 tokens, gamma = 1, lam = 0.5: delta = (0 + 2 - 1, 3 - 2) = (1, 1).
     advantages, returns = gae(
-        torch.tensor([0.0, 3.0]), torch.tensor([1.0, 2.0]), torch.tensor([2]), lam=0.5
+        torch.tensor([0.0, 3.0]), torch.tensor([1.0, 2.0]), torch.tensor([2]), gamma=1.0, lam=0.5
     )
     assert advantages.tolist() == [1.5, 1.0]
     assert returns.tolist() == [2.5, 3.0]
@@ -239,7 +239,7 @@ def test_gae_by_hand():
 def test_gae_with_lambda_and_gamma_one_is_reward_less_value():
     values = torch.tensor([0.5, 0.2, -1.0, 4.0, 4.0])
     rewards = torch.tensor([0.0, 0.0, 5.0, 0.0, -5.0])
-    advantages, _ = gae(rewards, values, torch.tensor([3, 2]))
+    advantages, _ = gae(rewards, values, torch.tensor([3, 2]), gamma=1.0, lam=1.0)
     want = [5 - 0.5, 5 - 0.2, 5 + 1.0, -5 - 4.0, -5 - 4.0]
     assert advantages.tolist() == pytest.approx(want)
 
@@ -264,4 +264,4 @@ def test_gae_agrees_with_its_definition(lengths, gamma, lam, seed):
 
 def test_gae_refuses_shapes_that_do_not_fit():
     with pytest.raises(ValueError, match="5 tokens, but there are 4 rewards"):
-        gae(torch.zeros(4), torch.zeros(5), torch.tensor([2, 3]))
+        gae(torch.zeros(4), torch.zeros(5), torch.tensor([2, 3]), gamma=1.0, lam=1.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
-from rlmath.config.schema import Device
+from rlmath.config.schema import Device, WeightsConfig
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 
@@ -49,7 +49,7 @@ class Job:
     microbatches: int
     max_tokens: int
     max_sequence_tokens: int
-    bucket_mib: int = 512
+    bucket_mib: int = WeightsConfig.bucket_size_mib
     reference: bool = False
     value_model: bool = False
     lm_head_float32: bool = False
