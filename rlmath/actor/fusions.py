@@ -37,7 +37,7 @@ def fusion_settings(on_te: bool) -> dict[str, bool]:
         "masked_softmax_fusion": False,
         # APEX's LayerNorm alone; the norms here are RMSNorm.
         "persist_layer_norm": False,
-        # Log-probs are taken by rlmath/actor/logprobs.py, at the sampling temperature.
+        # Log-probs are taken by rlmath/actor/logprobs.py or head.py, at the sampling temperature.
         "cross_entropy_loss_fusion": False,
         # Needs buffers of a fixed number of tokens; micro-batches have any.
         "tp_comm_overlap": False,
@@ -48,8 +48,8 @@ def accumulate_into_main_grads(module: Any) -> int:
     """Let Transformer Engine's layers add weight gradients to Megatron's buffers in their products.
 
     Saves a tensor of the weight's size and a pass over it per micro-batch, and adds in float32 what
-    would be rounded to the parameter's type before. Embeddings, norms, the output layer and a value
-    head go the usual way: Megatron's hook adds what autograd left in ``grad``.
+    would be rounded to the parameter's type before. Embeddings, norms, an output layer of whole
+    logits and a value head go the usual way: Megatron's hook adds what autograd left in ``grad``.
 
     Not under batch invariance: Megatron's replacement of the product writes where it should add
     (``_te_general_gemm_patched`` copies into ``out`` and does not read ``accumulate``).

@@ -19,7 +19,7 @@ class PrecisionConfig:
     lm_head_dtype: ProductDType = setting(
         ProductDType(Precision.lm_head_dtype),
         "Data type of the output projection (logits) in the actor and the engines. float32 reduces "
-        "the mismatch in long bfloat16 runs and doubles the memory of logits.",
+        "the mismatch in long bfloat16 runs and doubles the memory of whole logits (actor.logits).",
     )
     router_dtype: ProductDType = setting(
         ProductDType(Precision.router_dtype),

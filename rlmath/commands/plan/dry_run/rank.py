@@ -245,7 +245,7 @@ class _Rank:
                 recompute="full" if job.recompute_layers else "none",
                 recompute_num_layers=job.recompute_layers or None,
                 precision=Precision(lm_head_dtype=lm_head),
-                logits="whole" if job.whole_logits else "chunked",
+                logits="whole" if job.whole_logits else "auto",
             ),
             optimizer=OptimizerConfig(lr=1e-5),
             temperature=1.0,
