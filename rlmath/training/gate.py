@@ -27,8 +27,8 @@ from rlmath.types import TrainingBatch
 if TYPE_CHECKING:
     from rlmath.training.session import Session
 
-# How many times the rounding noise a difference may be. Healthy engines in bfloat16, on CPU and on an
-# H100, were at most 0.8 and 0.9 times as far away, in float32 1.1 and 1.1. Of the planted faults
+# How many times the rounding noise a difference may be. Healthy engines in bfloat16, on CPU and on
+# an H100, were at most 0.8 and 0.9 times as far away, in float32 1.1 and 1.1. Of the planted faults
 # that no fingerprint can see, the smallest was 1.1 and 5 times as far away, in bfloat16.
 MEAN_FACTOR = 2.0
 MAX_FACTOR = 3.0
