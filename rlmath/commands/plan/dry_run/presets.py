@@ -159,6 +159,14 @@ def layout_cases() -> list[Case]:
             budget,
         ),
         case(
+            "1.5B, whole logits",
+            "r1_distill_qwen_1.5b",
+            1,
+            "actor.logits=whole",
+            *small,
+            budget,
+        ),
+        case(
             "1.5B, output layer in float32",
             "r1_distill_qwen_1.5b",
             1,
