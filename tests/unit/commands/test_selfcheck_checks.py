@@ -188,8 +188,10 @@ def test_memory_of_sleeping_engines_is_flat(
 def test_an_update_is_held_to_its_plan(tmp_path: Path, record: Record) -> None:
     shape = model_spec(KNOWN[material.GPU_MODEL])
     card = node(tmp_path)
-    planned = update.least_recompute(shape, card, 16384)
-    # 16k tokens do not fit one GPU of 80 GiB with every activation kept.
+    # 16k tokens fit one GPU of 80 GiB with every activation kept, and not one of 64.
+    assert update.least_recompute(shape, card, 16384).recompute_layers == 0
+    smaller = dataclasses.replace(card, gpu_gib=64.0)
+    planned = update.least_recompute(shape, smaller, 16384)
     assert 0 < planned.recompute_layers < shape.layers
     promised = update.planned_gib(shape, planned)
     # 4 x 16,384 tokens x 3 x 3.6 GFLOP at half of the card's peak.
