@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlmath.actor.head_rows import rows_per_chunk, rows_per_table, weight_rows_per_block
-from rlmath.actor.logprobs import VocabSlice
+from rlmath.actor.logprobs import Distribution, VocabSlice
 
 
 class HeadLinear(nn.Module):
@@ -78,16 +78,7 @@ class Head:
     sequence_parallel: bool
 
     def log_probs(
-        self,
-        hidden: Tensor,
-        rows: Tensor,
-        targets: Tensor,
-        *,
-        temperature: float,
-        vocab_size: int,
-        rank: int = 0,
-        group: dist.ProcessGroup | None = None,
-        batch_invariant: bool = False,
+        self, hidden: Tensor, rows: Tensor, targets: Tensor, distribution: Distribution
     ) -> tuple[Tensor, Tensor]:
         """:func:`rlmath.actor.logprobs.vocab_parallel_log_probs` of the head's logits.
 
@@ -97,14 +88,7 @@ class Head:
         Args:
             hidden: ``[t, h]``; under sequence parallelism this rank's part of it.
         """
-        vocab = VocabSlice.of(
-            len(self.weight),
-            temperature=temperature,
-            vocab_size=vocab_size,
-            rank=rank,
-            group=group,
-            batch_invariant=batch_invariant,
-        )
+        vocab = distribution.slice(len(self.weight))
         result: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(  # type: ignore[assignment]
             hidden, self.weight, rows, targets, vocab, self.product, self.sequence_parallel
         )

@@ -24,8 +24,41 @@ ROWS_PER_CHUNK = 2048
 
 
 @dataclass(frozen=True)
+class Distribution:
+    """``softmax(logits / temperature)`` over the real vocabulary, of which ranks hold slices.
+
+    Rows that pad the vocabulary to a multiple of the tensor ranks take no part.
+
+    Attributes:
+        temperature: Of sampling, above 0.
+        vocab_size: Real size of the whole vocabulary.
+        rank: This rank's place in ``group``.
+        group: Tensor-parallel ranks; ``None`` when one rank has the whole vocabulary.
+        batch_invariant: Add up a row in an order that other rows do not change; on CUDA, under
+            Megatron's batch-invariant mode.
+    """
+
+    temperature: float
+    vocab_size: int
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    batch_invariant: bool = False
+
+    def slice(self, size: int) -> VocabSlice:
+        """This rank's; ``size`` counts padding."""
+        start = self.rank * size
+        return VocabSlice(
+            start=start,
+            num_valid=max(0, min(size, self.vocab_size - start)),
+            temperature=self.temperature,
+            group=self.group,
+            row_sum=_batch_invariant_sum if self.batch_invariant else _sum,
+        )
+
+
+@dataclass(frozen=True)
 class VocabSlice:
-    """A rank's slice of the vocabulary, and the distribution over all slices.
+    """A rank's slice of the vocabulary, see :class:`Distribution`, and its arithmetic.
 
     Attributes:
         start: First entry of the slice.
@@ -40,26 +73,6 @@ class VocabSlice:
     temperature: float
     group: dist.ProcessGroup | None
     row_sum: RowSum
-
-    @classmethod
-    def of(
-        cls,
-        size: int,
-        *,
-        temperature: float,
-        vocab_size: int,
-        rank: int = 0,
-        group: dist.ProcessGroup | None = None,
-        batch_invariant: bool = False,
-    ) -> VocabSlice:
-        """A slice of ``size`` entries, padding among them; see ``vocab_parallel_log_probs``."""
-        return cls(
-            start=rank * size,
-            num_valid=max(0, min(size, vocab_size - rank * size)),
-            temperature=temperature,
-            group=group,
-            row_sum=_batch_invariant_sum if batch_invariant else _sum,
-        )
 
     def places(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """``[r]`` each: where targets stand in the slice, and whether they do."""
@@ -191,44 +204,20 @@ def _batch_invariant_sum(x: Tensor) -> Tensor:
 
 
 def vocab_parallel_log_probs(
-    logits: Tensor,
-    rows: Tensor,
-    targets: Tensor,
-    *,
-    temperature: float,
-    vocab_size: int,
-    rank: int = 0,
-    group: dist.ProcessGroup | None = None,
-    batch_invariant: bool = False,
+    logits: Tensor, rows: Tensor, targets: Tensor, distribution: Distribution
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of given tokens, and the entropy, at the sampling temperature.
-
-    The distribution is ``softmax(logits / temperature)`` over the real vocabulary: rows that pad
-    it to a multiple of the tensor ranks take no part. Differentiable in both results.
+    """Log-probability of given tokens, and the entropy. Differentiable in both results.
 
     Args:
         logits: ``[t, v]``, this rank's slice of the vocabulary.
         rows: ``[r]`` int64, which positions are wanted; no position twice.
         targets: ``[r]`` int64, the token whose log-probability is wanted at each.
-        temperature: Of sampling, above 0.
-        vocab_size: Real size of the whole vocabulary.
-        rank: This rank's place in ``group``.
-        group: Tensor-parallel ranks; ``None`` when one rank has the whole vocabulary.
-        batch_invariant: Add up a row in an order that other rows do not change; on CUDA, under
-            Megatron's batch-invariant mode.
+        distribution: That the logits stand for.
 
     Returns:
         Log-probabilities ``[r]`` and entropies ``[r]`` in nats, float32, equal on all ranks.
     """
-    vocab = VocabSlice.of(
-        logits.size(1),
-        temperature=temperature,
-        vocab_size=vocab_size,
-        rank=rank,
-        group=group,
-        batch_invariant=batch_invariant,
-    )
     result: tuple[Tensor, Tensor] = _VocabParallelLogProbs.apply(  # type: ignore[assignment]
-        logits, rows, targets, vocab
+        logits, rows, targets, distribution.slice(logits.size(1))
     )
     return result

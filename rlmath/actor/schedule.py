@@ -19,7 +19,7 @@ from torch import Tensor
 from rlmath.actor.context import all_gather_context
 from rlmath.actor.experts import release_routing
 from rlmath.actor.head import Head
-from rlmath.actor.logprobs import vocab_parallel_log_probs
+from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
 from rlmath.actor.packing import PackedMicroBatch
 
 T = TypeVar("T")
@@ -91,28 +91,24 @@ def of_log_probs(
         function: Takes the log-probs and entropies of the micro-batch's response tokens.
         temperature: Of sampling.
         vocab_size: Of the model, without padding.
-        batch_invariant: See :func:`rlmath.actor.logprobs.vocab_parallel_log_probs`.
+        batch_invariant: See :class:`rlmath.actor.logprobs.Distribution`.
         head: The model's, where its output is hidden states; ``None``: it is logits.
     """
     from megatron.core import parallel_state
 
     tp_size = parallel_state.get_tensor_model_parallel_world_size()
     group = parallel_state.get_tensor_model_parallel_group() if tp_size > 1 else None
-    tp_rank = parallel_state.get_tensor_model_parallel_rank()
-
+    distribution = Distribution(
+        temperature=temperature,
+        vocab_size=vocab_size,
+        rank=parallel_state.get_tensor_model_parallel_rank(),
+        group=group,
+        batch_invariant=batch_invariant,
+    )
     log_probs_of = vocab_parallel_log_probs if head is None else head.log_probs
 
     def on_output(one: PackedMicroBatch, output: Tensor) -> tuple[Tensor, T]:
-        log_probs, entropy = log_probs_of(
-            output,
-            one.rows,
-            one.targets,
-            temperature=temperature,
-            vocab_size=vocab_size,
-            rank=tp_rank,
-            group=group,
-            batch_invariant=batch_invariant,
-        )
+        log_probs, entropy = log_probs_of(output, one.rows, one.targets, distribution)
         return function(
             one,
             all_gather_context(log_probs, one.context),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlmath.actor import head_rows
 from rlmath.actor.head import Head, HeadLinear, defer_logits
-from rlmath.actor.logprobs import vocab_parallel_log_probs
+from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
 from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.commands.plan.activations import logits_bytes
 from rlmath.commands.plan.dry_run.meter import META, Meter
@@ -46,7 +46,7 @@ def made(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Te
 def chunked(in_float32: bool = False, **more: Any) -> Run:
     def run(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) -> Any:
         head = Head(weight, HeadLinear(in_float32), sequence_parallel=False)
-        return head.log_probs(hidden, rows, targets, **(KEYS | more))
+        return head.log_probs(hidden, rows, targets, Distribution(**(KEYS | more)))
 
     return run
 
@@ -55,7 +55,9 @@ def whole(in_float32: bool = False, **more: Any) -> Run:
     def run(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) -> Any:
         if in_float32:
             hidden, weight = hidden.float(), weight.float()
-        return vocab_parallel_log_probs(hidden @ weight.t(), rows, targets, **(KEYS | more))
+        return vocab_parallel_log_probs(
+            hidden @ weight.t(), rows, targets, Distribution(**(KEYS | more))
+        )
 
     return run
 
@@ -157,10 +159,14 @@ def test_rounding_noise_reaches_the_logits() -> None:
     hidden, weight, rows, targets = made()
     assert layer(hidden)[0] is hidden
     with torch.no_grad():
-        usual = Head(weight, layer.chunk, False).log_probs(hidden, rows, targets, **KEYS)[0]  # type: ignore[arg-type]
+        usual = Head(weight, layer.chunk, False).log_probs(
+            hidden, rows, targets, Distribution(**KEYS)
+        )[0]  # type: ignore[arg-type]
         with rounding_noise(layer, seed=1):
             assert torch.equal(layer(hidden)[0], made()[0])
-            noisy = Head(weight, layer.chunk, False).log_probs(hidden, rows, targets, **KEYS)[0]  # type: ignore[arg-type]
+            noisy = Head(weight, layer.chunk, False).log_probs(
+                hidden, rows, targets, Distribution(**KEYS)
+            )[0]  # type: ignore[arg-type]
     assert 0 < float((noisy - usual).abs().max()) < 1e-5
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor import logprobs
-from rlmath.actor.logprobs import vocab_parallel_log_probs
+from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
 
 TOKENS, ROWS, VOCAB, PADDED = 40, 25, 50, 56
 TEMPERATURE = 0.7
@@ -37,9 +37,9 @@ def test_values_and_gradients_are_those_of_torch(batch_invariant: bool) -> None:
                 x,
                 rows,
                 targets,
-                temperature=TEMPERATURE,
-                vocab_size=VOCAB,
-                batch_invariant=batch_invariant,
+                Distribution(
+                    temperature=TEMPERATURE, vocab_size=VOCAB, batch_invariant=batch_invariant
+                ),
             )
         else:
             log_p = torch.log_softmax(x[rows, :VOCAB].double() / TEMPERATURE, 1)
@@ -65,7 +65,7 @@ def test_the_gradient_of_a_slice_bit_by_bit(rank: int, dtype: torch.dtype) -> No
     x = logits[:, rank * half : (rank + 1) * half].clone().requires_grad_()
     valid = min(half, VOCAB - rank * half)
     log_probs, _ = vocab_parallel_log_probs(
-        x, rows, targets, temperature=TEMPERATURE, vocab_size=VOCAB, rank=rank
+        x, rows, targets, Distribution(temperature=TEMPERATURE, vocab_size=VOCAB, rank=rank)
     )
     factors = torch.linspace(-1, 1, ROWS)
     (log_probs * factors).sum().backward()
@@ -87,7 +87,7 @@ def test_a_slice_of_nothing_but_padding() -> None:
     logits, rows, targets = made()
     x = logits[:, :4].clone().requires_grad_()
     log_probs, _ = vocab_parallel_log_probs(
-        x, rows, targets, temperature=1.0, vocab_size=VOCAB, rank=20
+        x, rows, targets, Distribution(temperature=1.0, vocab_size=VOCAB, rank=20)
     )
     log_probs.sum().backward()
     assert x.grad is not None and not x.grad.any()

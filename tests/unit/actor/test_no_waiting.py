@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlmath.actor.head import Head, HeadLinear
-from rlmath.actor.logprobs import vocab_parallel_log_probs
+from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.packing import PackedMicroBatch, _packed_seq_params
 from rlmath.actor.policy import policy_loss
@@ -88,10 +88,9 @@ def test_log_probs_and_their_gradient(
             logits,
             pack.rows,
             pack.targets,
-            temperature=0.7,
-            vocab_size=VOCAB,
-            rank=rank,
-            batch_invariant=batch_invariant,
+            Distribution(
+                temperature=0.7, vocab_size=VOCAB, rank=rank, batch_invariant=batch_invariant
+            ),
         )
         gradients = [torch.empty_like(log_probs), torch.empty_like(entropy)]
         torch.autograd.backward([log_probs, entropy], gradients)
@@ -109,7 +108,7 @@ def test_the_output_layer_in_chunks(in_float32: bool, pack: PackedMicroBatch) ->
     head = Head(weight, HeadLinear(in_float32), sequence_parallel=False)
     with Operators() as seen:
         log_probs, entropy = head.log_probs(
-            hidden, pack.rows, pack.targets, temperature=0.7, vocab_size=VOCAB - 1
+            hidden, pack.rows, pack.targets, Distribution(temperature=0.7, vocab_size=VOCAB - 1)
         )
         torch.autograd.backward(
             [log_probs, entropy], [torch.empty_like(log_probs), torch.empty_like(entropy)]
