@@ -112,6 +112,8 @@ class GradedSample:
             ``timeout``, ``error``), or ``ungraded``.
         answer: What the grader took for the answer.
         rewards: Each reward on its own, by name, before weighting.
+        method: The grader's layer that decided, such as ``exact`` or ``sympy``; ``None`` when no
+            grader looked.
         repetition: ``None`` where nobody looked.
     """
 
@@ -121,6 +123,7 @@ class GradedSample:
     status: str
     answer: str | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)
+    method: str | None = None
     repetition: Repetition | None = field(default=None, compare=False)
 
 

@@ -54,7 +54,13 @@ class Monitor:
         """Tokens of this step, prompts and responses, for ``throughput/tokens_per_s``."""
         self._tokens += tokens
 
-    def log_samples(self, step: int, groups: Sequence[Group], kind: str = "step") -> None:
+    def log_samples(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        kind: str = "step",
+        dropped: Mapping[str, str] | None = None,
+    ) -> None:
         """Every sample to ``samples/``, and a few to TensorBoard with the step's metrics.
 
         The file is written while the ranks compute; it is there when ``log_step`` returns.
@@ -62,18 +68,21 @@ class Monitor:
         Args:
             kind: ``step`` for training's samples, ``eval`` or ``eval_<benchmark>`` for
                 evaluation's, which are all kept.
+            dropped: See :func:`write_samples`.
         """
         every = self._runner.samples_every
         if kind != "step" or (every and step % every == 0):
             self.finish_samples()
-            self._writing = self._thread.submit(self._write_samples, step, groups, kind)
+            self._writing = self._thread.submit(self._write_samples, step, groups, kind, dropped)
         tags = "rollout" if kind == "step" else kind.replace("_", "/", 1)
         for index, group in enumerate(groups[: self._runner.tensorboard_samples]):
             text = sample_as_text(group.problem, group.samples[0])
             self._texts[f"{tags}/sample_{index}"] = text
 
-    def _write_samples(self, step: int, groups: Sequence[Group], kind: str) -> None:
-        write_samples(self.run_dir, step, groups, kind=kind)
+    def _write_samples(
+        self, step: int, groups: Sequence[Group], kind: str, dropped: Mapping[str, str] | None
+    ) -> None:
+        write_samples(self.run_dir, step, groups, kind=kind, dropped=dropped)
         if self._runner.samples_keep_gib is not None:
             limit_samples(self.run_dir, self._runner.samples_keep_gib)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ def write_samples(
     groups: Sequence[Group],
     compress_above_characters: int = COMPRESS_ABOVE_CHARACTERS,
     kind: str = "step",
+    dropped: Mapping[str, str] | None = None,
 ) -> Path:
     """Write ``samples/step_000012.jsonl``, one line per sample; it appears atomically.
 
@@ -33,6 +34,7 @@ def write_samples(
         compress_above_characters: With more characters of prompts and responses than this the
             file is ``.jsonl.gz``.
         kind: First part of the file's name: ``step``, or ``eval`` for held-out problems.
+        dropped: By problem, why ``algorithm.filter`` dropped its group.
 
     Returns:
         The file.
@@ -47,8 +49,11 @@ def write_samples(
     path, other = plain, compressed
     if characters > compress_above_characters:
         path, other = compressed, plain
+    reasons = dropped or {}
     lines = (
-        f"{to_json(_row(step, group.problem, graded))}\n".encode("utf-8", "backslashreplace")
+        f"{to_json(_row(step, group.problem, graded, reasons.get(group.problem.id)))}\n".encode(
+            "utf-8", "backslashreplace"
+        )
         for group in groups
         for graded in group.samples
     )
@@ -113,7 +118,7 @@ def sample_as_text(problem: Problem, graded: GradedSample) -> str:
     )
 
 
-def _row(step: int, problem: Problem, graded: GradedSample) -> dict[str, Any]:
+def _row(step: int, problem: Problem, graded: GradedSample, dropped: str | None) -> dict[str, Any]:
     sample = graded.sample
     return {
         "step": step,
@@ -124,10 +129,13 @@ def _row(step: int, problem: Problem, graded: GradedSample) -> dict[str, Any]:
         "answer": graded.answer,
         "accepted": list(problem.answers),
         "status": graded.status,
+        "method": graded.method,
         "correct": graded.correct,
         "reward": graded.reward,
         "rewards": dict(graded.rewards),
+        "dropped": dropped,
         "finish_reason": sample.finish_reason,
+        "prompt_tokens": len(problem.prompt_token_ids),
         "response_tokens": len(sample.token_ids),
         "weights_version": sample.weights_version,
         "engine": sample.engine,

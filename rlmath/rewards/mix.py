@@ -276,6 +276,7 @@ class RewardMix:
                 status=result.status,
                 answer=None if result.grade is None else result.grade.answer,
                 rewards=result.rewards,
+                method=None if result.grade is None else result.grade.method,
             )
             for sample, result in zip(samples, scored, strict=True)
         ]

@@ -30,6 +30,7 @@ def group_to_state(group: Group) -> dict[str, Any]:
                 "status": graded.status,
                 "answer": graded.answer,
                 "rewards": dict(graded.rewards),
+                "method": graded.method,
             }
         )
     return {"problem_id": group.problem.id, "samples": samples}
@@ -53,6 +54,7 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
                 graded["status"],
                 graded["answer"],
                 graded["rewards"],
+                graded.get("method"),  # Checkpoints of earlier versions have none.
             )
         )
     return Group(problem, tuple(samples))

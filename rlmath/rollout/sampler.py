@@ -32,12 +32,14 @@ class Sampled:
         metrics: ``sampling/...`` and ``curriculum/...``.
         shortage: In words, why there are fewer groups than ``prompts_per_step``; empty when there
             are not.
+        dropped: By problem, why the filter dropped its group.
     """
 
     groups: tuple[Group, ...]
     finished: tuple[Group, ...]
     metrics: dict[str, float]
     shortage: str
+    dropped: dict[str, str]
 
 
 class Sampler:
@@ -84,6 +86,7 @@ class Sampler:
         order: dict[str, int] = {}
         seen: dict[str, int] = {}
         finished: dict[int, Group] = {}
+        dropped: dict[str, str] = {}
         skipped = 0
 
         def ask(count: int) -> list[Request]:
@@ -106,12 +109,14 @@ class Sampler:
                 )
                 place = order[group.problem.id]
                 finished[place] = group
-                self._groups.add(
+                reason = self._groups.add(
                     place,
                     group,
                     [s.reward for s in group.samples],
                     [s.correct for s in group.samples],
                 )
+                if reason is not None:
+                    dropped[group.problem.id] = reason
 
         def more(engines_idle: bool) -> list[Request]:
             add(grading.finished())
@@ -131,7 +136,8 @@ class Sampler:
                 self._rates.update(self._data_id(group.problem.id), sum(graded), len(graded), step)
         groups, counts = self._groups.pop(self._at_least)
         metrics = self._metrics(counts, len(groups), skipped, step)
-        return Sampled(tuple(groups), in_order, metrics, self._shortage(counts, len(groups)))
+        shortage = self._shortage(counts, len(groups))
+        return Sampled(tuple(groups), in_order, metrics, shortage, dropped)
 
     def max_response_tokens(self, step: int) -> int:
         """Longest response in a step, in tokens."""

@@ -77,7 +77,7 @@ def sample(session: Session, sampler: Sampler, monitor: Monitor, step: int) -> S
 
 def log_samples(sampled: Sampled, monitor: Monitor, step: int) -> None:
     """Write the samples to a file, and warn when there are too few groups."""
-    monitor.log_samples(step, sampled.finished)
+    monitor.log_samples(step, sampled.finished, dropped=sampled.dropped)
     if sampled.shortage:
         monitor.warn(f"step {step}: {sampled.shortage}")
 

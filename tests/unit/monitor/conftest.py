@@ -30,7 +30,7 @@ def group():
     return Group(
         problem,
         (
-            GradedSample(right, 5.0, True, "correct", "2", {"math": 5.0}),
+            GradedSample(right, 5.0, True, "correct", "2", {"math": 5.0}, "exact"),
             GradedSample(cut_off, None, None, "timeout", None, {"math": float("nan")}),
         ),
     )

@@ -9,7 +9,8 @@ from rlmath.monitor.samples import limit_samples
 
 
 def test_every_sample_is_in_the_file(tmp_path, group):
-    path = write_samples(tmp_path, 12, [group, group])
+    dropped = {group.problem.id: "equal_rewards"}
+    path = write_samples(tmp_path, 12, [group, group], dropped=dropped)
     assert path == tmp_path / "samples" / "step_000012.jsonl"
     rows = list(read_samples(path))
     assert len(rows) == 4
@@ -22,10 +23,13 @@ def test_every_sample_is_in_the_file(tmp_path, group):
         "answer": "2",
         "accepted": ["2"],
         "status": "correct",
+        "method": "exact",
         "correct": True,
         "reward": 5.0,
         "rewards": {"math": 5.0},
+        "dropped": "equal_rewards",
         "finish_reason": "stop",
+        "prompt_tokens": 2,
         "response_tokens": 2,
         "weights_version": 4,
         "engine": 1,

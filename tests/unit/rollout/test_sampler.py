@@ -112,6 +112,9 @@ def test_counts_of_what_was_dropped(collector: Collector) -> None:
     ids = [group.problem.id for group in sampled.finished]
     assert ids[:3] == [p.id for p in ProblemStream(PROBLEMS).next(3)] and len(set(ids)) == len(ids)
     assert not sampled.shortage
+    reasons = list(sampled.dropped.values())
+    assert [reasons.count(r) for r in ("unscored", "equal_rewards")] == dropped
+    assert len(reasons) == sum(dropped) and set(sampled.dropped) <= set(ids)
 
 
 def test_too_few_groups(collector: Collector) -> None:
@@ -164,7 +167,7 @@ def test_carried_over_arrays_are_compact_in_a_checkpoint_and_exact() -> None:
     log_probs = np.array([-0.1, -1e-38, -np.inf], np.float32)
     sample = Sample("p0", 1, np.array([3, 70_000, 0], np.int32), log_probs, "", "stop", 0, 0, 0)
     problem = Problem("p0", "?", (1,), ("1",))
-    group = Group(problem, (GradedSample(sample, 1.0, True, "correct"),))
+    group = Group(problem, (GradedSample(sample, 1.0, True, "correct", method="sympy"),))
     state = json.loads(json.dumps(group_to_state(group)))
     assert isinstance(state["samples"][0]["sample"]["token_ids"], str)
     assert group_from_state(state, problem) == group

@@ -68,7 +68,7 @@ class Monitor:
         self._run.events.append(f"log {step}")
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
+        return lambda *_, **__: None
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             watchdog_probes=lambda _: [],
             verification=None,
         )
-        nothing = Sampled(metrics={}, finished=(), shortage="", groups=())
+        nothing = Sampled(metrics={}, finished=(), shortage="", groups=(), dropped={})
         saver = Saver(store, parts, {})  # type: ignore[arg-type]
         evaluated = lambda *_, **__: parts.events.append("evaluate") or {}  # noqa: E731
         report = SimpleNamespace(describe=lambda _: "")
