@@ -21,13 +21,14 @@ def rope_inverse_frequencies(spec: ModelSpec) -> tuple[torch.Tensor, float]:
         ``[rotary_dim / 2]`` float32 inverse frequencies; the factor, which is 1 but for yarn
         (Peng et al. 2023, "YaRN", section 3.4).
     """
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     rope, width = spec.rope, spec.rotary_dim
     if rope.kind == "default":
         exponent = torch.arange(0, width, 2, dtype=torch.int64).float() / width
         return 1.0 / (rope.theta**exponent), 1.0
+    # Half of a rank's start, and only what is published as a variant needs it.
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     # The formulas take their figures from a config of any model.
     config = LlamaConfig(
         head_dim=width,
