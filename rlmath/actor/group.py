@@ -31,6 +31,7 @@ from rlmath.cluster.logs import end_of
 from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.cluster.watchdog import Process, WatchedComponent
 from rlmath.device.environment import rank_environment
+from rlmath.device.residue import Residue
 from rlmath.errors import ComponentError, UserError
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
@@ -258,6 +259,15 @@ class ActorGroup:
     def load_checkpoint(self, folder: str | Path) -> None:
         """Read what ``save_checkpoint`` wrote."""
         self._all("load_checkpoint", str(folder))
+
+    def make_room(self, part: str) -> list[Residue]:
+        """Move to host memory what ``actor.offload`` says, before engines take memory for
+        ``weights`` or ``kv_cache``; see :meth:`rlmath.actor.worker.ActorWorker.make_room`.
+
+        Returns:
+            What each rank keeps; empty if nothing is offloaded.
+        """
+        return [] if self.settings.offload == "none" else self._all("make_room", part)
 
     def release_cached_memory(self) -> None:
         """Have each rank give memory back that it keeps for later, for engines on its GPU."""

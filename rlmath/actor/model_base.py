@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.model import build_model
+from rlmath.actor.offload import PARTS, DeviceState
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
 from rlmath.actor.packing import PackedMicroBatch, pack
 from rlmath.actor.schedule import OnOutput, run_schedule
@@ -23,6 +24,7 @@ from rlmath.actor.settings import (
     shard_settings,
 )
 from rlmath.batching.shards import Shard, Share, shards
+from rlmath.checkpoint.optimizer_state import initialize_states
 from rlmath.checkpoint.state import ModelState
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
@@ -38,6 +40,7 @@ class RankModel:
         module: This rank's stage.
         model: The same with Megatron's data-parallel wrapper, unless it is not trained.
         reports: One rank of each data-parallel share returns its values.
+        device_state: What of the model is on the device; see ``release_optimizer``.
     """
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
@@ -58,6 +61,7 @@ class RankModel:
         self.scheduler: Any = None
         if settings.optimizer is None:
             self.model = self.module.eval().requires_grad_(False)
+            self.device_state = DeviceState(self.module, None, None, platform)
             return
         self.model = wrap_data_parallel(self.module, settings.distributed_optimizer)
         self.optimizer = build_optimizer(
@@ -67,6 +71,10 @@ class RankModel:
             distributed=settings.distributed_optimizer,
         )
         self.scheduler = build_scheduler(self.optimizer, settings.optimizer)
+        self.device_state = DeviceState(self.module, self.model, self.optimizer, platform)
+        if settings.offload != "none":
+            # Adam would make them at its first step, beside what fills the device by then.
+            initialize_states(self.optimizer)
 
     def build_module(self) -> Any:
         """This rank's stage, with the weights of the model's folder."""
@@ -98,6 +106,24 @@ class RankModel:
             optimizer_kind=kind,
         )
 
+    # -- what is on the device: each phase loads what it needs ----------------------------------
+
+    def load_parameters(self) -> None:
+        """Bring the weights to the device, unless they are there."""
+        self.device_state.load("parameters")
+
+    def release_optimizer(self) -> None:
+        """Take gradients, main parameters and Adam's moments off the device, if
+        ``actor.offload`` says so. Not within an update: the gradients are taken to be zero."""
+        if self.settings.offload != "none":
+            self.device_state.release("gradients", "optimizer")
+
+    def release(self) -> None:
+        """Take all off the device that ``actor.offload`` says: nothing is needed for sampling."""
+        self.release_optimizer()
+        if self.settings.offload == "all":
+            self.device_state.release("parameters")
+
     # -- what subclasses build an update from ---------------------------------------------------
 
     def shard_of(
@@ -120,6 +146,7 @@ class RankModel:
 
     def forward(self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]) -> list[T]:
         """Run the model without gradients; see :func:`run_schedule`."""
+        self.load_parameters()
         self.model.eval()
         return run_schedule(self.model, micro_batches, on_output, backward=False)
 
@@ -127,6 +154,7 @@ class RankModel:
         self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]
     ) -> list[T]:
         """Run the model and sum the gradients of a minibatch; see :func:`run_schedule`."""
+        self.device_state.load(*PARTS)
         self.model.train()
         self.clear_gradients()
         return run_schedule(self.model, micro_batches, on_output, backward=True)

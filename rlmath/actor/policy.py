@@ -104,6 +104,7 @@ class MegatronActor(RankModel):
         """Run the model with the reference's weights. The optimizer never sees them."""
         if self.reference is None:
             raise ValueError("there is no reference model: ActorSettings.reference is none")
+        self.load_parameters()
         parameters = list(self.module.parameters())
         with swap_parameters(parameters, self.reference):
             yield
@@ -117,10 +118,12 @@ class MegatronActor(RankModel):
             clear_optimizer: Reset Adam's moments as well.
         """
         assert self.reference is not None
+        self.load_parameters()
         for mine, parameter in zip(self.reference, self.module.parameters(), strict=True):
             mine.lerp_(parameter.detach().to("cpu", mine.dtype), share)
         if clear_optimizer:
-            clear_optimizer_state(self.optimizer)
+            with self.device_state.optimizer_readable():
+                clear_optimizer_state(self.optimizer)
 
     # -- update ---------------------------------------------------------------------------------
 

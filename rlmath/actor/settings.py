@@ -47,6 +47,7 @@ class ActorSettings:
         max_sequence_length: Longest prompt and response together, in tokens.
         reference: Whether to keep a reference model, in host memory.
         distributed_optimizer: Data-parallel ranks share the optimizer's state.
+        offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
         value: The value model, in the same processes; ``None``: none.
     """
 
@@ -58,6 +59,7 @@ class ActorSettings:
     max_sequence_length: int
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     distributed_optimizer: bool = ActorConfig.distributed_optimizer
+    offload: str = ActorConfig.offload.value
     value: ActorSettings | None = None
 
 

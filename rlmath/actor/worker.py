@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
+from rlmath.device.residue import Residue
 from rlmath.utils.child_processes import end_with_parent
 from rlmath.utils.paused_collector import paused_collector
 
@@ -71,11 +74,13 @@ class ActorWorker:
             address, port = meeting_place
             initialize(layout, platform, self.rank, address, port, seed)
             self.actor = MegatronActor(settings, layout, platform)
+            self.actor.release()
             self.value_model: Any = None
             if settings.value is not None:
                 from rlmath.actor.value import ValueModel
 
                 self.value_model = ValueModel(settings.value, layout, platform)
+                self.value_model.release()
         self.platform = platform
         self.connection: Any = None
         data_parallel_rank: int = self.actor.dp_rank
@@ -114,6 +119,7 @@ class ActorWorker:
         try:
             return self.step.update(settings, now)
         finally:
+            self.actor.release_optimizer()
             self.platform.release_cached_memory()
 
     def update_values(self, settings: Any) -> Any:
@@ -121,6 +127,7 @@ class ActorWorker:
         try:
             return self.step.update_values(settings)
         finally:
+            self.value_model.release()
             self.platform.release_cached_memory()
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
@@ -134,7 +141,11 @@ class ActorWorker:
 
         self._disconnect_engines()
         self.gatherer = BucketGatherer(
-            [self.actor.module], self.actor.spec, self.actor.parallel, plan.bucket_size_mib
+            [self.actor.module],
+            self.actor.spec,
+            self.actor.parallel,
+            plan.bucket_size_mib,
+            read=self.actor.device_state.read,
         )
         self.connection = connect(plan, self.gatherer, self.platform)
 
@@ -149,7 +160,7 @@ class ActorWorker:
             log.warning("rank %d: the old connection to the engines", self.rank, exc_info=True)
 
     def send_weights(self, version: int) -> None:
-        """Send the present weights to the engines. Collective.
+        """Send the present weights to the engines, from host memory if they are there. Collective.
 
         Raises:
             RuntimeError: There is no connection.
@@ -167,6 +178,44 @@ class ActorWorker:
         gc.collect()
         self.platform.release_cached_memory()
 
+    def make_room(self, part: str) -> Residue:
+        """Take off the device what ``actor.offload`` says, before engines take memory for a part.
+
+        Args:
+            part: ``weights``: the policy's weights may stay, which are to be sent; ``kv_cache``:
+                all goes.
+
+        Returns:
+            What is left.
+        """
+        if part == "kv_cache":
+            self.actor.release()
+        self.actor.release_optimizer()
+        if self.value_model is not None:
+            self.value_model.release()
+        self.release_cached_memory()
+        counted = sum(model.device_state.device_bytes() for model in self._models().values())
+        reserved = self.platform.reserved_bytes()
+        return Residue(
+            counted if reserved is None else reserved,
+            sum(model.device_state.host_bytes() for model in self._models().values()),
+            self.platform.bytes_of_others(),
+        )
+
+    def _models(self) -> dict[str, Any]:
+        """By the name of their folder in a checkpoint."""
+        value = {} if self.value_model is None else {VALUE_MODEL: self.value_model}
+        return {"actor": self.actor, **value}
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Weights on the device; the optimizer's tensors where they are, to be read there."""
+        with contextlib.ExitStack() as stack:
+            for model in self._models().values():
+                model.load_parameters()
+                stack.enter_context(model.device_state.optimizer_readable())
+            yield
+
     def weights_fingerprints(self) -> dict[str, int]:
         """Fingerprint of each tensor as it is sent. Collective."""
         return self.gatherer.fingerprints()
@@ -175,6 +224,7 @@ class ActorWorker:
         """Write the model as a Hugging Face folder. Collective."""
         from rlmath.weights.megatron import save_to_hf
 
+        self.actor.load_parameters()
         save_to_hf(
             [self.actor.module], folder, source, self.actor.spec, self.actor.parallel, card=card
         )
@@ -183,19 +233,17 @@ class ActorWorker:
         """Write model, optimizer, schedule and random states. Collective."""
         from rlmath.checkpoint.state import save_model
 
-        save_model(self.actor, folder)
-        if self.value_model is not None:
-            save_model(self.value_model, folder, VALUE_MODEL)
+        with self._readable():
+            for name, model in self._models().items():
+                save_model(model, folder, name)
         self.platform.release_cached_memory()
 
     def begin_checkpoint(self, folder: str) -> None:
         """Copy what ``save_checkpoint`` writes, and write it in the background. Collective."""
         from rlmath.checkpoint.state import begin_saves
 
-        models = {"actor": self.actor}
-        if self.value_model is not None:
-            models[VALUE_MODEL] = self.value_model
-        self._pending = begin_saves(models, folder)
+        with self._readable():
+            self._pending = begin_saves(self._models(), folder)
         self.platform.release_cached_memory()
 
     def checkpoint_written(self) -> bool:
@@ -208,11 +256,13 @@ class ActorWorker:
 
     def load_checkpoint(self, folder: str) -> None:
         """Read what ``save_checkpoint`` wrote, under this layout or another. Collective."""
+        from rlmath.actor.offload import PARTS
         from rlmath.checkpoint.state import load_model
 
-        load_model(self.actor, folder)
-        if self.value_model is not None:
-            load_model(self.value_model, folder, VALUE_MODEL)
+        for name, model in self._models().items():
+            model.device_state.load(*PARTS)
+            load_model(model, folder, name)
+            model.release()
 
     def peak_memory_gib(self) -> float:
         """Highest memory of this process so far."""

@@ -30,7 +30,7 @@ def initialize_states(optimizer: Any) -> None:
 
     Adam makes it when it first steps; a checkpoint from before that, and one to load into, need it.
     """
-    for one in _parts(optimizer):
+    for one in optimizer_parts(optimizer):
         inner = one.optimizer
         if not _is_torch_adam(inner):
             one.init_state_fn(inner)
@@ -53,11 +53,11 @@ def sharded_optimizer_state(optimizer: Any, model_state: dict[str, Any], loading
         loading: For a load (values are about to be replaced) rather than a save.
     """
     initialize_states(optimizer)
-    for part in _parts(optimizer):
+    for part in optimizer_parts(optimizer):
         if hasattr(part, "gbuf_ranges"):
             keep_to_bounded_memory(part)
     state = optimizer.sharded_state_dict(model_state, is_loading=loading, metadata=sharding())
-    for part, own in zip(_parts(optimizer), _states(optimizer, state), strict=True):
+    for part, own in zip(optimizer_parts(optimizer), _states(optimizer, state), strict=True):
         if _is_torch_adam(part.optimizer) and "param_state" not in own:
             # The plain optimizer leaves out a step of zero, and torch's Adam does not load without.
             own.get("optimizer", own)["state"].setdefault("common_step", torch.tensor(0.0))
@@ -70,7 +70,7 @@ def load_optimizer_state(optimizer: Any, state: Any) -> None:
     Hyperparameters stay those that the optimizer was built with: a resumed run may have others.
     """
     step = _saved_step(state)
-    for part, own in zip(_parts(optimizer), _states(optimizer, state), strict=True):
+    for part, own in zip(optimizer_parts(optimizer), _states(optimizer, state), strict=True):
         hyperparameters = [_hyperparameters(group) for group in part.param_groups]
         if "param_state" in own and "optimizer" not in own:
             # Saved with experts in a separate part, and now without, or the other way round:
@@ -120,7 +120,7 @@ def _take_steps(inner: Any) -> dict[torch.Tensor, float]:
 
 def clear_optimizer_state(optimizer: Any) -> None:
     """Adam's moments and step as before its first step; parameters and schedule stay."""
-    for part in _parts(optimizer):
+    for part in optimizer_parts(optimizer):
         inner = part.optimizer
         for group in inner.param_groups:
             if "step" in group:  # Where fused Adams keep it.
@@ -142,14 +142,15 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("params", "step")}
 
 
-def _parts(optimizer: Any) -> list[Any]:
+def optimizer_parts(optimizer: Any) -> list[Any]:
+    """Megatron's optimizers of a rank that have parameters: dense ones, and experts apart."""
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
     return [part for part in parts if not getattr(part, "is_stub_optimizer", False)]
 
 
 def _states(optimizer: Any, state: Any) -> list[Any]:
     """The part of a state that belongs to each of the optimizer's parts."""
-    count = len(_parts(optimizer))
+    count = len(optimizer_parts(optimizer))
     return [state] if count == 1 else [state[index] for index in range(count)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rlmath.config.optimizer import OptimizerConfig
-from rlmath.utils.setting import setting
+from rlmath.utils.setting import OnlyWith, setting
 
 
 class Layers(Enum):
@@ -19,6 +19,12 @@ class Recompute(Enum):
     none = "none"
     selective = "selective"
     full = "full"
+
+
+class Offload(Enum):
+    none = "none"
+    optimizer = "optimizer"
+    all = "all"
 
 
 class Logits(Enum):
@@ -74,6 +80,19 @@ class ActorConfig:
         "How log-probs are taken of the output layer: whole logits of a micro-batch, or chunked, a "
         "few rows at a time and once more in the backward pass, which takes well under 1 GiB at "
         "any number of tokens. auto: chunked on CUDA, whole on CPU.",
+    )
+    offload: Offload = setting(
+        Offload.none,
+        "What the ranks move to host memory while engines sample: none; optimizer (main "
+        "parameters and Adam's moments; gradients are freed); all (weights as well). It comes back "
+        "for the phase that needs it. SFT, which has no engines, moves nothing.",
+    )
+    offload_growth_gib: float = setting(
+        2.0,
+        "Stop the run when what a rank keeps on its GPU after offloading, or what others keep "
+        "there while the engines sleep, is this many GiB above its value at the first step.",
+        above=0,
+        only_with=OnlyWith("offload", (Offload.optimizer, Offload.all)),
     )
     max_tokens_per_microbatch: int = setting(
         32768,

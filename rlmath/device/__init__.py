@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from rlmath.device.host_memory import pinned_buffer
 from rlmath.device.streams import CudaSideStream, SideStream
 from rlmath.errors import UserError
 from rlmath.utils import nvidia_driver
@@ -88,6 +89,24 @@ class Platform:
         """
         if self.name == "cuda":
             torch.cuda.empty_cache()
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        """``[num_bytes]`` uint8 of host memory, page-locked where a GPU copies to it."""
+        if self.name == "cuda":
+            return pinned_buffer(num_bytes)
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def reserved_bytes(self) -> int | None:
+        """What this process's allocator has of the GPU; ``None`` on CPU, where nobody counts."""
+        return torch.cuda.memory_reserved() if self.name == "cuda" else None
+
+    def bytes_of_others(self) -> int | None:
+        """What of the GPU is neither free nor this process's allocator's: other processes, such as
+        an engine that sleeps, and CUDA's own; ``None`` on CPU."""
+        if self.name == "cpu":
+            return None
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved()
 
     def reset_peak_memory(self) -> None:
         """Count ``peak_memory_gib`` from now on (CUDA; a CPU process's peak stays)."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from rlmath.device.residue import Residue
 from rlmath.rollout.pool import RolloutPool
 from rlmath.weights.fingerprint import compare_fingerprints
 
@@ -17,6 +19,10 @@ MAX_INTERVAL_SYNCS = 50
 
 class WeightSender(Protocol):
     """What a weight sync needs of the actor."""
+
+    def make_room(self, part: str) -> Sequence[Residue]:
+        """Give up memory before engines take it for ``weights`` or ``kv_cache``; what is left."""
+        ...
 
     def send_weights(self, version: int) -> None:
         """Let every rank call ``TrainerConnection.send_weights``; returns when all have."""
@@ -72,11 +78,13 @@ class Verification:
 
 def sync_weights(
     sender: WeightSender, pool: RolloutPool, version: int, verification: Verification | None = None
-) -> None:
+) -> tuple[Sequence[Residue], Sequence[Residue]]:
     """Send the actor's present weights to all engines.
 
     Engines that share the actor's GPUs first take memory for weights and, when these have
-    arrived, for the KV cache. Each engine resets its prefix cache before it reports the version.
+    arrived, for the KV cache. Before each, the actor gives up what it offloads: optimizer state
+    first, and weights once they are sent, so that neither side holds everything beside the other.
+    Each engine resets its prefix cache before it reports the version.
 
     Args:
         sender: The actor.
@@ -84,6 +92,9 @@ def sync_weights(
         version: Larger than the pool's.
         verification: When to compare what the engines then hold with the actor's weights.
             ``None``: not this time.
+
+    Returns:
+        What ``make_room`` said before the engines took memory for weights, and for the KV cache.
 
     Raises:
         WeightsError: An engine holds other weights; the tensors are named.
@@ -94,18 +105,32 @@ def sync_weights(
         raise ValueError(f"weights version {version} is not after {pool.weights_version}")
     due = verification is not None and verification.due(pool, time.monotonic())
     pool.settle()
+    asleep = sender.make_room("weights")
     pool.wake("weights")
     sender.send_weights(version)
+    began_s = time.monotonic()
+    # While the weights are still on the device.
+    sent = sender.weights_fingerprints() if due else None
+    cost_s = time.monotonic() - began_s
+    offloaded = sender.make_room("kv_cache")
     pool.wake("kv_cache")
     pool.set_version(version)
     if verification is not None and due:
         began_s = time.monotonic()
-        compare_weights(sender, pool)
-        verification.done(pool, time.monotonic() - began_s)
+        compare_weights(sender, pool, sent)
+        verification.done(pool, cost_s + time.monotonic() - began_s)
+    return asleep, offloaded
 
 
-def compare_weights(sender: WeightSender, pool: RolloutPool) -> int:
+def compare_weights(
+    sender: WeightSender, pool: RolloutPool, sent: Mapping[str, int] | None = None
+) -> int:
     """Compare what every engine holds with the actor's present weights.
+
+    Args:
+        sender: The actor.
+        pool: Its engines.
+        sent: Fingerprints of the actor's weights; ``None``: they are taken now.
 
     Returns:
         The number of tensors that were compared.
@@ -113,7 +138,7 @@ def compare_weights(sender: WeightSender, pool: RolloutPool) -> int:
     Raises:
         WeightsError: An engine holds other weights; the tensors are named.
     """
-    sent = sender.weights_fingerprints()
+    sent = sender.weights_fingerprints() if sent is None else sent
     compared = 0
     for index, held in enumerate(pool.weights_fingerprints()):
         where = f"engine {index}, at weights version {pool.weights_version},"

@@ -7,7 +7,7 @@ import copy
 import difflib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,8 @@ def open_saver(
     config: Config, store: CheckpointStore, session: Session, states: Mapping[str, HasState]
 ) -> Iterator[Saver]:
     """A saver for the length of a session."""
-    saver = Saver(store, session.actor, states, config.runner.background_checkpoints)
+    background = config.runner.background_checkpoints
+    saver = Saver(store, session.actor, states, background, session.leave_gpus_to_ranks)
     try:
         yield saver
     finally:
@@ -70,6 +71,8 @@ class Saver:
         actor: The ranks.
         states: The driver's own parts.
         in_background: Write while training continues; :meth:`look` has to be called regularly.
+        leave_gpus: Called before a run that is cut short is saved: engines may hold memory that
+            the ranks need for it.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class Saver:
         actor: ActorGroup,
         states: Mapping[str, HasState],
         in_background: bool = False,
+        leave_gpus: Callable[[], None] | None = None,
     ) -> None:
+        self._leave_gpus = leave_gpus
         self._store, self._actor, self._states = store, actor, states
         self._in_background = in_background
         self._last: _Point | None = None
@@ -94,6 +99,8 @@ class Saver:
 
     def restore(self, checkpoint: Checkpoint, pool: RolloutPool | None) -> None:
         """Bring actor, driver and engines, if there are any, to where a checkpoint was made."""
+        if pool is not None:
+            pool.sleep()  # The ranks need the room for all of their state; the sync wakes them.
         self._actor.load_checkpoint(checkpoint.path)
         for name, part in self._states.items():
             part.load_state_dict(checkpoint.driver_state[name])
@@ -220,6 +227,8 @@ class Saver:
                 f"runner.resume=auto resumes after step {self._saved_step}"
             )
         if self._saved_step != last.step:
+            if self._leave_gpus is not None:
+                self._leave_gpus()
             self.save()
         self._look(wait=True)
         return f"{what}; saved after step {last.step}: runner.resume=auto resumes there"

@@ -17,6 +17,7 @@ from rlmath.algorithms.advantages import needs_value_model
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import WatchedComponent
+from rlmath.config.actor import Offload
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.precision import ProductDType
@@ -37,6 +38,7 @@ from rlmath.rollout.sampling import Sampling
 from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_settings
 from rlmath.training.gate import Gate
+from rlmath.training.residue import ResidueWatch
 from rlmath.types import Problem
 from rlmath.weights.transports import TransportPlan, choose_transport
 
@@ -55,6 +57,7 @@ class Session:
         layout: Ranks and engines.
         verification: After which weight syncs the engines' weights are compared with the actor's.
         gate: Judges whether engine and actor agree.
+        residue: Holds to a limit what actor and engines keep while the other has the GPU.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Session:
         self._actor, self._sampling = actor, sampling
         self.verification = Verification(config.weights.verify_every)
         self.gate = Gate()
+        self.residue = ResidueWatch(config.actor.offload_growth_gib)
 
     @property
     def actor(self) -> ActorGroup:
@@ -76,6 +80,13 @@ class Session:
         """Engines and rewards; the session was opened with ``samples``."""
         assert self._sampling is not None, "this session was opened without engines"
         return self._sampling
+
+    def leave_gpus_to_ranks(self) -> None:
+        """End engines on the ranks' GPUs if the ranks' weights were moved out for them: both do not
+        fit. Nothing can be sampled after it."""
+        offloads = self.config.actor.offload is Offload.all
+        if self._sampling is not None and self._sampling.pool.spec.sleeps and offloads:
+            self._sampling.pool.shutdown()
 
     def watchdog_probes(self, monitor: Monitor) -> list[WatchedComponent]:
         """What a run can wait for, for the watchdog."""
@@ -144,7 +155,8 @@ def open_session(
         actor = None
         if optimizer is not None:
             settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
-            if samples:
+            if samples:  # Without engines there is nothing to make room for.
+                settings = dataclasses.replace(settings, offload=config.actor.offload.value)
                 value = value_model_settings(config, settings, optimizer_steps)
                 settings = dataclasses.replace(settings, value=value)
             actor = ActorGroup(

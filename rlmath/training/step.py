@@ -45,16 +45,16 @@ def train_step(
     log_samples(sampled, monitor, step)
     if not sampled.groups:
         # Engines that slept have no weights.
-        sync_weights(session, monitor, step, write)
-        return sampled.metrics, None
+        synced = sync_weights(session, monitor, step, write)
+        return sampled.metrics | synced, None
     prepared = prepare(session, sampled.groups, passes, coefficients.kl_coef, monitor, step)
     updated = update(session, prepared, passes, coefficients, monitor, step)
-    sync_weights(session, monitor, step, write)
+    synced = sync_weights(session, monitor, step, write)
     sequences = prepared.sequences
     monitor.count_tokens(int(sequences.sequence_lengths.sum()))
     count = min(session.config.runner.check_export_sequences, len(sequences))
     first = sequences.select(range(count)) if count else None
-    return sampled.metrics | prepared.metrics | updated, first
+    return sampled.metrics | prepared.metrics | updated | synced, first
 
 
 def sample(session: Session, sampler: Sampler, monitor: Monitor, step: int) -> Sampled:
@@ -151,11 +151,18 @@ def update_policy(
 
 def sync_weights(
     session: Session, monitor: Monitor, step: int, write: Callable[[], None] | None
-) -> None:
+) -> dict[str, float]:
     """Write the ranks' part of a checkpoint if one is due, then sync the weights to the engines,
-    which wake for them."""
+    which wake for them.
+
+    Returns:
+        ``memory/...`` of what actor and engines keep while the other has the GPU.
+    """
     if write is not None:
         with monitor.phase("save"):
             write()
     with monitor.phase("weight_sync"):
-        weight_sync.sync_weights(session.actor, session.sampling.pool, step, session.verification)
+        asleep, offloaded = weight_sync.sync_weights(
+            session.actor, session.sampling.pool, step, session.verification
+        )
+    return session.residue.see(offloaded, asleep)

@@ -8,7 +8,7 @@ stages, expert) need no special cases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,8 +74,13 @@ class _Place:
     start: int
     length: int
 
+    read: Callable[[Tensor], Tensor] | None = None
+
     def values(self) -> Tensor:
-        return self.parameter.detach().narrow(self.dim, self.start, self.length)
+        values = self.parameter.detach()
+        if self.read is not None:
+            values = self.read(values)
+        return values.narrow(self.dim, self.start, self.length)
 
 
 class BucketGatherer:
@@ -90,6 +95,8 @@ class BucketGatherer:
         parallel: This rank.
         bucket_size_mib: See ``cut_into_buckets``.
         dtype: Type to send; ``None``: each parameter's own.
+        read: Gives the values of a parameter that is not on the device, from host memory;
+            ``None``: all are there.
 
     Attributes:
         tensors: Name, shape and type of each Hugging Face tensor, in the order of sending.
@@ -106,6 +113,7 @@ class BucketGatherer:
         parallel: ParallelRank,
         bucket_size_mib: float = WeightsConfig.bucket_size_mib,
         dtype: torch.dtype | None = None,
+        read: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.parallel = parallel
         self.ranks = parallel.global_ranks
@@ -115,9 +123,10 @@ class BucketGatherer:
         for parameter in local_parameters(model_chunks, spec, parallel):
             into = self._copies if parameter.is_copy else self._local
             for piece in parameter.layout.pieces:
-                place = _Place(parameter.tensor, piece.dim, piece.local_start, piece.length)
-                size = tuple(place.values().shape)
-                into[Run(piece.hf_name, piece.dim, piece.hf_start, size)] = place
+                place = _Place(parameter.tensor, piece.dim, piece.local_start, piece.length, read)
+                size = list(parameter.tensor.shape)
+                size[piece.dim] = piece.length
+                into[Run(piece.hf_name, piece.dim, piece.hf_start, tuple(size))] = place
             self.device = parameter.tensor.device
         holders = self._exchange(dtype)
         self._holders = {run: ranks for run, (ranks, _) in holders.items()}
@@ -200,7 +209,8 @@ class BucketGatherer:
         for meta in self.tensors:
             runs = self._runs[meta.name]
             if len(runs) == 1 and self._holders[runs[0]] == self.ranks:
-                yield meta, None, self._local[runs[0]].values().to(meta.dtype).contiguous()
+                own_values = self._local[runs[0]].values()
+                yield meta, None, own_values.to(self.device, meta.dtype).contiguous()
                 continue
             dim, count = runs[0].dim, len(self.ranks)
             share = meta.shape[dim] // count
@@ -215,7 +225,7 @@ class BucketGatherer:
                     f"{meta.name} {meta.shape}: {count} ranks do not hold equal runs of it, in the "
                     "order of ranks, as weights.transport=nccl_m2n needs"
                 )
-            yield meta, dim, torch.cat(values, dim).to(meta.dtype)
+            yield meta, dim, torch.cat(values, dim).to(self.device, meta.dtype)
 
     @torch.no_grad()
     def fingerprints(self) -> dict[str, int]:

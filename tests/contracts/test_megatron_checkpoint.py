@@ -31,6 +31,7 @@ def test_no_gloo_group_is_made_beside_megatrons_own(
     assert given["create_gloo_process_groups"] is False
 
 
+OFFLOAD = "rlmath/actor/offload.py"
 OPTIMIZER = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 BUFFERS = "megatron.core.distributed.param_and_grad_buffer"
 FORMAT = "megatron.core.dist_checkpointing"
@@ -75,6 +76,35 @@ ROWS = [
         has=("buckets", "param_index_map"),
         says=("self.param_index_map[param] = (param_start_index, param_end_index, bucket_id)",),
         breaks=f"parameters are looked for at other places of a bucket ({SHARDS})",
+    ),
+    Row(
+        f"{BUFFERS}:_ParamAndGradBuffer",
+        has=("param_data", "grad_data"),
+        says=(
+            "param.data = new_param_data",
+            "param.main_grad = self._get(",
+            "self.grad_data.storage().resize_(0)",
+        ),
+        breaks=f"state that is moved out is not all of it, or does not come back ({OFFLOAD})",
+    ),
+    Row(
+        "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel",
+        has=("buffers", "expert_parallel_buffers"),
+        breaks=f"gradients are not given back ({OFFLOAD})",
+    ),
+    Row(
+        f"{OPTIMIZER}._build_model_and_main_param_groups",
+        says=(
+            "shard_main_param = shard_model_param.clone().float()",
+            "*shard_fp32_params_this_group,",
+            "*shard_fp32_from_float16_params_this_group,",
+        ),
+        breaks=f"main parameters are not those of the inner optimizer's groups ({OFFLOAD})",
+    ),
+    Row(
+        f"{OPTIMIZER}.zero_grad",
+        says=("_zero_grad_group_helper(",),
+        breaks=f"main parameters keep gradients, whose storage is moved away ({OFFLOAD})",
     ),
     Row(
         f"{BUFFERS}:_ParamAndGradBucket",

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import yaml
 from torch import Tensor
 
+from rlmath.actor.offload import DeviceState
 from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
 from rlmath.device.streams import SideStream
@@ -183,7 +184,10 @@ def rank_of(patch: pytest.MonkeyPatch) -> ActorWorker:
     rank = ActorWorker.__new__(ActorWorker)
     rank.rank, rank.platform, rank.connection = 0, CUDA, None
     module = modules_like(DENSE, 0, parallel, dtype=torch.bfloat16)
-    rank.actor = SimpleNamespace(module=module, spec=DENSE, parallel=parallel)  # type: ignore[assignment]
+    state = DeviceState(module, None, None, CUDA)
+    rank.actor = SimpleNamespace(  # type: ignore[assignment]
+        module=module, spec=DENSE, parallel=parallel, device_state=state
+    )
     return rank
 
 

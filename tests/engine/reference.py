@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from rlmath.device.residue import Residue
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import Request
 from rlmath.rollout.seeds import request_seed
@@ -71,6 +72,9 @@ class Actor:
 
     def __init__(self, senders: Sequence[Any]) -> None:
         self._senders = senders
+
+    def make_room(self, part: str) -> list[Residue]:
+        return []
 
     def send_weights(self, version: int) -> None:
         ray.get([sender.send_weights.remote(version) for sender in self._senders])

@@ -41,6 +41,8 @@ class Model(Alone):
         values = shard.batch.engine_log_probs.clone()
         return TokenValues(torch.arange(values.numel()), values, values)
 
+    def release_optimizer(self) -> None: ...
+
     def update_shard(self, shard: Shard, settings: UpdateSettings) -> UpdateResult:
         assert shard.batch.advantages is not None and shard.batch.old_log_probs is not None
         assert len(list(shard.shares())) == settings.minibatches

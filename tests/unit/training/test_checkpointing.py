@@ -62,6 +62,20 @@ def test_steps_that_are_done_are_saved_when_a_run_is_cut_short(
     assert "; saved after step 1: runner.resume=auto resumes there" in capsys.readouterr().out
 
 
+def test_engines_leave_the_gpus_to_ranks_that_save_after_all(tmp_path: Path) -> None:
+    events: list[str] = []
+    ranks = SlowRanks(blocks=1, every_s=0.0)
+    store = CheckpointStore(tmp_path, keep=1)
+    saver = Saver(store, ranks, {}, leave_gpus=lambda: events.append("left"))  # type: ignore[arg-type]
+    saver.step_done(1, {})
+    saver.save()
+    assert not events, "in the loop engines sleep, or have their own memory"
+    saver.step_done(2, {})
+    with pytest.raises(RewardError), saver.saving_when_cut_short():
+        raise RewardError("a reward raises")
+    assert events == ["left"]
+
+
 def test_an_update_that_was_begun_is_not_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -1,0 +1,220 @@
+"""A model's state in host memory while others need the device, and back.
+
+What is released is the *storage* of a tensor: ``untyped_storage().resize_(0)``. The tensors stay
+the objects that they are, so every view of a storage (``param.data`` in Megatron's bucket,
+``main_grad``, the optimizer's shards) is right again once the storage has its bytes back. Until
+then a tensor without storage can be neither read nor sliced: torch refuses.
+
+State has three parts:
+
+===============  =================================================  ==================
+part             tensors                                            in host memory
+===============  =================================================  ==================
+``parameters``   of the module; with the distributed optimizer they  a copy
+                 are views of Megatron's ``param_data``
+``gradients``    Megatron's ``grad_data``                            nothing: outside an
+                                                                     update they are zero
+``optimizer``    float32 main parameters, Adam's moments             a copy
+===============  =================================================  ==================
+
+A tensor that lies in a parameter's storage (a float32 model has no other main parameters) belongs
+to the parameters. On CPU the "device" is host memory too, so that the sum of both does not shrink
+there: :meth:`DeviceState.device_bytes` counts the storages of the model, not those of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlmath.checkpoint.optimizer_state import optimizer_parts
+from rlmath.device import Platform
+
+Part = Literal["parameters", "gradients", "optimizer"]
+PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
+# Of a storage in the host's buffer: what any type of tensor is aligned to, and more.
+_ALIGNMENT_BYTES = 256
+
+
+@dataclass(frozen=True)
+class _Released:
+    """A storage without its bytes.
+
+    Attributes:
+        storage: Of the device.
+        num_bytes: That it has to have again.
+        place: First byte in the host's buffer.
+    """
+
+    storage: torch.UntypedStorage
+    num_bytes: int
+    place: int
+
+
+class DeviceState:
+    """Which parts of a model are on the device, and how they go and come back.
+
+    Args:
+        module: This rank's stage.
+        model: The same with Megatron's data-parallel wrapper; ``None``: it is not trained.
+        optimizer: Megatron's; ``None``: it is not trained.
+        platform: Whose device it is.
+    """
+
+    def __init__(self, module: Any, model: Any, optimizer: Any, platform: Platform) -> None:
+        self._module, self._model, self._optimizer = module, model, optimizer
+        self._platform = platform
+        self._released: dict[Part, list[_Released]] = {}
+        # Kept from one release to the next: page-locking memory takes longer than the copy.
+        self._host: dict[Part, Tensor] = {}
+
+    def is_out(self, part: Part) -> bool:
+        """Whether a part has been released and not loaded since."""
+        return part in self._released
+
+    @torch.no_grad()
+    def release(self, *parts: Part) -> None:
+        """Take parts off the device; those that are out stay so."""
+        for part in parts:
+            if part not in self._released:
+                self._release(part)
+
+    @torch.no_grad()
+    def load(self, *parts: Part) -> None:
+        """Bring parts back, bit by bit as they were; those that are there stay."""
+        for part in parts:
+            if part in self._released:
+                self._load(part)
+
+    @contextlib.contextmanager
+    def optimizer_readable(self) -> Iterator[None]:
+        """Meanwhile the optimizer's tensors can be read and written where they are: on the device,
+        or in host memory, without bringing them back. The parameters have to be there."""
+        changed: list[tuple[Tensor, Tensor]] = []
+        own = {id(parameter) for parameter in self._module.parameters()}
+        try:
+            for tensor in self._optimizer_tensors():
+                # A parameter's hooks hang on its device.
+                if id(tensor) not in own and (values := self.values(tensor)) is not None:
+                    changed.append((tensor, tensor.data))
+                    tensor.data = values
+            yield
+        finally:
+            for tensor, data in changed:
+                tensor.data = data
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """The tensor, or its values in host memory while it is out."""
+        values = self.values(tensor)
+        return tensor if values is None else values
+
+    def values(self, tensor: Tensor) -> Tensor | None:
+        """A view of the tensor's values in host memory; ``None``: it is on the device."""
+        key = tensor.untyped_storage()._cdata
+        for part, released in self._released.items():
+            for one in released if part != "gradients" else ():
+                if one.storage._cdata != key:
+                    continue
+                host = self._host[part][one.place : one.place + one.num_bytes]
+                flat = host.view(tensor.dtype)
+                return flat.as_strided(
+                    tensor.shape,
+                    tensor.stride(),
+                    flat.storage_offset() + tensor.storage_offset(),
+                )
+        return None
+
+    def device_bytes(self) -> int:
+        """Bytes of the device in the storages of the model, its buffers and its optimizer."""
+        found = _storages(
+            [t for part in PARTS for t in self._tensors(part)] + list(self._module.buffers())
+        )
+        return sum(storage.nbytes() for storage in found)
+
+    def host_bytes(self) -> int:
+        """Bytes of host memory that are kept for copies."""
+        return sum(buffer.numel() for buffer in self._host.values())
+
+    def _release(self, part: Part) -> None:
+        storages = self._own_storages(part)
+        released, end = [], 0
+        for storage in storages:
+            released.append(_Released(storage, storage.nbytes(), end))
+            end += -(-storage.nbytes() // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if part != "gradients":
+            if part not in self._host or self._host[part].numel() != end:
+                self._host.pop(part, None)
+                self._host[part] = self._platform.host_buffer(end)
+            for one in released:
+                self._copy_of(part, one).copy_(_bytes_of(one.storage), non_blocking=True)
+            # The copies have to be done before the bytes are someone else's.
+            self._platform.synchronize()
+        for one in released:
+            resize(one.storage, 0)
+        self._released[part] = released
+
+    def _load(self, part: Part) -> None:
+        for one in self._released.pop(part):
+            resize(one.storage, one.num_bytes)
+            if part == "gradients":
+                _bytes_of(one.storage).zero_()
+            else:
+                copy = self._copy_of(part, one)
+                _bytes_of(one.storage).copy_(copy, non_blocking=True)
+        self._platform.synchronize()
+
+    def _copy_of(self, part: Part, one: _Released) -> Tensor:
+        return self._host[part][one.place : one.place + one.num_bytes]
+
+    def _own_storages(self, part: Part) -> list[torch.UntypedStorage]:
+        """A part's storages, less those that another part has."""
+        others: set[int] = set()
+        if part == "optimizer":
+            taken = [*self._tensors("parameters"), *self._tensors("gradients")]
+            others = {one.untyped_storage()._cdata for one in taken}
+        found = _storages(self._tensors(part))
+        return [one for one in found if one._cdata not in others]
+
+    def _tensors(self, part: Part) -> Iterable[Tensor]:
+        if part == "parameters":
+            return list(self._module.parameters())
+        if part == "optimizer":
+            return self._optimizer_tensors()
+        if self._model is None:
+            return []
+        buffers = [*self._model.buffers, *self._model.expert_parallel_buffers]
+        return [buffer.grad_data for buffer in buffers]
+
+    def _optimizer_tensors(self) -> list[Tensor]:
+        """Main parameters and Adam's moments; its step, a number, stays."""
+        if self._optimizer is None:
+            return []
+        found: list[Tensor] = []
+        for part in optimizer_parts(self._optimizer):
+            inner = part.optimizer
+            found += [p for group in inner.param_groups for p in group["params"]]
+            for state in inner.state.values():
+                found += [x for x in state.values() if isinstance(x, Tensor) and x.dim()]
+        return found
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    """Of the tensors, each once, in order."""
+    found = {one._cdata: one for one in (tensor.untyped_storage() for tensor in tensors)}
+    return list(found.values())
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """All of a storage as uint8."""
+    empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return empty.set_(storage)  # type: ignore[call-overload,no-any-return]
+
+
+def resize(storage: torch.UntypedStorage, num_bytes: int) -> None:
+    """Give a storage other memory, or none. The dry run replaces it to count."""
+    storage.resize_(num_bytes)

@@ -1,0 +1,59 @@
+"""Memory that actor and engines keep while the other has the GPU: logged, and held to a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlmath.device.residue import Residue
+from rlmath.errors import UserError
+
+GIB = 2**30
+ACTOR, HOST, OTHERS = "memory/actor_residue_gib", "memory/host_gib", "memory/engine_residue_gib"
+
+
+class ResidueWatch:
+    """Stops a run whose residue grows.
+
+    Args:
+        growth_gib: ``actor.offload_growth_gib``.
+    """
+
+    def __init__(self, growth_gib: float) -> None:
+        self._growth_gib = growth_gib
+        self._first: dict[str, float] = {}
+
+    def see(self, beside_engines: Sequence[Residue], asleep: Sequence[Residue]) -> dict[str, float]:
+        """The metrics of a step, of the rank that has most.
+
+        Args:
+            beside_engines: Of each rank, when all was offloaded; empty: nothing is.
+            asleep: Of each rank, while the engines slept.
+
+        Raises:
+            UserError: A rank, or what shares its GPU, keeps more than the limit above the first
+                step's.
+        """
+        if not beside_engines:
+            return {}
+        metrics = {
+            ACTOR: max(one.device_bytes for one in beside_engines) / GIB,
+            HOST: max(one.host_bytes for one in beside_engines) / GIB,
+        }
+        others = [one.others_bytes for one in asleep if one.others_bytes is not None]
+        if others:
+            metrics[OTHERS] = max(others) / GIB
+        for name, what in (
+            (ACTOR, "a Megatron rank keeps on its GPU after offloading"),
+            (OTHERS, "engines that sleep (and CUDA itself) keep on a rank's GPU"),
+        ):
+            if name not in metrics:
+                continue
+            now, first = metrics[name], self._first.setdefault(name, metrics[name])
+            if now - first > self._growth_gib:
+                raise UserError(
+                    f"{what}: {now:.2f} GiB, which is {now - first:.2f} above the "
+                    f"{first:.2f} GiB of the first step; the limit is actor.offload_growth_gib="
+                    f"{self._growth_gib:g}. Something is not given back. runner.resume=auto "
+                    "resumes from the last checkpoint in new processes"
+                )
+        return metrics

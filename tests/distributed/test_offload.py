@@ -1,0 +1,229 @@
+"""``actor.offload`` on gloo ranks: training is the same to the last bit, and memory is free."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.policy import MegatronActor
+from rlmath.actor.settings import ActorSettings, ReferenceSettings, ValueUpdateSettings
+from rlmath.actor.value import ValueModel
+from rlmath.actor.worker import ActorWorker
+from rlmath.checkpoint.optimizer_state import optimizer_parts
+from rlmath.config.optimizer import OptimizerConfig
+from rlmath.device import Platform
+from rlmath.device.residue import Residue
+from rlmath.model.parallel import Layout
+from rlmath.types import TrainingBatch
+from rlmath.weights.gather import BucketGatherer
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import (
+    UPDATE,
+    make_batch,
+    tiny_model,  # noqa: F401
+    with_log_probs,
+)
+
+TP2_DP2 = Layout(2, 1, 2)
+VALUES = ValueUpdateSettings(minibatches=2)
+
+
+def build(
+    layout: Layout,
+    platform: Platform,
+    model: str,
+    offload: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    distributed: bool,
+    value: bool,
+) -> ActorWorker:
+    settings = ActorSettings(
+        model_path=model,
+        model=ModelSettings(dtype, sequence_parallel=True),
+        optimizer=OptimizerConfig(lr=1e-3, clip_grad_norm=1.0),
+        distributed_optimizer=distributed,
+        temperature=0.7,
+        max_tokens_per_microbatch=64,
+        max_sequence_length=64,
+        reference=ReferenceSettings("reset"),
+        offload=offload,
+    )
+    worker = ActorWorker.__new__(ActorWorker)
+    worker.rank, worker.platform, worker.value_model = 0, platform, None
+    worker.actor = MegatronActor(settings, layout, platform)
+    worker.actor.release()
+    if value:
+        none = dataclasses.replace(settings, reference=ReferenceSettings())
+        worker.value_model = ValueModel(none, layout, platform)
+        worker.value_model.release()
+    worker.gatherer = BucketGatherer(
+        [worker.actor.module],
+        worker.actor.spec,
+        worker.actor.parallel,
+        read=worker.actor.device_state.read,
+    )
+    return worker
+
+
+def one_step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> Any:
+    """As ``train_step`` calls a rank, up to the point where engines have all memory."""
+    worker.begin_step(worker.actor.shard_of(batch, UPDATE, seed))
+    found: list[Any] = [worker.step_log_probs(now=0)]
+    worker.step_reference_log_probs()
+    if worker.value_model is not None:
+        worker.step_values()
+        found.append(worker.update_values(VALUES))
+    result, _ = worker.update(UPDATE, now=0)
+    found.append(None if result is None else result.minibatches)
+    worker.renew_reference(0.5, clear_optimizer=seed == 0)
+    beside_weights = worker.make_room("weights")
+    sent = worker.weights_fingerprints()
+    offloaded = worker.make_room("kv_cache")
+    assert worker.weights_fingerprints() == sent, "read from host memory, or from the device"
+    return repr(found), sent, (beside_weights, offloaded)
+
+
+def state_of(worker: ActorWorker) -> dict[str, Tensor]:
+    """Weights, main parameters and Adam's state of the rank's models."""
+    found = {}
+    for name, model in worker._models().items():
+        model.device_state.load("parameters", "optimizer", "gradients")
+        for key, parameter in model.module.named_parameters():
+            found[f"{name} {key}"] = parameter.detach().clone()
+        for number, part in enumerate(optimizer_parts(model.optimizer)):
+            for group in part.optimizer.param_groups:
+                for place, parameter in enumerate(group["params"]):
+                    found[f"{name} main {number}.{place}"] = parameter.detach().clone()
+                    for key, value in part.optimizer.state[parameter].items():
+                        found[f"{name} {key} {number}.{place}"] = value.clone()
+    return found
+
+
+def bytes_left(worker: ActorWorker, before: set[int]) -> int:
+    """Of tensors in this process, but for the copies that ought to be there."""
+    wanted = [*(worker.actor.reference or [])]
+    for model in worker._models().values():
+        wanted += model.device_state._host.values()
+    known = {one.untyped_storage()._cdata for one in wanted} | before
+    gc.collect()
+    storages = [o.untyped_storage() for o in gc.get_objects() if isinstance(o, Tensor)]
+    found = {one._cdata: one.nbytes() for one in storages if one._cdata not in known}
+    return sum(found.values())
+
+
+@dataclasses.dataclass
+class Found:
+    """What a rank gave with one value of ``actor.offload``."""
+
+    steps: list[Any]
+    state: dict[str, Tensor]
+    residue: tuple[Residue, Residue]
+    bytes_left: int
+
+
+def run(
+    layout: Layout,
+    platform: Platform,
+    model: str,
+    batch: TrainingBatch,
+    distributed: bool,
+    value: bool,
+    folder: str,
+) -> list[str]:
+    """Two steps with a checkpoint between them, and the second one again from the checkpoint;
+    what is wrong on this rank."""
+
+    def run_mode(offload: str) -> Found:
+        before = {o.untyped_storage()._cdata for o in gc.get_objects() if isinstance(o, Tensor)}
+        worker = build(layout, platform, model, offload, distributed=distributed, value=value)
+        steps = [one_step(worker, batch, seed=0)]
+        left = bytes_left(worker, before)
+        if offload == "all":
+            worker.begin_checkpoint(folder)
+        steps.append(one_step(worker, batch, seed=1))
+        state = state_of(worker)
+        if offload == "all":
+            worker.finish_checkpoint()
+            worker.load_checkpoint(folder)
+            steps.append(one_step(worker, batch, seed=1))
+        return Found([one[:2] for one in steps], state, steps[1][2], left)
+
+    none, optimizer, everything = map(run_mode, ("none", "optimizer", "all"))
+    first, second = none.steps
+    held = none.residue[1].device_bytes
+    right = {
+        "optimizer: steps": optimizer.steps == [first, second],
+        "all: steps, and the second again after the load": everything.steps
+        == [first, second, second],
+        "tensors": none.state.keys() == optimizer.state.keys() == everything.state.keys(),
+        # Of 2 bytes a weight, 4 of its gradient, and Adam's 12 over the copies that share them.
+        "optimizer: device": optimizer.residue[1].device_bytes <= 0.36 * held,
+        "all: device": everything.residue[1].device_bytes < 0.01 * held,
+        "all: weights stay to be sent": everything.residue[0].device_bytes > 0.05 * held,
+        "gradients have no copy": everything.residue[1].host_bytes < 0.9 * held,
+        "nothing else holds what was released": everything.bytes_left < 0.02 * held,
+    }
+    for name, value_ in none.state.items():
+        for other in (optimizer, everything):
+            right[name] = right.get(name, True) and torch.equal(value_, other.state[name])
+    return [name for name, holds in right.items() if not holds]
+
+
+@pytest.fixture(scope="module")
+def batch() -> TrainingBatch:
+    one = with_log_probs(make_batch())
+    generator = torch.Generator().manual_seed(3)
+    total = one.loss_mask.numel()
+    return dataclasses.replace(one, returns=torch.randn(total, generator=generator))
+
+
+@pytest.mark.parametrize(
+    ("distributed", "value"), [(True, True), (False, False)], ids=["distributed gae", "plain"]
+)
+def test_training_is_the_same_to_the_last_bit(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    batch: TrainingBatch,
+    tmp_path: Path,
+    distributed: bool,
+    value: bool,
+) -> None:
+    """Metrics, weights, main parameters and Adam's state, and a resume from a checkpoint that was
+    written while all was in host memory; and that memory is given back."""
+    arguments = (tiny_model, batch, distributed, value, str(tmp_path))
+    assert ranks.run(TP2_DP2, run, *arguments) == [[]] * 4
+
+
+def run_float32(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> bool:
+    """Main parameters of a float32 model are views of Megatron's buffer of parameters."""
+    both = []
+    for offload in ("none", "all"):
+        worker = build(
+            layout,
+            platform,
+            model,
+            offload,
+            dtype=torch.float32,
+            distributed=True,
+            value=False,
+        )
+        steps = [one_step(worker, batch, seed)[:2] for seed in (0, 1)]
+        both.append((steps, state_of(worker)))
+    (steps, state), (same_steps, same_state) = both
+    return steps == same_steps and all(torch.equal(state[k], same_state[k]) for k in state)
+
+
+def test_a_float32_model_too(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    batch: TrainingBatch,
+) -> None:
+    assert ranks.run(Layout(1, 1, 2), run_float32, tiny_model, batch) == [True, True]

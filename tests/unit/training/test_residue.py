@@ -1,0 +1,32 @@
+"""Growth of what stays on a GPU ends a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlmath.device.residue import Residue
+from rlmath.errors import UserError
+from rlmath.training.residue import ACTOR, GIB, HOST, OTHERS, ResidueWatch
+
+
+def ranks(*gib: float, others: float | None = None) -> list[Residue]:
+    beside = None if others is None else int(others * GIB)
+    return [Residue(int(one * GIB), int(10 * GIB), beside) for one in gib]
+
+
+def test_the_fullest_rank_is_logged() -> None:
+    found = ResidueWatch(1.0).see(ranks(1.0, 1.5), ranks(5.0, others=3.0))
+    assert found == {ACTOR: 1.5, HOST: 10.0, OTHERS: 3.0}
+    assert ResidueWatch(1.0).see(ranks(1.0), ranks(1.0)).keys() == {ACTOR, HOST}
+    assert ResidueWatch(1.0).see([], []) == {}, "nothing is offloaded"
+
+
+def test_growth_above_the_limit_stops_the_run_with_the_numbers() -> None:
+    watch = ResidueWatch(1.0)
+    for gib in (1.0, 1.5, 2.0):
+        watch.see(ranks(0.5, gib), [])
+    with pytest.raises(UserError, match=r"2\.25 GiB, which is 1\.25 above the 1\.00 GiB"):
+        watch.see(ranks(0.5, 2.25), [])
+    with pytest.raises(UserError, match=r"engines that sleep .* 4\.50 GiB.*growth_gib=1"):
+        watch.see(ranks(1.0), ranks(1.0, others=3.0))
+        watch.see(ranks(1.0), ranks(1.0, others=4.5))
