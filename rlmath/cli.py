@@ -1,4 +1,4 @@
-"""The console command: ``rlmath train|sft|evaluate|doctor|selfcheck|plan ...``.
+"""The console command: ``rlmath train|sft|evaluate|report|doctor|selfcheck|plan ...``.
 
 Settings are composed and checked here, before torch, vLLM or Megatron is imported, so that a
 mistake costs a second.
@@ -26,6 +26,7 @@ _COMMANDS = {
     "train": "reinforcement learning: sample, grade, update, sync weights",
     "sft": "supervised fine-tuning on worked examples, for a warm start",
     "evaluate": "sample and grade held-out problems",
+    "report": "a run as one HTML file: curves, times, problems, samples: report RUN_DIR",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, a quarter of an hour and one file to send",
@@ -40,9 +41,9 @@ _MODULES = {
 }
 # What the extras cpu and cuda bring, as imported; tests/unit/test_dependencies.py.
 _PACKAGES = (
-    "datasets", "huggingface_hub", "hydra", "matplotlib", "megatron", "numpy", "omegaconf",
-    "packaging", "psutil", "pyarrow", "ray", "rich", "safetensors", "tensorboard", "tokenizers",
-    "torch", "transformer_engine", "transformers", "vllm",
+    "datasets", "huggingface_hub", "hydra", "latex2mathml", "matplotlib", "megatron", "numpy",
+    "omegaconf", "packaging", "psutil", "pyarrow", "ray", "rich", "safetensors", "tensorboard",
+    "tokenizers", "torch", "transformer_engine", "transformers", "vllm",
 )  # fmt: skip
 
 
@@ -91,6 +92,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"rlmath has no command {command!r}; it has {', '.join(_COMMANDS)}")
     if command == "plan":
         return _plan(rest)
+    if command == "report":
+        return _report(rest)
     if command == "publish":
         return _publish(rest)
     if command == "doctor":
@@ -151,6 +154,14 @@ def _grade(arguments: list[str]) -> int:
     parser = _Parser(prog="rlmath grade", description=_COMMANDS["grade"])
     grading_cli.add_arguments(parser)
     return grading_cli.run(parser.parse_args(arguments))
+
+
+def _report(arguments: list[str]) -> int:
+    from rlmath.commands.report import cli as report_cli
+
+    parser = _Parser(prog="rlmath report", description=_COMMANDS["report"])
+    report_cli.add_arguments(parser)
+    return report_cli.run(parser.parse_args(arguments))
 
 
 def _publish(arguments: list[str]) -> int:

@@ -161,7 +161,7 @@ def changes(file: Path, config: Config) -> Iterator[Change]:
     """
     if not file.is_file():
         return
-    saved = _flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+    saved = flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
     before = {
         RENAMED.get(key, key): RENAMED_VALUES.get(key, {}).get(str(value), value)
         for key, value in saved.items()
@@ -242,7 +242,7 @@ def attempts(run_dir: Path) -> list[Attempt]:
 
 def flat_settings(config: Config) -> dict[str, Any]:
     """Every setting by its full key, values as in YAML."""
-    return _flat(to_plain(config))
+    return flat(to_plain(config))
 
 
 def in_force(found: Sequence[Attempt], step: int | None) -> Mapping[str, Any]:
@@ -261,7 +261,7 @@ def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[in
     for before, after in itertools.pairwise(found):
         if until is not None and after.after_step >= until:
             break
-        old, new = _flat(before.settings), _flat(after.settings)
+        old, new = flat(before.settings), flat(after.settings)
         differing = [
             Change(key, old[key], new[key])
             for key in new
@@ -291,14 +291,14 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
+def flat(content: Any, prefix: str = "") -> dict[str, Any]:
     """Nested settings by full key; a list is one value, and so is an empty section."""
     if not isinstance(content, Mapping) or not content:
         return {prefix: content}
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in content.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
 
 
 def _within(key: str, names: Sequence[str]) -> bool:

@@ -16,7 +16,8 @@ from rlmath.grading.grader import MathGrader
 from rlmath.grading.result import Grade
 from rlmath.grading.settings import TASKS
 
-_REASONS = {
+# Of the layer that decided, `Grade.method`.
+REASONS = {
     "exact": "the same text",
     "normalized": "the same tokens without layout",
     "numeric": "exact arithmetic",
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _line(number: int, grade: Grade, grader: MathGrader, gold: Any) -> dict[str, Any]:
-    reason = _REASONS.get(grade.method, grade.method)
+    reason = REASONS.get(grade.method, grade.method)
     if grade.status == "bad_gold":
         first = gold if isinstance(gold, str) else (gold[0] if gold else "")
         reason = grader.check_gold(first).problem or reason

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.runs import ROOT, environment, marked_memory_gib
+from rlmath.cli import main
+from tests.e2e.runs import ROOT, environment, marked_memory_gib, metrics
+from tests.unit.commands.report.run_maker import page_data
 
 TIMEOUT_S = 1500
 SAMPLE_EVERY_S = 2.0
@@ -74,3 +76,16 @@ def test_quickstart_learns(
     after = load_file(run_dir / "hf" / "model.safetensors")
     assert any((before[name] != after[name]).any() for name in before)
     assert "look at" in run.stdout
+    check_report(run_dir)
+
+
+def check_report(run_dir: Path) -> None:
+    """Its page has what the run wrote: every metric, every step, and what the grader decided."""
+    assert main(["report", str(run_dir)]) == 0
+    (data,) = page_data((run_dir / "report.html").read_text(encoding="utf-8"))["runs"]
+    lines = metrics(run_dir)
+    assert data["state"].startswith("finished") and data["steps"] == [x["step"] for x in lines]
+    assert {tag for line in lines for tag in line if "/" in tag} == set(data["metrics"])
+    assert all(one["method"] for one in data["samples"]) and data["formulas"]
+    assert {one["dropped"] for one in data["samples"]} == {None}
+    assert not any("damaged" in note for note in data["notes"])

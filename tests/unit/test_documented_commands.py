@@ -253,6 +253,7 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath selfcheck gpu --list", run),
     (r"rlmath selfcheck gpu", parses_selfcheck),
     (r"rlmath grade ", parses_grade),
+    (r"rlmath report ", named_in("tests/unit/commands/report/test_report_page.py", '"report"')),
     (r"rlmath publish .* --card-only", publish_card),
     (r"rlmath publish ", named_in("tests/unit/commands/test_publish.py", "publish")),
     (r"rlmath evaluate model=tiny ", check_settings_on_cpu),

@@ -1,0 +1,71 @@
+"""``rlmath report RUN [RUN2]``."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlmath.commands.report.events import KINDS
+from rlmath.commands.report.math_text import ATTRIBUTES, ELEMENTS
+from rlmath.commands.report.page import page
+from rlmath.commands.report.run_data import run_data
+from rlmath.commands.report.run_files import RunFiles, read_run
+from rlmath.grading.cli import REASONS
+from rlmath.monitor.files import replacing
+
+FILE = "report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``rlmath report``."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder, runner.run_dir")
+    parser.add_argument("--out", type=Path, help=f"the page; default: RUN/{FILE}")
+    parser.add_argument(
+        "--every",
+        type=_seconds,
+        metavar="N",
+        help="write the page again every N seconds while the run lasts; an open page reloads",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the page. Returns the exit code.
+
+    Raises:
+        UserError: There is no run.
+    """
+    folders = [options.run_dir]
+    out = options.out or options.run_dir / FILE
+    while True:
+        runs = [read_run(folder) for folder in folders]
+        lasts = options.every is not None and any(one.is_running() for one in runs)
+        _write(runs, out, options.every if lasts else None)
+        if not lasts:
+            return 0
+        time.sleep(options.every)
+
+
+def _write(runs: Sequence[RunFiles], out: Path, refresh_s: int | None) -> None:
+    data: dict[str, Any] = {
+        "runs": [run_data(one, 1 / len(runs)) for one in runs],
+        "event_kinds": KINDS,
+        "methods": REASONS,
+        "mathml": {"elements": sorted(ELEMENTS), "attributes": sorted(ATTRIBUTES)},
+        "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    title = " against ".join(one.name for one in runs)
+    text = page(data, f"rlmath: {title}", refresh_s).encode()
+    with replacing(out) as file:
+        file.write(text)
+    print(f"report   {out} ({len(text) / 1e6:.1f} MB)", flush=True)
+
+
+def _seconds(text: str) -> int:
+    seconds = int(text)
+    if seconds < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return seconds

@@ -1,0 +1,137 @@
+// A chart of lines over steps: pointer or arrow keys read its values.
+const W = 360, H = 150, LEFT = 44, RIGHT = 8, TOP = 14, BOTTOM = 20;
+
+function ticks(low, high, count) {
+  const raw = (high - low) / count || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999);
+  const found = [];
+  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-9; at += step) {
+    found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
+  }
+  return found;
+}
+
+function short(value) {
+  const size = Math.abs(value);
+  if (size >= 1e6 || (size && size < 1e-3)) return value.toExponential(0);
+  if (size >= 1e4) return `${Number((value / 1e3).toPrecision(3))}k`;
+  return String(Number(value.toPrecision(4)));
+}
+
+// series: {run, steps, values, name}; bands: {run, steps, low, high}; events: [step, kind, text, run].
+function chart({ title, unit = "", series, bands = [], events = [], floor = null, ceiling = null, onStep = null }) {
+  const all = [...series.flatMap((one) => one.values), ...bands.flatMap((one) => [...one.low, ...one.high])]
+    .filter((value) => value !== null && value !== undefined);
+  const steps = [...new Set(series.flatMap((one) => one.steps.filter((_, i) => one.values[i] !== null)))]
+    .sort((a, b) => a - b);
+  const figure = el("figure", { class: "chart", tabindex: "0" });
+  if (!all.length) {
+    figure.append(el("figcaption", {}, title, el("div", { class: "read" }, "no finite value")));
+    return figure;
+  }
+  let low = floor ?? Math.min(...all), high = ceiling ?? Math.max(...all);
+  if (high - low < 1e-12 * Math.max(1, Math.abs(high))) {
+    const pad = Math.abs(high) * 0.1 || 1;
+    low = high === 0 ? 0 : low - pad;
+    high += pad;
+  } else {
+    const pad = 0.05 * (high - low);
+    low = floor ?? low - pad;
+    high = ceiling ?? high + pad;
+  }
+  const first = steps[0], last = steps[steps.length - 1];
+  const x = (step) => LEFT + (last === first ? 0.5 : (step - first) / (last - first)) * (W - LEFT - RIGHT);
+  const y = (value) => TOP + (1 - (Math.min(high, Math.max(low, value)) - low) / (high - low)) * (H - TOP - BOTTOM);
+  const drawing = svg("svg", { viewBox: `0 0 ${W} ${H}`, "aria-hidden": "true" });
+  for (const tick of ticks(low, high, 4)) {
+    drawing.append(
+      svg("line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: y(tick), y2: y(tick) }),
+      svg("text", { x: LEFT - 4, y: y(tick) + 3, "text-anchor": "end" }, short(tick)));
+  }
+  for (const tick of ticks(first, last, 5).filter(Number.isInteger)) {
+    drawing.append(svg("text", { x: x(tick), y: H - 6, "text-anchor": "middle" }, short(tick)));
+  }
+  for (const band of bands) {
+    const points = band.steps.map((step, i) => [step, band.low[i], band.high[i]]).filter((p) => p[1] !== null && p[1] !== undefined && p[2] !== null);
+    const upper = points.map((p) => `${x(p[0]).toFixed(1)},${y(p[2]).toFixed(1)}`);
+    const lower = points.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).reverse();
+    if (points.length > 1) drawing.append(svg("polygon", { class: `band${band.run}`, points: [...upper, ...lower].join(" ") }));
+  }
+  let lastSign = -100;
+  for (const [step, kind] of events) {
+    if (step < first || step > last) continue;
+    drawing.append(svg("line", { class: "event", x1: x(step), x2: x(step), y1: TOP, y2: H - BOTTOM }));
+    if (x(step) - lastSign < 7) continue;
+    lastSign = x(step);
+    drawing.append(svg("text", { class: "event-sign", x: lastSign, y: 10 }, DATA.event_kinds[kind][0]));
+  }
+  for (const one of series) {
+    const points = one.steps.map((step, i) => [step, one.values[i]]).filter((p) => p[1] !== null);
+    const path = points.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
+    drawing.append(svg("polyline", { class: `line run${one.run}${one.thin ? " thin" : ""}`, points: path.join(" ") }));
+    if (points.length <= 25 && !one.thin) {
+      for (const p of points) drawing.append(svg("circle", { class: `dot${one.run}`, cx: x(p[0]), cy: y(p[1]), r: 2.2 }));
+    }
+  }
+  const cursor = svg("line", { class: "cursor", y1: TOP, y2: H - BOTTOM, x1: -9, x2: -9 });
+  drawing.append(cursor);
+  const read = el("div", { class: "read", "aria-live": "polite" });
+  const at = series.map((one) => new Map(one.steps.map((step, i) => [step, one.values[i]])));
+  let place = steps.length - 1;
+  const show = (index, moved) => {
+    place = Math.max(0, Math.min(steps.length - 1, index));
+    const step = steps[place];
+    const values = series.map((one, i) => at[i].has(step) && at[i].get(step) !== null
+      ? `${one.name ? `${one.name} ` : ""}${number(at[i].get(step))}` : null).filter((text) => text);
+    const here = events.filter((event) => event[0] === step).map((event) => `${DATA.event_kinds[event[1]][0]} ${plain(event[2], 160)}`);
+    read.textContent = [`step ${step}: ${values.join(" · ")}`, ...here].join(" — ");
+    if (moved) {
+      cursor.setAttribute("x1", x(step));
+      cursor.setAttribute("x2", x(step));
+    }
+  };
+  show(place, false);
+  drawing.addEventListener("pointermove", (event) => {
+    const box = drawing.getBoundingClientRect();
+    const step = first + ((event.clientX - box.left) / box.width * W - LEFT) / (W - LEFT - RIGHT) * (last - first);
+    let best = 0;
+    steps.forEach((one, i) => { if (Math.abs(one - step) < Math.abs(steps[best] - step)) best = i; });
+    show(best, true);
+  });
+  const open = () => onStep && onStep(steps[place]);
+  drawing.addEventListener("click", open);
+  figure.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -1e9, End: 1e9 }[event.key];
+    if (event.key === "Enter") open();
+    if (move === undefined) return;
+    event.preventDefault();
+    show(place + move, true);
+  });
+  figure.setAttribute("role", "group");
+  figure.setAttribute("aria-label", `${title}. Arrow keys read values${onStep ? ", Enter shows the step's samples" : ""}.`);
+  figure.append(el("figcaption", {}, title, unit ? el("span", { class: "unit" }, ` ${unit}`) : null, read), drawing);
+  return figure;
+}
+
+function runKey() {
+  return el("p", { class: "small" }, RUNS.map((run, i) => el("span", { class: "key" },
+    svg("svg", { viewBox: "0 0 26 12", "aria-hidden": "true" }, svg("line", { class: `line run${i}`, x1: 0, x2: 26, y1: 6, y2: 6 })),
+    `${run.name} (${i ? "dashed" : "solid"})`)));
+}
+
+// One row of cells: a bar's height is the share of right samples, a full bar has another color.
+function heatRow(cells, columns, width) {
+  const drawing = svg("svg", { viewBox: `0 0 ${columns * width} 14`, width: columns * width, height: 14, "aria-hidden": "true" });
+  let seen = "", bars = "", full = "";
+  for (const [column, right, graded] of cells) {
+    const x = column * width, height = 13 * right / graded;
+    seen += `M${x} 13h${width - 1}v1h${1 - width}z`;
+    const bar = `M${x} 14v${-height.toFixed(1)}h${width - 1}v${height.toFixed(1)}z`;
+    if (right === graded) full += bar;
+    else if (right) bars += bar;
+  }
+  drawing.append(svg("rect", { class: "frame", x: 0, y: 0, width: columns * width, height: 14 }),
+    svg("path", { class: "seen", d: seen }), svg("path", { class: "bar", d: bars }), svg("path", { class: "bar all", d: full }));
+  return drawing;
+}

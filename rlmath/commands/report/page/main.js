@@ -1,0 +1,59 @@
+// The page: its sections, and its state over a reload.
+function summarySection() {
+  return section("summary", "Summary", el("div", { class: "runs" }, RUNS.map((run, i) => el("div", {},
+    TWO ? el("h3", {}, `${run.name} (${i ? "dashed" : "solid"} lines)`) : null, factsList(run.facts)))),
+  RUNS.map((run, i) => lazyDetails(`settings-${i}`, `${TWO ? `${run.name}: ` : ""}all settings (${Object.keys(run.settings).length})`, () =>
+    el("div", { class: "scroll" }, el("table", {}, Object.entries(run.settings).map(([key, value]) =>
+      el("tr", {}, el("td", {}, key), el("td", {}, plain(JSON.stringify(value), 400)))))))));
+}
+
+function notesSection() {
+  return section("about", "About this page", RUNS.map((run) => el("div", {}, TWO ? el("h3", {}, run.name) : null,
+    el("ul", {}, run.notes.map((note) => el("li", {}, plain(note, 600)))))),
+  el("p", { class: "weak" }, `Made ${DATA.made}. The page loads nothing from anywhere, and its policy forbids it.`));
+}
+
+const KEPT = `rlmath-report:${document.title}`;
+
+function saveState() {
+  const fields = {};
+  for (const field of document.querySelectorAll("input[id], select[id]")) fields[field.id] = field.type === "checkbox" ? field.checked : field.value;
+  const open = [...document.querySelectorAll("details[id]")].map((box) => [box.id, box.open]);
+  const sample = chosen && [chosen.r, chosen.sample.kind, chosen.sample.step, chosen.sample.problem, chosen.sample.index];
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify({ fields, open, sample, scroll: window.scrollY }));
+  } catch { /* A browser may forbid it for files. */ }
+}
+
+function restoreState(samples) {
+  let state = null;
+  try {
+    state = JSON.parse(sessionStorage.getItem(KEPT));
+  } catch { /* As above. */ }
+  if (!state || performance.getEntriesByType("navigation")[0]?.type !== "reload") return;
+  for (const [id, open] of state.open) {
+    const box = document.getElementById(id);
+    if (box instanceof HTMLDetailsElement) box.open = open;
+  }
+  for (const [id, value] of Object.entries(state.fields)) {
+    const field = document.getElementById(id);
+    // A slider that stood at the newest step stays at the newest.
+    if (!field || field.type === "range") continue;
+    if (field.type === "checkbox") {
+      if (field.checked !== value) field.click();
+    } else field.value = value;
+  }
+  document.getElementById("metric-search").dispatchEvent(new Event("input"));
+  samples.refilter();
+  const same = state.sample && ENTRIES.find((entry) => JSON.stringify([entry.r, entry.sample.kind, entry.sample.step, entry.sample.problem, entry.sample.index]) === JSON.stringify(state.sample));
+  if (same) choose(same);
+  window.scrollTo({ top: state.scroll, behavior: "instant" });
+}
+
+document.getElementById("title").textContent = document.title;
+const samples = samplesSection();
+const sections = [summarySection(), curvesSection(), timesSection(), problemsSection(), distributionsSection(), samples, notesSection()];
+document.getElementById("main").replaceChildren(...sections);
+document.getElementById("nav").append(...sections.map((one) => el("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
+restoreState(samples);
+window.addEventListener("pagehide", saveState);

@@ -1,0 +1,273 @@
+"""A run as the page takes it: figures, events, problems and samples, each within its limit."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlmath.commands.report import math_text
+from rlmath.commands.report.events import MAX_EVENTS, events_of
+from rlmath.commands.report.run_files import TRAINING, RunFiles
+from rlmath.commands.report.sample_sets import Samples, heat_map, read_samples_of
+from rlmath.monitor.writer import NOT_FINITE, STEP, TIME
+
+# Of a page, in bytes: texts of samples, and formulas. With the curves a page stays below 20 MB.
+SAMPLES_BYTES = 8_000_000
+FORMULAS_BYTES = 3_500_000
+_ROW = ("answer", "accepted", "status", "method", "reward", "rewards", "dropped")
+MAX_STEPS = 1200  # points of a curve
+_FACTS = (
+    ("model", "model.path"),
+    ("training data", "data.train_paths"),
+    ("held-out data", "data.eval_paths"),
+    ("advantage", "algorithm.advantage"),
+    ("loss", "algorithm.loss"),
+    ("problems per step", "algorithm.prompts_per_step"),
+    ("samples per problem", "algorithm.group_size"),
+    ("longest response, tokens", "rollout.max_response_tokens"),
+    ("learning rate", "actor.optimizer.lr"),
+    ("seed", "runner.seed"),
+)
+
+
+def run_data(run: RunFiles, share: float = 1.0) -> dict[str, Any]:
+    """All that the page shows of a run, as JSON values.
+
+    Args:
+        run: The run.
+        share: Of the page's limits that this run may take.
+    """
+    samples = read_samples_of(run, int(SAMPLES_BYTES * share))
+    events = events_of(run)
+    notes: list[str] = []
+    steps, metrics = _curves(run.metrics, notes)
+    data = {
+        "name": run.name,
+        "state": _state(run),
+        "facts": _facts(run),
+        "steps": steps,
+        "metrics": metrics,
+        "events": [[event.step, event.kind, event.text] for event in events[:MAX_EVENTS]],
+        "settings": dict(run.settings),
+        "kinds": _kinds(samples),
+        **_samples(samples, int(FORMULAS_BYTES * share), notes),
+    }
+    notes += _left_out(run, samples, len(events))
+    return data | {"notes": notes}
+
+
+def _state(run: RunFiles) -> str:
+    wanted = run.settings.get("runner.steps")
+    of = f" of {wanted}" if wanted is not None else ""
+    if run.is_finished:
+        return f"finished: {run.last_step} steps"
+    where = f"step {run.last_step}{of}"
+    return f"running: {where}" if run.is_running() else f"ended or interrupted at {where}"
+
+
+def _facts(run: RunFiles) -> list[list[str]]:
+    """What was trained on what, with which result."""
+    facts = [["state", _state(run)]]
+    held_out = [line for line in run.metrics if line.get("eval/accuracy") is not None]
+    if held_out:
+        first, last = held_out[0], held_out[-1]
+        facts.append(
+            ["held-out accuracy", " → ".join(_accuracy(line) for line in _distinct(first, last))]
+        )
+    rewards = [line for line in run.metrics if line.get("rollout/rewards") is not None]
+    if rewards:
+        texts = (
+            f"{line['rollout/rewards']:.4g} (step {line[STEP]})"
+            for line in _distinct(rewards[0], rewards[-1])
+        )
+        facts.append(["mean reward", " → ".join(texts)])
+    facts += [
+        [name, _text(run.settings[key])]
+        for name, key in _FACTS
+        if run.settings.get(key) is not None
+    ]
+    if run.metrics:
+        tokens = sum(line.get("rollout/response_tokens") or 0 for line in run.metrics)
+        seconds = sum(line.get("timing/step") or 0 for line in run.metrics)
+        facts.append(["sampled tokens", f"{tokens:,.0f}"])
+        facts.append(["time of all steps", f"{seconds / 60:,.1f} min"])
+    worst = [
+        line["alignment/mean_exp_abs_diff"]
+        for line in run.metrics
+        if line.get("alignment/mean_exp_abs_diff") is not None
+    ]
+    if worst:
+        facts.append(["engine against actor, worst mean exp|Δ|", f"{max(worst):.6f}"])
+    return facts
+
+
+def _distinct(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [first] if first[STEP] == last[STEP] else [first, last]
+
+
+def _accuracy(line: Mapping[str, Any]) -> str:
+    error = line.get("eval/accuracy_standard_error")
+    spread = "" if error is None else f" ± {error:.3f}"
+    return f"{line['eval/accuracy']:.3f}{spread} (step {line[STEP]})"
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _curves(
+    lines: Sequence[Mapping[str, Any]], notes: list[str]
+) -> tuple[list[int], dict[str, list[float | None]]]:
+    """Steps, and each metric at each of them; ``None`` where a step lacks it."""
+    every = math.ceil(len(lines) / MAX_STEPS)
+    if every > 1:
+        kept = [line for index, line in enumerate(lines) if index % every == 0]
+        kept += [lines[-1]] if kept[-1] is not lines[-1] else []
+        notes.append(
+            f"Curves show {len(kept)} of {len(lines)} steps: every {every}th and the last."
+        )
+        lines = kept
+    tags = sorted({tag for line in lines for tag in line} - {STEP, TIME, NOT_FINITE})
+    return [line[STEP] for line in lines], {
+        tag: [_rounded(line.get(tag)) for line in lines] for tag in tags
+    }
+
+
+def _rounded(value: Any) -> float | None:
+    """Six digits, which is more than a screen shows."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+def _kinds(samples: Samples) -> dict[str, Any]:
+    """Of training and of each benchmark, by step: distributions; and the heat map of problems."""
+    kinds = {}
+    for kind in sorted(samples.figures, key=lambda name: (name != TRAINING, name)):
+        by_step = samples.figures[kind]
+        steps = sorted(by_step)
+        every = math.ceil(len(steps) / MAX_STEPS)
+        steps = steps[::every]
+        statuses = sorted({status for step in steps for status in by_step[step]["statuses"]})
+        kinds[kind] = {
+            "steps": steps,
+            **{
+                key: [by_step[step][key] for step in steps]
+                for key in ("samples", "lengths", "mean_reward", "truncated")
+            },
+            "rewards": [[_rounded(v) for v in by_step[step]["rewards"]] for step in steps],
+            "statuses": {
+                status: [by_step[step]["statuses"].get(status, 0) for step in steps]
+                for status in statuses
+            },
+            "heat": heat_map(samples.grades[kind]),
+        }
+    return kinds
+
+
+def _samples(samples: Samples, formulas_bytes: int, notes: list[str]) -> dict[str, Any]:
+    """The chosen samples, with each prompt and each formula once."""
+    prompts: dict[str, int] = {}
+    formulas = _Formulas(formulas_bytes)
+    rows = []
+    for row in samples.chosen:
+        prompt = prompts.setdefault(row["prompt"], len(prompts))
+        rows.append(
+            {
+                "kind": row["kind"],
+                "step": row.get("step"),
+                "problem": row["problem_id"],
+                "index": row.get("index"),
+                "prompt": prompt,
+                "response": formulas.pieces(row["response"]),
+                # Versions before this one did not write all of them.
+                **{key: row[key] for key in _ROW if key in row},
+                "finish": row.get("finish_reason"),
+                "tokens": row["response_tokens"],
+                "version": row.get("weights_version"),
+                "engine": row.get("engine"),
+                # JavaScript's numbers end at 2**53.
+                "seed": None if row.get("seed") is None else str(row["seed"]),
+            }
+        )
+    shown = [formulas.pieces(prompt) for prompt in prompts]
+    if formulas.left_out:
+        notes.append(
+            f"{formulas.left_out} formulas are shown as text: the page's {formulas_bytes:,} bytes "
+            "for formulas are used up."
+        )
+    return {"prompts": shown, "formulas": formulas.table, "samples": rows}
+
+
+class _Formulas:
+    """Formulas of all texts, each once.
+
+    Attributes:
+        table: ``[source, MathML as nested lists, whether it stands in its own line]`` each.
+        left_out: Formulas that the limit made text.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.table: list[list[Any]] = []
+        self.left_out = 0
+        self._numbers: dict[str, int | None] = {}
+        self._left = limit_bytes
+
+    def pieces(self, text: str) -> list[str | int]:
+        """A text as strings and numbers of formulas."""
+        result: list[str | int] = []
+        for piece in math_text.split(text):
+            number = None if isinstance(piece, str) else self._number(*piece)
+            if number is not None:
+                result.append(number)
+                continue
+            plain = piece if isinstance(piece, str) else piece[0]
+            if result and isinstance(result[-1], str):
+                result[-1] += plain
+            else:
+                result.append(plain)
+        return result
+
+    def _number(self, source: str, latex: str) -> int | None:
+        if source in self._numbers:
+            return self._numbers[source]
+        tree = math_text.to_tree(latex)
+        if tree is None:
+            self._numbers[source] = None
+            return None
+        takes = len(json.dumps([source, tree]))
+        if takes > self._left:
+            self.left_out += 1
+            return None
+        self._left -= takes
+        self._numbers[source] = len(self.table)
+        self.table.append([source, tree, math_text.is_display(source)])
+        return self._numbers[source]
+
+
+def _left_out(run: RunFiles, samples: Samples, events: int) -> list[str]:
+    """In words, what the run has and the page does not, and what neither has."""
+    notes = []
+    total = sum(s["samples"] for kind in samples.figures.values() for s in kind.values())
+    if missing := sum(samples.left_out.values()):
+        notes.append(
+            f"The viewer has {total - missing:,} of {total:,} samples: in every step the same "
+            "problems, drawn by their ids. Distributions and pass rates are over all of them."
+        )
+    if not total:
+        notes.append("The run's folder has no samples (runner.samples_every, samples_keep_gib).")
+    if samples.cut_texts:
+        notes.append(f"{samples.cut_texts:,} characters in the middle of long texts are left out.")
+    if events > MAX_EVENTS:
+        notes.append(f"{MAX_EVENTS} of {events} events are marked, the first ones.")
+    for name, count in sorted(run.damaged.items()):
+        notes.append(f"samples/{name}: {count} damaged lines or ends are left out.")
+    if not any(tag.startswith("memory/") for line in run.metrics for tag in line):
+        notes.append("Memory by phase: the run recorded none.")
+    notes.append(
+        "Warnings that the run printed are in its terminal's output only, and per-token values "
+        "(advantage, log-prob difference, entropy) are not kept by a run."
+    )
+    return notes

@@ -1,0 +1,194 @@
+"""One pass over a run's samples: figures over all of them, and some to look at.
+
+Files are read one after another and rows are forgotten unless they are chosen, so a run of a
+thousand steps needs no more memory than what the page shows of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlmath.commands.report.run_files import RunFiles, data_id
+
+# Shares of the quantiles of lengths and rewards.
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+MAX_PROBLEMS = 150  # of a heat map
+MAX_COLUMNS = 80  # of a heat map; more steps share one
+MAX_TEXT = 40_000  # characters of a prompt or a response in the page
+# What a sample's other fields take in the page, roughly.
+_FIELDS_BYTES = 500
+
+
+@dataclass
+class StepFigures:
+    """Figures over all samples of one step and kind.
+
+    Attributes:
+        lengths: In tokens.
+        rewards: Of the samples that have one.
+        statuses: Samples by the grader's status.
+        truncated: Samples cut off at the limit.
+    """
+
+    lengths: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    statuses: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    truncated: int = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Count a sample."""
+        self.lengths.append(row["response_tokens"])
+        if isinstance(row.get("reward"), int | float):
+            self.rewards.append(row["reward"])
+        self.statuses[str(row.get("status"))] += 1
+        self.truncated += row.get("finish_reason") == "length"
+
+
+@dataclass
+class Samples:
+    """What a pass over a run's samples found.
+
+    Attributes:
+        figures: By kind and step.
+        grades: By kind, problem and step: right and graded samples.
+        chosen: Samples to show, in the order of the files.
+        left_out: Per kind, samples that are not shown.
+        cut_texts: Characters of shown samples that are not.
+    """
+
+    figures: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    grades: dict[str, dict[str, dict[int, list[int]]]] = field(default_factory=dict)
+    chosen: list[dict[str, Any]] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+    cut_texts: int = 0
+
+
+def read_samples_of(run: RunFiles, budget_bytes: int) -> Samples:
+    """Read every samples file of a run.
+
+    Args:
+        run: The run.
+        budget_bytes: Of the chosen samples' texts in the page.
+
+    Returns:
+        Figures over all samples; and of each file the groups of a few problems, whole. A problem's
+        place in that choice follows from its id alone, so that it is shown in every step that
+        sampled it, and in both of two runs.
+    """
+    found = Samples()
+    left = float(budget_bytes)
+    for number, file in enumerate(run.samples):
+        quota = left / (len(run.samples) - number)
+        groups: dict[str, list[dict[str, Any]]] = {}
+        figures = StepFigures()
+        grades = found.grades.setdefault(file.kind, {})
+        for row in run.rows(file):
+            figures.add(row)
+            problem = data_id(row["problem_id"])
+            if isinstance(row.get("correct"), bool):
+                cell = grades.setdefault(problem, {}).setdefault(file.step, [0, 0])
+                cell[0] += row["correct"]
+                cell[1] += 1
+            groups.setdefault(row["problem_id"], []).append(row | {"kind": file.kind})
+        found.figures.setdefault(file.kind, {})[file.step] = _summary(figures)
+        shown, used = _choose(groups.values(), quota, found)
+        left -= used
+        found.chosen += shown
+        missing = sum(map(len, groups.values())) - len(shown)
+        found.left_out[file.kind] = found.left_out.get(file.kind, 0) + missing
+    return found
+
+
+def quantiles(values: Sequence[float]) -> list[float]:
+    """The values at ``QUANTILES``, by linear interpolation; none of nothing."""
+    if not values:
+        return []
+    ordered = sorted(values)
+    result = []
+    for share in QUANTILES:
+        place = share * (len(ordered) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        result.append(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
+    return result
+
+
+def cut_text(text: str, most: int = MAX_TEXT) -> tuple[str, int]:
+    """``text`` without its middle if it is longer than ``most``, and the characters left out."""
+    cut = len(text) - most
+    if cut <= 0:
+        return text, 0
+    half = most // 2
+    return f"{text[:half]}\n[… {cut} characters left out …]\n{text[-half:]}", cut
+
+
+def heat_map(grades: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, Any]:
+    """Right and graded samples by problem and column of steps.
+
+    Problems that most steps sampled come first; of those that fit, all have the same columns.
+
+    Returns:
+        ``columns``: ``[first step, last step]`` each; ``rows``: ``id`` and ``cells`` of
+        ``[column, right, graded]``; ``left_out``: problems that are not among the rows.
+    """
+    steps = sorted({step for cells in grades.values() for step in cells})
+    width = max(1, math.ceil(len(steps) / MAX_COLUMNS))
+    columns = [steps[i : i + width] for i in range(0, len(steps), width)]
+    column_of = {step: index for index, column in enumerate(columns) for step in column}
+    problems = sorted(grades, key=lambda id_: (-len(grades[id_]), priority(id_)))
+    rows = []
+    for problem in problems[:MAX_PROBLEMS]:
+        cells: dict[int, list[int]] = {}
+        for step, (right, graded) in grades[problem].items():
+            cell = cells.setdefault(column_of[step], [0, 0])
+            cell[0] += right
+            cell[1] += graded
+        rows.append({"id": problem, "cells": [[c, *cells[c]] for c in sorted(cells)]})
+    return {
+        "columns": [[column[0], column[-1]] for column in columns],
+        "rows": rows,
+        "left_out": max(0, len(problems) - MAX_PROBLEMS),
+    }
+
+
+def priority(problem_id: str) -> bytes:
+    """A problem's place when only some are shown: the same in every step and run."""
+    return hashlib.blake2b(data_id(problem_id).encode("utf-8", "replace"), digest_size=8).digest()
+
+
+def _summary(figures: StepFigures) -> dict[str, Any]:
+    count = len(figures.lengths)
+    rewards = figures.rewards
+    return {
+        "samples": count,
+        "lengths": quantiles(figures.lengths),
+        "rewards": quantiles(rewards),
+        "mean_reward": sum(rewards) / len(rewards) if rewards else None,
+        "truncated": figures.truncated / count if count else None,
+        "statuses": dict(figures.statuses),
+    }
+
+
+def _choose(
+    groups: Iterable[list[dict[str, Any]]], quota: float, found: Samples
+) -> tuple[list[dict[str, Any]], float]:
+    """Groups in the order of their priority until the quota is used, at least one sample; with
+    long texts cut."""
+    chosen: list[dict[str, Any]] = []
+    used = 0.0
+    for group in sorted(groups, key=lambda rows: priority(rows[0]["problem_id"])):
+        for row in group:
+            texts = {key: cut_text(row[key]) for key in ("prompt", "response")}
+            takes = _FIELDS_BYTES + sum(len(json.dumps(text)) for text, _ in texts.values())
+            if chosen and used + takes > quota:
+                return chosen, used
+            chosen.append(row | {key: text for key, (text, _) in texts.items()})
+            found.cut_texts += sum(cut for _, cut in texts.values())
+            used += takes
+    return chosen, used

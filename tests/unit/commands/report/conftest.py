@@ -1,0 +1,67 @@
+"""Runs as the monitor writes them, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlmath.checks import attempts
+from rlmath.config.load import load, save
+from rlmath.monitor import open_monitor, update_summary
+from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group
+
+
+@pytest.fixture(scope="session")
+def make_run() -> Callable[..., Path]:
+    """A function that writes a run's folder."""
+
+    def make(folder: Path, *overrides: str, steps: int = STEPS, skill: int = 0) -> Path:
+        settings = ["experiment=quickstart", f"runner.run_dir={folder}", f"runner.steps={STEPS}"]
+        config = load([*settings, *overrides])
+        folder.mkdir(parents=True, exist_ok=True)
+        attempts.record(config, 0)
+        save(config, folder / "config.yaml")
+        with open_monitor(folder, config.runner, STEPS) as monitor:
+            for step in range(steps + 1):
+                metrics: dict[str, float] = {}
+                if step % 2 == 0:
+                    right = 5.0 if step + skill > 2 else -5.0
+                    held_out = group("eval.jsonl:0", [right], [r"\boxed{2}"], step)
+                    monitor.log_samples(step, [held_out], kind="eval")
+                    metrics |= {"eval/accuracy": right / 10 + 0.5}
+                if step:
+                    hostile = HOSTILE[:3] if step % 2 else HOSTILE[3:]
+                    groups = [
+                        group("train.jsonl:0", [5.0, -5.0, None], list(hostile), step),
+                        group("train.jsonl:1", [-5.0, -5.0, -5.0], ["1", "3", "4"], step),
+                        group(f"train.jsonl:{step + 1}", [5.0, 5.0, 5.0], ["2", "2", "2"], step),
+                    ]
+                    dropped = {"train.jsonl:1": "equal_rewards"}
+                    monitor.log_samples(step, groups, dropped=dropped)
+                    metrics |= {
+                        "rollout/rewards": float(step),
+                        "rollout/rewards_standard_error": 0.5,
+                        "rollout/engine_restarts": float(step == 3),
+                        "train/early_stopped_minibatches": float(step == 2),
+                        "train/loss": float("nan") if step == 3 else 0.1,
+                    }
+                    monitor.note(step, "algorithm.correction.kind", "none", "no mismatch")
+                if step == 2:
+                    reason = "entropy_low: since step 1 <b>low</b>"
+                    monitor.note(step, "collapse.entropy_low", "warn", reason)
+                with monitor.phase("generate"), monitor.phase("grade"):
+                    pass
+                monitor.log_step(step, metrics)
+        if steps == STEPS:
+            update_summary(folder, {"steps": STEPS})
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_dir(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run; tests only read it."""
+    return make_run(tmp_path_factory.mktemp("report") / "first")

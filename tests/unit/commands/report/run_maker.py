@@ -1,0 +1,51 @@
+"""Groups of samples for made-up runs, and the data of a page."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from rlmath.types import FinishReason, GradedSample, Group, Problem, Sample
+
+STEPS = 4
+# What a model may write, or a file may hold: none of it may run, break or reorder the page.
+HOSTILE = (
+    "</script><script>window.pwned = 1</script>",
+    "<img src=x onerror='window.pwned = 2'><!-- <svg onload=window.pwned=3>",
+    "\u202eright to left\u202c\u2028\u2029\x00\x1b[2J\ud83d",
+    "@@DATA@@ @@SCRIPT@@ {{x}}",
+    "x" * 200_000,
+    r"$\href{javascript:window.pwned=4}{x}$ and $\frac{1}{2}$ and \(a < b\) and $\frac{1$",
+)
+
+
+def group(id_: str, rewards: list[float | None], texts: list[str], step: int) -> Group:
+    """Samples of a problem; a positive reward is a right answer."""
+    problem = Problem(id_, f"What is {id_}?", (1, 2, 3), ("2",))
+    samples = []
+    for index, (reward, text) in enumerate(zip(rewards, texts, strict=True)):
+        finish: FinishReason = "length" if reward is None else "stop"
+        sample = Sample(
+            problem_id=id_,
+            index=index,
+            token_ids=np.arange(3 + index + step, dtype=np.int32),
+            log_probs=np.zeros(3 + index + step, np.float32),
+            text=text,
+            finish_reason=finish,
+            weights_version=step - 1,
+            seed=2**60 + index,
+            engine=0,
+        )
+        right = None if reward is None else reward > 0
+        status = "timeout" if right is None else "correct" if right else "wrong"
+        method = "sympy" if right is None else "exact"
+        samples.append(GradedSample(sample, reward, right, status, "2", {"math": reward}, method))
+    return Group(problem, tuple(samples))
+
+
+def page_data(text: str) -> Any:
+    """The data of a page."""
+    block = text.split('<script type="application/json" id="data">')[1].split("</script>")[0]
+    return json.loads(block)

@@ -1,0 +1,248 @@
+"""The page in a real browser: it loads nothing, and every control does what it says.
+
+Where no Chromium is installed, test_report_page.py still checks the file's structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.cli import main
+from tests.unit.commands.report.browser import CHROMIUM, Browser, open_browser
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+# What the tests do in the page.
+HELPERS = """
+window.$ = (query) => document.querySelector(query);
+window.$$ = (query) => [...document.querySelectorAll(query)];
+window.set = (id, value, kind = "input") => {
+  const field = document.getElementById(id);
+  field.value = value;
+  field.dispatchEvent(new Event(field.tagName === "SELECT" ? "change" : kind, {bubbles: true}));
+};
+window.shown = () => $$("ul.list li").map((item) => item.textContent);
+window.count = () => $("#samples [role=status]").textContent;
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as one:
+        one.call("Page.addScriptToEvaluateOnNewDocument", source=HELPERS)
+        yield one
+
+
+@pytest.fixture(scope="module")
+def url(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("browser") / "page.html"
+    assert main(["report", str(run_dir), "--out", str(out)]) == 0
+    return out.as_uri()
+
+
+def wait_for(browser: Browser, expression: str) -> None:
+    browser.run(
+        f"""new Promise((done) => {{
+          const look = () => ({expression}) ? done() : setTimeout(look, 10);
+          look();
+        }})"""
+    )
+
+
+def test_it_opens_alone_and_runs_nothing_of_the_samples(browser: Browser, url: str) -> None:
+    browser.open(url)
+    assert browser.run("$$('section').map((one) => one.id)") == [
+        *("summary", "curves", "time", "problems", "distributions", "samples", "about")
+    ]
+    # Every sample is shown once, as formulas and as it is.
+    browser.run("$$('ul.list li').forEach((item) => item.click())")
+    browser.run("$('#raw').click()")
+    browser.run("$$('ul.list li').forEach((item) => item.click())")
+    assert browser.run("window.pwned === undefined")
+    assert browser.run("$$('script').length") == 2
+    assert browser.run("$$('img, iframe, object, main a').length") == 0
+    assert browser.problems() == []
+
+
+def test_the_policy_forbids_requests_and_scripts(browser: Browser, url: str) -> None:
+    browser.open(url)
+    refused = browser.run(
+        """new Promise(async (done) => {
+          const found = [];
+          document.addEventListener("securitypolicyviolation",
+            (event) => found.push(event.effectiveDirective) > 2 && done(found));
+          const script = document.createElement("script");
+          script.textContent = "window.pwned = 9";
+          document.body.append(script);
+          const image = document.createElement("img");
+          image.src = "https://localhost/x.png";
+          document.body.append(image);
+          fetch("https://localhost/x").catch(() => null);
+        })"""
+    )
+    assert set(refused) == {"script-src-elem", "img-src", "connect-src"}
+    assert browser.run("window.pwned === undefined")
+
+
+def test_samples_are_found(browser: Browser, url: str) -> None:
+    browser.open(url)
+    assert browser.run("count()") == "39 of 39 samples"
+    for field, value, found in (
+        ("f-text", "RIGHT TO LEFT", 2),
+        ("f-kind", "eval", 3),
+        ("f-step", "3", 9),
+        ("f-problem", "train.jsonl:1", 12),
+        ("f-status", "timeout", 4),
+        ("f-finish", "length", 4),
+        ("f-reward-least", "1", 17),
+        ("f-reward-most", "-1", 18),
+        ("f-tokens-least", "9", 3),
+        ("f-tokens-most", "3", 1),
+    ):
+        browser.run(f"set('{field}', '{value}')")
+        assert browser.run("count()") == f"{found} of 39 samples", field
+        browser.run("$('#f-reset').click()")
+        assert browser.run("count()") == "39 of 39 samples"
+    browser.run("set('f-problem', 'train.jsonl:0'); set('f-step', '2'); set('f-status', 'timeout')")
+    text = browser.run("$('.sample').textContent")
+    assert "timeout" in text and "SymPy" in text and "cut off at the limit" in text
+    # Another sample of the group.
+    browser.run("$$('.sample .row button')[0].click()")
+    assert "sample 0" in browser.run("$('.sample h3').textContent")
+    browser.run("$('#f-reset').click(); set('f-text', 'no such text')")
+    assert "No sample fits" in browser.run("$('#sample-detail').textContent")
+
+
+def test_formulas_and_characters(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.run("set('f-text', 'frac{1}{2}')")
+    assert browser.run("$$('.sample math mfrac').length") == 1
+    assert browser.run("$$('.sample math').length") == 3
+    assert browser.run("$$('.sample math [href]').length") == 0
+    # A formula that does not close is text.
+    assert "$\\frac{1$" in browser.run("$('.sample').textContent")
+    browser.run("$('#raw').click()")
+    assert browser.run("$$('.sample math').length") == 0
+    assert "$\\frac{1}{2}$" in browser.run("$('.sample').textContent")
+    browser.run("$('#raw').click(); set('f-text', 'right to left')")
+    signs = browser.run("$$('.text .control').map((one) => one.textContent)")
+    assert signs == ["U+202E", "U+202C", "U+2028", "U+2029", "U+0000", "U+001B"]
+    browser.run("set('f-text', 'xxxxxxxxxx')")
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_curves(browser: Browser, url: str) -> None:
+    browser.open(url)
+    titles = "$$('#curves figcaption').map((one) => one.firstChild.textContent)"
+    assert browser.run(titles)[:2] == ["rollout/rewards", "eval/accuracy"]
+    signs = "$$('#curves .event-sign').map((one) => one.textContent).join('')"
+    assert "!" in browser.run(signs)
+    browser.run("$('#events-detector').click()")
+    assert "!" not in browser.run(signs)
+    browser.run("$('#events-decision').click()")
+    assert "d" in browser.run(signs)
+    browser.run("set('metric-search', 'LOSS')")
+    assert browser.run(titles) == ["train/loss"]
+    browser.run("set('metric-search', '')")
+    browser.run("$('#group-timing').open = true")
+    wait_for(browser, "$$('#group-timing figure').length >= 3")
+    browser.run("$('#event-list').open = true")
+    wait_for(browser, "$('#event-list').textContent.includes('<b>low</b>')")
+    # Keys read values, and Enter shows the step's samples.
+    browser.run("$('#curves figure').focus()")
+    for key, code, step in (("ArrowLeft", 37, 3), ("Home", 36, 1), ("ArrowRight", 39, 2)):
+        browser.press(key, code)
+        assert browser.run("$('#curves figure .read').textContent").startswith(f"step {step}: ")
+    browser.press("Enter", 13, "\r")
+    assert browser.run("$('#f-step').value") == "2"
+    assert browser.run("count()") == "9 of 39 samples"
+
+
+def test_times_problems_and_distributions(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.run("set('time-step-0', '1')")
+    assert browser.run("$('output').textContent").startswith("step 1: ")
+    assert "generate" in browser.run("$('.waterfall').textContent")
+    # The held-out problems were sampled in more steps, on average.
+    assert browser.run("$('#heat-0-eval').open")
+    browser.run("$('#heat-0-step').open = true")
+    wait_for(browser, "$('#heat-0-step button[title]')")
+    first = "$('#heat-0-step button[title]').textContent"
+    assert browser.run(first) == "train.jsonl:0" or browser.run(first) == "train.jsonl:1"
+    browser.run("set('order-0-step', 'hardest')")
+    assert browser.run(first) == "train.jsonl:1"
+    browser.run("set('order-0-step', 'easiest'); $('#heat-0-step button[title]').click()")
+    assert browser.run("count()") == "3 of 39 samples"
+    browser.run("$('#dist-eval').open = true")
+    wait_for(browser, "$$('#heat-0-eval tr').length === 2 && $$('#dist-eval figure').length > 4")
+    browser.run("$('#settings-0').open = true")
+    wait_for(browser, "$('#settings-0').textContent.includes('algorithm.group_size')")
+
+
+def test_keys_alone(browser: Browser, url: str) -> None:
+    """Tab reaches every control, and arrows move in the list."""
+    browser.open(url)
+    reached = set()
+    for _ in range(120):
+        browser.press("Tab", 9)
+        reached.add(browser.run("document.activeElement.id || document.activeElement.className"))
+    fields = browser.run("$$('input, select').filter((one) => one.offsetParent).map((o) => o.id)")
+    assert set(fields) <= reached
+    assert {"skip", "chart", "list", "raw", "f-reset", "text"} <= reached
+    browser.run("$('ul.list').focus()")
+    before = browser.run("$('li[aria-selected=true]').id")
+    browser.press("ArrowDown", 40)
+    after = browser.run("$('li[aria-selected=true]').id")
+    assert before != after == browser.run("$('ul.list').getAttribute('aria-activedescendant')")
+    browser.press("Home", 36)
+    assert browser.run("$('li[aria-selected=true]').id") == before
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_windows_and_schemes(browser: Browser, url: str, scheme: str, width: int) -> None:
+    browser.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=width, height=800, deviceScaleFactor=1, mobile=False,
+    )  # fmt: skip
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.call("Emulation.setEmulatedMedia", features=features)
+    browser.open(url)
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    # Text, weak text and signs against the page: 4.5 is WCAG's AA.
+    contrasts = browser.run(
+        """["--text", "--weak", "--good", "--bad", "--mark", "--a", "--focus"].map((name) => {
+          const style = getComputedStyle(document.documentElement);
+          const light = (color) => {
+            const part = (at) => {
+              const value = parseInt(color.trim().slice(at, at + 2), 16) / 255;
+              return value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+            };
+            return 0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5);
+          };
+          const both = [name, "--panel"].map((one) => light(style.getPropertyValue(one)));
+          return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+        })"""
+    )
+    assert min(contrasts) >= 4.5
+
+
+def test_a_reload_keeps_what_was_looked_at(
+    browser: Browser, url: str, make_run: Callable[..., Path]
+) -> None:
+    browser.open(url)
+    browser.run("set('f-status', 'timeout'); $('#group-timing').open = true")
+    wait_for(browser, "$$('#group-timing figure').length")
+    browser.run("$$('ul.list li')[1].click()")
+    chosen: Any = browser.run("$('.sample h3').textContent")
+    browser.events.clear()
+    browser.call("Page.reload")
+    while not any(event["method"] == "Page.loadEventFired" for event in browser.events):
+        browser.events.append(browser._read())
+    assert browser.run("count()") == "4 of 39 samples"
+    assert browser.run("$('.sample h3').textContent") == chosen
+    assert browser.run("$('#group-timing').open")

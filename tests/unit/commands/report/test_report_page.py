@@ -1,0 +1,184 @@
+"""The report's file: one page, closed to the network, in which a sample's text is only text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from rlmath.cli import main
+from rlmath.commands.report.page import FOLDER, SCRIPTS, to_script_json
+from tests.unit.commands.report.run_maker import HOSTILE, STEPS, page_data
+
+
+class Page(HTMLParser):
+    """Elements of a page with their attributes, and what is in its scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.blocks: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        tag = self.elements[-1][0] if self.elements else ""
+        if tag in ("script", "style") and data.strip():
+            self.blocks.append((tag, data))
+
+
+@pytest.fixture(scope="module")
+def text(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("page") / "out.html"
+    assert main(["report", str(run_dir), "--out", str(out)]) == 0
+    return out.read_text(encoding="utf-8")
+
+
+def test_nothing_but_its_own_script_may_run(text: str) -> None:
+    page = Page(text)
+    meta = [a for tag, a in page.elements if tag == "meta" and "http-equiv" in a]
+    (policy,) = [a["content"] or "" for a in meta]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    blocks = [(tag, data) for tag, data in page.blocks if "{" in data[:400]]
+    style, data, script = (data for _, data in blocks)
+    for name, block in (("style-src", style), ("script-src", script)):
+        digest = base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()
+        assert rules[name] == f"'sha256-{digest}'"
+    assert [tag for tag, _ in page.elements].count("script") == 2
+    assert "<" not in data and data.isascii()
+
+
+def test_nothing_is_loaded(text: str) -> None:
+    page = Page(text)
+    assert not {"src", "srcset", "data", "action", "poster"} & {
+        name for _, attributes in page.elements for name in attributes
+    }
+    assert all((a.get("href") or "#").startswith("#") for _, a in page.elements)
+    assert not {"link", "iframe", "object", "embed", "img"} & {tag for tag, _ in page.elements}
+    own = "".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    # Names of namespaces are no addresses.
+    assert set(re.findall(r"https?://[\w./]+", own)) == {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1998/Math/MathML",
+    }
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", own)
+    assert "url(" not in (FOLDER / "report.css").read_text(encoding="utf-8")
+
+
+def test_texts_are_as_they_were_sampled(text: str) -> None:
+    (run,) = page_data(text)["runs"]
+
+    def source(sample: dict) -> str:
+        pieces = sample["response"]
+        return "".join(p if isinstance(p, str) else run["formulas"][p][0] for p in pieces)
+
+    shown = {source(sample) for sample in run["samples"]}
+    for sampled in (*HOSTILE[:4], HOSTILE[5]):
+        assert sampled in shown
+    (cut,) = {one for one in shown if "characters left out" in one}
+    assert cut.startswith("xxx") and len(cut) < 50_000
+    assert any("middle of long texts" in note for note in run["notes"])
+    # Seeds are larger than JavaScript's exact numbers.
+    assert {sample["seed"] for sample in run["samples"]} >= {str(2**60), str(2**60 + 1)}
+
+
+def test_what_the_run_did_is_in_the_page(text: str) -> None:
+    data = page_data(text)
+    (run,) = data["runs"]
+    facts = dict(run["facts"])
+    assert run["state"] == f"finished: {STEPS} steps" == facts["state"]
+    assert facts["held-out accuracy"] == "0.000 (step 0) → 1.000 (step 4)"
+    assert run["steps"] == [0, 1, 2, 3, 4]
+    assert run["metrics"]["rollout/rewards"] == [None, 1, 2, 3, 4]
+    assert run["metrics"]["train/loss"][3] is None
+    events = {(step, kind) for step, kind, _ in run["events"]}
+    assert {(2, "detector"), (2, "discarded"), (3, "restart"), (3, "not_finite")} <= events
+    # An automatic choice is an event when it is another one.
+    assert [step for step, kind, _ in run["events"] if kind == "decision"] == [1]
+    assert set(data["event_kinds"]) >= {kind for _, kind in events}
+    training = run["kinds"]["step"]
+    assert training["samples"] == [9] * STEPS
+    assert training["statuses"] == {"correct": [4] * 4, "timeout": [1] * 4, "wrong": [4] * 4}
+    assert training["lengths"][0] == [4, 4, 4, 5, 6, 6, 6]
+    assert training["truncated"] == [pytest.approx(1 / 9)] * STEPS
+    rows = {row["id"]: row["cells"] for row in training["heat"]["rows"]}
+    assert rows["train.jsonl:0"] == [[step, 1, 2] for step in range(STEPS)]
+    assert rows["train.jsonl:3"] == [[1, 3, 3]]
+    samples = [one for one in run["samples"] if one["problem"] == "train.jsonl:1"]
+    assert {one["dropped"] for one in samples} == {"equal_rewards"}
+    assert {one["method"] for one in samples} == {"exact"} <= set(data["methods"])
+
+
+def test_a_run_that_is_being_written(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines that are cut off, bytes that are no UTF-8 and a damaged archive leave the rest."""
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    (run / "summary.json").unlink()
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 5, "rollout/rew')
+    with (run / "decisions.jsonl").open("ab") as file:
+        file.write(b'{"step": 5, "wh')
+    samples = sorted((run / "samples").glob("step_*"))
+    with samples[0].open("ab") as file:
+        file.write(samples[1].read_bytes().splitlines()[0].replace(b"What", b"\xff\xfe") + b"\n")
+        file.write(b'{"step": 1, "problem_id": "cut')
+    (run / "samples" / "step_000009.jsonl.gz").write_bytes(b"\x1f\x8b\x08 not an archive")
+    assert main(["report", str(run)]) == 0
+    (data,) = page_data((run / "report.html").read_text(encoding="utf-8"))["runs"]
+    assert data["state"] == f"ended or interrupted at step {STEPS} of {STEPS}"
+    assert data["steps"] == [0, 1, 2, 3, 4]
+    assert data["kinds"]["step"]["samples"][0] == 10
+    assert any("\ufffd\ufffd" in str(prompt) for prompt in data["prompts"])
+    damaged = [note for note in data["notes"] if "damaged" in note]
+    assert [note.split(":")[0] for note in damaged] == [
+        "samples/step_000001.jsonl",
+        "samples/step_000009.jsonl.gz",
+    ]
+
+
+def test_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    assert "metrics.jsonl" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "not a folder" in capsys.readouterr().err
+
+
+def test_it_is_written_again_while_the_run_lasts(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process holds the folder, as a run's does; between two pages the run ends."""
+    from rlmath.utils.run_lock import only_run_in
+
+    run = make_run(tmp_path / "run", steps=2)
+    pages = []
+
+    def wait(seconds: float) -> None:
+        pages.append((seconds, (run / "report.html").read_text(encoding="utf-8")))
+        make_run(run)
+
+    monkeypatch.setattr("rlmath.commands.report.cli.time.sleep", wait)
+    with only_run_in(run):
+        assert main(["report", str(run), "--every", "30"]) == 0
+    ((seconds, first),) = pages
+    assert seconds == 30 and '<meta http-equiv="refresh" content="30">' in first
+    assert page_data(first)["runs"][0]["state"] == f"running: step 2 of {STEPS}"
+    last = (run / "report.html").read_text(encoding="utf-8")
+    assert 'http-equiv="refresh"' not in last
+    assert page_data(last)["runs"][0]["state"] == f"finished: {STEPS} steps"
+
+
+def test_json_for_a_script_block() -> None:
+    written = to_script_json({"a": "</script>\u2028\ud800é", "b": [float("inf")]})
+    assert written == r'{"a":"\u003c/script\u003e\u2028\ud800\u00e9","b":[null]}'
