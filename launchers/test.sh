@@ -11,10 +11,11 @@ usage: launchers/test.sh [pytest arguments]
 Sets up .venv, checks format and lint (ruff) and types (mypy), and runs pytest. Without arguments it
 runs every tier but long; for one file: launchers/test.sh tests/unit/test_cli.py -q
 
-TIER: fast (no engine, no ranks, no run), engine, distributed, e2e, faults, or long (what takes
-minutes more and proves the same on more cases, and properties on more random ones).
-tests/conftest.py has them. Without arguments fast runs first, on all cores; then e2e beside
-distributed, engine and faults. All of them run even if one fails; one summary stands at the end,
+TIER: fast (no engine, no ranks, no run, no process of their own), process (commands, sandboxes,
+grading workers, contracts with the libraries), engine, distributed, e2e, faults, or long (what
+takes minutes more and proves the same on more cases, and properties on more random ones).
+tests/conftest.py has them. Without arguments fast and process run first, on all cores; then e2e
+beside distributed, engine and faults. All of them run even if one fails; one summary stands at the end,
 and Ctrl-C ends them all.
 
 cuda-wheels: tests/cuda_wheels with the CUDA builds of requirements/cuda.lock, on a machine without
@@ -62,7 +63,8 @@ bash launchers/setup.sh
 in_parallel=(-n auto --maxprocesses 8 --dist loadfile)
 tier=${1:-}
 case $tier in
-  fast) shift; exec .venv/bin/python -m pytest -m "fast and not long" "${in_parallel[@]}" "$@" ;;
+  fast | process)
+    shift; exec .venv/bin/python -m pytest -m "$tier and not long" "${in_parallel[@]}" "$@" ;;
   engine | distributed | e2e | faults)
     shift; exec .venv/bin/python -m pytest -m "$tier and not long" "$@" ;;
   long)

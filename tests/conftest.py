@@ -1,7 +1,9 @@
 """Tiers: every test has the marker of its folder, so that a part of the suite can be chosen.
 
-``launchers/test.sh fast`` runs what needs no engine, no ranks and no run. ``long`` is given by hand
-to tests that take minutes and prove more of the same; the plain command leaves them out.
+``launchers/test.sh fast`` runs what stays in its process and needs no engine, no ranks and no run.
+Files of ``tests/unit`` that start processes say so: ``pytestmark = pytest.mark.process``. ``long``
+is given by hand to tests that take minutes and prove more of the same; the plain command leaves
+them out.
 ``launchers/test.sh long`` runs them, and properties on forty times as many random cases
 (``@settings(max_examples=...)`` on a test would fix their number in both).
 """
@@ -30,9 +32,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent
+# Of contracts, and of tests in tests/unit that say so.
+PROCESS = "process"
 TIER_OF_FOLDER = {
     "unit": "fast",
-    "contracts": "fast",
+    "contracts": PROCESS,
     "dryrun": "distributed",
     "distributed": "distributed",
     "engine": "engine",
@@ -78,8 +82,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     others = sorted({*re.findall(r"\w+", chosen)} - tiers - {"and", "or", "not"})
     expression = Expression.compile(chosen)
     # A test of the folder may have any of the markers that are no tiers.
-    for held in itertools.product((True, False), repeat=len(others)):
-        has = {own: True, **dict(zip(others, held, strict=True))}
+    for tier, *held in itertools.product(
+        {own, PROCESS} if own == "fast" else {own}, *[(True, False)] * len(others)
+    ):
+        has = {tier: True, **dict(zip(others, held, strict=True))}
         if expression.evaluate(lambda name, has=has, **_: has.get(name, False)):
             return None
     return True
@@ -87,4 +93,5 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(tier_of(item.path))
+        if item.get_closest_marker(PROCESS) is None:
+            item.add_marker(tier_of(item.path))

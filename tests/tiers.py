@@ -1,7 +1,8 @@
 """Runs the tiers of the plain command: ``python tests/tiers.py [pytest arguments]``.
 
-``fast`` has a process per core. Then runs from the command line share the machine with ranks,
-engines and runs that are broken on purpose: each of them waits for start-ups much of the time.
+``fast`` and ``process`` have a process per core. Then runs from the command line share the machine
+with ranks, engines and runs that are broken on purpose: each of them waits for start-ups much of
+the time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
 APART = tuple(f"tests/e2e/test_{name}.py" for name in ("cluster", "real_data", "train_layouts"))
 # Phases one after the other; in each, runs of pytest in this order, two at a time.
 PHASES = (
-    (("-m", "fast and not long", *IN_PARALLEL),),
+    (("-m", "(fast or process) and not long", *IN_PARALLEL),),
     (
         ("-m", "e2e and not long", *(f"--ignore={path}" for path in APART)),
         ("-m", "(distributed or engine) and not long"),

@@ -34,6 +34,8 @@ from rlmath.grading import cli as grading_cli
 from rlmath.monitor.summary import update_summary
 from tests.unit.documented import ROOT, Command, documented_commands, make_clone
 
+pytestmark = pytest.mark.process
+
 COMMANDS = documented_commands()
 NODE = Machine(gpus=8, torch_build="2.13.0", memory_bytes=2**41, disk_bytes=2**44)
 CPU = Machine(gpus=0, torch_build="2.13.0+cpu", memory_bytes=24 * 2**30, disk_bytes=2**40)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 MODULES = "rlmath.training.loop, rlmath.training.sft, rlmath.commands.evaluate"
 
 

@@ -20,6 +20,8 @@ from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
 from rlmath.model.parallel import Layout
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted([*ROOT.glob("launchers/*.sh"), *ROOT.glob("ray_utils/*.sh")])
 SCRIPTS += sorted(ROOT.glob("launchers/*.sbatch"))

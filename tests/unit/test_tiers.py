@@ -15,6 +15,8 @@ import pytest
 from tests import tiers
 from tests.conftest import TIER_OF_FOLDER
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = f"""
 import sys

@@ -170,8 +170,9 @@ def test_rounding_noise_reaches_the_logits() -> None:
     assert 0 < float((noisy - usual).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("in_float32", [False, True])
-@pytest.mark.parametrize("name", ["Qwen2.5-1.5B", "DeepSeek-R1-Distill-Qwen-7B"])
+@pytest.mark.parametrize(
+    ("name", "in_float32"), [("Qwen2.5-1.5B", False), ("DeepSeek-R1-Distill-Qwen-7B", True)]
+)
 def test_memory_of_32_768_tokens(name: str, in_float32: bool) -> None:
     """At TP 1 at most 1 GiB over the weights, as the plan says; whole logits are 9 GiB."""
     spec, tokens = model_spec(KNOWN[name]), 32768

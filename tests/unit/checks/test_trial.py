@@ -16,6 +16,8 @@ from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.data.prompts import load_tokenizer
 from rlmath.model.tiny import make_tiny_model
 
+pytestmark = pytest.mark.process
+
 LOGIN_NODE = Machine(gpus=0, torch_build="2.13.0+cpu", memory_bytes=2**34, disk_bytes=2**30)
 ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "x" * 90, "answer": "3"}]
 

@@ -12,6 +12,8 @@ import pytest
 
 from rlmath.cluster.guard import Guard
 
+pytestmark = pytest.mark.process
+
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"]
 DRIVER = f"""
 import os, subprocess, time

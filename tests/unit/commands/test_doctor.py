@@ -12,6 +12,8 @@ import pytest
 from rlmath.cli import main
 from rlmath.commands import doctor
 
+pytestmark = pytest.mark.process
+
 
 def levels(findings: object) -> dict[str, str]:
     return {finding.subject: finding.level for finding in findings}  # type: ignore[attr-defined]

@@ -21,6 +21,8 @@ from rlmath.device.nvidia import GpuState
 from rlmath.errors import UserError
 from rlmath.model.published import KNOWN
 
+pytestmark = pytest.mark.process
+
 NAMES = ("hangs", "raises", "segfaults", "exits", "is_wrong", "not_here", "in_part", "good")
 
 

@@ -53,6 +53,7 @@ def test_a_file_that_gives_nothing_is_refused() -> None:
         stream_of(A, [1, 1], 0, True)
 
 
+@pytest.mark.process  # The library takes seconds to import.
 def test_a_data_set_in_the_hubs_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "set"

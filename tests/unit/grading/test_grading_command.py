@@ -12,6 +12,8 @@ import pytest
 from rlmath import cli
 from rlmath.grading import MathGrader, check_gold
 
+pytestmark = pytest.mark.process
+
 ROWS = (
     ("so \\boxed{\\frac12}", "0.5"),
     ("so \\boxed{13}", "12"),

@@ -11,6 +11,8 @@ import pytest
 
 from rlmath.grading import Grade, GradingSettings, MathGrader, check_gold, grade
 
+pytestmark = pytest.mark.process
+
 
 def test_grade_says_what_it_found() -> None:
     result = grade("So \\boxed{\\frac{1}{2}}.", "0.5")

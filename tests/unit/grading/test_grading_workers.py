@@ -17,6 +17,8 @@ from rlmath.grading import MathGrader, grade
 from rlmath.grading.pool import WorkerPool
 from rlmath.grading.settings import GradingSettings
 
+pytestmark = pytest.mark.process
+
 SYMBOLIC = ("\\boxed{\\sin^2 x + \\cos^2 x}", "1")
 ENDLESS = ("\\boxed{\\int_0^1 \\frac{\\sin^{50}(x^3)}{1+x^7} dx}", "\\frac{1}{3}")
 

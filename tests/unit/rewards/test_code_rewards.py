@@ -22,6 +22,8 @@ from rlmath.rewards.sandbox import (
 )
 from rlmath.rewards.sandbox.cloud_script import build_script, read_reply
 
+pytestmark = pytest.mark.process
+
 needs_cpp = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 
 

@@ -15,6 +15,8 @@ from rlmath.rewards import RewardSettingError
 from rlmath.rewards.sandbox import Limits, Program, ProviderError, get_provider
 from rlmath.rewards.sandbox.local import LEVELS, LocalProvider
 
+pytestmark = pytest.mark.process
+
 QUICK = Limits(cpu_s=2, wall_s=20.0, memory_mib=256, file_size_mib=8, output_kib=64, processes=16)
 
 

@@ -25,6 +25,8 @@ from rlmath.rewards.sandbox import Execution, Limits, Program
 from rlmath.rewards.sandbox import syscalls as sc
 from rlmath.rewards.sandbox.local import LEVELS, LocalProvider
 
+pytestmark = pytest.mark.process
+
 LIMITS = Limits(cpu_s=5, wall_s=20.0, memory_mib=256, file_size_mib=8, processes=16)
 OTHER_USER = 54321
 SYSTEM_PYTHON = "/usr/bin/python3"

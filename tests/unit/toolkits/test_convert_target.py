@@ -13,6 +13,8 @@ import pytest
 
 from rlmath.errors import UserError
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

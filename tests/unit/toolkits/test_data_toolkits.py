@@ -13,6 +13,8 @@ import pytest
 from rlmath.data.overlap import KnownTexts, words_of
 from rlmath.data.sources import SOURCES
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -17,6 +17,8 @@ from rlmath.device import CPU, Platform, choose_platform
 from rlmath.errors import UserError
 from rlmath.utils import transformer_engine as te_install
 
+pytestmark = pytest.mark.process
+
 Install = Callable[..., None]
 ON_CUDA = Platform("cuda", "nccl", "transformer_engine")
 
