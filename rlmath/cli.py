@@ -26,7 +26,7 @@ _COMMANDS = {
     "train": "reinforcement learning: sample, grade, update, sync weights",
     "sft": "supervised fine-tuning on worked examples, for a warm start",
     "evaluate": "sample and grade held-out problems",
-    "report": "a run as one HTML file: curves, times, problems, samples: report RUN_DIR",
+    "report": "a run, or two compared, as one HTML file: report RUN_DIR [RUN_DIR]",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, a quarter of an hour and one file to send",

@@ -1,4 +1,4 @@
-"""``rlmath report RUN [RUN2]``."""
+"""``rlmath report RUN [RUN2]``: read, put together, write."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlmath.commands.report.compare import compare
 from rlmath.commands.report.events import KINDS
 from rlmath.commands.report.math_text import ATTRIBUTES, ELEMENTS
 from rlmath.commands.report.page import page
-from rlmath.commands.report.run_data import run_data
+from rlmath.commands.report.run_data import SAMPLES_BYTES, run_data
 from rlmath.commands.report.run_files import RunFiles, read_run
+from rlmath.commands.report.sample_sets import read_samples_of
 from rlmath.grading.cli import REASONS
 from rlmath.monitor.files import replacing
 
 FILE = "report.html"
+FILE_OF_TWO = "report_against_NAME2.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``rlmath report``."""
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder, runner.run_dir")
-    parser.add_argument("--out", type=Path, help=f"the page; default: RUN/{FILE}")
+    parser.add_argument(
+        "other", type=Path, metavar="RUN2", nargs="?", help="another run, to compare with the first"
+    )
+    parser.add_argument(
+        "--out", type=Path, help=f"the page; default: RUN/{FILE}, of two runs RUN/{FILE_OF_TWO}"
+    )
     parser.add_argument(
         "--every",
         type=_seconds,
@@ -38,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: There is no run.
     """
-    folders = [options.run_dir]
-    out = options.out or options.run_dir / FILE
+    folders = [options.run_dir, *([options.other] if options.other else [])]
+    out = options.out or options.run_dir / _file_name(options.other)
     while True:
         runs = [read_run(folder) for folder in folders]
         lasts = options.every is not None and any(one.is_running() for one in runs)
@@ -49,9 +57,18 @@ def run(options: argparse.Namespace) -> int:
         time.sleep(options.every)
 
 
+def _file_name(other: Path | None) -> str:
+    return FILE if other is None else FILE_OF_TWO.replace("NAME2", other.resolve().name)
+
+
 def _write(runs: Sequence[RunFiles], out: Path, refresh_s: int | None) -> None:
+    share = 1 / len(runs)
+    samples = [read_samples_of(one, int(SAMPLES_BYTES * share)) for one in runs]
     data: dict[str, Any] = {
-        "runs": [run_data(one, 1 / len(runs)) for one in runs],
+        "runs": [run_data(*pair, share) for pair in zip(runs, samples, strict=True)],
+        "comparison": compare([one.settings for one in runs], [one.grades for one in samples])
+        if len(runs) == 2
+        else None,
         "event_kinds": KINDS,
         "methods": REASONS,
         "mathml": {"elements": sorted(ELEMENTS), "attributes": sorted(ATTRIBUTES)},

@@ -10,7 +10,7 @@ from typing import Any
 from rlmath.commands.report import math_text
 from rlmath.commands.report.events import MAX_EVENTS, events_of
 from rlmath.commands.report.run_files import TRAINING, RunFiles
-from rlmath.commands.report.sample_sets import Samples, heat_map, read_samples_of
+from rlmath.commands.report.sample_sets import Samples, heat_map
 from rlmath.monitor.writer import NOT_FINITE, STEP, TIME
 
 # Of a page, in bytes: texts of samples, and formulas. With the curves a page stays below 20 MB.
@@ -32,14 +32,14 @@ _FACTS = (
 )
 
 
-def run_data(run: RunFiles, share: float = 1.0) -> dict[str, Any]:
+def run_data(run: RunFiles, samples: Samples, share: float = 1.0) -> dict[str, Any]:
     """All that the page shows of a run, as JSON values.
 
     Args:
         run: The run.
+        samples: Of the run.
         share: Of the page's limits that this run may take.
     """
-    samples = read_samples_of(run, int(SAMPLES_BYTES * share))
     events = events_of(run)
     notes: list[str] = []
     steps, metrics = _curves(run.metrics, notes)

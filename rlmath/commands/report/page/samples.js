@@ -14,6 +14,9 @@ function entryText(entry) {
 
 const problemOf = (sample) => sample.problem.replace(/#\d+$/, "");
 
+// A whole id is meant as it is: p:1 is not p:10.
+const IDS = new Set(ENTRIES.map((entry) => problemOf(entry.sample)));
+
 function sampleFacts(sample) {
   const rewards = Object.entries(sample.rewards || {}).map(([name, value]) => `${name} ${number(value)}`).join(", ");
   const reason = DATA.methods[sample.method];
@@ -73,7 +76,7 @@ function samplesSection() {
     longest: input("f-tokens-most", "to", { type: "number", min: 0 }),
   };
   const value = (name) => controls[name]?.querySelector("input, select").value.trim() ?? "";
-  const ids = el("datalist", { id: "problem-ids" }, [...new Set(ENTRIES.map((entry) => problemOf(entry.sample)))].slice(0, 500).map((id) => el("option", { value: id })));
+  const ids = el("datalist", { id: "problem-ids" }, [...IDS].slice(0, 500).map((id) => el("option", { value: id })));
   const list = el("ul", { class: "list", role: "listbox", tabindex: "0", "aria-label": "samples" });
   const said = el("p", { class: "weak small", role: "status" });
   const detail = el("div", { id: "sample-detail", "aria-live": "polite" });
@@ -92,7 +95,7 @@ function samplesSection() {
     found = ENTRIES.filter((entry) => {
       const sample = entry.sample;
       return (value("run") === "" || entry.r === Number(value("run"))) && (value("kind") === "" || sample.kind === value("kind")) &&
-        (step === null || sample.step === step) && (problem === "" || sample.problem.includes(problem)) &&
+        (step === null || sample.step === step) && (problem === "" || (IDS.has(problem) ? problemOf(sample) === problem : sample.problem.includes(problem))) &&
         (value("status") === "" || sample.status === value("status")) && (value("finish") === "" || sample.finish === value("finish")) &&
         (least === null || (sample.reward !== null && sample.reward >= least)) && (most === null || (sample.reward !== null && sample.reward <= most)) &&
         (shortest === null || sample.tokens >= shortest) && (longest === null || sample.tokens <= longest) &&
@@ -149,7 +152,7 @@ function samplesSection() {
     list.focus({ preventScroll: true });
   };
   showStep = (step, kind = "step") => go({ step, kind: kinds.includes(kind) ? kind : "" });
-  showProblem = (run, problem) => go({ problem, ...(TWO ? { run } : {}) });
+  showProblem = (run, problem) => go({ problem, ...(TWO && run !== null ? { run } : {}) });
   const made = section("samples", "Samples", el("div", { class: "row" }, Object.values(controls),
     el("button", { type: "button", id: "f-reset", onclick: () => { reset(); filter(); } }, "clear"), raw), ids, viewer);
   filter();

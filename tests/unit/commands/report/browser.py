@@ -16,6 +16,20 @@ CHROMIUM = next(
 )
 
 
+# What the tests do in the page.
+HELPERS = """
+window.$ = (query) => document.querySelector(query);
+window.$$ = (query) => [...document.querySelectorAll(query)];
+window.set = (id, value, kind = "input") => {
+  const field = document.getElementById(id);
+  field.value = value;
+  field.dispatchEvent(new Event(field.tagName === "SELECT" ? "change" : kind, {bubbles: true}));
+};
+window.shown = () => $$("ul.list li").map((item) => item.textContent);
+window.count = () => $("#samples [role=status]").textContent;
+"""
+
+
 class Browser:
     """One tab.
 
@@ -62,6 +76,15 @@ class Browser:
         )
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def wait_for(self, expression: str) -> None:
+        """Until an expression in the page is true."""
+        self.run(
+            f"""new Promise((done) => {{
+              const look = () => ({expression}) ? done() : setTimeout(look, 10);
+              look();
+            }})"""
+        )
 
     def press(self, key: str, code: int, text: str = "") -> None:
         """Press a key and let it go."""

@@ -12,22 +12,9 @@ from typing import Any
 import pytest
 
 from rlmath.cli import main
-from tests.unit.commands.report.browser import CHROMIUM, Browser, open_browser
+from tests.unit.commands.report.browser import CHROMIUM, HELPERS, Browser, open_browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-
-# What the tests do in the page.
-HELPERS = """
-window.$ = (query) => document.querySelector(query);
-window.$$ = (query) => [...document.querySelectorAll(query)];
-window.set = (id, value, kind = "input") => {
-  const field = document.getElementById(id);
-  field.value = value;
-  field.dispatchEvent(new Event(field.tagName === "SELECT" ? "change" : kind, {bubbles: true}));
-};
-window.shown = () => $$("ul.list li").map((item) => item.textContent);
-window.count = () => $("#samples [role=status]").textContent;
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +29,6 @@ def url(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("browser") / "page.html"
     assert main(["report", str(run_dir), "--out", str(out)]) == 0
     return out.as_uri()
-
-
-def wait_for(browser: Browser, expression: str) -> None:
-    browser.run(
-        f"""new Promise((done) => {{
-          const look = () => ({expression}) ? done() : setTimeout(look, 10);
-          look();
-        }})"""
-    )
 
 
 def test_it_opens_alone_and_runs_nothing_of_the_samples(browser: Browser, url: str) -> None:
@@ -149,9 +127,9 @@ def test_curves(browser: Browser, url: str) -> None:
     assert browser.run(titles) == ["train/loss"]
     browser.run("set('metric-search', '')")
     browser.run("$('#group-timing').open = true")
-    wait_for(browser, "$$('#group-timing figure').length >= 3")
+    browser.wait_for("$$('#group-timing figure').length >= 3")
     browser.run("$('#event-list').open = true")
-    wait_for(browser, "$('#event-list').textContent.includes('<b>low</b>')")
+    browser.wait_for("$('#event-list').textContent.includes('<b>low</b>')")
     # Keys read values, and Enter shows the step's samples.
     browser.run("$('#curves figure').focus()")
     for key, code, step in (("ArrowLeft", 37, 3), ("Home", 36, 1), ("ArrowRight", 39, 2)):
@@ -170,7 +148,7 @@ def test_times_problems_and_distributions(browser: Browser, url: str) -> None:
     # The held-out problems were sampled in more steps, on average.
     assert browser.run("$('#heat-0-eval').open")
     browser.run("$('#heat-0-step').open = true")
-    wait_for(browser, "$('#heat-0-step button[title]')")
+    browser.wait_for("$('#heat-0-step button[title]')")
     first = "$('#heat-0-step button[title]').textContent"
     assert browser.run(first) == "train.jsonl:0" or browser.run(first) == "train.jsonl:1"
     browser.run("set('order-0-step', 'hardest')")
@@ -178,9 +156,9 @@ def test_times_problems_and_distributions(browser: Browser, url: str) -> None:
     browser.run("set('order-0-step', 'easiest'); $('#heat-0-step button[title]').click()")
     assert browser.run("count()") == "3 of 39 samples"
     browser.run("$('#dist-eval').open = true")
-    wait_for(browser, "$$('#heat-0-eval tr').length === 2 && $$('#dist-eval figure').length > 4")
+    browser.wait_for("$$('#heat-0-eval tr').length === 2 && $$('#dist-eval figure').length > 4")
     browser.run("$('#settings-0').open = true")
-    wait_for(browser, "$('#settings-0').textContent.includes('algorithm.group_size')")
+    browser.wait_for("$('#settings-0').textContent.includes('algorithm.group_size')")
 
 
 def test_keys_alone(browser: Browser, url: str) -> None:
@@ -236,7 +214,7 @@ def test_a_reload_keeps_what_was_looked_at(
 ) -> None:
     browser.open(url)
     browser.run("set('f-status', 'timeout'); $('#group-timing').open = true")
-    wait_for(browser, "$$('#group-timing figure').length")
+    browser.wait_for("$$('#group-timing figure').length")
     browser.run("$$('ul.list li')[1].click()")
     chosen: Any = browser.run("$('.sample h3').textContent")
     browser.events.clear()
