@@ -65,7 +65,10 @@ class ActorSettings:
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """How a batch becomes optimizer steps; see ``AlgorithmConfig`` for what each means."""
+    """How a batch becomes optimizer steps; see ``AlgorithmConfig`` for what each means.
+
+    Alone it is a plain update: the whole batch at once, and nothing is discarded.
+    """
 
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     aggregation: str = AlgorithmConfig.aggregation

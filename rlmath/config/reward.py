@@ -8,13 +8,14 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from rlmath.grading.settings import (
+    CORRECT,
+    INCORRECT,
+    REWARD_FALLBACK,
+    Fallback,
+    GradingSettings,
+)
 from rlmath.utils.setting import setting
-
-
-class Fallback(Enum):
-    none = "none"
-    marker = "marker"
-    number = "number"
 
 
 class CompletionFormat(Enum):
@@ -56,17 +57,21 @@ class RewardConfig:
         "Rewards; the reward of a sample is their weighted sum.",
         common=True,
     )
-    correct: float = setting(5.0, "Reward of a correct final answer.")
-    incorrect: float = setting(-5.0, "Reward of an incorrect or missing final answer.")
+    correct: float = setting(CORRECT, "Reward of a correct final answer.")
+    incorrect: float = setting(INCORRECT, "Reward of an incorrect or missing final answer.")
     on_error: OnRewardError = setting(
         OnRewardError.stop,
         "A reward function that raises: stop the run, or count it and leave the sample unscored "
         "(none).",
     )
     fallback: Fallback = setting(
-        Fallback.none,
+        REWARD_FALLBACK,
         "Where to search for an answer that is not boxed: none, after a marker, or the last "
         "number.",
     )
-    num_workers: int = setting(2, "Worker processes of the grader.", least=1)
-    timeout_s: float = setting(1.5, "Time limit of one comparison, in seconds.", above=0)
+    num_workers: int = setting(
+        GradingSettings.num_workers, "Worker processes of the grader.", least=1
+    )
+    timeout_s: float = setting(
+        GradingSettings.timeout_s, "Time limit of one comparison, in seconds.", above=0
+    )

@@ -14,7 +14,7 @@ from typing import Any
 from rlmath.errors import UserError
 from rlmath.grading.grader import MathGrader
 from rlmath.grading.result import Grade
-from rlmath.grading.settings import TASKS
+from rlmath.grading.settings import TASKS, Fallback, GradingSettings
 
 # Of the layer that decided, `Grade.method`.
 REASONS = {
@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", choices=TASKS, default="math")
     parser.add_argument(
         "--fallback",
-        choices=("none", "marker", "number"),
-        default="number",
+        choices=[one.value for one in Fallback],
+        default=GradingSettings.fallback.value,
         help="where to look for an answer without a box",
     )
     parser.add_argument("--out", type=Path, help="write the verdicts to this .jsonl, not to stdout")

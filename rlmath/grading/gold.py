@@ -9,7 +9,7 @@ from rlmath.grading.answer import Answer, read
 from rlmath.grading.compare import Comparer
 from rlmath.grading.extract import extract, joined, last_box, last_boxes
 from rlmath.grading.result import GoldReport
-from rlmath.grading.settings import GradingSettings
+from rlmath.grading.settings import Fallback, GradingSettings
 
 _KINDS = {
     "n": "integer", "d": "decimal", "rep": "repeating decimal", "tup": "tuple", "set": "set",
@@ -86,7 +86,7 @@ def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[A
 
 def _equals_itself(answer: Answer, text: str, settings: GradingSettings, task: str) -> bool:
     """Whether a response that boxes the accepted answer would be graded as correct."""
-    found = extract(f"\\boxed{{{text}}}", "none").text
+    found = extract(f"\\boxed{{{text}}}", Fallback.none).text
     if not found or (answer.node[0] == "text" and not answer.words):
         return False
     return Comparer(settings).same(read(found, settings), answer, task) is True

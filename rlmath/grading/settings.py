@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from enum import StrEnum
 
-Fallback = Literal["none", "marker", "number"]
 TASKS = ("math", "multiple_choice", "text")
 
 
-@dataclass(frozen=True, slots=True)
+class Fallback(StrEnum):
+    """Where to look for an answer when there is no box; see ``GradingSettings``."""
+
+    none = "none"
+    marker = "marker"
+    number = "number"
+
+
+# Of rewards: a policy that is paid for any number learns to name many.
+REWARD_FALLBACK = Fallback.none
+# What the recipe's reward gives for a right final answer, and for any other.
+CORRECT, INCORRECT = 5.0, -5.0
+
+
+@dataclass(frozen=True)
 class GradingSettings:
     """Settings of extraction, equality and the worker pool.
 
@@ -40,7 +53,7 @@ class GradingSettings:
         max_disagreements: no more than this many lines are written to it.
     """
 
-    fallback: Fallback = "number"
+    fallback: Fallback = Fallback.number
     min_significant_digits: int = 6
     decimal_rel_tol: float = 1e-6
     percent_either_way: bool = True
@@ -60,7 +73,7 @@ class GradingSettings:
     max_disagreements: int = 1_000
 
     def __post_init__(self) -> None:
-        if self.fallback not in ("none", "marker", "number"):
+        if self.fallback not in list(Fallback):
             raise ValueError(f"fallback is {self.fallback!r}; it must be none, marker or number")
         positive = (
             "min_significant_digits",

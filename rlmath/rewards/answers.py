@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlmath.grading import TASKS, Grade, GradingSettings, MathGrader
+from rlmath.grading.settings import REWARD_FALLBACK, Fallback
 from rlmath.rewards.base import Reward, RewardSettingError, golds_of, texts_of
-
-FALLBACKS = ("none", "marker", "number")
-GRADING = GradingSettings()
 
 # RewardMix grades a response once and hands the grades to every reward under this name.
 GRADES_COLUMN = "rlmath_grades"
@@ -31,18 +29,17 @@ class AnswerGrader:
     def __init__(
         self,
         *,
-        num_workers: int = GRADING.num_workers,
-        timeout_s: float = GRADING.timeout_s,
-        fallback: str = "none",
+        num_workers: int = GradingSettings.num_workers,
+        timeout_s: float = GradingSettings.timeout_s,
+        fallback: str = REWARD_FALLBACK,
         task: str = "math",
         grader: MathGrader | None = None,
     ) -> None:
-        fallback = getattr(fallback, "value", fallback)  # the settings hold an enumeration
         if task not in TASKS:
             raise RewardSettingError(f"task={task!r} is unknown; use one of {', '.join(TASKS)}")
-        if fallback not in FALLBACKS:
+        if fallback not in list(Fallback):
             raise RewardSettingError(
-                f"fallback={fallback!r} is unknown; use one of {', '.join(FALLBACKS)}"
+                f"fallback={fallback!r} is unknown; use one of {', '.join(Fallback)}"
             )
         if num_workers < 1 or timeout_s <= 0:
             raise RewardSettingError(
@@ -51,7 +48,7 @@ class AnswerGrader:
             )
         self.num_workers = num_workers
         self.timeout_s = timeout_s
-        self.fallback = fallback
+        self.fallback = Fallback(fallback)
         self.task = task
         self._grader = grader
         self._owned = grader is None
@@ -90,9 +87,9 @@ class GradedReward(Reward):
     def __init__(
         self,
         *,
-        num_workers: int = GRADING.num_workers,
-        timeout_s: float = GRADING.timeout_s,
-        fallback: str = "none",
+        num_workers: int = GradingSettings.num_workers,
+        timeout_s: float = GradingSettings.timeout_s,
+        fallback: str = REWARD_FALLBACK,
         task: str = "math",
         grader: MathGrader | None = None,
         answer_grader: AnswerGrader | None = None,

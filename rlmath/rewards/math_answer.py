@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlmath.grading.settings import CORRECT, INCORRECT
 from rlmath.rewards.answers import GradedReward, correctness
 from rlmath.rewards.base import Range, RewardSettingError, Values
 
@@ -28,7 +29,9 @@ class MathAnswer(GradedReward):
 
     __name__ = "math_reward"
 
-    def __init__(self, correct: float = 5.0, incorrect: float = -5.0, **grading: Any) -> None:
+    def __init__(
+        self, correct: float = CORRECT, incorrect: float = INCORRECT, **grading: Any
+    ) -> None:
         super().__init__(**grading)
         if not incorrect < correct:
             raise RewardSettingError(

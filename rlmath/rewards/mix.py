@@ -19,8 +19,9 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from rlmath.grading import MathGrader
-from rlmath.rewards.answers import GRADES_COLUMN, GRADING, AnswerGrader, GradedReward
+from rlmath.grading import GradingSettings, MathGrader
+from rlmath.grading.settings import REWARD_FALLBACK
+from rlmath.rewards.answers import GRADES_COLUMN, AnswerGrader, GradedReward
 from rlmath.rewards.base import (
     RewardError,
     RewardSettingError,
@@ -85,9 +86,9 @@ class RewardMix:
         *,
         correct: float | None = None,
         incorrect: float | None = None,
-        fallback: str = "none",
-        num_workers: int = GRADING.num_workers,
-        timeout_s: float = GRADING.timeout_s,
+        fallback: str = REWARD_FALLBACK,
+        num_workers: int = GradingSettings.num_workers,
+        timeout_s: float = GradingSettings.timeout_s,
         grader: MathGrader | None = None,
         completion_format: Literal["chat", "text"] = "text",
         on_error: Literal["raise", "none"] = "raise",
