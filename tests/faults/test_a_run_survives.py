@@ -19,18 +19,23 @@ from tests.faults.broken import LAST_STEP, Run, assert_says_what_it_saved, damag
 from tests.unit.checkpoint.small_disk import small_disk
 
 # What a clock decides, and what a fault alone changes.
-VARIES = ("timing/", "throughput/", "time_s", "rollout/engine_restarts", "rollout/idle_share")
+VARIES = (
+    *("timing/", "throughput/", "time_s", "memory/"),
+    *("rollout/engine_restarts", "rollout/idle_share"),
+)
 
 
 def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -> None:
     """One engine and no fault, against two engines and: grading processes killed at work, an engine
     killed in mid-generation, a rank stopped in mid-update until the watchdog acts, a rank killed in
     mid-update, the driver killed with -9 in mid-checkpoint, and the two newest checkpoints damaged.
-    The resumed run has one engine, and is ended by SIGTERM."""
+    The resumed run has one engine, and is ended by SIGTERM. Its ranks move their state to host
+    memory while engines sample, which the run without a fault does not."""
     broken = tmp_path / "broken"
     settings = [
         *settings_of(material, broken),
         "rollout.engines=2",
+        "actor.offload=all",
         "runner.background_checkpoints=true",
         "watchdog.stall_s=30",
     ]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from rlmath.commands.plan.gpus import GPUS
-from rlmath.commands.plan.layouts import Plan, Wish, find_plans
+from rlmath.commands.plan.layouts import Plan, Wish, with_least_offload
 from rlmath.errors import UserError
 
 # How many times the nodes are tried.
@@ -15,14 +15,14 @@ _MORE_NODES = (2, 4, 8)
 _SHORTER = (2, 4, 8)
 
 
-def plans_or_advice(wish: Wish) -> list[Plan]:
-    """:func:`~rlmath.commands.plan.layouts.find_plans`, with a way out in its message.
+def plans_or_advice(wish: Wish) -> tuple[Wish, list[Plan]]:
+    """:func:`~rlmath.commands.plan.layouts.with_least_offload`, with a way out in its message.
 
     Raises:
         UserError: No layout fits; the message says what would.
     """
     try:
-        return find_plans(wish)
+        return with_least_offload(wish)
     except UserError as error:
         fitting = list(_what_would(wish))
         advice = "\nwhat fits:\n  - " + "\n  - ".join(fitting) if fitting else ""
@@ -70,7 +70,8 @@ def _what_would(wish: Wish) -> Iterator[str]:
 def _step_s(wish: Wish) -> str | None:
     """Predicted time of a step of the best layout; ``None``: nothing fits."""
     try:
-        best = find_plans(wish)[0]
+        chosen, (best, *_) = with_least_offload(wish)
     except UserError:
         return None
-    return f"{best.step_s:,.0f} s a step"
+    offload = f", actor.offload={chosen.offload}" if chosen.offload != wish.offload else ""
+    return f"{best.step_s:,.0f} s a step{offload if chosen.offload != 'none' else ''}"

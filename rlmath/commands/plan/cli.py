@@ -45,6 +45,7 @@ SETTINGS = (
     "actor.recompute_num_layers",
     "actor.layers",
     "actor.logits",
+    "actor.offload",
 )
 # Options that were settings all along.
 FLAGS = {
@@ -93,8 +94,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     Raises:
         UserError: None does, or the question makes no sense.
     """
-    wish = wish_of(arguments, given)
-    plans = plans_or_advice(wish)
+    wish, plans = plans_or_advice(wish_of(arguments, given))
     best = plans[0]
     settings = overrides(wish, best.actor, best.engine_tp, best.engine_share)
     config, layout = checked(wish, settings)
@@ -164,6 +164,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         recompute_layers=_recomputed(given),
         layers="local" if config.actor.layers is Layers.local else "transformer_engine",
         whole_logits=config.actor.logits is Logits.whole,
+        offload=None if (asked := given.get("actor.offload")) is None else asked.value,
         reference=algorithm.kl_coef > 0,
         value_model=needs_value_model(algorithm.advantage),
     )

@@ -108,5 +108,6 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         value_model=algorithm.advantage == "gae",
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
         whole_logits=settings.logits.value == "whole",
+        offload=settings.offload.value,
     )
     return actor, step

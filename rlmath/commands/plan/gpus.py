@@ -79,6 +79,9 @@ class Efficiency:
         decode_step_s: Time of a decoding step that no size explains: scheduling, sampling.
         decode_bandwidth: Of the memory's bandwidth, the share that decoding gets.
         link: Of a link's rate, the share that a collective gets.
+        host_gb_per_s: Between a GPU and page-locked host memory, in one direction and while all
+            GPUs of the node do the same: of the 63 GB/s of PCIe 5.0 x16 what a node's memory
+            leaves to each of eight.
         network_gb_per_s: Of each GPU to other nodes, in one direction: 400 Gbit/s.
         all_reduce_s: Latency of a small all-reduce between the ranks of an engine.
         tail_share: Of an engine's sequences those that run to the longest response.
@@ -89,6 +92,7 @@ class Efficiency:
     decode_step_s: float = 0.004
     decode_bandwidth: float = 0.6
     link: float = 0.7
+    host_gb_per_s: float = 25.0
     network_gb_per_s: float = 50.0
     all_reduce_s: float = 15e-6
     tail_share: float = 0.05

@@ -24,9 +24,18 @@ from rlmath.commands.plan.memory import (
     engine_share,
     host_bytes,
     kv_bytes,
+    moved_bytes,
     usable_bytes,
 )
-from rlmath.commands.plan.time import Decoding, Work, actor_time_s, decoding, weight_sync_time_s
+from rlmath.commands.plan.time import (
+    Decoding,
+    Work,
+    actor_time_s,
+    decoding,
+    offload_time_s,
+    weight_sync_time_s,
+)
+from rlmath.config.actor import Offload
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device, WeightsConfig
@@ -37,6 +46,8 @@ from rlmath.model.spec import ModelSpec
 
 # Context-parallel ranks that are tried.
 CONTEXT_CHOICES = [1, 2, 4, 8]
+# From the least to the most.
+OFFLOADS = tuple(one.value for one in Offload)
 # Predictions that are no further apart say nothing of which is faster.
 EQUAL_SHARE = 0.03
 # Of a micro-batch, beyond which more tokens make nothing faster.
@@ -69,6 +80,8 @@ class Wish:
         reference: A KL term, which has a reference model.
         value_model: GAE, which has a value model.
         whole_logits: ``actor.logits=whole``.
+        offload: ``actor.offload``; ``None``: nothing is, unless :func:`with_least_offload`
+            chooses.
     """
 
     path: str
@@ -91,6 +104,7 @@ class Wish:
     reference: bool = False
     value_model: bool = False
     whole_logits: bool = False
+    offload: str | None = None
 
     @property
     def nodes(self) -> int:
@@ -174,6 +188,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"weights.bucket_size_mib={wish.bucket_mib}",
         *(["actor.layers=local"] if wish.layers == "local" else []),
         *(["actor.logits=whole"] if wish.whole_logits else []),
+        *([f"actor.offload={wish.offload}"] if wish.offload not in (None, "none") else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
         *(["algorithm.advantage=gae"] if wish.value_model else []),
     ]
@@ -197,6 +212,24 @@ def checked(wish: Wish, settings: list[str]) -> tuple[Config, RunLayout]:
     if problems:
         raise ConfigError.of(problems)
     return config, layout
+
+
+def with_least_offload(wish: Wish) -> tuple[Wish, list[Plan]]:
+    """Every layout that fits with the least that has to leave the GPUs for it, and the wish with
+    that ``offload``.
+
+    Raises:
+        UserError: Nothing fits; see :func:`find_plans`.
+    """
+    error: UserError | None = None
+    for offload in OFFLOADS if wish.offload is None else [wish.offload]:
+        one = dataclasses.replace(wish, offload=offload)
+        try:
+            return one, find_plans(one)
+        except UserError as refused:
+            error = refused
+    assert error is not None
+    raise error
 
 
 def find_plans(wish: Wish) -> list[Plan]:
@@ -338,6 +371,7 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
             "log_probs": log_probs_s,
             "update": update_s,
             "weight_sync": weight_sync_s,
+            "offload": offload_time_s(moved_bytes(spec, actor, step), wish.efficiency),
         },
     )
 
@@ -403,6 +437,7 @@ def _step(wish: Wish, actor: ActorShape) -> Step:
         reference=wish.reference,
         value_model=wish.value_model,
         whole_logits=wish.whole_logits,
+        offload=wish.offload or "none",
     )
 
 

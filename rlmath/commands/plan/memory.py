@@ -84,6 +84,7 @@ class Step:
         value_model: A value model is trained in the same processes.
         lm_head_float32: The output layer multiplies in float32.
         whole_logits: Those of a micro-batch are there as a whole.
+        offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
     """
 
     microbatches: int
@@ -93,6 +94,46 @@ class Step:
     value_model: bool = False
     lm_head_float32: bool = False
     whole_logits: bool = False
+    offload: str = "none"
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """A model's state on a rank.
+
+    Attributes:
+        weights: In bfloat16.
+        gradients: In float32.
+        optimizer: Float32 main parameters and Adam's moments, shared by the copies.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def whole(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+    def resident(self, offload: str) -> float:
+        """On the device while no phase needs any of it."""
+        return {"none": self.whole, "optimizer": self.weights, "all": 0.0}[offload]
+
+    def with_weights(self, offload: str) -> float:
+        """On the device while a phase needs the weights."""
+        return max(self.weights, self.resident(offload))
+
+    def moved(self, offload: str) -> float:
+        """To host memory, and back; gradients, which are zero between updates, are only freed."""
+        weights = self.weights if offload == "all" else 0.0
+        return 0.0 if offload == "none" else self.optimizer + weights
+
+    def __add__(self, other: StateBytes) -> StateBytes:
+        return StateBytes(
+            self.weights + other.weights,
+            self.gradients + other.gradients,
+            self.optimizer + other.optimizer,
+        )
 
 
 @dataclass(frozen=True)
@@ -112,17 +153,17 @@ class Phase:
         return f"{self.name} {self.num_bytes / GIB:.1f} GiB = {parts}"
 
 
-def state_bytes(parameters: int, dp: int) -> float:
+def state_bytes(parameters: int, dp: int) -> StateBytes:
     """Weights, gradients and Adam's state of a rank.
 
     ``6 + 12/d`` bytes a parameter: Megatron-core's table for bfloat16 parameters and float32
     gradients with its distributed optimizer ("Distributed Optimizer", developer guide), which is
     ZeRO's first stage (Rajbhandari et al. 2020, section 5.1).
     """
-    return parameters * (6 + 12 / dp)
+    return StateBytes(2 * parameters, 4 * parameters, parameters * 12 / dp)
 
 
-def model_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> float:
+def model_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> StateBytes:
     """State of a rank of a stage; experts have their own copies."""
     layout = actor.layout
     dense = parameters_of_rank(spec, layout, stage)
@@ -133,10 +174,10 @@ def model_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> float:
 def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     """State of the fullest stage."""
     stages = telling_stages(spec, actor.layout)
-    return max(model_state_bytes(spec, actor, stage) for stage in stages)
+    return max(model_state_bytes(spec, actor, stage).whole for stage in stages)
 
 
-def value_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> float:
+def value_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> StateBytes:
     """State of a value model's rank: the same stage without the output layer."""
     layout = actor.layout
     tp = layout.tensor_parallel
@@ -146,16 +187,34 @@ def value_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> float:
     if not last or tied_alone:
         return policy
     table = padded_vocab_size(spec.vocab, tp) // tp * spec.hidden
-    return policy - state_bytes(table, layout.copies)
+    less = state_bytes(-table, layout.copies)
+    return policy + less
+
+
+def moved_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
+    """What a rank of the fullest stage moves to host memory, once in a step, and back."""
+    return max(
+        sum(one.moved(step.offload) for one in _models(spec, actor, step, stage))
+        for stage in telling_stages(spec, actor.layout)
+    )
+
+
+def _models(
+    spec: ModelSpec, actor: ActorShape, step: Step, stage: int
+) -> tuple[StateBytes, StateBytes]:
+    """The policy's state on a rank of a stage, and the value model's, nothing if there is none."""
+    none = StateBytes(0.0, 0.0, 0.0)
+    value = value_state_bytes(spec, actor, stage) if step.value_model else none
+    return model_state_bytes(spec, actor, stage), value
 
 
 def buffer_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
     """What stays allocated after the first micro-batch.
 
-    The rotary table in float32; with ``local`` layers the buffer that sequence parallelism gathers
-    into.
+    The rotary table of each model in float32; with ``local`` layers the buffer that sequence
+    parallelism gathers into.
     """
-    rotary = 4 * step.longest_tokens * spec.head_dim
+    rotary = (2 if step.value_model else 1) * 4 * step.longest_tokens * spec.head_dim
     gathered = actor.layout.tensor_parallel > 1 and actor.layers == "local"
     return rotary + (2 * actor.tokens * spec.hidden if gathered else 0)
 
@@ -165,20 +224,30 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
     layout = actor.layout
     pp = layout.pipeline_parallel
     last = is_last_stage(layout, stage)
-    state = model_state_bytes(spec, actor, stage)
+    state, value = _models(spec, actor, step, stage)
     weights = rank_parameters(spec, actor, stage)
-    value = 0.0
-    if step.value_model:
-        value = value_state_bytes(spec, actor, stage)
     # One micro-batch forward, one backward: a stage has as many in flight as there are stages from
     # it to the last (Korthikanti et al. 2022, section 4.2.3).
     in_flight = max(1, min(pp - stage, step.microbatches))
     masks = attention_masks_bytes(spec, actor, step.longest_tokens)
 
+    # Each phase has loaded what it needs (rlmath/actor/worker.py): log-probs and the weight sync
+    # the policy's weights, an update all of its model, and a checkpoint the weights of both.
+    idle = (state.resident(step.offload), value.resident(step.offload))
+    sampled = (state.with_weights(step.offload), value.resident(step.offload))
+    updated = (state.whole, value.resident(step.offload))
+    held = {
+        "state": idle,
+        "value training": (state.with_weights(step.offload), value.whole),
+        "checkpoint": (sampled[0], value.with_weights(step.offload)),
+        **dict.fromkeys(("logits", "training", "optimizer step"), updated),
+    }
+
     def phase(name: str, **terms: float) -> Phase:
+        policy_bytes, value_bytes = held.get(name, sampled)
         resident = {
-            "state": state,
-            "value model": value,
+            "state": policy_bytes,
+            "value model": value_bytes,
             "buffers": buffer_bytes(spec, actor, step),
             "attention masks": masks if {"layer", "logits", "activations"} & terms.keys() else 0.0,
         }
@@ -297,14 +366,16 @@ def checkpoint_bytes(
 
 
 def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: int) -> float:
-    """Host memory that a node's ranks take for tensors: a checkpoint, and a reference model."""
+    """Host memory that a node's ranks take for tensors: a checkpoint, a reference model, and what
+    is offloaded."""
     layout = actor.layout
     pp = layout.pipeline_parallel
     most = 0.0
     for stage in range(pp):
         saved = checkpoint_bytes(spec, actor, stage, background=True).host_bytes
         reference = 2 * rank_parameters(spec, actor, stage)
-        most = max(most, saved + (reference if step.reference else 0))
+        moved = sum(one.moved(step.offload) for one in _models(spec, actor, step, stage))
+        most = max(most, saved + moved + (reference if step.reference else 0))
     return ranks_of_node * most
 
 

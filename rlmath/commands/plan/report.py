@@ -66,7 +66,8 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         "running",
         "peak GiB",
     ]
-    head += ["generate", "log-probs", "update", "weight sync", "step s"]
+    head += ["generate", "log-probs", "update", "weight sync"]
+    head += [*(["offload"] if offloads(wish) else []), "step s"]
     rows = [head, *(_row(wish, plan) for plan in plans[:most])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [
@@ -84,7 +85,8 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         "the first one, GiB on the fullest GPU:",
         *(f"  {phase.name:<14} {_terms(phase.terms)}" for phase in best.phases),
         f"  host memory of a node: {best.host_bytes / GIB:.0f} GiB for checkpoints"
-        + (" and the reference model" if wish.reference else ""),
+        + (", the reference model" if wish.reference else "")
+        + (f" and what actor.offload={wish.offload} moves there" if offloads(wish) else ""),
         f"  a micro-batch of {best.actor.max_tokens:,} tokens; with every layer recomputed "
         f"{most_tokens(wish, best.actor):,} fit",
         "",
@@ -134,6 +136,7 @@ def _row(wish: Wish, plan: Plan) -> list[str]:
         str(plan.running),
         f"{plan.peak.num_bytes / GIB:.1f} {plan.peak.name}",
         *(f"{seconds[name]:,.0f}" for name in ("generate", "log_probs", "update", "weight_sync")),
+        *([f"{seconds['offload']:,.0f}"] if offloads(wish) else []),
         f"{plan.step_s:,.0f}",
     ]
 
@@ -155,5 +158,16 @@ def _assumptions(wish: Wish) -> list[str]:
         f"{1000 * efficiency.decode_step_s:g} ms a step beside; {efficiency.tail_share:.0%} of an "
         f"engine's sequences run to the limit; {ENGINE_STEP_TOKENS:,} tokens of prompts a step",
         f"  memory: bfloat16, flash attention, distributed optimizer, {wish.layers} layers;",
-        "  engines sleep while the actor works, whose state stays on the GPU",
+        "  engines sleep while the actor works; "
+        + (
+            f"what actor.offload={wish.offload} moves takes {efficiency.host_gb_per_s:g} GB/s each "
+            "way, beside nothing else"
+            if offloads(wish)
+            else "its state stays on the GPU"
+        ),
     ]
+
+
+def offloads(wish: Wish) -> bool:
+    """Whether state of the actor leaves the GPU."""
+    return wish.offload not in (None, "none")

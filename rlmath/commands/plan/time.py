@@ -194,6 +194,15 @@ def decoding(
     return Decoding(bulk + tail, running, middle, tail)
 
 
+def offload_time_s(moved_bytes: float, efficiency: Efficiency) -> float:
+    """State to host memory and back, once in a step; nothing is taken to hide it.
+
+    Args:
+        moved_bytes: Of one rank, in one direction.
+    """
+    return 2 * moved_bytes / (efficiency.host_gb_per_s * 1e9)
+
+
 def weight_sync_time_s(
     spec: ModelSpec, actor: ActorShape, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int
 ) -> float:

@@ -109,7 +109,7 @@ def _refuse_too_large(model: str, gpu_gib: float) -> None:
     from rlmath.model.spec import read_model_spec
 
     parameters = read_model_spec(model).num_parameters
-    state = memory.state_bytes(parameters, 1) / memory.GIB
+    state = memory.state_bytes(parameters, 1).whole / memory.GIB
     engine = ENGINE_SHARE * gpu_gib
     needed = state + engine + memory.ACTOR_PROCESS_GIB + memory.ENGINE_PROCESS_GIB
     usable = memory.usable_bytes(gpu_gib) / memory.GIB

@@ -64,6 +64,7 @@ def planned(job: Job) -> tuple[ActorShape, Step]:
         value_model=job.value_model,
         lm_head_float32=job.lm_head_float32,
         whole_logits=job.whole_logits,
+        offload=job.offload,
     )
     return actor, step
 

@@ -37,6 +37,7 @@ class Job:
         value_model: A value model is trained too, as for GAE.
         lm_head_float32: The output layer multiplies in float32.
         whole_logits: Those of a micro-batch are there as a whole.
+        offload: ``actor.offload``.
         phases: Which to count; the state always is.
     """
 
@@ -54,6 +55,7 @@ class Job:
     value_model: bool = False
     lm_head_float32: bool = False
     whole_logits: bool = False
+    offload: str = "none"
     phases: tuple[str, ...] = PHASES
 
     @property
@@ -163,6 +165,7 @@ def jobs_of(
         value_model=config.algorithm.advantage == "gae",
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
         whole_logits=actor.logits.value == "whole",
+        offload=actor.offload.value,
     )
     job = dataclasses.replace(job, **changes)
     return [dataclasses.replace(job, rank=rank) for rank in stage_ranks(job.layout)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -150,6 +151,8 @@ def install() -> None:
     for name in ("synchronize", "empty_cache", "set_device", "manual_seed", "manual_seed_all"):
         setattr(cuda, name, lambda *_, **__: None)
     cuda._lazy_init = lambda: None
+    pins = {f"cudaHost{name}": lambda *_: 0 for name in ("Register", "Unregister")}
+    cuda.cudart = lambda: SimpleNamespace(**pins)
     cuda.get_rng_state, cuda.set_rng_state = lambda *_, **__: state, lambda *_, **__: None
     cuda.is_initialized = lambda: True
     cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *_, **__: None

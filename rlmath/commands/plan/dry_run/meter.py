@@ -122,17 +122,29 @@ class Meter(TorchDispatchMode):
         what = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         self._storages[key] = (pool, size, what)
         weakref.finalize(storage, self._free, key)
-        self.live[pool] += size
-        self._contents[pool][what] += size
+        self._count(pool, what, size)
+
+    def resize(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
+        """In the place of ``rlmath.actor.offload.resize``: memory of a storage that goes or comes
+        back."""
+        storage.resize_(num_bytes)
+        if storage._cdata not in self._storages:
+            return  # A piece without elements.
+        pool, before, what = self._storages[storage._cdata]
+        self._storages[storage._cdata] = (pool, num_bytes, what)
+        self._count(pool, what, num_bytes - before)
+
+    def _count(self, pool: Pool, what: str, num_bytes: int) -> None:
+        self.live[pool] += num_bytes
+        self._contents[pool][what] += num_bytes
+        if not self._contents[pool][what]:
+            del self._contents[pool][what]
         if self.live[pool] > self.peak[pool].num_bytes:
             self.peak[pool] = Peak(self.live[pool], dict(self._contents[pool]))
 
     def _free(self, key: int) -> None:
         pool, size, what = self._storages.pop(key)
-        self.live[pool] -= size
-        self._contents[pool][what] -= size
-        if not self._contents[pool][what]:
-            del self._contents[pool][what]
+        self._count(pool, what, -size)
 
     def _propagate(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, inputs: list[Tensor], out: Tensor

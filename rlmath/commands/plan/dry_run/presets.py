@@ -183,4 +183,23 @@ def layout_cases() -> list[Case]:
             *small,
             budget,
         ),
+        case(
+            "1.5B with a value model and a KL term, all offloaded",
+            "r1_distill_qwen_1.5b",
+            1,
+            "algorithm.advantage=gae",
+            "algorithm.kl_coef=0.001",
+            "actor.offload=all",
+            *small,
+            budget,
+        ),
+        case(
+            "1.5B TP 1, optimizer offloaded",
+            "r1_distill_qwen_1.5b",
+            1,
+            "actor.tensor_parallel=1",
+            "actor.offload=optimizer",
+            *small,
+            budget,
+        ),
     ]

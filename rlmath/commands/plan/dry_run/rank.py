@@ -66,7 +66,8 @@ def count(job: Job) -> RankCount:
     @contextlib.contextmanager
     def built(rank: int) -> Iterator[_Rank]:
         meter = Meter()
-        with meta_gpu.CudaIsMeta(meter), meter:
+        resize = mock.patch("rlmath.actor.offload.resize", meter.resize)
+        with resize, meta_gpu.CudaIsMeta(meter), meter:
             initialize(job.layout, PLATFORM, rank, "127.0.0.1", 0, seed=1)
             try:
                 yield _Rank(job, meter)
@@ -128,15 +129,19 @@ class _Rank:
         _sent_shape = (tokens // job.layout.tensor_parallel, 1, actor.spec.hidden)
         # What Adam would allocate at its first step.
         for model in filter(None, (actor, self.value_model)):
-            initialize_states(model.optimizer)
+            if job.offload == "none":  # Else it was made at once.
+                initialize_states(model.optimizer)
         _in_flight.clear()
         # The update first: what it leaves behind is there in every later phase of a run.
         if "update" in job.phases:
             self._update()
+            actor.release_optimizer()
         in_flight = _in_flight.most
         if self.value_model is not None:
             with self._phase("value update"):
                 self.value_model.update(self._batch(), ValueUpdateSettings(), seed=1)
+            self.value_model.release()
+        actor.release()
         with self._phase("state"):
             pass
         if "log-probs" in job.phases:
@@ -146,6 +151,7 @@ class _Rank:
             with self._phase("reference"):
                 actor.log_probs(self._batch(), reference=True)
         if "weight sync" in job.phases:
+            actor.load_parameters()
             with self._phase("weight sync"):
                 self._weight_sync()
         if "checkpoint" in job.phases:
@@ -203,7 +209,10 @@ class _Rank:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             (Path(folder) / "actor").mkdir()  # Rank 0 would.
             with mock.patch.object(state, "background_group", lambda: None):
-                state.begin_save(self.actor, folder).wait()
+                for model in filter(None, (self.actor, self.value_model)):
+                    model.load_parameters()
+                with self.actor.device_state.optimizer_readable():
+                    state.begin_save(self.actor, folder).wait()
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -227,11 +236,13 @@ class _Rank:
             actor = _with_own_share(policy.MegatronActor, job)(
                 self._settings(), self.layout, PLATFORM
             )
+            actor.release()
             value_model = None
             if job.value_model:
                 value_model = _with_own_share(value.ValueModel, job)(
                     self._settings(), self.layout, PLATFORM
                 )
+                value_model.release()
         return actor, value_model
 
     def _settings(self) -> ActorSettings:
@@ -252,6 +263,7 @@ class _Rank:
             max_tokens_per_microbatch=job.max_tokens,
             max_sequence_length=job.max_sequence_tokens,
             reference=ReferenceSettings("frozen" if job.reference else "none"),
+            offload=job.offload,
         )
 
     def _batch(self) -> TrainingBatch:

@@ -12,9 +12,19 @@ import pytest
 from rlmath.cli import main
 from rlmath.commands.plan import layouts
 from rlmath.commands.plan.gpus import GPUS, Efficiency
-from rlmath.commands.plan.layouts import Wish, checked, find_plans, overrides
+from rlmath.commands.plan.layouts import (
+    Wish,
+    checked,
+    find_plans,
+    overrides,
+    with_least_offload,
+)
 from rlmath.commands.plan.memory import ActorShape, usable_bytes
-from rlmath.commands.plan.models import attention_matrices, feed_forward_matrices
+from rlmath.commands.plan.models import (
+    attention_matrices,
+    feed_forward_matrices,
+    parameters_of_rank,
+)
 from rlmath.commands.plan.time import (
     Work,
     actor_time_s,
@@ -315,3 +325,47 @@ def test_a_small_models_micro_batch_has_several_sequences() -> None:
     assert several.seconds["update"] < 0.6 * one.seconds["update"]
     large = wish("Qwen2.5-7B", 8, work=Work(64, 16, 4, 1024, 8192, 4096), max_tokens=None)
     assert find_plans(large)[0].actor.max_tokens == 1024 + 8192
+
+
+COLOCATED = Work(128, 8, 1, 1024, 8192, 4096)
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("Qwen2.5-7B", 8), ("Qwen2.5-32B", 32)])
+def test_7b_fits_a_node_and_32b_four_with_everything_on_the_gpus(name: str, gpus: int) -> None:
+    chosen, (best, *_) = with_least_offload(wish(name, gpus, work=COLOCATED, max_tokens=None))
+    assert chosen.offload == "none"
+    assert best.seconds["offload"] == 0.0
+
+
+def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
+    """32 B on one node: 68.7 GiB of state a GPU of 80, so that no engine wakes beside it."""
+    asked = wish("Qwen2.5-32B", 8, work=COLOCATED, max_tokens=None, tp=4)
+    with pytest.raises(layouts.UserError, match=r"68\.7 state"):
+        with_least_offload(dataclasses.replace(asked, offload="none"))
+    chosen, (best, *_) = with_least_offload(asked)
+    assert chosen.offload == "optimizer"
+    settings = overrides(chosen, best.actor, best.engine_tp, best.engine_share)
+    config, _ = checked(chosen, settings)
+    assert config.actor.offload.value == "optimizer"
+    for phase in best.phases:
+        assert phase.num_bytes <= usable_bytes(80), phase.describe()
+    # Main parameters and moments of a rank, there and back at 25 GB/s.
+    rank = 4 * parameters_of_rank(asked.spec, best.actor.layout, 0) * 3
+    assert best.seconds["offload"] == pytest.approx(2 * rank / 25e9, rel=0.05)
+    everything, (all_out, *_) = with_least_offload(dataclasses.replace(asked, offload="all"))
+    assert everything.offload == "all"
+    wake_up = {p.name: p for p in all_out.phases}["wake-up"]
+    assert wake_up.terms["actor"] < 3 * 2**30, "its process and small buffers"
+    assert all_out.seconds["offload"] > best.seconds["offload"]
+    assert all_out.host_bytes > best.host_bytes > 8 * rank
+
+
+def test_the_command_proposes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ("model.path=Qwen2.5-7B", "cluster.gpus_per_node=2", "algorithm.prompts_per_step=8")
+    more = ("rollout.max_response_tokens=2048", "actor.tensor_parallel=2")
+    assert main(["plan", "layout", *size, *more]) == 0
+    said = capsys.readouterr().out
+    assert "actor.offload=optimizer\n" in said
+    assert "what actor.offload=optimizer moves takes 25 GB/s each way" in said
+    assert main(["plan", "layout", *size, *more, "actor.offload=none"]) == 2
+    assert "no layout of this model fits 2 GPUs" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from rlmath.commands.plan.memory import (
     buffer_bytes,
     host_bytes,
     kv_bytes,
+    moved_bytes,
     stage_phases,
     state_bytes,
     trainer_sync_bytes,
@@ -151,9 +152,9 @@ def test_experts_have_copies_of_their_own() -> None:
 
 def test_bytes_of_a_parameter() -> None:
     """Megatron-core's table: 18 on one rank, 6 + 12 / d on d."""
-    assert state_bytes(1, dp=1) == 18
-    assert state_bytes(1, dp=4) == 9
-    assert state_bytes(1_000, dp=12) == 7_000
+    assert state_bytes(1, dp=1).whole == 18
+    assert state_bytes(1, dp=4).whole == 9
+    assert state_bytes(1_000, dp=12).whole == 7_000
 
 
 def test_activations_of_a_layer_after_korthikanti() -> None:
@@ -297,7 +298,7 @@ def test_a_value_model_is_the_model_without_its_output_layer() -> None:
     one, actor = spec(), ActorShape(Layout(4, 2, 2), recompute_layers=14, max_tokens=8192)
     table = 152064 // 4 * 3584
     policy = parameters_of_rank(one, actor.layout, 1)
-    assert value_state_bytes(one, actor, 1) == (policy - table) * 12
+    assert value_state_bytes(one, actor, 1).whole == (policy - table) * 12
     named = {p.name: p for p in stage_phases(one, actor, Step(8, 8192, value_model=True), 1)}
     assert named["logits"].terms["value model"] == (policy - table) * 12
     assert "value training" in named
@@ -306,7 +307,7 @@ def test_a_value_model_is_the_model_without_its_output_layer() -> None:
 def test_a_tied_value_model_keeps_the_table_that_it_reads() -> None:
     one = spec("Qwen2.5-1.5B")
     alone = ActorShape(Layout(2, 1, 2), recompute_layers=28, max_tokens=8192)
-    assert value_state_bytes(one, alone, 0) == worst_state_bytes(one, alone)
+    assert value_state_bytes(one, alone, 0).whole == worst_state_bytes(one, alone)
 
 
 def test_the_rotary_table_stays() -> None:
@@ -337,3 +338,29 @@ def test_buffers_of_a_weight_sync_follow_the_buckets_and_stay_in_their_bound(nam
     assert planned <= bound
     alone = ActorShape(Layout(1, 1, 8), recompute_layers=28, max_tokens=8192)
     assert trainer_sync_bytes(one, alone, bucket) < planned
+
+
+@pytest.mark.parametrize(
+    ("offload", "resident", "log_probs", "value_training"),
+    [("none", 2 * 18, 2 * 18, 2 * 18), ("optimizer", 2 + 2, 2 + 2, 2 + 18), ("all", 0, 2, 2 + 18)],
+)
+def test_a_phase_holds_what_it_has_loaded(
+    offload: str, resident: int, log_probs: int, value_training: int
+) -> None:
+    """Bytes a weight of the policy and of a value model of the same size, on one GPU."""
+    one = dataclasses.replace(spec(), tied=True)
+    actor, step = ActorShape(Layout(1), 0, 8192), Step(8, 8192, value_model=True, offload=offload)
+    named = {phase.name: phase.terms for phase in stage_phases(one, actor, step, 0)}
+
+    def held(name: str) -> float:
+        terms = named[name]
+        state = terms.get("state", 0.0) + terms.get("value model", 0.0)
+        return state / parameters_of_rank(one, actor.layout, 0)
+
+    assert held("state") == resident
+    assert held("log-probs") == log_probs
+    assert held("value training") == value_training
+    # The policy's update has its own state, and of the value model what stays.
+    assert held("training") == held("optimizer step") == 18 + resident / 2
+    moved = {"none": 0, "optimizer": 12, "all": 14}[offload]
+    assert moved_bytes(one, actor, step) == 2 * moved * parameters_of_rank(one, actor.layout, 0)
