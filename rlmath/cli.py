@@ -27,6 +27,7 @@ _COMMANDS = {
     "sft": "supervised fine-tuning on worked examples, for a warm start",
     "evaluate": "sample and grade held-out problems",
     "report": "a run, or two compared, as one HTML file: report RUN_DIR [RUN_DIR]",
+    "explain": "what a change of the mean reward is made of: explain RUN_DIR --steps A:B",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, a quarter of an hour and one file to send",
@@ -94,6 +95,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _plan(rest)
     if command == "report":
         return _report(rest)
+    if command == "explain":
+        return _explain(rest)
     if command == "publish":
         return _publish(rest)
     if command == "doctor":
@@ -162,6 +165,14 @@ def _report(arguments: list[str]) -> int:
     parser = _Parser(prog="rlmath report", description=_COMMANDS["report"])
     report_cli.add_arguments(parser)
     return report_cli.run(parser.parse_args(arguments))
+
+
+def _explain(arguments: list[str]) -> int:
+    from rlmath.commands.explain import cli as explain_cli
+
+    parser = _Parser(prog="rlmath explain", description=_COMMANDS["explain"])
+    explain_cli.add_arguments(parser)
+    return explain_cli.run(parser.parse_args(arguments))
 
 
 def _publish(arguments: list[str]) -> int:

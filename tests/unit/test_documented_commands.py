@@ -256,6 +256,10 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath selfcheck gpu", parses_selfcheck),
     (r"rlmath grade ", parses_grade),
     (r"rlmath report ", named_in("tests/unit/commands/report/test_report_page.py", '"report"')),
+    (
+        r"rlmath explain ",
+        named_in("tests/unit/commands/explain/test_explain_command.py", '"explain"'),
+    ),
     (r"rlmath publish .* --card-only", publish_card),
     (r"rlmath publish ", named_in("tests/unit/commands/test_publish.py", "publish")),
     (r"rlmath evaluate model=tiny ", check_settings_on_cpu),

@@ -14,7 +14,10 @@ import pytest
 from rlmath.cli import main
 from tests.unit.commands.report.browser import CHROMIUM, HELPERS, Browser, open_browser
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+]
 
 
 @pytest.fixture(scope="module")

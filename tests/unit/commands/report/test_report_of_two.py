@@ -55,6 +55,7 @@ def test_both_runs_are_in_the_page(page: Path) -> None:
     assert data["comparison"]["problems"]["eval"]["only"] == [["eval.jsonl:0"], []]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_side_by_side(page: Path) -> None:
     with open_browser() as browser:
