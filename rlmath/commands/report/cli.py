@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlmath.commands.explain.cli import steps
+from rlmath.commands.report.changes import changes_of
 from rlmath.commands.report.compare import compare
 from rlmath.commands.report.events import KINDS
 from rlmath.commands.report.math_text import ATTRIBUTES, ELEMENTS
@@ -16,6 +18,7 @@ from rlmath.commands.report.page import page
 from rlmath.commands.report.run_data import SAMPLES_BYTES, run_data
 from rlmath.commands.report.run_files import RunFiles, read_run
 from rlmath.commands.report.sample_sets import read_samples_of
+from rlmath.errors import UserError
 from rlmath.grading.cli import REASONS
 from rlmath.monitor.files import replacing
 
@@ -33,6 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, help=f"the page; default: RUN/{FILE}, of two runs RUN/{FILE_OF_TWO}"
     )
     parser.add_argument(
+        "--steps", type=steps, metavar="A:B", help="explain the change to these steps (B excluded)"
+    )
+    parser.add_argument("--against", type=steps, metavar="C:D", help="from these steps")
+    parser.add_argument(
         "--every",
         type=_seconds,
         metavar="N",
@@ -46,12 +53,14 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: There is no run.
     """
+    if (options.steps is None) != (options.against is None):
+        raise UserError("give both --steps and --against, or neither")
     folders = [options.run_dir, *([options.other] if options.other else [])]
     out = options.out or options.run_dir / _file_name(options.other)
     while True:
         runs = [read_run(folder) for folder in folders]
         lasts = options.every is not None and any(one.is_running() for one in runs)
-        _write(runs, out, options.every if lasts else None)
+        _write(runs, out, options.every if lasts else None, options)
         if not lasts:
             return 0
         time.sleep(options.every)
@@ -61,11 +70,17 @@ def _file_name(other: Path | None) -> str:
     return FILE if other is None else FILE_OF_TWO.replace("NAME2", other.resolve().name)
 
 
-def _write(runs: Sequence[RunFiles], out: Path, refresh_s: int | None) -> None:
+def _write(
+    runs: Sequence[RunFiles], out: Path, refresh_s: int | None, options: argparse.Namespace
+) -> None:
     share = 1 / len(runs)
     samples = [read_samples_of(one, int(SAMPLES_BYTES * share)) for one in runs]
+    changes = [changes_of(one, options.steps, options.against) for one in runs]
     data: dict[str, Any] = {
-        "runs": [run_data(*pair, share) for pair in zip(runs, samples, strict=True)],
+        "runs": [
+            run_data(run, found, share) | {"changes": change}
+            for run, found, change in zip(runs, samples, changes, strict=True)
+        ],
         "comparison": compare([one.settings for one in runs], [one.grades for one in samples])
         if len(runs) == 2
         else None,

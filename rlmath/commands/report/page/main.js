@@ -52,7 +52,7 @@ function restoreState(samples) {
 
 document.getElementById("title").textContent = document.title;
 const samples = samplesSection();
-const sections = [summarySection(), ...(TWO ? [compareSection()] : []), curvesSection(), timesSection(), problemsSection(), distributionsSection(), samples, notesSection()];
+const sections = [summarySection(), ...(TWO ? [compareSection()] : []), curvesSection(), changesSection(), timesSection(), problemsSection(), distributionsSection(), samples, notesSection()];
 document.getElementById("main").replaceChildren(...sections);
 document.getElementById("nav").append(...sections.map((one) => el("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
 restoreState(samples);

@@ -56,7 +56,7 @@ function counterpart(entry) {
   return others.sort((a, b) => distance(a) - distance(b))[0] || null;
 }
 
-let choose = () => {}, showStep = () => {}, showProblem = () => {};
+let choose = () => {}, showStep = () => {}, showProblem = () => {}, showGroup = () => {};
 
 function samplesSection() {
   const values = (key) => [...new Set(ENTRIES.map((entry) => entry.sample[key]))];
@@ -71,9 +71,9 @@ function samplesSection() {
     status: select("f-status", "status", [["", "any"], ...statuses.map((one) => [one, `${(STATUS[one] || ["?"])[0]} ${one.replace("_", " ")}`])], filter),
     finish: select("f-finish", "end", [["", "any"], ["stop", "ended"], ["length", "cut off"]], filter),
     least: input("f-reward-least", "reward from", { type: "number", step: "any" }),
-    most: input("f-reward-most", "to", { type: "number", step: "any" }),
+    most: input("f-reward-most", "reward to", { type: "number", step: "any" }),
     shortest: input("f-tokens-least", "tokens from", { type: "number", min: 0 }),
-    longest: input("f-tokens-most", "to", { type: "number", min: 0 }),
+    longest: input("f-tokens-most", "tokens to", { type: "number", min: 0 }),
   };
   const value = (name) => controls[name]?.querySelector("input, select").value.trim() ?? "";
   const ids = el("datalist", { id: "problem-ids" }, [...IDS].slice(0, 500).map((id) => el("option", { value: id })));
@@ -95,7 +95,7 @@ function samplesSection() {
     found = ENTRIES.filter((entry) => {
       const sample = entry.sample;
       return (value("run") === "" || entry.r === Number(value("run"))) && (value("kind") === "" || sample.kind === value("kind")) &&
-        (step === null || sample.step === step) && (problem === "" || (IDS.has(problem) ? problemOf(sample) === problem : sample.problem.includes(problem))) &&
+        (step === null || sample.step === step) && (problem === "" || (IDS.has(problem) ? [problemOf(sample), sample.problem].includes(problem) : sample.problem.includes(problem))) &&
         (value("status") === "" || sample.status === value("status")) && (value("finish") === "" || sample.finish === value("finish")) &&
         (least === null || (sample.reward !== null && sample.reward >= least)) && (most === null || (sample.reward !== null && sample.reward <= most)) &&
         (shortest === null || sample.tokens >= shortest) && (longest === null || sample.tokens <= longest) &&
@@ -153,6 +153,7 @@ function samplesSection() {
   };
   showStep = (step, kind = "step") => go({ step, kind: kinds.includes(kind) ? kind : "" });
   showProblem = (run, problem) => go({ problem, ...(TWO && run !== null ? { run } : {}) });
+  showGroup = (run, step, problem) => go({ kind: "step", step, problem, ...(TWO ? { run } : {}) });
   const made = section("samples", "Samples", el("div", { class: "row" }, Object.values(controls),
     el("button", { type: "button", id: "f-reset", onclick: () => { reset(); filter(); } }, "clear"), raw), ids, viewer);
   filter();

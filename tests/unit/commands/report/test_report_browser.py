@@ -37,7 +37,7 @@ def url(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_it_opens_alone_and_runs_nothing_of_the_samples(browser: Browser, url: str) -> None:
     browser.open(url)
     assert browser.run("$$('section').map((one) => one.id)") == [
-        *("summary", "curves", "time", "problems", "distributions", "samples", "about")
+        *("summary", "curves", "changes", "time", "problems", "distributions", "samples", "about")
     ]
     # Every sample is shown once, as formulas and as it is.
     browser.run("$$('ul.list li').forEach((item) => item.click())")
@@ -162,6 +162,16 @@ def test_times_problems_and_distributions(browser: Browser, url: str) -> None:
     browser.wait_for("$$('#heat-0-eval tr').length === 2 && $$('#dist-eval figure').length > 4")
     browser.run("$('#settings-0').open = true")
     browser.wait_for("$('#settings-0').textContent.includes('algorithm.group_size')")
+
+
+def test_what_changed(browser: Browser, url: str) -> None:
+    browser.open(url)
+    assert "steps 3 to 4 against steps 1 to 2" in browser.run("$('#changes').textContent").lower()
+    browser.run("$('#change-0-length').open = true; $('#change-0-accuracy').open = true")
+    browser.wait_for("$$('#change-0-length tr').length > 1 && $('#change-0-accuracy h3')")
+    browser.run("$('#change-0-length button').click()")
+    assert browser.run("$('#f-step').value") in ("3", "4")
+    assert browser.run("count()") == "3 of 39 samples"
 
 
 def test_keys_alone(browser: Browser, url: str) -> None:

@@ -119,6 +119,21 @@ def test_what_the_run_did_is_in_the_page(text: str) -> None:
     assert {one["method"] for one in samples} == {"exact"} <= set(data["methods"])
 
 
+def test_what_changed_is_explained(text: str, run_dir: Path, tmp_path: Path) -> None:
+    (run,) = page_data(text)["runs"]
+    assert [(one["metric"], one["against"], one["steps"]) for one in run["changes"]] == [
+        (metric, [1, 3], [3, 5]) for metric in ("reward", "accuracy", "length")
+    ]
+    length = run["changes"][2]
+    assert length["change"] == pytest.approx(2)
+    assert sum(one["share"] for one in length["causes"]) == pytest.approx(2, abs=1e-9)
+    windows = ["--steps", "4:5", "--against", "1:2", "--out", str(tmp_path / "page.html")]
+    assert main(["report", str(run_dir), *windows]) == 0
+    (run,) = page_data((tmp_path / "page.html").read_text(encoding="utf-8"))["runs"]
+    assert run["changes"][2]["change"] == pytest.approx(3)
+    assert main(["report", str(run_dir), *windows[:2]]) == 2
+
+
 def test_a_run_that_is_being_written(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
