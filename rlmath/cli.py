@@ -26,6 +26,7 @@ _COMMANDS = {
     "train": "reinforcement learning: sample, grade, update, sync weights",
     "sft": "supervised fine-tuning on worked examples, for a warm start",
     "evaluate": "sample and grade held-out problems",
+    "watch": "the progress of a run that was started elsewhere: watch RUN_DIR",
     "report": "a run, or two compared, as one HTML file: report RUN_DIR [RUN_DIR]",
     "explain": "what a change of the mean reward is made of: explain RUN_DIR --steps A:B",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
@@ -95,6 +96,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _plan(rest)
     if command == "report":
         return _report(rest)
+    if command == "watch":
+        return _watch(rest)
     if command == "explain":
         return _explain(rest)
     if command == "publish":
@@ -165,6 +168,14 @@ def _report(arguments: list[str]) -> int:
     parser = _Parser(prog="rlmath report", description=_COMMANDS["report"])
     report_cli.add_arguments(parser)
     return report_cli.run(parser.parse_args(arguments))
+
+
+def _watch(arguments: list[str]) -> int:
+    from rlmath.commands import watch
+
+    parser = _Parser(prog="rlmath watch", description=_COMMANDS["watch"])
+    watch.add_arguments(parser)
+    return watch.run(parser.parse_args(arguments))
 
 
 def _explain(arguments: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from rlmath.monitor.writer import MetricsWriter
 from rlmath.types import Group
 
 DECISIONS_FILE = "decisions.jsonl"
+WARNINGS_FILE = "warnings.jsonl"
 
 
 class Monitor:
@@ -28,9 +30,15 @@ class Monitor:
     """
 
     def __init__(
-        self, run_dir: Path, writer: MetricsWriter, display: ProgressDisplay, runner: RunnerConfig
+        self,
+        run_dir: Path,
+        writer: MetricsWriter,
+        display: ProgressDisplay,
+        runner: RunnerConfig,
+        step: int,
     ) -> None:
         self.run_dir = run_dir
+        self._step = step  # The one that is being made.
         self._writer, self._display, self._runner = writer, display, runner
         self.phase = PhaseTimer(on_phase=self._phase_begins)
         self.on_phase: list[Callable[[], None]] = []
@@ -109,6 +117,7 @@ class Monitor:
             everything["throughput/tokens_per_s"] = self._tokens / timings["timing/step"]
         self._writer.write(step, everything, self._texts)
         self._display.step(step, everything)
+        self._step = step + 1
         self._texts, self._tokens = {}, 0
         return everything
 
@@ -128,7 +137,11 @@ class Monitor:
             print(f"step {step}: {what} takes {choice}: {reason}", flush=True)
 
     def warn(self, message: str) -> None:
-        """A line on standard error; the live display stays below it."""
+        """A line on standard error, below which the live display stays, and in
+        ``warnings.jsonl``."""
+        line = {"step": self._step, "time_s": round(time.time(), 3), "message": message}
+        with (self.run_dir / WARNINGS_FILE).open("a", encoding="utf-8") as file:
+            file.write(f"{to_json(line)}\n")
         print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
@@ -153,7 +166,7 @@ def open_monitor(
         total_steps, (last_step or 0) + 1, live=runner.progress, line_every=line_every
     )
     with MetricsWriter(run_dir, last_step) as writer, display:
-        monitor = Monitor(Path(run_dir), writer, display, runner)
+        monitor = Monitor(Path(run_dir), writer, display, runner, (last_step or 0) + 1)
         with contextlib.closing(monitor):
             yield monitor
             monitor.finish_samples()

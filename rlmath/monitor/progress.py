@@ -98,14 +98,8 @@ class ProgressDisplay:
         if step % self._line_every and step not in (1, self._total):
             return
         seconds = metrics.get("timing/step", self._ends[-1] - self._ends[-2])
-        # An evaluation has no steps.
-        parts = [f"step {step:>{len(str(self._total))}}/{self._total}"] if self._total else []
-        parts += [f"{name} {value}" for name, value in _readable(metrics).items()]
-        parts += [f"{seconds:.1f} s"]
-        if 0 < step < self._total:
-            parts += [f"left {duration(self.seconds_left())}"]
         console = self._live.console if self._live else self._console
-        console.print(Text("  ".join(parts)))
+        console.print(Text(step_line(step, self._total, metrics, seconds, self.seconds_left())))
 
     def seconds_left(self) -> float:
         """Steps that remain, at the mean pace of the last ten; NaN before the first is over."""
@@ -128,6 +122,24 @@ class ProgressDisplay:
             Text(f"{elapsed} gone, {duration(self.seconds_left())} left"),
         )
         return bar
+
+
+def step_line(
+    step: int, total: int, metrics: Mapping[str, float], seconds: float, left: float
+) -> str:
+    """A step that is over, in one line.
+
+    Args:
+        total: Number of the run's last step; 0: an evaluation, which has no steps.
+        seconds: That the step took.
+        left: Seconds to the run's end.
+    """
+    parts = [f"step {step:>{len(str(total))}}/{total}"] if total else []
+    parts += [f"{name} {value}" for name, value in _readable(metrics).items()]
+    parts += [f"{seconds:.1f} s"]
+    if 0 < step < total:
+        parts += [f"left {duration(left)}"]
+    return "  ".join(parts)
 
 
 def duration(seconds: float) -> str:

@@ -155,6 +155,11 @@ def _read(rollbacks: Path) -> list[dict[str, Any]]:
 
 def _tell(run_dir: Path, what: str, choice: str, reason: str, redone: str) -> None:
     print(f"warning: {printable(reason)}\n{choice}: {redone}", file=sys.stderr, flush=True)
-    line = {"what": what, "choice": f"{choice}: {redone}", "reason": reason.split("\n")[0]}
+    line = {
+        "step": _last_step(run_dir) + 1,
+        "what": what,
+        "choice": f"{choice}: {redone}",
+        "reason": reason.split("\n")[0],
+    }
     with (run_dir / DECISIONS_FILE).open("a", encoding="utf-8") as file:
         file.write(f"{to_json(line)}\n")

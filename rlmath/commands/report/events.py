@@ -13,15 +13,19 @@ from rlmath.monitor.writer import NOT_FINITE, STEP
 # Sign and name of each kind. A sign is read without color.
 KINDS = {
     "detector": ("!", "collapse detector"),
+    "failure": ("F", "failure or rollback"),
     "discarded": ("x", "minibatch discarded"),
     "not_finite": ("?", "metric that is not finite"),
     "restart": ("E", "engine restarted"),
+    "warning": ("w", "warning"),
     "resume": ("R", "resumed"),
     "settings": ("S", "settings changed"),
     "decision": ("d", "automatic choice"),
     "checkpoint": ("c", "checkpoint that is kept"),
 }
 MAX_EVENTS = 1000
+# What training/supervise.py writes between two attempts.
+_FAILURES = ("a part failed", "collapse")
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 
 
@@ -44,6 +48,7 @@ def events_of(run: RunFiles) -> list[Event]:
         *_of_metrics(run),
         *_of_decisions(run),
         *_of_checkpoints(run),
+        *(Event(line[STEP], "warning", str(line["message"])) for line in run.warnings),
         *(Event(step, "resume", f"resumed after step {step}") for step in run.resumed_after),
         *(Event(step, "settings", text) for step, text in run.changes),
     ]
@@ -69,6 +74,8 @@ def _of_decisions(run: RunFiles) -> Iterator[Event]:
         text = f"{what} takes {choice}: {line.get('reason')}"
         if what.startswith("collapse."):
             yield Event(line[STEP], "detector", f"{line.get('reason')} (action: {choice})")
+        elif what in _FAILURES:
+            yield Event(line[STEP], "failure", text)
         elif last.get(what) != choice:
             yield Event(line[STEP], "decision", text)
         last[what] = choice

@@ -45,7 +45,7 @@ def run_data(run: RunFiles, samples: Samples, share: float = 1.0) -> dict[str, A
     steps, metrics = _curves(run.metrics, notes)
     data = {
         "name": run.name,
-        "state": _state(run),
+        "state": run.state(),
         "facts": _facts(run),
         "steps": steps,
         "metrics": metrics,
@@ -58,18 +58,9 @@ def run_data(run: RunFiles, samples: Samples, share: float = 1.0) -> dict[str, A
     return data | {"notes": notes}
 
 
-def _state(run: RunFiles) -> str:
-    wanted = run.settings.get("runner.steps")
-    of = f" of {wanted}" if wanted is not None else ""
-    if run.is_finished:
-        return f"finished: {run.last_step} steps"
-    where = f"step {run.last_step}{of}"
-    return f"running: {where}" if run.is_running() else f"ended or interrupted at {where}"
-
-
 def _facts(run: RunFiles) -> list[list[str]]:
     """What was trained on what, with which result."""
-    facts = [["state", _state(run)]]
+    facts = [["state", run.state()]]
     held_out = [line for line in run.metrics if line.get("eval/accuracy") is not None]
     if held_out:
         first, last = held_out[0], held_out[-1]
@@ -266,8 +257,5 @@ def _left_out(run: RunFiles, samples: Samples, events: int) -> list[str]:
         notes.append(f"samples/{name}: {count} damaged lines or ends are left out.")
     if not any(tag.startswith("memory/") for line in run.metrics for tag in line):
         notes.append("Memory by phase: the run recorded none.")
-    notes.append(
-        "Warnings that the run printed are in its terminal's output only, and per-token values "
-        "(advantage, log-prob difference, entropy) are not kept by a run."
-    )
+    notes.append("A run keeps no per-token values (advantage, log-prob difference, entropy).")
     return notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 from rlmath.checks import attempts
 from rlmath.errors import UserError
-from rlmath.monitor.monitor import DECISIONS_FILE
+from rlmath.monitor.monitor import DECISIONS_FILE, WARNINGS_FILE
 from rlmath.monitor.samples import FOLDER as SAMPLES
 from rlmath.monitor.summary import SUMMARY_FILE
 from rlmath.monitor.writer import METRICS_FILE, STEP, read_metrics
@@ -50,6 +51,7 @@ class RunFiles:
         settings: Of the last attempt, by full key.
         metrics: The lines of ``metrics.jsonl``.
         decisions: The lines of ``decisions.jsonl``; a step that was repeated has its last ones.
+        warnings: The lines of ``warnings.jsonl``.
         resumed_after: Steps after which the run was resumed.
         changes: Settings that an attempt changed: step after which, and in words.
         summary: Of ``summary.json``.
@@ -61,6 +63,7 @@ class RunFiles:
     settings: Mapping[str, Any]
     metrics: list[dict[str, Any]]
     decisions: list[dict[str, Any]]
+    warnings: list[dict[str, Any]]
     resumed_after: list[int]
     changes: list[tuple[int, str]]
     summary: Mapping[str, Any]
@@ -102,6 +105,15 @@ class RunFiles:
             return True
         return not self.is_finished
 
+    def state(self) -> str:
+        """How far the run is, in words."""
+        wanted = self.settings.get("runner.steps")
+        of = f" of {wanted}" if wanted is not None else ""
+        if self.is_finished:
+            return f"finished: {self.last_step} steps"
+        where = f"step {self.last_step}{of}"
+        return f"running: {where}" if self.is_running() else f"ended or interrupted at {where}"
+
     def rows(self, file: SamplesFile) -> Iterator[dict[str, Any]]:
         """The samples of a file; what cannot be read is left out and counted in ``damaged``."""
         with gzip.open(file.path) if file.path.suffix == ".gz" else file.path.open("rb") as lines:
@@ -137,6 +149,7 @@ def read_run(folder: str | Path) -> RunFiles:
         settings=attempts.flat(attempts.in_force(found, None)) if found else {},
         metrics=read_metrics(folder),
         decisions=_decisions(folder),
+        warnings=_warnings(folder),
         resumed_after=attempts.resumed_after(folder),
         changes=history,
         summary=_object((folder / SUMMARY_FILE).read_bytes()) or {}
@@ -153,16 +166,34 @@ def data_id(problem_id: str) -> str:
 
 def _decisions(folder: Path) -> list[dict[str, Any]]:
     """By step and subject the last one: a step that is repeated after a resume writes again."""
-    path = folder / DECISIONS_FILE
+    lines = [line for line in _lines(folder / DECISIONS_FILE) if "what" in line]
+    by_key = {(line[STEP], str(line["what"])): line for line in lines}
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def _warnings(folder: Path) -> list[dict[str, Any]]:
+    """Since the run began: one that starts over in the same folder adds to the file."""
+    starts = [
+        line["started"]
+        for line in _objects(folder / attempts.ATTEMPTS_FILE)
+        if line.get("after_step") == 0 and isinstance(line.get("started"), str)
+    ]
+    began = datetime.datetime.fromisoformat(starts[-1]).timestamp() if starts else 0.0
+    found = [line for line in _lines(folder / WARNINGS_FILE) if "message" in line]
+    recent = [line for line in found if line.get("time_s", 0.0) >= began]
+    # A step that was repeated warns again.
+    return list({(line[STEP], str(line["message"])): line for line in recent}.values())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Of a file of lines with steps, those that can be read."""
+    return [line for line in _objects(path) if isinstance(line.get(STEP), int)]
+
+
+def _objects(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    lines = [line for text in path.read_bytes().splitlines() if (line := _object(text))]
-    by_key = {
-        (line[STEP], str(line["what"])): line
-        for line in lines
-        if isinstance(line.get(STEP), int) and "what" in line
-    }
-    return [by_key[key] for key in sorted(by_key)]
+    return [line for text in path.read_bytes().splitlines() if (line := _object(text))]
 
 
 def _samples(folder: Path) -> list[SamplesFile]:

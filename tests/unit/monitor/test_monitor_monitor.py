@@ -59,3 +59,5 @@ def test_a_step_leaves_metrics_timings_samples_and_texts(tmp_path, group, capsys
     output = capsys.readouterr()
     assert output.out.splitlines()[-1].startswith("step 2/2  reward +1.00")
     assert output.err == "warning: look at this\n"
+    (warning,) = map(json.loads, (tmp_path / "warnings.jsonl").read_text().splitlines())
+    assert (warning["step"], warning["message"]) == (3, "look at this")

@@ -53,6 +53,7 @@ def test_restarts_are_counted_from_the_last_new_checkpoint(config, store, tmp_pa
     assert "resumes from the beginning; step 1 is repeated" in printed
     assert "resumes from the checkpoint of step 5; step 6 is repeated" in printed
     lines = [json.loads(x) for x in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 6, 6]
     assert [line["choice"].split(":")[0] for line in lines] == [
         "restart 1 of runner.max_restarts=2",
         "restart 1 of runner.max_restarts=2",

@@ -10,6 +10,7 @@ import pytest
 from rlmath.checks import attempts
 from rlmath.config.load import load, save
 from rlmath.monitor import open_monitor, update_summary
+from rlmath.training.supervise import _tell
 from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group
 
 
@@ -48,6 +49,11 @@ def make_run() -> Callable[..., Path]:
                         "train/loss": float("nan") if step == 3 else 0.1,
                     }
                     monitor.note(step, "algorithm.correction.kind", "none", "no mismatch")
+                if step == 3:
+                    _tell(
+                        folder, "a part failed", "restart 1", "rank 1 ended", "step 3 is repeated"
+                    )
+                    monitor.warn("step 3: <i>odd</i>")
                 if step == 2:
                     reason = "entropy_low: since step 1 <b>low</b>"
                     monitor.note(step, "collapse.entropy_low", "warn", reason)

@@ -133,6 +133,7 @@ def test_curves(browser: Browser, url: str) -> None:
     browser.wait_for("$$('#group-timing figure').length >= 3")
     browser.run("$('#event-list').open = true")
     browser.wait_for("$('#event-list').textContent.includes('<b>low</b>')")
+    assert "<i>odd</i>" in browser.run("$('#event-list').textContent")
     # Keys read values, and Enter shows the step's samples.
     browser.run("$('#curves figure').focus()")
     for key, code, step in (("ArrowLeft", 37, 3), ("Home", 36, 1), ("ArrowRight", 39, 2)):

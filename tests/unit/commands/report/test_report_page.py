@@ -102,7 +102,14 @@ def test_what_the_run_did_is_in_the_page(text: str) -> None:
     assert run["metrics"]["rollout/rewards"] == [None, 1, 2, 3, 4]
     assert run["metrics"]["train/loss"][3] is None
     events = {(step, kind) for step, kind, _ in run["events"]}
-    assert {(2, "detector"), (2, "discarded"), (3, "restart"), (3, "not_finite")} <= events
+    assert {
+        (2, "detector"),
+        (2, "discarded"),
+        (3, "restart"),
+        (3, "failure"),
+        (3, "warning"),
+        (3, "not_finite"),
+    } <= events
     # An automatic choice is an event when it is another one.
     assert [step for step, kind, _ in run["events"] if kind == "decision"] == [1]
     assert set(data["event_kinds"]) >= {kind for _, kind in events}

@@ -1,0 +1,86 @@
+"""``rlmath watch RUN``: the terminal of a run that was started elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from rlmath.commands.report.events import events_of
+from rlmath.commands.report.run_files import RunFiles, read_run
+from rlmath.errors import printable
+from rlmath.monitor.progress import duration, step_line
+from rlmath.monitor.writer import STEP, TIME
+
+POLL_S = 2.0
+SHOWN_STEPS = 10  # of those before the command began
+_STEPS_IN_ESTIMATE = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``rlmath watch``."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder, runner.run_dir")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the last steps, then each step and event as it comes, until the run ends.
+
+    Returns:
+        The exit code: 0, however the run ended.
+
+    Raises:
+        UserError: There is no run.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    files = read_run(options.run_dir)
+    steps = [line[STEP] for line in files.metrics]
+    shown = steps[-SHOWN_STEPS - 1] if len(steps) > SHOWN_STEPS else -1
+    told = {(event.step, event.kind, event.text) for event in events_of(files)}
+    with console.status("") as status:
+        while True:
+            for line in lines_after(files, shown):
+                console.print(Text(line))
+            # A run that resumed makes steps again.
+            shown = files.last_step if files.metrics else -1
+            for event in events_of(files):
+                key = (event.step, event.kind, event.text)
+                if key not in told:
+                    told.add(key)
+                    console.print(Text(printable(f"step {event.step}: {event.text}")))
+            if not files.is_running():
+                break
+            status.update(Text(in_progress(files, time.time())))
+            time.sleep(POLL_S)
+            files = read_run(options.run_dir)
+    console.print(Text(files.state()))
+    return 0
+
+
+def lines_after(files: RunFiles, step: int) -> Iterator[str]:
+    """The line of each step after this one, as the run itself prints it."""
+    total = int(files.settings.get("runner.steps") or 0)
+    for at, line in enumerate(files.metrics):
+        if line[STEP] > step:
+            pace = _pace(files.metrics[: at + 1])
+            left = float("nan") if pace is None else pace * (total - line[STEP])
+            numbers = {k: v for k, v in line.items() if isinstance(v, int | float)}
+            yield step_line(line[STEP], total, numbers, numbers.get("timing/step", 0.0), left)
+
+
+def in_progress(files: RunFiles, now: float) -> str:
+    """What the run is at, at the Unix time ``now``."""
+    pace = _pace(files.metrics)
+    since = f" for {duration(now - files.metrics[-1][TIME])}" if files.metrics else ""
+    usual = "" if pace is None else f"; the last steps took {duration(pace)} each"
+    return f"step {files.last_step + 1}{since}{usual}"
+
+
+def _pace(lines: Sequence[dict[str, Any]]) -> float | None:
+    """Seconds of a step, by the last ten."""
+    recent = [line[TIME] for line in lines[-_STEPS_IN_ESTIMATE - 1 :]]
+    return (recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None

@@ -1,0 +1,80 @@
+"""``rlmath watch``: what a run writes is shown as it comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlmath.checks import attempts
+from rlmath.cli import main
+from rlmath.commands.report.run_files import read_run
+from rlmath.commands.watch import POLL_S, in_progress, lines_after
+from rlmath.config.load import load, save
+from rlmath.monitor import open_monitor, update_summary
+from rlmath.utils.run_lock import only_run_in
+
+
+def make_steps(folder: Path, first: int, last: int, warning: str = "") -> None:
+    """Steps ``first`` to ``last`` of 14; what the monitor itself prints is not of the command."""
+    config = load(["experiment=quickstart", f"runner.run_dir={folder}", "runner.steps=14"])
+    folder.mkdir(exist_ok=True)
+    save(config, folder / attempts.CONFIG_FILE)
+    with open_monitor(
+        folder, config.runner, 14, first - 1 if first > 1 else None, line_every=100
+    ) as monitor:
+        for step in range(first, last + 1):
+            if warning:
+                monitor.warn(warning)
+            monitor.log_step(step, {"rollout/rewards": float(step)})
+    if last == 14:
+        update_summary(folder, {"steps": 14})
+
+
+def test_a_run_is_followed_to_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    make_steps(folder, 1, 12)
+    said: list[str] = []
+
+    def wait(seconds: float) -> None:
+        assert seconds == POLL_S
+        said.extend(capsys.readouterr().out.splitlines())
+        step = read_run(folder).last_step + 1
+        make_steps(folder, step, step, "odd\x1b[2J")
+        capsys.readouterr()
+
+    monkeypatch.setattr("rlmath.commands.watch.time.sleep", wait)
+    capsys.readouterr()
+    with only_run_in(folder):
+        assert main(["watch", str(folder)]) == 0
+    said += capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in said if "reward" in line] == [
+        f"{step}/14" for step in range(3, 15)
+    ]
+    assert said[0].startswith("step  3/14  reward +3.00")
+    assert said[-1] == "finished: 14 steps"
+    # What a text holds does not move the cursor.
+    assert [line for line in said if "odd" in line] == [
+        rf"step {step}: odd\x1b[2J" for step in (13, 14)
+    ]
+
+
+def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_steps(tmp_path / "run", 1, 12)
+    capsys.readouterr()
+    assert main(["watch", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 11 and said[-1] == "ended or interrupted at step 12 of 14"
+    assert main(["watch", str(tmp_path)]) == 2
+
+
+def test_what_a_run_is_at(tmp_path: Path) -> None:
+    make_steps(tmp_path / "run", 1, 3)
+    files = read_run(tmp_path / "run")
+    for at, line in enumerate(files.metrics):
+        line["time_s"] = 1000.0 + 20 * at
+    said = in_progress(files, 1100.0)
+    assert said == "step 4 for 1:00; the last steps took 20s each"
+    assert "left 3:40" in next(lines_after(files, 2))
