@@ -8,12 +8,12 @@ a path ``x = (s, t, a, g, c, b)`` has the probability
 
     p_w(x) = P_w(s) P_w(t|s) P_w(a|s,t) P_w(g|s,t,a) P_w(c|s,t,a,g) P_w(b|s,t,a,g,c)
 
-by the window's frequencies. Of its samples the share ``n_w(x)`` has a value at all, the filter
-kept the groups of the share ``f_w(x)`` of those (1 unless only trained groups are meant), and what
-is left is worth ``Σ_k v_wk(x)`` on average, ``k`` the components of the reward. The mean of the
-window is exactly
+by the window's frequencies. Of the samples with ``y = (s, t, a, g, c)`` the share ``n_w(y)`` has a
+value at all, the filter kept the groups of the share ``f_w(y)`` of those (1 unless only trained
+groups are meant), and ``P_w(b|y)`` is the frequency among what is left, which is worth
+``Σ_k v_wk(x)`` on average, ``k`` the components of the reward. The mean of the window is exactly
 
-    m(w) = Σ_x p_w(x) n_w(x) f_w(x) Σ_k v_wk(x) / Σ_x p_w(x) n_w(x) f_w(x).
+    m(w) = Σ_x p_w(x) n_w(y) f_w(y) Σ_k v_wk(x) / Σ_x p_w(x) n_w(y) f_w(y).
 
 ``P(c|...)`` is two causes, of problems that both windows sampled and of the others; ``n`` belongs
 to the grader's status, and ``f`` is the filter.
@@ -229,10 +229,12 @@ class _Table:
         one_of[self._paths] = np.arange(len(self._all))
         self._nodes = [(node[one_of], size, node) for node, size in zip(nodes, sizes, strict=True)]
         self._is_shared = np.array([kind == "problem" for kind, _ in strata])[one_of]
+        # Of outcomes and of paths: the same events in all strata.
         same = events[0]
+        self._alike = []
         for event in events[1:]:
             same = _joined(same, event)
-        self._alike = (same[one_of], int(same.max()) + 1, same)
+            self._alike.append((same[one_of], int(same.max()) + 1, same))
         self._groups = [
             _codes([one.group for one in before]),
             _codes([one.group for one in after]),
@@ -270,21 +272,22 @@ class _Table:
     ) -> tuple[list[list[NDArray[np.float64]]], list[NDArray[np.float64]]]:
         """Of each cause of the chain the factor of each path in both windows; and of both windows
         the components ``[K, paths]``."""
-        seen = [
-            [np.bincount(of_sample, w, size)[of_path] for of_path, size, of_sample in self._nodes]
-            for w in windows
-        ]
+        counted = [w * self.counts for w in windows]
+        last = len(self._nodes) - 1
         steps = []
         for i in range(len(self._nodes)):
-            whole = [w.sum() if i == 0 else seen[k][i - 1] for k, w in enumerate(windows)]
+            # How long those are that count is seen on them alone.
+            these = counted if i == last else windows
+            whole = [w.sum() if i == 0 else _count(self._nodes[i - 1], w) for w in these]
+            seen = [_count(self._nodes[i], w) for w in these]
             with np.errstate(divide="ignore", invalid="ignore"):
-                both = [seen[k][i] / whole[k] for k in (0, 1)]
+                both = [seen[k] / whole[k] for k in (0, 1)]
             steps.append([np.where(whole[k] > 0, both[k], both[1 - k]) for k in (0, 1)])
         steps = [[np.nan_to_num(one) for one in pair] for pair in steps]
-        scored = self._means(self._scored.astype(np.float64), windows)
-        kept = self._means(self.counts.astype(np.float64), [w * self._scored for w in windows])
-        counted = [w * self.counts for w in windows]
-        parts = [self._means(part, counted) for part in self._parts]
+        scored = self._means(self._scored.astype(np.float64), windows, -2)
+        of_scored = [w * self._scored for w in windows]
+        kept = self._means(self.counts.astype(np.float64), of_scored, -2)
+        parts = [self._means(part, counted, -1) for part in self._parts]
         values = [np.stack([pair[k] for pair in parts]) for k in (0, 1)]
         ones = np.ones(len(self._is_shared))
         problems, truncated, answer, grader, correct, length = steps
@@ -301,12 +304,16 @@ class _Table:
         return factors, values
 
     def _means(
-        self, values: NDArray[np.float64], weights: Sequence[NDArray[np.float64]]
+        self, values: NDArray[np.float64], weights: Sequence[NDArray[np.float64]], level: int
     ) -> list[NDArray[np.float64]]:
         """Of each path the mean of ``values`` in both windows, weighted by those of the windows: of
-        the path, else of paths with the same events in the window, else of the other window."""
-        by_path = [_mean(self._nodes[-1], values, w) for w in weights]
-        alike = [_mean(self._alike, values, w) for w in weights]
+        the path, else of paths with the same events in the window, else of the other window.
+
+        Args:
+            level: -1: of paths; -2: of outcomes, without lengths.
+        """
+        by_path = [_mean(self._nodes[level], values, w) for w in weights]
+        alike = [_mean(self._alike[level], values, w) for w in weights]
         result = []
         for k in (0, 1):
             own = np.where(np.isnan(by_path[k]), alike[k], by_path[k])
@@ -384,6 +391,15 @@ def _shapley(found: NDArray[np.float64], n: int) -> NDArray[np.float64]:
         shares.append(total)
     own = (weight[sizes][:, None] * (found[:, 1] - found[:, 0])).sum(axis=0)
     return np.array([*shares, *own])
+
+
+def _count(
+    nodes: tuple[NDArray[np.int64], int, NDArray[np.int64]], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Of each path the weight of its node."""
+    of_path, size, of_sample = nodes
+    counts: NDArray[np.float64] = np.bincount(of_sample, weights, size)
+    return counts[of_path]
 
 
 def _mean(

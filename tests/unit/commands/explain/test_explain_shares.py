@@ -134,6 +134,9 @@ def test_the_filter_is_a_cause_of_what_is_trained_on() -> None:
     found = explain(before, after, "reward", trained_only=True, replicates=20)
     assert found.causes[0].name == shares.FILTER
     assert 0.9 < found.causes[0].share / found.change < 1.1 and found.change > 0
+    # No reward depends on lengths here.
+    (length,) = (one for one in found.causes if one.name == shares.LENGTH)
+    assert abs(length.share) < 0.01 * found.change
     sampled = explain(before, after, "reward", replicates=2)
     assert {one.share for one in sampled.causes if one.name == shares.FILTER} == {0.0}
 
