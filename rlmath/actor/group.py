@@ -17,6 +17,7 @@ from torch import Tensor
 from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
 from rlmath.actor.settings import (
     ActorSettings,
+    StartedRank,
     TokenValues,
     UpdateResult,
     UpdateSettings,
@@ -35,11 +36,14 @@ from rlmath.device.residue import Residue
 from rlmath.errors import ComponentError, UserError
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
+from rlmath.utils.sizes import in_words
 
 if TYPE_CHECKING:
     from rlmath.weights.transports import TransportPlan
 
 
+# Of a start, at most, about ranks that are ready.
+START_LINES = 8
 # A rank whose neighbor died raises a moment before the neighbor's death is known.
 DEATH_REPORT_S = 2.0
 
@@ -116,14 +120,30 @@ class ActorGroup:
             for worker in self._workers
         ]
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, say: Callable[[str], Any] | None = None) -> None:
         """Wait for what ``launch`` began.
+
+        Args:
+            say: Takes a line for each rank that is ready, or for each eighth of many.
 
         Raises:
             UserError: The model cannot be built or read.
             ActorError: A rank failed in another way.
         """
-        self._dp = self._get(self._starting)
+        world, ready = self.layout.world_size, 0
+
+        def one_is(rank: int, started: StartedRank) -> None:
+            nonlocal ready
+            ready += 1
+            another = ready * START_LINES // world > (ready - 1) * START_LINES // world
+            if say is not None and another:
+                say(
+                    f"{ready} of {world} ranks have their weights (rank {rank}: "
+                    f"{in_words(started.weights_bytes)}, read in {started.read_s:.1f} s)"
+                )
+
+        started = self._get(self._starting, then=one_is)
+        self._dp = [one.data_parallel_rank for one in started]
         self._starting = []
 
     def log_probs(
@@ -341,9 +361,15 @@ class ActorGroup:
         by_rank = {i: result for i, result in found if result is not None}
         return [by_rank[i] for i in range(len(refs))]
 
-    def _get(self, refs: list[Any], method: str = "start") -> list[Any]:
-        """Results in order of rank. The first rank to fail speaks, for the others only wait for it;
-        but one whose process ended speaks before those that lost it in a collective."""
+    def _get(
+        self,
+        refs: list[Any],
+        method: str = "start",
+        then: Callable[[int, Any], None] | None = None,
+    ) -> list[Any]:
+        """Results in order of rank; ``then`` has each as it comes. The first rank to fail speaks,
+        for the others only wait for it; but one whose process ended speaks before those that lost
+        it in a collective."""
         rank_of = {ref: rank for rank, ref in enumerate(refs)}
         results: list[Any] = [None] * len(refs)
         left = list(refs)
@@ -360,6 +386,8 @@ class ActorGroup:
                     if died is not None:
                         raise self._explain(died[1], rank_of[died[0]]) from error
                     raise self._explain(error, rank) from error
+                if then is not None:
+                    then(rank, results[rank])
         self._waited_for = ("", [])
         return results
 

@@ -6,6 +6,7 @@ What a rank does follows from its place in the layout and from its shard of the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ class RankModel:
         module: This rank's stage.
         model: The same with Megatron's data-parallel wrapper, unless it is not trained.
         reports: One rank of each data-parallel share returns its values.
+        read_s: Seconds in which its weights were read.
         device_state: What of the model is on the device; see ``release_optimizer``.
     """
 
@@ -88,7 +90,9 @@ class RankModel:
             settings.model,
             settings.max_sequence_length,
         )
+        began_s = time.perf_counter()
         load_from_hf([module], settings.model_path, self.spec, self.parallel)
+        self.read_s = time.perf_counter() - began_s
         return module
 
     def checkpoint_state(self) -> ModelState:

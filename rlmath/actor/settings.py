@@ -89,6 +89,21 @@ class ValueUpdateSettings:
 
 
 @dataclass(frozen=True)
+class StartedRank:
+    """What a rank says when it is ready.
+
+    Attributes:
+        data_parallel_rank: Whose share of a batch it works on.
+        weights_bytes: Of its part of the policy.
+        read_s: Seconds in which that was read from the model's folder.
+    """
+
+    data_parallel_rank: int
+    weights_bytes: int
+    read_s: float
+
+
+@dataclass(frozen=True)
 class TokenValues:
     """Values of the response tokens of a micro-batch, or of all that a rank has.
 

@@ -18,6 +18,7 @@ from rlmath.utils.child_processes import end_with_parent
 from rlmath.utils.paused_collector import paused_collector
 
 if TYPE_CHECKING:
+    from rlmath.actor.settings import StartedRank
     from rlmath.batching.shards import Shard
 
 log = logging.getLogger(__name__)
@@ -57,12 +58,8 @@ class ActorWorker:
         meeting_place: tuple[str, int],
         seed: int,
         num_threads: int,
-    ) -> int:
-        """Join the other ranks and load this one's part of the model. Collective.
-
-        Returns:
-            This rank's data-parallel rank.
-        """
+    ) -> StartedRank:
+        """Join the other ranks and load this one's part of the model. Collective."""
         with paused_collector():
             from rlmath.device import choose_platform
 
@@ -70,6 +67,7 @@ class ActorWorker:
             platform.prepare_megatron_process(local_rank=0, num_threads=num_threads)
             from rlmath.actor.parallel import initialize
             from rlmath.actor.policy import MegatronActor
+            from rlmath.actor.settings import StartedRank
 
             address, port = meeting_place
             initialize(layout, platform, self.rank, address, port, seed)
@@ -83,8 +81,11 @@ class ActorWorker:
                 self.value_model.release()
         self.platform = platform
         self.connection: Any = None
-        data_parallel_rank: int = self.actor.dp_rank
-        return data_parallel_rank
+        return StartedRank(
+            self.actor.dp_rank,
+            sum(p.numel() * p.element_size() for p in self.actor.module.parameters()),
+            self.actor.read_s,
+        )
 
     def log_probs(self, shard: Shard, reference: bool, noise_seed: int | None) -> Any:
         """Values of a shard that is not the step's, from the rank that reports; see

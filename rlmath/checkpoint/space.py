@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from rlmath.errors import UserError
+from rlmath.utils.sizes import in_words
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Headers, manifest and driver state, beside the tensors.
@@ -42,9 +43,9 @@ def held_bytes(folder: str | Path) -> int:
 
 def disk_full(folder: Path, needed_bytes: int | None = None) -> DiskFull:
     """The error of a disk that ran full while ``folder`` was written."""
-    need = "" if needed_bytes is None else f" The checkpoint takes about {_gib(needed_bytes)}."
+    need = "" if needed_bytes is None else f" The checkpoint takes about {in_words(needed_bytes)}."
     return DiskFull(
-        f"The disk ran full while {folder} was written; free are {_gib(_free_bytes(folder))}."
+        f"The disk ran full while {folder} was written; free are {in_words(_free_bytes(folder))}."
         f"{need} Earlier checkpoints are untouched. Free some space or set "
         "runner.keep_checkpoints lower, then start again: the run resumes from the newest "
         "whole checkpoint."
@@ -66,9 +67,3 @@ def _free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def _gib(num_bytes: int) -> str:
-    if abs(num_bytes) < 2**30:
-        return f"{num_bytes / 2**20:.1f} MiB"
-    return f"{num_bytes / 2**30:.1f} GiB"

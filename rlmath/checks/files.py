@@ -26,6 +26,7 @@ from rlmath.errors import ConfigError, ModelError, UserError
 from rlmath.model.folder import TINY, has_chat_template
 from rlmath.model.hub import is_hub_model
 from rlmath.model.spec import ModelSpec, read_model_spec
+from rlmath.utils.sizes import in_words
 
 
 def model_folder(config: Config) -> Iterator[str]:
@@ -297,18 +298,12 @@ def disk(config: Config, model: ModelSpec, machine: Machine, command: str) -> It
     fitting = (free + held - hf_bytes) // checkpoint - 1 - best if save_every else 0
     yield (
         f"runner.run_dir={runner.run_dir}: {kept} checkpoints (kept ones and one being written) x "
-        f"{_gib(checkpoint)} and a Hugging Face folder make {_gib(needed)}, but {_gib(free)} are "
-        "free there"
-        + (f" and earlier checkpoints hold {_gib(held)}" if held else "")
+        f"{in_words(checkpoint)} and a Hugging Face folder make {in_words(needed)}, but "
+        f"{in_words(free)} are free there"
+        + (f" and earlier checkpoints hold {in_words(held)}" if held else "")
         + "; take another disk"
         + (f", or runner.keep_checkpoints={fitting}" if fitting >= 1 else "")
     )
-
-
-def _gib(num_bytes: int) -> str:
-    if num_bytes < GIB / 10:
-        return f"{num_bytes / 2**20:.1f} MiB"
-    return f"{num_bytes / GIB:.1f} GiB"
 
 
 def _reference_bytes(config: Config) -> int:

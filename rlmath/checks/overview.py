@@ -21,6 +21,7 @@ from rlmath.model.hub import hub_name
 from rlmath.model.spec import ModelSpec
 from rlmath.rewards.base import Range
 from rlmath.rewards.registry import available_rewards, value_range
+from rlmath.utils.sizes import in_words
 
 _LABEL = 9
 
@@ -47,8 +48,7 @@ def describe_model(config: Config, model: ModelSpec) -> str:
     name = hub_name(config.model.path)
     where = f"{name} (in the hub's cache)" if name else config.model.path
     value = 4 if config.model.dtype.name == "float32" else 2
-    gib = model.num_parameters * value / 2**30
-    size = f"{gib:.1f} GiB" if gib >= 0.1 else f"{gib * 2**10:.1f} MiB"
+    size = in_words(model.num_parameters * value)
     count = model.num_parameters
     parameters = f"{count / 1e9:.3g} billion" if count >= 1e8 else f"{count / 1e6:.3g} million"
     text = f"{where}: {model.architecture}, {parameters} parameters, {size} in "

@@ -204,14 +204,14 @@ def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:
             pool.launch()
         if actor is not None:
             actor.launch()
-            actor.wait_until_ready()
+            actor.wait_until_ready(say)
             if pool is not None:
                 say("the ranks are ready; waiting for the engines")
     else:
         say(f"starting {ranks}", logs=True)
         pool.prepare()
         actor.launch()
-        actor.wait_until_ready()
+        actor.wait_until_ready(say)
         actor.release_cached_memory()
         pool.make_room = actor.release_cached_memory
         say(f"the ranks are ready; starting {engines}")

@@ -17,7 +17,7 @@ import torch
 from rlmath.actor import group
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.rank_step import TokenSettings
-from rlmath.actor.settings import TokenValues, UpdateResult, UpdateSettings
+from rlmath.actor.settings import StartedRank, TokenValues, UpdateResult, UpdateSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.peers import Alone
@@ -130,3 +130,19 @@ def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch: pytest.MonkeyPat
     overhead = (of[512].put_bytes - of[8].put_bytes) / (256 - 4)
     assert overhead < 2500
     assert of[512].call_bytes < 64 * of[8].call_bytes
+
+
+@pytest.mark.parametrize(("ranks", "lines"), [(1, 1), (2, 2), (512, 8)])
+def test_a_start_says_who_has_its_weights(
+    ranks: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, said = Network(), []
+    monkeypatch.setattr(group, "ray", network)
+    actor = ActorGroup.__new__(ActorGroup)
+    actor.layout, actor._calls = Layout(data_parallel=ranks), 0
+    actor._starting = [_Answer(StartedRank(rank, 3 * 2**20, 0.25)) for rank in range(ranks)]
+    actor.wait_until_ready(said.append)
+    assert len(said) == lines
+    assert said[-1] == (
+        f"{ranks} of {ranks} ranks have their weights (rank {ranks - 1}: 3.0 MiB, read in 0.2 s)"
+    )

@@ -29,7 +29,7 @@ class RecordedRanks:
     def launch(self) -> None:
         self.events.append("ranks begin")
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, say: object) -> None:
         self.events.append("ranks ready")
 
     def release_cached_memory(self) -> None:
