@@ -58,6 +58,12 @@ class RunnerConfig:
     tensorboard_samples: int = setting(
         4, "Sampled responses shown as text in TensorBoard per step.", least=0
     )
+    token_samples: int = setting(
+        4,
+        "Samples per step whose token ids and rollout log-probs are kept in samples/: the first of "
+        "as many problems, of the same ones in every step that samples them.",
+        least=0,
+    )
     check_export_sequences: int = setting(
         0,
         "After the run, compare the actor's log-probs with transformers on the exported model for "

@@ -49,6 +49,11 @@ class LightTokenizer:
             self._settings = json.loads(settings.read_text(encoding="utf-8"))
         self.chat_template = _chat_template(Path(folder), self._settings)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these tokens, special ones included."""
+        text: str = self._fast.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def __call__(
         self, texts: str | Sequence[str], *, add_special_tokens: bool = True, **_: Any
     ) -> _Encoded:

@@ -90,7 +90,8 @@ class Monitor:
     def _write_samples(
         self, step: int, groups: Sequence[Group], kind: str, dropped: Mapping[str, str] | None
     ) -> None:
-        write_samples(self.run_dir, step, groups, kind=kind, dropped=dropped)
+        count = self._runner.token_samples if kind == "step" else 0
+        write_samples(self.run_dir, step, groups, kind=kind, dropped=dropped, token_samples=count)
         if self._runner.samples_keep_gib is not None:
             limit_samples(self.run_dir, self._runner.samples_keep_gib)
 

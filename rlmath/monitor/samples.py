@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ FOLDER = "samples"
 # Long-response runs make hundreds of MB a step, of which gzip leaves a quarter.
 COMPRESS_ABOVE_CHARACTERS = 32_000_000
 _SHOWN_CHARACTERS = 6000
+# A problem that comes twice in a step has a number behind its id; see rollout/sampler.py.
+_REPEATED = re.compile(r"#\d+$")
 
 
 def write_samples(
@@ -24,6 +28,7 @@ def write_samples(
     compress_above_characters: int = COMPRESS_ABOVE_CHARACTERS,
     kind: str = "step",
     dropped: Mapping[str, str] | None = None,
+    token_samples: int = 0,
 ) -> Path:
     """Write ``samples/step_000012.jsonl``, one line per sample; it appears atomically.
 
@@ -35,6 +40,7 @@ def write_samples(
             file is ``.jsonl.gz``.
         kind: First part of the file's name: ``step``, or ``eval`` for held-out problems.
         dropped: By problem, why ``algorithm.filter`` dropped its group.
+        token_samples: Problems whose first sample has its tokens and their rollout log-probs.
 
     Returns:
         The file.
@@ -49,13 +55,9 @@ def write_samples(
     path, other = plain, compressed
     if characters > compress_above_characters:
         path, other = compressed, plain
-    reasons = dropped or {}
     lines = (
-        f"{to_json(_row(step, group.problem, graded, reasons.get(group.problem.id)))}\n".encode(
-            "utf-8", "backslashreplace"
-        )
-        for group in groups
-        for graded in group.samples
+        f"{to_json(row)}\n".encode("utf-8", "backslashreplace")
+        for row in _rows(step, groups, dropped or {}, token_samples)
     )
     with replacing(path) as file:
         if path is compressed:
@@ -65,6 +67,16 @@ def write_samples(
             file.writelines(lines)
     other.unlink(missing_ok=True)
     return path
+
+
+def data_id(problem_id: str) -> str:
+    """The id in the data of a problem that may have come several times in a step."""
+    return _REPEATED.sub("", problem_id)
+
+
+def priority(problem_id: str) -> bytes:
+    """A problem's place when only some are kept or shown: the same in every step and run."""
+    return hashlib.blake2b(data_id(problem_id).encode("utf-8", "replace"), digest_size=8).digest()
 
 
 def limit_samples(run_dir: str | Path, keep_gib: float) -> None:
@@ -118,6 +130,18 @@ def sample_as_text(problem: Problem, graded: GradedSample) -> str:
     )
 
 
+def _rows(
+    step: int, groups: Sequence[Group], dropped: Mapping[str, str], token_samples: int
+) -> Iterator[dict[str, Any]]:
+    ids = sorted((group.problem.id for group in groups), key=priority)
+    by_token = set(ids[:token_samples])
+    for group in groups:
+        id_ = group.problem.id
+        for place, graded in enumerate(group.samples):
+            row = _row(step, group.problem, graded, dropped.get(id_))
+            yield row | (_tokens(graded) if place == 0 and id_ in by_token else {})
+
+
 def _row(step: int, problem: Problem, graded: GradedSample, dropped: str | None) -> dict[str, Any]:
     sample = graded.sample
     return {
@@ -140,6 +164,14 @@ def _row(step: int, problem: Problem, graded: GradedSample, dropped: str | None)
         "weights_version": sample.weights_version,
         "engine": sample.engine,
         "seed": sample.seed,
+    }
+
+
+def _tokens(graded: GradedSample) -> dict[str, Any]:
+    sample = graded.sample
+    return {
+        "token_ids": sample.token_ids.tolist(),
+        "log_probs": [round(one, 4) for one in sample.log_probs.tolist()],
     }
 
 

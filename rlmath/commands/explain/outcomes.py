@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.checks import attempts
-from rlmath.commands.report.run_files import TRAINING, RunFiles, data_id
+from rlmath.commands.report.run_files import TRAINING, RunFiles
 from rlmath.errors import UserError
+from rlmath.monitor.samples import data_id
 
 # What a reward has beside its weighted components: algorithm.truncated, or another weighting.
 REST = "penalties"

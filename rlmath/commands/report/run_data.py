@@ -11,6 +11,8 @@ from rlmath.commands.report import math_text
 from rlmath.commands.report.events import MAX_EVENTS, events_of
 from rlmath.commands.report.run_files import TRAINING, RunFiles
 from rlmath.commands.report.sample_sets import Samples, heat_map
+from rlmath.commands.report.tokens import token_texts, tokenizer_of
+from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.monitor.writer import NOT_FINITE, STEP, TIME
 
 # Of a page, in bytes: texts of samples, and formulas. With the curves a page stays below 20 MB.
@@ -52,7 +54,7 @@ def run_data(run: RunFiles, samples: Samples, share: float = 1.0) -> dict[str, A
         "events": [[event.step, event.kind, event.text] for event in events[:MAX_EVENTS]],
         "settings": dict(run.settings),
         "kinds": _kinds(samples),
-        **_samples(samples, int(FORMULAS_BYTES * share), notes),
+        **_samples(samples, int(FORMULAS_BYTES * share), tokenizer_of(run), notes),
     }
     notes += _left_out(run, samples, len(events))
     return data | {"notes": notes}
@@ -158,7 +160,9 @@ def _kinds(samples: Samples) -> dict[str, Any]:
     return kinds
 
 
-def _samples(samples: Samples, formulas_bytes: int, notes: list[str]) -> dict[str, Any]:
+def _samples(
+    samples: Samples, formulas_bytes: int, tokenizer: LightTokenizer | None, notes: list[str]
+) -> dict[str, Any]:
     """The chosen samples, with each prompt and each formula once."""
     prompts: dict[str, int] = {}
     formulas = _Formulas(formulas_bytes)
@@ -180,10 +184,13 @@ def _samples(samples: Samples, formulas_bytes: int, notes: list[str]) -> dict[st
                 "version": row.get("weights_version"),
                 "engine": row.get("engine"),
                 # JavaScript's numbers end at 2**53.
+                "by_token": token_texts(tokenizer, row) if tokenizer else None,
                 "seed": None if row.get("seed") is None else str(row["seed"]),
             }
         )
     shown = [formulas.pieces(prompt) for prompt in prompts]
+    if tokenizer is None and any("token_ids" in row for row in samples.chosen):
+        notes.append("Log-probs by token are not shown: the model's tokenizer.json is not here.")
     if formulas.left_out:
         notes.append(
             f"{formulas.left_out} formulas are shown as text: the page's {formulas_bytes:,} bytes "
@@ -257,5 +264,12 @@ def _left_out(run: RunFiles, samples: Samples, events: int) -> list[str]:
         notes.append(f"samples/{name}: {count} damaged lines or ends are left out.")
     if not any(tag.startswith("memory/") for line in run.metrics for tag in line):
         notes.append("Memory by phase: the run recorded none.")
-    notes.append("A run keeps no per-token values (advantage, log-prob difference, entropy).")
+    if samples.left_out_tokens:
+        notes.append(
+            f"{samples.left_out_tokens} long samples are shown without log-probs by token."
+        )
+    notes.append(
+        "Of each token a run keeps the rollout log-prob, of a few samples of each step "
+        "(runner.token_samples); advantages, the actor's log-probs and entropies stay on its ranks."
+    )
     return notes

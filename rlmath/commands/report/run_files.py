@@ -26,8 +26,6 @@ from rlmath.utils.run_lock import LOCK_FILE
 TRAINING = "step"
 _SAMPLES_FILE = re.compile(r"((?:step|eval\w*?))_(\d+)\.jsonl(?:\.gz)?")
 _HOLDER = re.compile(r"process (\d+) on (\S+)")
-# A problem that comes twice in a step has a number behind its id; see rollout/sampler.py.
-_REPEATED = re.compile(r"#\d+$")
 
 
 @dataclass(frozen=True)
@@ -157,11 +155,6 @@ def read_run(folder: str | Path) -> RunFiles:
         else {},
         samples=_samples(folder),
     )
-
-
-def data_id(problem_id: str) -> str:
-    """The id in the data of a problem that may have come several times in a step."""
-    return _REPEATED.sub("", problem_id)
 
 
 def _decisions(folder: Path) -> list[dict[str, Any]]:

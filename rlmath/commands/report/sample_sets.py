@@ -6,7 +6,6 @@ thousand steps needs no more memory than what the page shows of it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections import defaultdict
@@ -14,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlmath.commands.report.run_files import RunFiles, data_id
+from rlmath.commands.report.run_files import RunFiles
+from rlmath.monitor.samples import data_id, priority
 
 # Shares of the quantiles of lengths and rewards.
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -23,6 +23,8 @@ MAX_COLUMNS = 80  # of a heat map; more steps share one
 MAX_TEXT = 40_000  # characters of a prompt or a response in the page
 # What a sample's other fields take in the page, roughly.
 _FIELDS_BYTES = 500
+_TOKEN_BYTES = 20
+BY_TOKEN = ("token_ids", "log_probs")
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Samples:
         chosen: Samples to show, in the order of the files.
         left_out: Per kind, samples that are not shown.
         cut_texts: Characters of shown samples that are not.
+        left_out_tokens: Samples that are shown without their values per token.
     """
 
     figures: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
@@ -67,6 +70,7 @@ class Samples:
     chosen: list[dict[str, Any]] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     cut_texts: int = 0
+    left_out_tokens: int = 0
 
 
 def read_samples_of(run: RunFiles, budget_bytes: int) -> Samples:
@@ -157,11 +161,6 @@ def heat_map(grades: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, Any
     }
 
 
-def priority(problem_id: str) -> bytes:
-    """A problem's place when only some are shown: the same in every step and run."""
-    return hashlib.blake2b(data_id(problem_id).encode("utf-8", "replace"), digest_size=8).digest()
-
-
 def _summary(figures: StepFigures) -> dict[str, Any]:
     count = len(figures.lengths)
     rewards = figures.rewards
@@ -186,6 +185,12 @@ def _choose(
         for row in group:
             texts = {key: cut_text(row[key]) for key in ("prompt", "response")}
             takes = _FIELDS_BYTES + sum(len(json.dumps(text)) for text, _ in texts.values())
+            for_tokens = _TOKEN_BYTES * len(row.get("token_ids") or ())
+            if for_tokens > quota / 2:
+                row = {key: value for key, value in row.items() if key not in BY_TOKEN}
+                found.left_out_tokens += 1
+            else:
+                takes += for_tokens
             if chosen and used + takes > quota:
                 return chosen, used
             chosen.append(row | {key: text for key, (text, _) in texts.items()})

@@ -1,5 +1,6 @@
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,18 @@ def test_every_sample_is_in_the_file(tmp_path, group):
     assert rows[1]["reward"] is None and rows[1]["rewards"] == {"math": None}
     # Half of a surrogate pair has no UTF-8; it stays as JSON's own escape of it.
     assert rows[1]["response"] == "<b>1</b>\n\ud83d"
+
+
+def test_tokens_of_some_samples(tmp_path, group):
+    others = [replace(group, problem=replace(group.problem, id=f"t:{i}")) for i in range(9)]
+    rows = list(read_samples(write_samples(tmp_path, 1, others, token_samples=2)))
+    having = [row for row in rows if "token_ids" in row]
+    assert len(having) == 2 and {row["index"] for row in having} == {0}
+    assert having[0]["token_ids"] == [5, 6] and having[0]["log_probs"] == [-0.1, -0.2]
+    # The same problems, among others and in another order.
+    again = list(read_samples(write_samples(tmp_path, 2, others[::-1], token_samples=4)))
+    more = {row["problem_id"] for row in again if "token_ids" in row}
+    assert {row["problem_id"] for row in having} < more
 
 
 def test_large_steps_are_compressed(tmp_path, group):

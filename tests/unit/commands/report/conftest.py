@@ -20,6 +20,7 @@ def make_run() -> Callable[..., Path]:
 
     def make(folder: Path, *overrides: str, steps: int = STEPS, skill: int = 0) -> Path:
         settings = ["experiment=quickstart", f"runner.run_dir={folder}", f"runner.steps={STEPS}"]
+        settings += ["model.path=tiny", "runner.token_samples=1"]
         config = load([*settings, *overrides])
         folder.mkdir(parents=True, exist_ok=True)
         attempts.record(config, 0)

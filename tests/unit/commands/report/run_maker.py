@@ -31,7 +31,7 @@ def group(id_: str, rewards: list[float | None], texts: list[str], step: int) ->
             problem_id=id_,
             index=index,
             token_ids=np.arange(3 + index + step, dtype=np.int32),
-            log_probs=np.zeros(3 + index + step, np.float32),
+            log_probs=np.full(3 + index + step, -0.5, np.float32),
             text=text,
             finish_reason=finish,
             weights_version=step - 1,

@@ -116,6 +116,18 @@ def test_formulas_and_characters(browser: Browser, url: str) -> None:
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_tokens(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.run("set('f-kind', 'step'); set('f-step', '3')")
+    browser.run("$$('ul.list li').find((one) => (one.click(), $('.sample details')))")
+    browser.run("$('.sample details').open = true")
+    browser.wait_for("$('.sample details .text')")
+    # exp(-0.5) is 0.61; the class is a line below the token, too.
+    assert browser.run("$$('.sample details .text > .t1').length") == 6
+    assert browser.run("$$('.sample details tr').length") == 7
+    assert "-0.5" in browser.run("$('.sample details table').textContent")
+
+
 def test_curves(browser: Browser, url: str) -> None:
     browser.open(url)
     titles = "$$('#curves figcaption').map((one) => one.firstChild.textContent)"

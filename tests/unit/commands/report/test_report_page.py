@@ -126,6 +126,18 @@ def test_what_the_run_did_is_in_the_page(text: str) -> None:
     assert {one["method"] for one in samples} == {"exact"} <= set(data["methods"])
 
 
+def test_log_probs_by_token(text: str) -> None:
+    """Of the first sample of one problem of each step, with its texts from the tokenizer."""
+    (run,) = page_data(text)["runs"]
+    found = [one for one in run["samples"] if one["by_token"]]
+    assert [(one["step"], one["kind"], one["index"]) for one in found] == [
+        (step, "step", 0) for step in range(1, STEPS + 1)
+    ]
+    for one in found:
+        texts, log_probs = zip(*one["by_token"], strict=True)
+        assert len(texts) == one["tokens"] and all(texts) and set(log_probs) == {-0.5}
+
+
 def test_what_changed_is_explained(text: str, run_dir: Path, tmp_path: Path) -> None:
     (run,) = page_data(text)["runs"]
     assert [(one["metric"], one["against"], one["steps"]) for one in run["changes"]] == [
