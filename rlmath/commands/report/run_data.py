@@ -179,6 +179,7 @@ def _samples(
                 "response": formulas.pieces(row["response"]),
                 # Versions before this one did not write all of them.
                 **{key: row[key] for key in _ROW if key in row},
+                "of_group": row["of_group"],
                 "finish": row.get("finish_reason"),
                 "tokens": row["response_tokens"],
                 "version": row.get("weights_version"),

@@ -174,6 +174,17 @@ def _summary(figures: StepFigures) -> dict[str, Any]:
     }
 
 
+def _group_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over all samples of a group, shown or not."""
+    rewards = [row["reward"] for row in rows if isinstance(row.get("reward"), int | float)]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    spread = None
+    if mean is not None and len(rewards) > 1:
+        spread = math.sqrt(sum((one - mean) ** 2 for one in rewards) / (len(rewards) - 1))
+    right = sum(row.get("correct") is True for row in rows)
+    return {"of_group": {"size": len(rows), "right": right, "mean": mean, "deviation": spread}}
+
+
 def _choose(
     groups: Iterable[list[dict[str, Any]]], quota: float, found: Samples
 ) -> tuple[list[dict[str, Any]], float]:
@@ -182,6 +193,7 @@ def _choose(
     chosen: list[dict[str, Any]] = []
     used = 0.0
     for group in sorted(groups, key=lambda rows: priority(rows[0]["problem_id"])):
+        of_group = _group_figures(group)
         for row in group:
             texts = {key: cut_text(row[key]) for key in ("prompt", "response")}
             takes = _FIELDS_BYTES + sum(len(json.dumps(text)) for text, _ in texts.values())
@@ -193,7 +205,7 @@ def _choose(
                 takes += for_tokens
             if chosen and used + takes > quota:
                 return chosen, used
-            chosen.append(row | {key: text for key, (text, _) in texts.items()})
+            chosen.append(row | of_group | {key: text for key, (text, _) in texts.items()})
             found.cut_texts += sum(cut for _, cut in texts.values())
             used += takes
     return chosen, used

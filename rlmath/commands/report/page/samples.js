@@ -22,6 +22,8 @@ function sampleFacts(sample) {
   const reason = DATA.methods[sample.method];
   const earlier = "not recorded by the version that wrote this sample";
   const decided = sample.method ? `layer “${sample.method}”${reason ? `: ${reason}` : ""}` : sample.method === undefined ? earlier : "no grader looked";
+  const { size, right, mean, deviation } = sample.of_group;
+  const figures = `${right} of ${size} right, mean reward ${number(mean)}, standard deviation ${number(deviation)}`;
   const group = sample.dropped ? `dropped by the filter: ${sample.dropped.replace(/_/g, " ")}` : "not dropped by the filter";
   return factsList([
     ["status", statusMark(sample.status)],
@@ -29,7 +31,7 @@ function sampleFacts(sample) {
     ["taken for the answer", sample.answer === null || sample.answer === undefined ? "none found" : sample.answer],
     ["accepted answers", (sample.accepted || []).join("  or  ") || "none"],
     ["decided by", decided],
-    ["group", sample.dropped === undefined ? earlier : group],
+    ["group", `${figures}; ${sample.dropped === undefined ? `filter ${earlier}` : group}`],
     ["length", `${number(sample.tokens)} tokens, ${FINISH[sample.finish] || sample.finish}`],
     ["sampled by", `engine ${sample.engine}, weights version ${sample.version}, seed ${sample.seed}`],
   ]);

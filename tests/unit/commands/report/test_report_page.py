@@ -123,6 +123,14 @@ def test_what_the_run_did_is_in_the_page(text: str) -> None:
     assert rows["train.jsonl:3"] == [[1, 3, 3]]
     samples = [one for one in run["samples"] if one["problem"] == "train.jsonl:1"]
     assert {one["dropped"] for one in samples} == {"equal_rewards"}
+    group = {"size": 3, "right": 0, "mean": -5.0, "deviation": 0.0}
+    assert all(one["of_group"] == group for one in samples)
+    (other,) = {
+        tuple(one["of_group"].values())
+        for one in run["samples"]
+        if one["problem"] == "train.jsonl:0"
+    }
+    assert other == (3, 1, 0.0, pytest.approx(50**0.5))
     assert {one["method"] for one in samples} == {"exact"} <= set(data["methods"])
 
 
