@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ CHROMIUM = next(
 )
 
 
+HANGS_AFTER_S = 120.0
 # What the tests do in the page.
 HELPERS = """
 window.$ = (query) => document.querySelector(query);
@@ -106,6 +108,8 @@ class Browser:
 
     def _read(self) -> Any:
         while b"\0" not in self._pending:
+            ready, _, _ = select.select([self._from], [], [], HANGS_AFTER_S)
+            assert ready, "the browser says nothing, or what was waited for never came"
             piece = os.read(self._from.fileno(), 1 << 20)
             assert piece, "the browser has ended"
             self._pending += piece
