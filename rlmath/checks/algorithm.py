@@ -34,10 +34,10 @@ def algorithm_problems(config: Config) -> Iterator[str]:
 
 
 def _unused(config: Config) -> Iterator[str]:
-    """Settings of ``algorithm`` that were changed and that nothing uses, see ``OnlyWith``."""
+    """Settings that were changed and that nothing uses, see ``OnlyWith``."""
     for key, setting in by_key().items():
         rule = setting.only_with
-        if rule is None or not key.startswith("algorithm."):
+        if rule is None:
             continue
         value, chosen = value_of(config, key), value_of(config, rule.setting)
         used = chosen in rule.choices if rule.choices else chosen != by_key()[rule.setting].default

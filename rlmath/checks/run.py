@@ -29,6 +29,7 @@ from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.machine import Machine
 from rlmath.checks.overview import updates_of
 from rlmath.config import arithmetic
+from rlmath.config.actor import Offload
 from rlmath.config.collapse import DETECTORS
 from rlmath.config.schema import (
     Config,
@@ -238,6 +239,7 @@ def _contradictions(config: Config, command: Command) -> Iterator[str]:
     if command == "sft":
         return
     yield from algorithm_problems(config)
+    yield from _offload(config)
     if any(item.name == "math" for item in reward.items) and reward.correct <= reward.incorrect:
         yield (
             f"reward.correct={reward.correct}: has to be more than reward.incorrect="
@@ -257,6 +259,15 @@ def _actor(config: Config) -> Iterator[str]:
             f"actor.recompute_num_layers={actor.recompute_num_layers}: counts the layers of "
             f"actor.recompute=full, but that is {actor.recompute.name}; set recompute=full, or "
             "recompute_num_layers=null"
+        )
+
+
+def _offload(config: Config) -> Iterator[str]:
+    offload, cluster = config.actor.offload, config.cluster
+    if offload is not Offload.none and cluster.placement is Placement.separate:
+        yield (
+            f"actor.offload={offload.name}: makes room for engines on the actor's GPUs, and with "
+            "cluster.placement=separate they have their own; set it to none"
         )
 
 

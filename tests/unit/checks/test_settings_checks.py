@@ -119,6 +119,11 @@ def test_ranges_hold_at_their_ends() -> None:
         (["actor.sequence_parallel=true"], ["actor.sequence_parallel=true", "set it to false"]),
         (["actor.recompute_num_layers=2"], ["actor.recompute=full", "null"]),
         (
+            ["actor.offload=all", "cluster.placement=separate"],
+            ["actor.offload=all", "placement=separate", "set it to none"],
+        ),
+        (["actor.offload_growth_gib=1"], ["actor.offload_growth_gib", "optimizer", "all"]),
+        (
             ["actor.recompute=full", "actor.recompute_num_layers=5"],
             ["actor.recompute_num_layers=5", "4 layers / 1 stages = at most 4", "at most 4"],
         ),
