@@ -1,8 +1,9 @@
-"""Page-locked memory: of exactly the size that is asked for, and given back."""
+"""Page-locked memory: pages that no other buffer has, given back with it."""
 
 from __future__ import annotations
 
 import gc
+import mmap
 from types import SimpleNamespace
 
 import pytest
@@ -19,9 +20,19 @@ def test_a_buffer_is_locked_for_its_life(monkeypatch: pytest.MonkeyPatch) -> Non
         cudaHostUnregister=lambda address: locked.pop(address),
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    buffer = pinned_buffer(1000)
-    assert locked == {buffer.data_ptr(): 1000}
-    del buffer
+    buffers = [pinned_buffer(1000), pinned_buffer(1000), pinned_buffer(mmap.PAGESIZE + 1)]
+    begins = [buffer.data_ptr() for buffer in buffers]
+    sizes = [mmap.PAGESIZE, mmap.PAGESIZE, 2 * mmap.PAGESIZE]
+    assert locked == dict(zip(begins, sizes, strict=True))
+    # No page is locked twice, which CUDA refuses, and each buffer lies in its own memory.
+    pages = [
+        page for begin, size in locked.items() for page in range(begin, begin + size, mmap.PAGESIZE)
+    ]
+    assert len(set(pages)) == 4 and not any(page % mmap.PAGESIZE for page in pages)
+    for buffer in buffers:
+        end = buffer.storage_offset() + locked[buffer.data_ptr()]
+        assert end <= buffer.untyped_storage().nbytes()
+    del buffer, buffers
     gc.collect()
     assert not locked
     assert pinned_buffer(0).numel() == 0 and not locked, "nothing is locked for nothing"
