@@ -83,7 +83,7 @@ class StubEngine:
                         engine=0,
                     )
                 )
-        return Progress(tuple(made), 0, 0, 0.0)
+        return Progress(tuple(made), 0, 0, 0, 0.0)
 
 
 class StubModel(Alone):

@@ -13,7 +13,12 @@ from rlmath.config.schema import RunnerConfig
 from rlmath.errors import printable
 from rlmath.monitor.files import to_json
 from rlmath.monitor.progress import ProgressDisplay
-from rlmath.monitor.samples import limit_samples, sample_as_text, write_samples
+from rlmath.monitor.samples import (
+    limit_samples,
+    sample_as_text,
+    write_engines,
+    write_samples,
+)
 from rlmath.monitor.timing import PhaseTimer
 from rlmath.monitor.writer import MetricsWriter
 from rlmath.types import Group
@@ -68,6 +73,7 @@ class Monitor:
         groups: Sequence[Group],
         kind: str = "step",
         dropped: Mapping[str, str] | None = None,
+        engines: Mapping[str, object] | None = None,
     ) -> None:
         """Every sample to ``samples/``, and a few to TensorBoard with the step's metrics.
 
@@ -77,21 +83,31 @@ class Monitor:
             kind: ``step`` for training's samples, ``eval`` or ``eval_<benchmark>`` for
                 evaluation's, which are all kept.
             dropped: See :func:`write_samples`.
+            engines: What each engine did for them, for ``samples/step_000012.engines.json``.
         """
         every = self._runner.samples_every
         if kind != "step" or (every and step % every == 0):
             self.finish_samples()
-            self._writing = self._thread.submit(self._write_samples, step, groups, kind, dropped)
+            self._writing = self._thread.submit(
+                self._write_samples, step, groups, kind, dropped, engines
+            )
         tags = "rollout" if kind == "step" else kind.replace("_", "/", 1)
         for index, group in enumerate(groups[: self._runner.tensorboard_samples]):
             text = sample_as_text(group.problem, group.samples[0])
             self._texts[f"{tags}/sample_{index}"] = text
 
     def _write_samples(
-        self, step: int, groups: Sequence[Group], kind: str, dropped: Mapping[str, str] | None
+        self,
+        step: int,
+        groups: Sequence[Group],
+        kind: str,
+        dropped: Mapping[str, str] | None,
+        engines: Mapping[str, object] | None,
     ) -> None:
         count = self._runner.token_samples if kind == "step" else 0
         write_samples(self.run_dir, step, groups, kind=kind, dropped=dropped, token_samples=count)
+        if engines is not None:
+            write_engines(self.run_dir, step, engines)
         if self._runner.samples_keep_gib is not None:
             limit_samples(self.run_dir, self._runner.samples_keep_gib)
 

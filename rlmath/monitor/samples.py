@@ -79,6 +79,20 @@ def priority(problem_id: str) -> bytes:
     return hashlib.blake2b(data_id(problem_id).encode("utf-8", "replace"), digest_size=8).digest()
 
 
+def write_engines(run_dir: str | Path, step: int, engines: Mapping[str, object]) -> Path:
+    """Write ``samples/step_000012.engines.json``: what each engine did for the step's samples.
+
+    Args:
+        run_dir: The run's folder.
+        step: Optimization step, from 1.
+        engines: See ``Generation.summary``.
+    """
+    path = Path(run_dir, FOLDER, f"step_{step:06d}.engines.json")
+    with replacing(path) as file:
+        file.write(f"{to_json({'step': step, **engines})}\n".encode())
+    return path
+
+
 def limit_samples(run_dir: str | Path, keep_gib: float) -> None:
     """Remove the oldest steps' files while all of them take more than this; never the newest.
 
@@ -91,6 +105,7 @@ def limit_samples(run_dir: str | Path, keep_gib: float) -> None:
         if left <= keep_gib * 2**30:
             return
         path.unlink(missing_ok=True)
+        path.with_name(f"{path.name.partition('.')[0]}.engines.json").unlink(missing_ok=True)
         left -= size
 
 
@@ -104,7 +119,7 @@ def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:
 
 def drop_samples_after(run_dir: str | Path, step: int) -> None:
     """Remove the files of later steps: a run that continues after ``step`` makes them again."""
-    for path in Path(run_dir, FOLDER).glob("*_*.jsonl*"):
+    for path in Path(run_dir, FOLDER).glob("*_*.json*"):
         number = path.name.partition(".")[0].rpartition("_")[2]
         if number.isdigit() and int(number) > step:
             path.unlink(missing_ok=True)

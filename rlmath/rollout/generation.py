@@ -1,13 +1,17 @@
 """One round of sampling: a queue of requests, dealt to the engines, each answered exactly once.
 
-Samples are dealt one by one, each to the engine with the fewest, and never more than a fair share
-to one engine. Responses to one problem have similar lengths: a group on one engine would keep that
-engine busy long after the others, and a round ends with its last sample. Each sample has its own
-seed, so the engine that makes it does not change it.
+Samples are dealt one by one, each to the engine with the least load, and never more than a fair
+share to one engine. Load is in tokens: what an engine holds, and what its requests are expected to
+add, by the lengths that this round has shown. Responses to one problem have similar lengths: a
+group on one engine would keep that engine busy long after the others, and a round ends with its
+last sample. Each sample has its own seed, so the engine that makes it does not change it.
+
+``benchmarks/generation_schedule.py`` compares this with other ways of dealing.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +48,9 @@ class Generation:
         number: As given.
         held: Of each engine, the requests that it has, by key.
         tokens: Of each engine, response tokens since its start.
+        tokens_held: Of each engine, tokens of its unfinished requests, as last heard.
+        finished: Of each engine, samples that it has finished.
+        finished_tokens: Of each engine, response tokens of these.
         idle_s: Of each engine, seconds of this round without work.
         duration_s: From the first request to the last sample; 0 until then.
     """
@@ -56,6 +63,11 @@ class Generation:
         engines = len(pool.processes)
         self.held: list[dict[Key, Request]] = [{} for _ in range(engines)]
         self.tokens = [0] * engines
+        self.tokens_held = [0] * engines
+        # Of each engine, the samples that it has finished and their tokens.
+        self.finished = [0] * engines
+        self.finished_tokens = [0] * engines
+        self._longest = 1
         self._queue: deque[Request] = deque()
         self._seen: set[Key] = set()
         self._unfinished: set[Key] = set()
@@ -82,6 +94,7 @@ class Generation:
         self._refuse_overlong(requests)
         self._seen |= keys
         self._unfinished |= keys
+        self._longest = max([self._longest, *(request.max_tokens for request in requests)])
         self._queue.extend(requests)
 
     def samples(self, more: MoreRequests | None) -> Iterator[Sample]:
@@ -118,6 +131,16 @@ class Generation:
             return 0.0
         return sum(self.idle_s) / (self.duration_s * len(self.idle_s))
 
+    def summary(self) -> dict[str, Any]:
+        """The round's seconds, and of each engine its samples, their tokens and idle seconds."""
+        engines = [
+            {"engine": index, "samples": samples, "tokens": tokens, "idle_s": round(idle_s, 3)}
+            for index, (samples, tokens, idle_s) in enumerate(
+                zip(self.finished, self.finished_tokens, self.idle_s, strict=True)
+            )
+        ]
+        return {"seconds": round(self.duration_s, 3), "engines": engines}
+
     def _deal(self) -> None:
         """Deal requests to the engines that are not waited for, and wait for all busy ones."""
         processes = self._pool.processes
@@ -125,14 +148,8 @@ class Generation:
         alive = [i for i, one in enumerate(processes) if one.starting is None]
         free = [i for i in alive if i not in owing]
         dealt: dict[int, list[Request]] = {index: [] for index in free}
-        limit = self._share_of_one(len(alive))
-        while self._queue and free:
-            index = min(free, key=lambda i: len(self.held[i]))
-            held = self.held[index]
-            if len(held) >= limit:
-                break
-            request = self._queue.popleft()
-            held[request.key] = request
+        for index, request in self._choose(free, alive):
+            self.held[index][request.key] = request
             dealt[index].append(request)
         for index in free:
             if self.held[index]:
@@ -141,14 +158,49 @@ class Generation:
                 arguments = (self.number, dealt[index], self._answer_every_s)
                 self._answers[engine.exchange.remote(*arguments)] = index
 
-    def _share_of_one(self, engines: int) -> int:
-        """Requests that one engine may hold now: an equal share of all that are left, rounded up.
+    def _choose(self, free: Sequence[int], alive: Sequence[int]) -> Iterator[tuple[int, Request]]:
+        """Requests from the queue, each with the engine that gets it.
 
-        Engines that still owe an answer take theirs when they give it, in seconds; meanwhile they
-        have work, or they would have answered.
+        Args:
+            free: Engines that can be given requests now. Others owe an answer, and take their
+                share when they give it, in seconds; meanwhile they have work, or they would have
+                answered.
+            alive: All engines that have started.
         """
-        left = len(self._queue) + sum(len(held) for held in self.held)
-        return min(self._pool.spec.max_running_sequences, -(-left // max(1, engines)))
+        rest = self.expected_rest()
+        loads = {index: self.load(index, rest) for index in alive}
+        share = (sum(loads.values()) + rest * len(self._queue)) / max(1, len(alive))
+        most = self._pool.spec.max_running_sequences
+        heap = [(loads[index], index) for index in free]
+        heapq.heapify(heap)
+        while self._queue and heap and heap[0][0] < share:
+            load, index = heap[0]
+            if len(self.held[index]) >= most:
+                heapq.heappop(heap)
+                continue
+            heapq.heapreplace(heap, (load + rest, index))
+            yield index, self._queue.popleft()
+
+    def load(self, index: int, rest: float) -> float:
+        """Tokens that an engine holds, and that its requests are expected to add.
+
+        Args:
+            index: The engine.
+            rest: See :meth:`expected_rest`.
+        """
+        return self.tokens_held[index] + rest * len(self.held[index])
+
+    def expected_rest(self) -> float:
+        """Tokens that an unfinished request is expected to add, however many it has.
+
+        Tokens so far, of finished and unfinished samples, over finished samples: the estimate for
+        lengths of which some are only known to be larger than what is there (exponential lifetimes
+        with censoring). While nothing is finished, all requests count alike.
+        """
+        finished = sum(self.finished)
+        if not finished:
+            return float(self._longest)
+        return max(1.0, (sum(self.finished_tokens) + sum(self.tokens_held)) / finished)
 
     def _note_work(self, index: int) -> None:
         since, self._idle_since_s[index] = self._idle_since_s[index], None
@@ -206,8 +258,11 @@ class Generation:
                 f"engine {index} has no work but owes {len(left)} samples: {sorted(left)[:5]}"
                 + engine.end_of_log()
             )
+        self.tokens_held[index] = progress.tokens_held
         for sample in progress.samples:
             del held[(sample.problem_id, sample.index)]
+            self.finished[index] += 1
+            self.finished_tokens[index] += len(sample.token_ids)
         self._note_idle(index)
         # What it finished counts, also when it hangs with the rest: that is seen next time.
         if not progress.samples:
@@ -226,6 +281,7 @@ class Generation:
         self._pool.replace(index, error, unfinished=len(held))
         self._queue.extendleft(reversed(held.values()))
         held.clear()
+        self.tokens_held[index] = 0
         self._note_idle(index)
 
     def _check_stall(self, index: int, quiet_s: float, unfinished: int) -> None:

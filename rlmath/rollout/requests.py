@@ -91,12 +91,15 @@ class Progress:
         samples: Finished since the last answer, in the order in which they finished.
         unfinished: Requests that it still has.
         tokens_generated: Response tokens since it started.
+        tokens_held: Tokens of its unfinished requests, prompts and what was generated: what a
+            decode step reads keys and values of.
         quiet_s: Seconds since its last token; 0 when it has no work.
     """
 
     samples: tuple[Sample, ...]
     unfinished: int
     tokens_generated: int
+    tokens_held: int
     quiet_s: float
 
 

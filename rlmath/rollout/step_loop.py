@@ -93,6 +93,7 @@ class StepLoop:
         self._unfinished = 0
         self._generation = 0
         self._tokens_generated = 0
+        self._tokens_held = 0
         self._last_token_s = time.monotonic()
         self._failure: BaseException | None = None
         # Only the thread touches these.
@@ -147,10 +148,12 @@ class StepLoop:
             if self._failure:
                 raise self._failure
             if self._generation != generation:
-                return Progress((), 0, self._tokens_generated, 0.0)
+                return Progress((), 0, self._tokens_generated, 0, 0.0)
             samples, self._finished = tuple(self._finished), []
             quiet_s = time.monotonic() - self._last_token_s if self._unfinished else 0.0
-            return Progress(samples, self._unfinished, self._tokens_generated, quiet_s)
+            return Progress(
+                samples, self._unfinished, self._tokens_generated, self._tokens_held, quiet_s
+            )
 
     def counts(self) -> tuple[int, int]:
         """Requests in the engine, and response tokens since its start."""
@@ -300,6 +303,7 @@ class StepLoop:
             if self._unfinished == 0:
                 self._last_token_s = time.monotonic()
             self._unfinished = len(self._running)
+            self._tokens_held += sum(len(request.prompt_token_ids) for request in requests)
 
     def _drop_all(self, generation: int) -> None:
         """Begin a generation with an empty engine."""
@@ -309,6 +313,7 @@ class StepLoop:
         with self._changed:
             self._generation = generation
             self._unfinished = 0
+            self._tokens_held = 0
             self._finished = []
             self._changed.notify_all()
 
@@ -326,7 +331,7 @@ class StepLoop:
         would make a text and an object for every token, a tenth of the time of a small model.
         """
         finished = []
-        tokens = 0
+        tokens = dropped = 0
         for output in self._engine.engine_core.get_output().outputs:
             running = self._running[output.request_id]
             tokens += len(output.new_token_ids)
@@ -337,10 +342,12 @@ class StepLoop:
                 running.log_probs.frombytes(sampled.astype(np.float32, copy=False).tobytes())
             if output.finish_reason is not None:
                 del self._running[output.request_id]
+                dropped += len(running.request.prompt_token_ids) + len(running.token_ids)
                 finished.append(self._sample(running, str(output.finish_reason)))
         if finished and not self._running:
             self._drain()
         with self._changed:
+            self._tokens_held += tokens - dropped
             if tokens:
                 self._tokens_generated += tokens
                 self._last_token_s = time.monotonic()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from rlmath.monitor import Monitor
 from rlmath.rollout import weight_sync
+from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.training.algorithm_settings import reference_share, update_settings
 from rlmath.training.controllers import Coefficients
@@ -42,7 +43,7 @@ def train_step(
     """
     passes = Passes.of(session.config, step)
     sampled = sample(session, sampler, monitor, step)
-    log_samples(sampled, monitor, step)
+    log_samples(sampled, session.sampling.pool, monitor, step)
     if not sampled.groups:
         # Engines that slept have no weights.
         synced = sync_weights(session, monitor, step, write)
@@ -75,9 +76,11 @@ def sample(session: Session, sampler: Sampler, monitor: Monitor, step: int) -> S
     return dataclasses.replace(sampled, metrics=sampled.metrics | more)
 
 
-def log_samples(sampled: Sampled, monitor: Monitor, step: int) -> None:
+def log_samples(sampled: Sampled, pool: RolloutPool, monitor: Monitor, step: int) -> None:
     """Write the samples to a file, and warn when there are too few groups."""
-    monitor.log_samples(step, sampled.finished, dropped=sampled.dropped)
+    generation = pool.generation
+    engines = None if generation is None else generation.summary()
+    monitor.log_samples(step, sampled.finished, dropped=sampled.dropped, engines=engines)
     if sampled.shortage:
         monitor.warn(f"step {step}: {sampled.shortage}")
 

@@ -21,9 +21,14 @@ def test_files_of_samples_are_limited(tmp_path, group):
     runner = RunnerConfig(samples_keep_gib=1e-9)
     with open_monitor(tmp_path, runner, total_steps=2) as monitor:
         for step in (1, 2):
-            monitor.log_samples(step, [group])
+            monitor.log_samples(step, [group], engines={"seconds": 2.0, "engines": []})
             monitor.log_step(step, {})
-    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["step_000002.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
+        "step_000002.engines.json",
+        "step_000002.jsonl",
+    ]
+    written = json.loads((tmp_path / "samples" / "step_000002.engines.json").read_text())
+    assert written == {"step": 2, "seconds": 2.0, "engines": []}
 
 
 def test_a_step_leaves_metrics_timings_samples_and_texts(tmp_path, group, capsys):

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugin_util import markdown_to_safe_html
 
 from rlmath.monitor import MetricsWriter, read_metrics, write_samples
+from rlmath.monitor.samples import write_engines
 from rlmath.monitor.writer import as_markdown_code
 
 
@@ -62,6 +63,7 @@ def test_a_resumed_run_drops_what_comes_after_its_checkpoint(tmp_path, group):
             writer.write(step, {"x": float(step)})
             write_samples(tmp_path, step, [group])
         write_samples(tmp_path, 5, [group], kind="eval")
+        write_engines(tmp_path, 5, {})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "x": 6')  # The process was killed here.
     # TensorBoard reads its files in the order of their names, which begin with the second and end

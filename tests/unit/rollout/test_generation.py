@@ -1,4 +1,4 @@
-"""How samples are dealt to engines; stand-in engines under a virtual clock (``virtual.py``)."""
+"""How samples are dealt to engines: stand-ins under a virtual clock, of ``benchmarks``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import pytest
-from virtual import VirtualPool
 
+from benchmarks.virtual_engines import VirtualPool
 from rlmath.rollout.generation import Generation
 from rlmath.rollout.requests import Request
 from rlmath.types import Sample
@@ -37,18 +37,17 @@ def lengths(seed: int, group_spread: float, spread: float, mean: float) -> Calla
 def play(
     pool: VirtualPool,
     wanted: Sequence[Request],
-    monkeypatch: pytest.MonkeyPatch,
     more: Callable[[bool], Sequence[Request]] | None = None,
 ) -> tuple[Generation, list[Sample]]:
-    pool.patch(monkeypatch)
-    one = Generation(pool, 2, stall_timeout_s=1e9)  # type: ignore[arg-type]
-    one.add(wanted)
-    return one, list(one.samples(more))
+    with pool.patched():
+        one = Generation(pool, 2, stall_timeout_s=1e9)  # type: ignore[arg-type]
+        one.add(wanted)
+        return one, list(one.samples(more))
 
 
-def test_a_group_is_spread_over_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_spread_over_all_engines() -> None:
     pool = VirtualPool(4, lambda _: 50)
-    _, samples = play(pool, requests(8, 16), monkeypatch)
+    _, samples = play(pool, requests(8, 16))
     of_group: dict[str, Counter[int]] = defaultdict(Counter)
     for sample in samples:
         of_group[sample.problem_id][sample.engine] += 1
@@ -56,29 +55,25 @@ def test_a_group_is_spread_over_all_engines(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(counts == {0: 4, 1: 4, 2: 4, 3: 4} for counts in of_group.values())
 
 
-def test_each_request_is_answered_once_whatever_the_lengths(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_request_is_answered_once_whatever_the_lengths() -> None:
     wanted = requests(40, 8)
     pool = VirtualPool(5, lengths(1, 1.0, 0.5, 300), capacity=7, token_s=1e-5)
-    _, samples = play(pool, wanted, monkeypatch)
+    _, samples = play(pool, wanted)
     assert Counter((s.problem_id, s.index) for s in samples) == Counter(r.key for r in wanted)
     assert all(engine.most_held <= 7 for engine in pool.engines_)
 
 
-def test_an_engine_that_runs_dry_takes_from_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_runs_dry_takes_from_the_queue() -> None:
     # The first engine's first samples are a hundred times longer; the rest passes it by.
     pool = VirtualPool(3, lambda _: 10, capacity=4)
     slow = pool.engines_[0]
     slow.step_s *= 100
-    _, samples = play(pool, requests(60, 1), monkeypatch)
+    _, samples = play(pool, requests(60, 1))
     count = Counter(sample.engine for sample in samples)
     assert count[0] == 4 and count[1] + count[2] == 56
 
 
-def test_requests_added_late_are_shared_and_not_given_to_the_first_that_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_added_late_are_shared_and_not_given_to_the_first_that_answers() -> None:
     # All engines are busy when 32 requests are added; one answers, and gets its share of them.
     pool = VirtualPool(4, lambda request: 40 + 5 * request.index)
     added: list[list[Request]] = [requests(8, 4, first=100)]
@@ -86,31 +81,50 @@ def test_requests_added_late_are_shared_and_not_given_to_the_first_that_answers(
     def more(idle: bool) -> Sequence[Request]:
         return added.pop() if added and pool.now_s > 0 else ()
 
-    _, samples = play(pool, requests(4, 4), monkeypatch, more)
+    _, samples = play(pool, requests(4, 4), more)
     late = Counter(s.engine for s in samples if int(s.problem_id[1:]) >= 100)
     assert sum(late.values()) == 32
     assert max(late.values()) <= 12
 
 
-def test_one_engine_gets_everything_it_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_added_late_go_where_fewer_tokens_are_held() -> None:
+    # A long response on one engine, alone; the other has finished twenty short ones.
+    pool = VirtualPool(2, lambda request: 10_000 if request.problem_id == "p0" else 100)
+    added: list[list[Request]] = [requests(6, 1, first=100)]
+
+    def more(idle: bool) -> Sequence[Request]:
+        return added.pop() if added and pool.now_s > 50 else ()
+
+    _, samples = play(pool, requests(21, 1), more)
+    assert {s.engine for s in samples if s.problem_id == "p0"} == {0}
+    # By count, the engine with the long one would have been given three.
+    assert {s.engine for s in samples if int(s.problem_id[1:]) >= 100} == {1}
+
+
+def test_one_engine_gets_everything_it_can_hold() -> None:
     pool = VirtualPool(1, lambda _: 10, capacity=24)
-    one, samples = play(pool, requests(5, 8), monkeypatch)
+    one, samples = play(pool, requests(5, 8))
     assert len(samples) == 40 and pool.engines_[0].most_held == 24
     assert one.idle_share() == pytest.approx(0.0, abs=1e-9)
 
 
-def test_idle_share_counts_engines_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_share_counts_engines_without_work() -> None:
     # One sample of 100 tokens and one of 300 on two engines: the first idles two thirds.
     pool = VirtualPool(2, lambda request: 100 if request.problem_id == "p0" else 300)
-    one, _ = play(pool, requests(2, 1), monkeypatch)
+    one, _ = play(pool, requests(2, 1))
     assert one.duration_s == pytest.approx(3.0)
     assert one.idle_s == pytest.approx([2.0, 0.0])
     assert one.idle_share() == pytest.approx(1 / 3)
+    assert one.summary() == {
+        "seconds": 3.0,
+        "engines": [
+            {"engine": 0, "samples": 1, "tokens": 100, "idle_s": 2.0},
+            {"engine": 1, "samples": 1, "tokens": 300, "idle_s": 0.0},
+        ],
+    }
 
 
-def test_a_round_of_the_recipe_idles_less_than_with_whole_groups(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_round_of_the_recipe_idles_less_than_with_whole_groups() -> None:
     """The 1.5B recipe on a quarter of its GPUs: 128 prompts x 16 samples on 32 engines.
 
     Problems decide half of the variance of log length. Step times of a 1.5B model in bfloat16 at
@@ -120,7 +134,7 @@ def test_a_round_of_the_recipe_idles_less_than_with_whole_groups(
 
     def play_round(wanted: list[Request], engines: int) -> Generation:
         pool = VirtualPool(engines, lengths_of, step_s=4e-3, token_s=14e-9)
-        return play(pool, wanted, monkeypatch)[0]
+        return play(pool, wanted)[0]
 
     spread = play_round(requests(128, 16), 32)
     # Whole groups, as they would be dealt at once: engine i has problems i, i + 32, ...

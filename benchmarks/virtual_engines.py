@@ -2,19 +2,21 @@
 
 An engine's decode step takes ``step_s + token_s * tokens held``: the weights are read once, and so
 are keys and values of every running sequence (Pope et al. 2022, "Efficiently Scaling Transformer
-Inference"). Response lengths are given, as a sample's seed decides them.
+Inference"). Response lengths are given, as a sample's seed decides them. Prompts cost nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
-import pytest
 
 from rlmath.rollout import generation
 from rlmath.rollout.requests import Progress, Request
@@ -26,35 +28,43 @@ GATHER_S = 0.1
 
 @dataclass
 class VirtualEngine:
-    """One engine: what it runs, and until when it has been worked out."""
+    """One engine: what it runs, and until when it has been worked out.
+
+    All running sequences advance by a token a step, so that a sequence is known by the step at
+    which it began and the one at which it ends.
+    """
 
     index: int
     lengths: Callable[[Request], int]
     step_s: float
     token_s: float
     now_s: float = 0.0
-    running: dict[tuple[str, int], list[float]] = field(default_factory=dict)  # done, length
+    steps: float = 0.0
+    running: list[tuple[float, float, tuple[str, int]]] = field(default_factory=list)
+    started: float = 0.0  # Sum of the first steps of what runs.
     finished: list[tuple[float, Sample]] = field(default_factory=list)
     generated: float = 0.0
     most_held: int = 0
 
     def add(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            self.running[request.key] = [0.0, float(self.lengths(request))]
+            end = self.steps + self.lengths(request)
+            heapq.heappush(self.running, (end, self.steps, request.key))
+            self.started += self.steps
         self.most_held = max(self.most_held, len(self.running))
 
     def advance(self, until_s: float) -> None:
         """Decode until a moment, sequence after sequence finished."""
         while self.running and self.now_s < until_s:
-            left = min(length - done for done, length in self.running.values())
+            left = self.running[0][0] - self.steps
             tokens = min(left, self._tokens_in(until_s - self.now_s))
             self.now_s += self._seconds_for(tokens)
             self.generated += tokens * len(self.running)
-            for state in self.running.values():
-                state[0] += tokens
-            for key in [k for k, (done, length) in self.running.items() if done > length - 1e-6]:
-                del self.running[key]
-                self.finished.append((self.now_s, self._sample(key)))
+            self.steps += tokens
+            while self.running and self.running[0][0] <= self.steps + 1e-6:
+                _, start, key = heapq.heappop(self.running)
+                self.started -= start
+                self.finished.append((self.now_s, self._sample(key, self.steps - start)))
             if tokens < left:
                 break
         self.now_s = max(self.now_s, until_s)
@@ -65,26 +75,27 @@ class VirtualEngine:
             return self.finished[0][0]
         if not self.running:
             return math.inf
-        left = min(length - done for done, length in self.running.values())
-        return self.now_s + self._seconds_for(left)
+        return self.now_s + self._seconds_for(self.running[0][0] - self.steps)
 
     def _seconds_for(self, tokens: float) -> float:
-        held = sum(done for done, _ in self.running.values())
         grown = tokens * len(self.running) / 2
-        return tokens * (self.step_s + self.token_s * (held + grown))
+        return tokens * (self.step_s + self.token_s * (self.held() + grown))
 
     def _tokens_in(self, seconds: float) -> float:
-        held = sum(done for done, _ in self.running.values())
         a = self.token_s * len(self.running) / 2
-        b = self.step_s + self.token_s * held
+        b = self.step_s + self.token_s * self.held()
         return seconds / b if a == 0 else (math.sqrt(b * b + 4 * a * seconds) - b) / (2 * a)
 
-    def _sample(self, key: tuple[str, int]) -> Sample:
+    def held(self) -> float:
+        """Tokens of what runs."""
+        return len(self.running) * self.steps - self.started
+
+    def _sample(self, key: tuple[str, int], tokens: float) -> Sample:
         return Sample(
             problem_id=key[0],
             index=key[1],
-            token_ids=np.zeros(0, np.int32),
-            log_probs=np.zeros(0, np.float32),
+            token_ids=np.broadcast_to(np.int32(0), round(tokens)),
+            log_probs=np.broadcast_to(np.float32(0), round(tokens)),
             text="",
             finish_reason="stop",
             weights_version=0,
@@ -100,8 +111,15 @@ class _Answer:
     engine: VirtualEngine
     asked_s: float
     timeout_s: float
+    due: float | None = None
 
     def due_s(self) -> float:
+        # Nothing changes an engine while it owes an answer.
+        if self.due is None:
+            self.due = self._due_s()
+        return self.due
+
+    def _due_s(self) -> float:
         first = self.engine.next_finish_s()
         if math.isinf(first):
             return self.asked_s
@@ -111,7 +129,7 @@ class _Answer:
 
 
 class VirtualPool:
-    """What ``Generation`` needs of a pool. Use :meth:`patch` before a round."""
+    """What ``Generation`` needs of a pool. A round is played within :meth:`patched`."""
 
     def __init__(
         self,
@@ -127,12 +145,16 @@ class VirtualPool:
         self.engines_ = [VirtualEngine(i, lengths, step_s, token_s) for i in range(engines)]
         self.processes = [self._process(engine) for engine in self.engines_]
         self.engines = tuple(process.handle for process in self.processes)
-        self.answers: list[_Answer] = []
 
-    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have the module's clock and Ray's wait follow the virtual clock."""
-        monkeypatch.setattr(generation, "ray", SimpleNamespace(wait=self._wait))
-        monkeypatch.setattr(generation, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+    @contextlib.contextmanager
+    def patched(self) -> Iterator[None]:
+        """The module's clock and Ray's wait follow the virtual clock."""
+        clock = SimpleNamespace(monotonic=lambda: self.now_s)
+        with (
+            mock.patch.object(generation, "ray", SimpleNamespace(wait=self._wait)),
+            mock.patch.object(generation, "time", clock),
+        ):
+            yield
 
     def starting(self) -> dict[Any, Any]:
         return {}
@@ -162,11 +184,14 @@ class VirtualPool:
         engine.advance(self.now_s)
         samples = tuple(sample for _, sample in engine.finished)
         engine.finished.clear()
-        return Progress(samples, len(engine.running), int(engine.generated), 0.0)
+        return Progress(
+            samples, len(engine.running), int(engine.generated), round(engine.held()), 0.0
+        )
 
     def _wait(self, refs: list[Any], *, num_returns: int, timeout: float) -> tuple[Any, Any]:
         assert num_returns in (1, len(refs))
-        due_s = min((ref.due_s() for ref in refs), default=math.inf)
+        first = min(refs, key=_Answer.due_s, default=None)
+        due_s = math.inf if first is None else first.due_s()
         self.now_s = max(self.now_s, min(due_s, self.now_s + timeout))
-        ready = [ref for ref in refs if ref.due_s() <= self.now_s + 1e-9][:1]
+        ready = [first] if first is not None and due_s <= self.now_s + 1e-9 else []
         return ready, [ref for ref in refs if ref not in ready]
