@@ -6,6 +6,10 @@ packs, sends, takes apart and loads is vLLM's and the project's own code.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +120,27 @@ def test_what_vllm_does_not_take() -> None:
         packed_tensor.unpack_tensor(
             packed, ["a", "b"], [[1], [2]], [torch.uint8, torch.bfloat16], [1, 4]
         )
+
+
+def test_each_engine_gets_the_handles_of_its_own_gpus_without_a_barrier_of_the_world(
+    tmp_path: Path,
+) -> None:
+    """Four ranks and two engines of two GPUs: rank 0 calls the first, rank 2 the second."""
+    program = [sys.executable, "-m", "tests.contracts.ipc_ranks", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": "."}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr[-4000:]
+    ranks = json.loads(done.stdout.splitlines()[-1])
+    assert [rank["of_world"] for rank in ranks] == [[]] * 4
+
+    def update(*gpus: str) -> list[list[Any]]:
+        buckets = [["update_weights", list(gpus)]] * 3
+        return [["start_weight_update", []], *buckets, ["finish_weight_update", []]]
+
+    opened = ["init_weight_transfer_engine", []]
+    first = [opened, *update("GPU-0", "GPU-1"), *update("GPU-0", "GPU-1")]
+    second = [opened, *update("GPU-2", "GPU-3"), *update("GPU-2", "GPU-3")]
+    assert [rank["calls"] for rank in ranks] == [[first, []], [[], []], [[], second], [[], []]]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -308,9 +333,22 @@ ROWS = [
         breaks="a worker holds two messages at once (weights/sync_memory.py)",
     ),
     Row(
-        f"{TRANSFER}.ipc_engine:IPCTrainerInitInfo",
-        all_fields=("rank", "packed", "packed_buffer_size_bytes"),
-        breaks="ipc is opened with other settings than meant (weights/transports/__init__.py)",
+        f"{TRANSFER}.ipc_engine:IPCTrainerWeightTransferEngine.__init__",
+        takes=("client", "source", "is_sender", "packed", "packed_buffer_size_bytes"),
+        breaks="ipc is opened with other settings than meant (weights/transports/ipc.py)",
+    ),
+    Row(
+        f"{TRANSFER}.ipc_engine:IPCTrainerWeightTransferEngine._send_packed",
+        says=(
+            "ipc_handle = self._all_gather_and_merge_handles([chunk.ipc_handle])[0]",
+            "self._post_send_sync()",
+        ),
+        breaks="ranks wait for the whole world, or overwrite what is read (weights/transports/ipc.py)",
+    ),
+    Row(
+        f"{TRANSFER}.ipc_engine:IPCTrainerWeightTransferEngine.trainer_init",
+        says=('engine.client.init_weight_transfer_engine({"packed": init_info.packed})',),
+        breaks="engines take packed buffers for single tensors (weights/transports/ipc.py)",
     ),
     Row(
         f"{TRANSFER}.nccl_engine:NCCLTrainerInitInfo",

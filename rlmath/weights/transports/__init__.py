@@ -1,8 +1,8 @@
 """How weights travel from the trainer's ranks to the engines: one interface, five transports.
 
 ``shared_memory`` is rlmath's own, for a machine without CUDA; ``object_store`` for several.
-``ipc`` (trainer and engine share a GPU), ``nccl`` and ``nccl_m2n`` (they do not) are vLLM's, driven
-through its trainer factory. In every trainer rank:
+``ipc`` (trainer and engine share a GPU) is vLLM's with rlmath's trainer; ``nccl`` and ``nccl_m2n``
+(they do not share one) are vLLM's, driven through its trainer factory. In every trainer rank:
 
     connection = connect(plan, gatherer)     # once; collective
     connection.send_weights(version)         # after each update; collective
@@ -101,7 +101,7 @@ class TrainerConnection:
             version: Of the weights.
 
         Raises:
-            Exception: What an engine answered, on rank 0.
+            Exception: What an engine answered, on the rank that called it.
         """
         self._client.version = version
         # The optimizer's last step comes before the first gathering.
@@ -156,17 +156,22 @@ def connect(
     bucket_bytes = plan.bucket_size_mib * MIB
     vllm_info: Any
     if plan.transport == "ipc":
-        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+        import torch
 
+        from rlmath.weights.transports.ipc import IpcTrainer
+        from rlmath.weights.transports.shared_gpus import meet
+
+        device = torch.accelerator.current_device_index()
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+        engine, ranks = meet(plan.engines, gpu)
+        calls = engine is not None and rank == ranks[0]
+        client = EngineClient([engine] if calls else [], plan.ranks_per_engine)
         largest = max(tensor.num_bytes for tensor in gatherer.tensors)
-        vllm_info = IPCTrainerInitInfo(
-            rank=rank,
-            packed=True,
-            packed_buffer_size_bytes=shared_buffer_bytes(bucket_bytes, largest),
-        )
         # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket.
         source = GatheredSource(gatherer, None, side_stream)
-    elif plan.transport == "nccl_m2n":
+        trainer = IpcTrainer(client, source, ranks, shared_buffer_bytes(bucket_bytes, largest))
+        return TrainerConnection(trainer, client, side_stream)
+    if plan.transport == "nccl_m2n":
         from rlmath.weights.transports import m2n_source
 
         place = [(_own_address(), _free_port()) if rank == 0 else None]

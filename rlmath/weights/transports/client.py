@@ -1,4 +1,4 @@
-"""The engines, as the trainer's rank 0 calls them."""
+"""The engines, as a trainer rank calls them: rank 0 all of them, or with ``ipc`` each its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rlmath.errors import UserError
 
 
 class EngineClient:
-    """vLLM's ``VLLMWeightSyncClient`` over the pool's engines; every call goes to all of them.
+    """vLLM's ``VLLMWeightSyncClient`` over some of the pool's engines; every call goes to all of
+    these.
 
     Args:
         engines: Handles of ``RolloutEngine`` actors.

@@ -1,0 +1,109 @@
+"""Four trainer ranks and two engines of two GPUs each: what ``ipc`` sends to whom, and who waits.
+
+Each rank is a process on gloo, with CUDA played as in ``fake_cuda.py``. Prints one JSON line: of
+each rank the calls to engines, and the collectives of the whole world while weights are sent.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+import torch.distributed as dist
+
+# Before the processes are forked: they take seconds.
+from vllm.distributed.weight_transfer import packed_tensor
+
+from rlmath.device import Platform
+from rlmath.weights.buckets import TensorMeta, cut_into_buckets
+from rlmath.weights.transports import TransportPlan, connect, ipc  # noqa: F401
+from tests.contracts.fake_cuda import FakeCuda
+
+RANKS, WIDTH = 4, 2
+
+
+class Engine:
+    """A handle that notes what it is called with; its workers are on two GPUs."""
+
+    def __init__(self, number: int) -> None:
+        self.gpus = [f"GPU-{WIDTH * number + i}" for i in range(WIDTH)]
+        self.calls: list[tuple[str, list[str]]] = []
+
+    def __getattr__(self, method: str) -> Any:
+        def remote(*arguments: Any) -> Any:
+            if method == "call_workers":
+                return self.gpus
+            handles = arguments[0].get("ipc_handles", {}) if arguments and method[0] == "u" else {}
+            self.calls.append((method, sorted(handles)))
+
+        return SimpleNamespace(remote=remote)
+
+
+class Source:
+    """Six tensors of three buckets, on every rank."""
+
+    def __init__(self) -> None:
+        self.tensors = [TensorMeta(f"t{i}", (256, 1024), torch.bfloat16) for i in range(6)]
+        self.buckets = cut_into_buckets(self.tensors, 1)
+
+    def gather(self, destination: int | None) -> Any:
+        assert destination is None
+        for bucket in self.buckets:
+            yield [(t.meta.name, torch.zeros(t.meta.shape).bfloat16()) for t in bucket.tensors]
+
+
+def rank_program(rank: int, store: str, answers: Any) -> None:
+    """One rank, from ``connect`` to the end of two updates."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    patch = pytest.MonkeyPatch()
+    FakeCuda().install(patch, "cpu")
+    properties = SimpleNamespace(uuid=f"GPU-{rank}")
+    patch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    patch.setattr(packed_tensor, "reduce_tensor", lambda _: (None, (*range(6), 0, rank)))
+    patch.setattr(ray, "get", lambda refs: refs)
+    engines = tuple(Engine(number) for number in range(RANKS // WIDTH))
+    plan = TransportPlan("ipc", engines, WIDTH, 1, "run")
+    source: Any = Source()
+    connection = connect(plan, source, Platform("cuda", "gloo", "local"))
+    of_world: list[str] = []
+    for name in ("barrier", "all_gather_object", "broadcast_object_list"):
+        original = getattr(dist, name)
+
+        def noted(*arguments: Any, name: str = name, original: Any = original, **named: Any) -> Any:
+            if named.get("group") is None:
+                of_world.append(name)
+            return original(*arguments, **named)
+
+        patch.setattr(dist, name, noted)
+    for version in (1, 2):
+        connection.send_weights(version)
+    answers.put((rank, [engine.calls for engine in engines], of_world))
+    connection.shutdown()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    store = f"{sys.argv[1]}/store"
+    ranks = [
+        context.Process(target=rank_program, args=(rank, store, answers)) for rank in range(RANKS)
+    ]
+    for rank in ranks:
+        rank.start()
+    found = sorted(answers.get(timeout=60) for _ in ranks)
+    for rank in ranks:
+        rank.join(60)
+    print(json.dumps([{"calls": calls, "of_world": world} for _, calls, world in found]))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
