@@ -343,7 +343,7 @@ ROWS = [
             "ipc_handle = self._all_gather_and_merge_handles([chunk.ipc_handle])[0]",
             "self._post_send_sync()",
         ),
-        breaks="ranks wait for the whole world, or overwrite what is read (weights/transports/ipc.py)",
+        breaks="ranks wait for the whole world, or overwrite what is read (transports/ipc.py)",
     ),
     Row(
         f"{TRANSFER}.ipc_engine:IPCTrainerWeightTransferEngine.trainer_init",

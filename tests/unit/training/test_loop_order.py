@@ -26,6 +26,7 @@ class Run:
         self.changed = False
         self.spec = SimpleNamespace(sleeps=sleeps)
         self.weights_version, self.verified_syncs = 0, 3
+        self.generation = None  # Nothing is generated.
         self.folder = folder
 
     # The engines.
