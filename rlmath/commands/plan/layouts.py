@@ -356,7 +356,9 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
     log_probs_s, update_s = actor_time_s(
         spec, actor, work, wish.gpu, wish.efficiency, wish.gpus_per_node
     )
-    weight_sync_s = weight_sync_time_s(spec, actor, wish.gpu, wish.efficiency, wish.gpus_per_node)
+    weight_sync_s = weight_sync_time_s(
+        spec, actor.layout, wish.gpu, wish.efficiency, wish.gpus_per_node
+    )
     return Plan(
         actor=actor,
         engine_tp=engine_tp,

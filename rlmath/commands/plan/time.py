@@ -204,11 +204,11 @@ def offload_time_s(moved_bytes: float, efficiency: Efficiency) -> float:
 
 
 def weight_sync_time_s(
-    spec: ModelSpec, actor: ActorShape, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int
+    spec: ModelSpec, layout: Layout, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int
 ) -> float:
-    """Every rank of a copy gathers the whole model; a copy on one node does so over its links."""
-    layout = actor.layout
+    """Every rank of a copy gathers what it lacks; a copy on one node does so over its links."""
     tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
     on_node = max(tp, ep) * pp <= gpus_per_node
     rate = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
-    return 2 * spec.num_parameters / (rate * 1e9 * efficiency.link)
+    lacks = 1 - 1 / (max(tp, ep) * pp)
+    return lacks * 2 * spec.num_parameters / (rate * 1e9 * efficiency.link)

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
-from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument
+from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive
+from rlmath.commands.plan.gpus import GPUS, Efficiency, gpu_named
 from rlmath.commands.plan.models import read_named_model
+from rlmath.commands.plan.weight_sync import as_text, sync_times
 from rlmath.config.command_line import Given, count
+from rlmath.config.schema import Placement
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 from rlmath.weights.plan import (
@@ -33,6 +36,8 @@ SETTINGS = (
     "actor.pipeline_parallel",
     "actor.pipeline_layers",
     "actor.expert_parallel",
+    "cluster.gpus_per_node",
+    "cluster.placement",
     "rollout.tensor_parallel",
     "weights.bucket_size_mib",
 )
@@ -52,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", nargs="?", help=argparse.SUPPRESS)
     add("--virtual-stages", type=count, default=1, metavar="N", help="trainer: chunks per stage")
     add("--engine-expert-parallel", action="store_true", help="engine: whole experts per rank")
+    add("--gpu", default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: h100)")
+    add("--network-gb-per-s", type=positive, help="of a GPU to other nodes, one way (default: 50)")
     add("--json", action="store_true", help="every operation, as JSON")
 
 
@@ -86,7 +93,25 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
         getattr(torch, config.model.dtype.value),
         arguments.virtual_stages,
     )
-    print(json.dumps(as_json(plan), indent=1) if arguments.json else as_table(plan))
+    gpu, network = gpu_named(arguments.gpu), arguments.network_gb_per_s
+    efficiency = Efficiency() if network is None else Efficiency(network_gb_per_s=network)
+    times = sync_times(
+        spec,
+        plan.actor,
+        weights_bytes=plan.num_bytes,
+        buckets=len(plan.buckets),
+        engine_tp=engine_ranks,
+        colocated=config.cluster.placement is Placement.colocated,
+        gpu=gpu,
+        efficiency=efficiency,
+        gpus_per_node=config.cluster.gpus_per_node,
+    )
+    if arguments.json:
+        seconds = {one.transport: vars(one) | {"seconds": one.seconds} for one in times}
+        print(json.dumps(as_json(plan) | {"times": seconds}, indent=1))
+    else:
+        on_paper = as_text(times, gpu, efficiency, config.cluster.gpus_per_node)
+        print(as_table(plan), on_paper, sep="\n\n")
     return 0
 
 

@@ -1,0 +1,71 @@
+"""Seconds of a weight sync on paper: which terms there are, and what ``auto`` takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlmath.cli import main
+from rlmath.commands.plan.gpus import GPUS, Efficiency
+from rlmath.commands.plan.models import KNOWN, model_spec
+from rlmath.commands.plan.weight_sync import CALL_S, SyncTime, sync_times
+from rlmath.model.parallel import Layout
+from rlmath.weights.transports import choose_transport
+
+SPEC = model_spec(KNOWN["DeepSeek-R1-Distill-Qwen-7B"])
+BYTES = 2 * SPEC.num_parameters
+
+
+def times(actor: Layout, *, colocated: bool, gpus_per_node: int = 8) -> dict[str, SyncTime]:
+    found = sync_times(
+        SPEC,
+        actor,
+        weights_bytes=BYTES,
+        buckets=30,
+        engine_tp=2,
+        colocated=colocated,
+        gpu=GPUS["h100"],
+        efficiency=Efficiency(),
+        gpus_per_node=gpus_per_node,
+    )
+    # What auto takes stands first.
+    assert found[0].transport == choose_transport("auto", device="cuda", colocated=colocated)
+    return {one.transport: one for one in found}
+
+
+def test_gathering_is_over_links_within_a_node_and_over_the_network_between() -> None:
+    on_node = times(Layout(4, 2), colocated=True)["ipc"]
+    assert on_node.gather_s == pytest.approx(7 / 8 * BYTES / (450e9 * 0.7))
+    apart = times(Layout(4, 2), colocated=True, gpus_per_node=4)["ipc"]
+    assert apart.gather_s == pytest.approx(on_node.gather_s * 450 / 50)
+    assert apart.calls_s == on_node.calls_s == 30 * CALL_S
+    # A rank that has the whole model gathers nothing.
+    assert times(Layout(), colocated=True)["ipc"].gather_s == 0
+
+
+def test_engines_apart_get_all_bytes_or_their_own() -> None:
+    found = times(Layout(4), colocated=False)
+    assert set(found) == {"nccl", "nccl_m2n"}
+    assert found["nccl"].send_s > BYTES / (50e9 * 0.7)
+    assert found["nccl_m2n"].send_s == pytest.approx(BYTES / 2 / (50e9 * 0.7))
+    assert set(times(Layout(4, 2), colocated=False)) == {"nccl"}
+
+
+def test_a_7b_on_128_gpus_takes_a_second_and_a_half_at_most_on_paper() -> None:
+    for colocated in (True, False):
+        for one in times(Layout(4, 2), colocated=colocated).values():
+            assert one.seconds <= 1.5
+
+
+def test_the_command_says_seconds_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "weights", "model.path=Qwen2.5-1.5B", "--gpu", "h200"]
+    assert main([*words, "--network-gb-per-s", "25"]) == 0
+    printed = capsys.readouterr().out
+    assert "nodes of 8 h200, 450 GB/s on a node and 25 between" in printed
+    assert "weights.transport=auto takes ipc: engines share the actor's GPUs" in printed
+    assert main([*words, "cluster.placement=separate", "--json"]) == 0
+    of = json.loads(capsys.readouterr().out)["times"]
+    assert list(of) == ["nccl", "nccl_m2n"]
+    nccl = of["nccl"]
+    assert nccl["seconds"] == max(nccl["gather_s"], nccl["send_s"]) + nccl["calls_s"]
