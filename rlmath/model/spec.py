@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class Rope:
 
     theta: float
     kind: str
-    parameters: Mapping[str, float]
+    # A mapping has no hash; specs that differ in it alone are told apart by comparison.
+    parameters: Mapping[str, float] = field(hash=False)
 
     @property
     def reach(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def expert_matrices(spec: ModelSpec) -> int:
     return 3 * spec.hidden * spec.moe_ffn
 
 
+@functools.cache
 def layer_norms(spec: ModelSpec) -> int:
     """Weights of one layer that every tensor rank holds."""
     one = (
@@ -140,6 +142,7 @@ def is_last_stage(layout: Layout, stage: int) -> bool:
     return stage == layout.pipeline_parallel - 1
 
 
+@functools.cache
 def parameters_of_rank(spec: ModelSpec, layout: Layout, stage: int) -> int:
     """Weights that one rank of a pipeline stage holds in Megatron, without its experts.
 
@@ -159,6 +162,7 @@ def parameters_of_rank(spec: ModelSpec, layout: Layout, stage: int) -> int:
     return matrices // tp + alike + tables * table + (spec.hidden if last else 0)
 
 
+@functools.cache
 def expert_parameters_of_rank(spec: ModelSpec, layout: Layout, stage: int) -> int:
     """Weights of experts that one rank of a pipeline stage holds."""
     moe = sum(map(spec.is_moe_layer, layout.stage_layers(spec.layers, stage)))
