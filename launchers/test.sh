@@ -11,7 +11,7 @@ usage: launchers/test.sh [pytest arguments]
 Sets up .venv, checks format and lint (ruff) and types (mypy), and runs pytest. Without arguments it
 runs every tier but long; for one file: launchers/test.sh tests/unit/test_cli.py -q
 
-TIER: fast (no engine, no ranks, no run, no process of their own), process (commands, sandboxes,
+TIER: fast (no engine, no ranks, no run, no other process), process (commands, sandboxes,
 grading workers, contracts with the libraries), engine, distributed, e2e, faults, or long (what
 takes minutes more and proves the same on more cases, and properties on more random ones).
 tests/conftest.py has them. Without arguments fast and process run first, on all cores; then e2e

@@ -1,4 +1,4 @@
-"""Host memory that a GPU reads and writes by itself."""
+"""Page-locked host memory, which a GPU reads and writes directly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def pinned_buffer(num_bytes: int) -> Tensor:
-    """``[num_bytes]`` uint8 of page-locked host memory, on pages of its own.
+    """``[num_bytes]`` uint8 of page-locked host memory, on pages that no other buffer shares.
 
     torch's own pinned allocator rounds up to a power of two, which would take up to twice the
     memory of an optimizer's state. What is locked are whole pages, and CUDA refuses to lock one

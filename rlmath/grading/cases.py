@@ -98,7 +98,7 @@ class Cases(Quantities):
         return ("text", " ".join(w for w in words if w.lower() not in ("is", "an", "if", "a")))
 
     def apart(self, tokens: list[Token]) -> Node:
-        """The tree of some tokens by themselves."""
+        """The tree of some tokens alone."""
         inner = type(self)(list(tokens), self.max_depth)
         inner.depth = self.depth + 1
         node = inner.items()

@@ -400,7 +400,7 @@ def _rope(fields: _Fields, family: Family) -> Rope:
     if kind in ("linear", "yarn"):
         _positive(scaling, "factor", key)
     if kind in ("llama3", "yarn"):
-        # As transformers: a field of its own counts first, and without any it is the longest.
+        # As transformers: its own field counts first, and without any it is the longest.
         original = fields.given.get("original_max_position_embeddings")
         scaling.setdefault(ORIGINAL_POSITIONS, fields.whole("max_position_embeddings"))
         if original is not None:

@@ -30,7 +30,7 @@ MODULES: dict[str, dict[str, str]] = {
         "mlp.experts.linear_fc1": "TEColumnParallelGroupedLinear",
         "mlp.experts.linear_fc2": "TERowParallelGroupedLinear",
     },
-    # Norms by themselves: the kernel inside the fused module depends on the number of rows.
+    # Separate norms: the kernel inside the fused module depends on the number of rows.
     "batch_invariant": _DENSE
     | {
         "input_layernorm": "RMSNorm",

@@ -18,7 +18,7 @@ def test_no_gloo_group_is_made_beside_megatrons_own(
     monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     """Each of them costs every process a thread and a rendezvous, and nothing uses them: optimizer
-    and checkpoints are built without (``use_gloo_process_groups=False``, a group of their own)."""
+    and checkpoints are built without (``use_gloo_process_groups=False``, a separate group)."""
     from megatron.core import parallel_state, tensor_parallel
 
     given: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from tests.cuda_wheels.forged import META, forge_gpus, forge_meta_device
 
 
 def layers() -> dict[str, Any]:
-    """Transformer Engine's own layers, made by themselves."""
+    """Transformer Engine's own layers, each alone."""
     import transformer_engine.pytorch as te
 
     common = {"bias": False, "params_dtype": torch.bfloat16, "device": "meta"}

@@ -1,4 +1,4 @@
-"""Ranks of GPU layouts, counted once for all tests, in processes of their own."""
+"""Ranks of GPU layouts, counted once for all tests, in separate processes."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def sender(pool: RolloutPool, reference: Reference) -> Any:
 
 @pytest.fixture
 def log_dir_spec(engine_spec: EngineSpec, tmp_path: Path) -> EngineSpec:
-    """The same settings, with logs of their own."""
+    """The same settings, with separate logs."""
     return replace(engine_spec, log_dir=str(tmp_path))
 
 

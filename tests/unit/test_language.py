@@ -27,6 +27,8 @@ WORDS = {
     r"\bstands? in the way\b|\bmends?\b": "an error, fix",
     r"\brefit\b|\bengine log-probs\b": "weight sync, rollout log-probs",
     r"\bpassed over\b": "skipped",
+    r"\bby (itself|themselves)\b": "automatically, alone, separately",
+    r"\bof (its|their|our) own\b(?!\s+[`\w])": "its own, separate",
     r"\b(an?|process|thread|session|test|address|folder) of its own\b": "its own",
     r"(nal|mal|ial|gan|cogn|til|chron)is(e|es|ed|ing|ation)\b|\bpenalis": "-ize",
     r"behaviour|colour|neighbour|favour|\bcentred|labelled|artefact": "American spelling",
@@ -59,6 +61,6 @@ def test_the_glossary_is_kept() -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("line", ["It is normalised.", "so many ranks", "what would mend it"])
+@pytest.mark.parametrize("line", ["It is normalised.", "so many ranks", "what would mend it", "It runs by itself."])
 def test_a_replaced_word_is_found(line: str) -> None:
     assert replaced_words(line)

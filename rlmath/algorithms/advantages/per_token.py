@@ -49,7 +49,7 @@ _BEFORE_WHITENING: dict[str, Callable[[Groups], Tensor]] = {
 
 @dataclass(frozen=True)
 class SequenceAdvantages:
-    """What rewards alone say, by sequence, before anything that each token has of its own.
+    """What rewards alone say, by sequence, before any term of single tokens.
 
     Attributes:
         values: ``[N]`` float, one for all response tokens of a sequence.

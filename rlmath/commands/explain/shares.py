@@ -33,7 +33,7 @@ was not seen is not said to have changed. A component's value on a path that it 
 window's own mean over all strata with the same events, if it has one.
 
 Standard errors are of the bootstrap over groups (all samples of a problem in a step), each window
-by itself.
+separately.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class _Table:
         ]
 
     def resampled(self, random: np.random.Generator) -> NDArray[np.float64]:
-        """Weights of the samples: how often each group was drawn, each window by itself."""
+        """Weights of the samples: how often each group was drawn, each window separately."""
         weights = []
         for groups in self._groups:
             count = int(groups.max()) + 1

@@ -92,7 +92,7 @@ def as_text(times: list[SyncTime], gpu: Gpu, efficiency: Efficiency, gpus_per_no
     if times[0].transport == "ipc":
         reason = "engines share the actor's GPUs, and weights leave a GPU only to be gathered"
     else:
-        reason = "engines have GPUs of their own; nccl_m2n needs NVIDIA's nccl-extensions"
+        reason = "engines have separate GPUs; nccl_m2n needs NVIDIA's nccl-extensions"
     return "\n".join(
         [
             f"on paper, nodes of {gpus_per_node} {gpu.name}, {gpu.link_gb_per_s:g} GB/s on a node "

@@ -244,7 +244,7 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # Python ignores them; programs expect the default
     if job["level"] == "namespace":
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS)
-        # The namespaces hold by themselves; without them the filter is a must.
+        # The namespaces alone are enough; without them the filter is a must.
         with suppress(OSError):
             sc.install_seccomp(job["level"])
     else:
