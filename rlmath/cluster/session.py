@@ -35,8 +35,8 @@ SHUTDOWN_TIMEOUT_S = 2.0
 def ray_session(config: ClusterConfig) -> Iterator[None]:
     """Ray for the length of a run: the cluster at ``ray_address``, or one of this machine alone.
 
-    A cluster that rlmath starts listens on the loopback interface only and ends with the run, also when the
-    driver is killed. A cluster that was started apart listens where whoever started it said.
+    A cluster that rlmath starts listens on the loopback interface only and ends with the run, also
+    when the driver is killed. One that was started apart listens where whoever started it said.
 
     Raises:
         UserError: There is no cluster at the address.

@@ -1,7 +1,8 @@
 """Four trainer ranks and two engines of two GPUs each: what ``ipc`` sends to whom, and who waits.
 
 Each rank is a process on gloo, with CUDA played as in ``fake_cuda.py``. Prints one JSON line: of
-each rank the calls to engines, and the collectives of the whole world while weights are sent.
+each rank the calls to engines, the collectives of the whole world while weights are sent, when its
+buffer was full, and when its engine had read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,10 +25,12 @@ from vllm.distributed.weight_transfer import packed_tensor
 
 from rlmath.device import Platform
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
-from rlmath.weights.transports import TransportPlan, connect, ipc  # noqa: F401
+from rlmath.weights.transports import TransportPlan, connect, ipc
 from tests.contracts.fake_cuda import FakeCuda
 
 RANKS, WIDTH = 4, 2
+# An engine reads slowly: a rank that does not wait for it fills its buffer again meanwhile.
+READ_S = 0.1
 
 
 class Engine:
@@ -35,6 +39,7 @@ class Engine:
     def __init__(self, number: int) -> None:
         self.gpus = [f"GPU-{WIDTH * number + i}" for i in range(WIDTH)]
         self.calls: list[tuple[str, list[str]]] = []
+        self.read_s: list[float] = []
 
     def __getattr__(self, method: str) -> Any:
         def remote(*arguments: Any) -> Any:
@@ -42,6 +47,9 @@ class Engine:
                 return self.gpus
             handles = arguments[0].get("ipc_handles", {}) if arguments and method[0] == "u" else {}
             self.calls.append((method, sorted(handles)))
+            if handles:
+                time.sleep(READ_S)
+                self.read_s.append(time.monotonic())
 
         return SimpleNamespace(remote=remote)
 
@@ -69,6 +77,14 @@ def rank_program(rank: int, store: str, answers: Any) -> None:
     patch.setattr(packed_tensor, "reduce_tensor", lambda _: (None, (*range(6), 0, rank)))
     patch.setattr(ray, "get", lambda refs: refs)
     engines = tuple(Engine(number) for number in range(RANKS // WIDTH))
+    full_s: list[float] = []
+    gather_handles = ipc.IpcTrainer._all_gather_and_merge_handles
+
+    def noted_handles(trainer: Any, handles: Any) -> Any:
+        full_s.append(time.monotonic())
+        return gather_handles(trainer, handles)
+
+    patch.setattr(ipc.IpcTrainer, "_all_gather_and_merge_handles", noted_handles)
     plan = TransportPlan("ipc", engines, WIDTH, 1, "run")
     source: Any = Source()
     connection = connect(plan, source, Platform("cuda", "gloo", "local"))
@@ -84,7 +100,9 @@ def rank_program(rank: int, store: str, answers: Any) -> None:
         patch.setattr(dist, name, noted)
     for version in (1, 2):
         connection.send_weights(version)
-    answers.put((rank, [engine.calls for engine in engines], of_world))
+    read_s = [moment for engine in engines for moment in engine.read_s]
+    found = {"of_world": of_world, "full_s": full_s, "read_s": read_s}
+    answers.put((rank, {"calls": [engine.calls for engine in engines], **found}))
     connection.shutdown()
     dist.destroy_process_group()
 
@@ -98,10 +116,10 @@ def main() -> None:
     ]
     for rank in ranks:
         rank.start()
-    found = sorted(answers.get(timeout=60) for _ in ranks)
+    found = dict(answers.get(timeout=60) for _ in ranks)
     for rank in ranks:
         rank.join(60)
-    print(json.dumps([{"calls": calls, "of_world": world} for _, calls, world in found]))
+    print(json.dumps([found[rank] for rank in range(RANKS)]))
 
 
 if __name__ == "__main__":

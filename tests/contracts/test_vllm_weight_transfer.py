@@ -141,6 +141,11 @@ def test_each_engine_gets_the_handles_of_its_own_gpus_without_a_barrier_of_the_w
     first = [opened, *update("GPU-0", "GPU-1"), *update("GPU-0", "GPU-1")]
     second = [opened, *update("GPU-2", "GPU-3"), *update("GPU-2", "GPU-3")]
     assert [rank["calls"] for rank in ranks] == [[first, []], [[], []], [[], second], [[], []]]
+    # No rank fills its buffer again before its engine has read all of them.
+    for rank, caller in zip(ranks, (0, 0, 2, 2), strict=True):
+        read_s = ranks[caller]["read_s"]
+        assert len(rank["full_s"]) == len(read_s) == 6
+        assert all(full > read for full, read in zip(rank["full_s"][1:], read_s[:-1], strict=True))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -61,6 +61,8 @@ def test_the_glossary_is_kept() -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("line", ["It is normalised.", "so many ranks", "what would mend it", "It runs by itself."])
+@pytest.mark.parametrize(
+    "line", ["It is normalised.", "so many ranks", "what would mend it", "It runs by itself."]
+)
 def test_a_replaced_word_is_found(line: str) -> None:
     assert replaced_words(line)
