@@ -15,6 +15,9 @@ from typing import Any
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
+WITHOUT = (
+    "needs chromium, chromium-browser or google-chrome on PATH; the page's structure is tested"
+)
 
 
 HANGS_AFTER_S = 120.0

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from rlmath.cli import main
-from tests.unit.commands.report.browser import CHROMIUM, HELPERS, Browser, open_browser
+from tests.unit.commands.report.browser import CHROMIUM, HELPERS, WITHOUT, Browser, open_browser
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+    pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT),
 ]
 
 

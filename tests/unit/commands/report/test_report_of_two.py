@@ -9,7 +9,7 @@ import pytest
 
 from rlmath.cli import main
 from rlmath.commands.report.compare import MAX_PROBLEMS, compare
-from tests.unit.commands.report.browser import CHROMIUM, HELPERS, open_browser
+from tests.unit.commands.report.browser import CHROMIUM, HELPERS, WITHOUT, open_browser
 from tests.unit.commands.report.run_maker import page_data
 
 
@@ -56,7 +56,7 @@ def test_both_runs_are_in_the_page(page: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)
 def test_side_by_side(page: Path) -> None:
     with open_browser() as browser:
         browser.call("Page.addScriptToEvaluateOnNewDocument", source=HELPERS)
