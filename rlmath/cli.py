@@ -29,6 +29,7 @@ _COMMANDS = {
     "watch": "the progress of a run that was started elsewhere: watch RUN_DIR",
     "report": "a run, or two compared, as one HTML file: report RUN_DIR [RUN_DIR]",
     "explain": "what a change of the mean reward is made of: explain RUN_DIR --steps A:B",
+    "bisect": "where two runs part: the first step, phase and item: bisect RUN_A RUN_B",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, a quarter of an hour and one file to send",
@@ -100,6 +101,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _watch(rest)
     if command == "explain":
         return _explain(rest)
+    if command == "bisect":
+        return _bisect(rest)
     if command == "publish":
         return _publish(rest)
     if command == "doctor":
@@ -184,6 +187,14 @@ def _explain(arguments: list[str]) -> int:
     parser = _Parser(prog="rlmath explain", description=_COMMANDS["explain"])
     explain_cli.add_arguments(parser)
     return explain_cli.run(parser.parse_args(arguments))
+
+
+def _bisect(arguments: list[str]) -> int:
+    from rlmath.commands.bisect import cli as bisect_cli
+
+    parser = _Parser(prog="rlmath bisect", description=_COMMANDS["bisect"])
+    bisect_cli.add_arguments(parser)
+    return bisect_cli.run(parser.parse_args(arguments))
 
 
 def _publish(arguments: list[str]) -> int:

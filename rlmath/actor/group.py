@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from rlmath.errors import ComponentError, UserError
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from rlmath.utils.sizes import in_words
+from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 if TYPE_CHECKING:
     from rlmath.weights.transports import TransportPlan
@@ -214,6 +216,7 @@ class ActorGroup:
         totals = [one.correction for one in found if one.correction is not None]
         return TokenFigures(
             any(one.any_advantage for one in found),
+            SequenceFingerprints.joined([one.fingerprints for one in found]),
             functools.reduce(operator.add, totals) if totals else None,
         )
 
@@ -224,7 +227,9 @@ class ActorGroup:
         self.changed = True
         found = [one for one in self._all("update", settings, now) if one[0] is not None]
         alignments = [alignment for _, alignment in found if alignment is not None]
-        result: UpdateResult = found[0][0]
+        prints = [one.fingerprints for one, _ in found if one.fingerprints is not None]
+        joined = SequenceFingerprints.joined(prints) if prints else None
+        result: UpdateResult = dataclasses.replace(found[0][0], fingerprints=joined)
         return result, Alignment.joined(alignments) if alignments else None
 
     def step_update_values(
@@ -251,6 +256,11 @@ class ActorGroup:
         """Fingerprint of each Hugging Face tensor that the engines should hold."""
         found: dict[str, int] = self._all("weights_fingerprints")[0]
         return found
+
+    def all_fingerprints(self) -> list[dict[str, int]]:
+        """Of each rank what :meth:`weights_fingerprints` gives: alike on all ranks, unless a
+        data-parallel copy of the model has other weights."""
+        return self._all("weights_fingerprints")
 
     def save_hf(self, folder: str | Path, card: str | None = None) -> None:
         """Write the model as a Hugging Face folder, with the files of the one it came from."""

@@ -30,6 +30,7 @@ from rlmath.algorithms.kl_control import kl_in_reward
 from rlmath.algorithms.peers import Peers
 from rlmath.batching.shards import Shard
 from rlmath.types import TrainingBatch
+from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
 class Policy(Peers, Protocol):
@@ -79,10 +80,12 @@ class TokenFigures:
 
     Attributes:
         any_advantage: Whether any advantage is not 0.
+        fingerprints: Of the sequences' values that the update reads.
         correction: ``None``: nothing was corrected.
     """
 
     any_advantage: bool
+    fingerprints: SequenceFingerprints
     correction: CorrectionTotals | None = None
 
 
@@ -176,8 +179,9 @@ class RankStep:
         batch = self._with_advantages(batch, settings, advantages)
         assert batch.advantages is not None
         self.shard = dataclasses.replace(self.shard, batch=batch)
-        figures = TokenFigures(bool(batch.advantages.any()), totals)
-        return figures if self._policy.reports else None
+        if not self._policy.reports:
+            return None
+        return TokenFigures(bool(batch.advantages.any()), self._fingerprints(), totals)
 
     def update(
         self, settings: UpdateSettings, now: int
@@ -199,6 +203,9 @@ class RankStep:
         if first is not None and self._entropy is None:
             share = next(self.shard.shares())
             alignment = self._alignment(first, share.batch, share.places, now)
+            values = {"old_log_probs": first.log_probs}
+            found = SequenceFingerprints.of(share.places, share.batch.response_lengths, values)
+            result = dataclasses.replace(result, fingerprints=found)
         return dataclasses.replace(result, first=None), alignment
 
     def update_values(
@@ -219,6 +226,15 @@ class RankStep:
         errors = returns - values
         sums = (values, returns, returns.square(), errors, errors.square())
         return metrics, Moments(float(values.numel()), *(float(x.sum()) for x in sums))
+
+    def _fingerprints(self) -> SequenceFingerprints:
+        batch = self.shard.batch
+        names = ("old_log_probs", "ref_log_probs", "values", "policy_factors", "advantages")
+        return SequenceFingerprints.of(
+            self.shard.places,
+            batch.response_lengths,
+            {name: getattr(batch, name) for name in names},
+        )
 
     def _alignment(
         self, found: TokenValues, batch: TrainingBatch, places: Tensor, now: int

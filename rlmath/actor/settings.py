@@ -14,6 +14,7 @@ from rlmath.config.actor import ActorConfig
 from rlmath.config.algorithm import AlgorithmConfig
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.value import ValueConfig
+from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,11 @@ class UpdateResult:
             index.
         first: On ranks of the last stage: what the policy gave for the rank's sequences of the
             first minibatch, before any update, in the shard's order.
+        fingerprints: Of these log-probs, unless there was a pass for them before.
     """
 
     minibatches: list[dict[str, float]]
     early_stopped: dict[int, str]
     first: TokenValues | None
     clamped: dict[int, str] = field(default_factory=dict)
+    fingerprints: SequenceFingerprints | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlmath.config.schema import RunnerConfig
 from rlmath.errors import printable
+from rlmath.monitor.digests import DigestLog, StepDigests, digest_samples
 from rlmath.monitor.files import to_json
 from rlmath.monitor.progress import ProgressDisplay
 from rlmath.monitor.samples import (
@@ -41,8 +42,11 @@ class Monitor:
         display: ProgressDisplay,
         runner: RunnerConfig,
         step: int,
+        digests: DigestLog,
     ) -> None:
         self.run_dir = run_dir
+        self._digests = digests
+        self._digesting: Future[StepDigests] | None = None
         self._step = step  # The one that is being made.
         self._writer, self._display, self._runner = writer, display, runner
         self.phase = PhaseTimer(on_phase=self._phase_begins)
@@ -60,6 +64,7 @@ class Monitor:
 
     def show_settings(self, text: str, values: Mapping[str, object]) -> None:
         """The run's settings, in TensorBoard; see :meth:`MetricsWriter.write_settings`."""
+        self._digests.settings(values)
         compared_by = ("eval/accuracy", "rollout/rewards", "rollout/accuracy")
         self._writer.write_settings(text, values, compared_by)
 
@@ -85,6 +90,9 @@ class Monitor:
             dropped: See :func:`write_samples`.
             engines: What each engine did for them, for ``samples/step_000012.engines.json``.
         """
+        if kind == "step":
+            # While the ranks compute: of hundred million tokens it takes a second.
+            self._digesting = self._thread.submit(digest_samples, groups)
         every = self._runner.samples_every
         if kind != "step" or (every and step % every == 0):
             self.finish_samples()
@@ -117,6 +125,23 @@ class Monitor:
         if writing is not None:
             writing.result()
 
+    @property
+    def digests(self) -> StepDigests:
+        """Of the step that is being made, for ``rlmath bisect``; what was sampled is there when
+        ``log_step`` returns."""
+        return self._digests.now
+
+    @property
+    def digest_log(self) -> DigestLog:
+        """Where they are written."""
+        return self._digests
+
+    def _write_digests(self, step: int) -> None:
+        digesting, self._digesting = self._digesting, None
+        if digesting is not None:
+            self._digests.now.add_first(digesting.result())
+        self._digests.write(step)
+
     def close(self) -> None:
         """End the thread once what it writes is written."""
         self._thread.shutdown(wait=True)
@@ -132,6 +157,7 @@ class Monitor:
         everything = {**metrics, **timings}
         if self._tokens:
             everything["throughput/tokens_per_s"] = self._tokens / timings["timing/step"]
+        self._write_digests(step)
         self._writer.write(step, everything, self._texts)
         self._display.step(step, everything)
         self._step = step + 1
@@ -183,7 +209,8 @@ def open_monitor(
         total_steps, (last_step or 0) + 1, live=runner.progress, line_every=line_every
     )
     with MetricsWriter(run_dir, last_step) as writer, display:
-        monitor = Monitor(Path(run_dir), writer, display, runner, (last_step or 0) + 1)
+        digests = DigestLog(Path(run_dir), last_step)
+        monitor = Monitor(Path(run_dir), writer, display, runner, (last_step or 0) + 1, digests)
         with contextlib.closing(monitor):
             yield monitor
             monitor.finish_samples()

@@ -105,7 +105,12 @@ def limit_samples(run_dir: str | Path, keep_gib: float) -> None:
         if left <= keep_gib * 2**30:
             return
         path.unlink(missing_ok=True)
-        path.with_name(f"{path.name.partition('.')[0]}.engines.json").unlink(missing_ok=True)
+        name = path.name.partition(".")[0]
+        path.with_name(f"{name}.engines.json").unlink(missing_ok=True)
+        # Steps whose samples are not written (runner.samples_every) have digests all the same.
+        for digests in path.parent.glob("step_*.digests.json"):
+            if digests.name.partition(".")[0] <= name:
+                digests.unlink(missing_ok=True)
         left -= size
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rlmath.monitor.digests import DIGESTS_FILE
 from rlmath.monitor.files import replacing, to_json
 from rlmath.monitor.samples import FOLDER as SAMPLES_FOLDER
 from rlmath.monitor.samples import drop_samples_after
@@ -153,7 +154,7 @@ def _set_aside(run_dir: Path) -> None:
     while (aside := run_dir / f"set_aside_{number}").exists():
         number += 1
     aside.mkdir()
-    for name in (METRICS_FILE, TENSORBOARD_FOLDER, SAMPLES_FOLDER):
+    for name in (METRICS_FILE, TENSORBOARD_FOLDER, SAMPLES_FOLDER, DIGESTS_FILE):
         if (run_dir / name).exists():
             (run_dir / name).rename(aside / name)
     print(f"metrics and samples of an earlier run are in {aside} now", flush=True)

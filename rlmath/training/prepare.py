@@ -23,6 +23,7 @@ from rlmath.training.mismatch import check_mismatch, choose_correction, correcti
 from rlmath.training.passes import Passes
 from rlmath.training.session import Session
 from rlmath.types import Group
+from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Prepared:
         sequences: Of the step.
         metrics: Sizes, alignment, mismatch and correction.
         any_advantage: Whether any token's advantage is not 0.
+        fingerprints: Of what the update reads of each sequence.
         entropy: Mean entropy of the tokens of the loss before the update, in nats; ``None``
             without a pass for the old log-probs.
     """
@@ -40,6 +42,7 @@ class Prepared:
     sequences: SampledSequences
     metrics: dict[str, float]
     any_advantage: bool
+    fingerprints: SequenceFingerprints
     entropy: float | None = None
 
 
@@ -84,7 +87,7 @@ def prepare(
         found = actor.step_finish(settings, advantages)
     metrics |= correction_metrics(settings.correction, found.correction)
     entropy = None if alignment is None else alignment.entropy
-    return Prepared(sequences, metrics, found.any_advantage, entropy)
+    return Prepared(sequences, metrics, found.any_advantage, found.fingerprints, entropy)
 
 
 def sequences_of(config: Config, groups: Sequence[Group]) -> SampledSequences:

@@ -14,6 +14,13 @@ from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.training.algorithm_settings import reference_share, update_settings
 from rlmath.training.controllers import Coefficients
+from rlmath.training.digests import (
+    add_fingerprints,
+    digest_gradient,
+    digest_sequences,
+    digest_start,
+    digest_weights,
+)
 from rlmath.training.invariants import check_invariants
 from rlmath.training.metrics import rollout_metrics, update_metrics
 from rlmath.training.mismatch import check_mismatch
@@ -49,9 +56,12 @@ def train_step(
         synced = sync_weights(session, monitor, step, write)
         return sampled.metrics | synced, None
     prepared = prepare(session, sampled.groups, passes, coefficients.kl_coef, monitor, step)
-    updated = update(session, prepared, passes, coefficients, monitor, step)
-    synced = sync_weights(session, monitor, step, write)
     sequences = prepared.sequences
+    digest_sequences(monitor.digests, sequences, prepared.fingerprints)
+    digest_start(monitor, session.actor)
+    updated = update(session, prepared, passes, coefficients, monitor, step)
+    digest_weights(monitor, session.actor)
+    synced = sync_weights(session, monitor, step, write)
     monitor.count_tokens(int(sequences.sequence_lengths.sum()))
     count = min(session.config.runner.check_export_sequences, len(sequences))
     first = sequences.select(range(count)) if count else None
@@ -135,6 +145,10 @@ def update_policy(
     result, alignment = session.actor.step_update(settings, now)
     check_invariants(config, prepared.any_advantage, result, step, monitor)
     metrics = update_metrics(result)
+    digest_gradient(monitor.digests, result.minibatches)
+    if result.fingerprints is not None:
+        keys = monitor.digests.keys["sequences"]
+        add_fingerprints(monitor.digests, keys, result.fingerprints)
     if alignment is not None:
         metrics |= check_mismatch(
             session,

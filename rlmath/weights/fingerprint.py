@@ -46,8 +46,8 @@ def fingerprint(part: Tensor, first_row: int = 0, first_column: int = 0) -> int:
     if part.ndim == 0 or part.numel() == 0:
         part = part.reshape(-1)
     columns = math.prod(part.shape[1:])
-    by_row = _odd(_ROWS_FROM + first_row, part.shape[0], part.device)
-    by_column = _odd(first_column * math.prod(part.shape[2:]), columns, part.device)
+    by_row = odd_factors(_ROWS_FROM + first_row, part.shape[0], part.device)
+    by_column = odd_factors(first_column * math.prod(part.shape[2:]), columns, part.device)
     smallest = torch.finfo(part.dtype).tiny if part.is_floating_point() else 0
     rows_at_once = max(1, _CHUNK_ELEMENTS["cuda" if part.is_cuda else "cpu"] // max(columns, 1))
     total = torch.zeros((), dtype=torch.int64, device=part.device)
@@ -61,8 +61,8 @@ def fingerprint(part: Tensor, first_row: int = 0, first_column: int = 0) -> int:
     return int(total)
 
 
-def _odd(first: int, count: int, device: torch.device) -> Tensor:
-    """An odd number for each place from ``first`` on."""
+def odd_factors(first: int, count: int, device: torch.device) -> Tensor:
+    """``[count]`` int64: an odd number for each place from ``first`` on."""
     mixed = (torch.arange(first, first + count, dtype=torch.int64, device=device) + 1) * _MIX_1
     mixed ^= mixed >> 29
     mixed *= _MIX_2

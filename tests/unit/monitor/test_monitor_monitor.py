@@ -24,6 +24,7 @@ def test_files_of_samples_are_limited(tmp_path, group):
             monitor.log_samples(step, [group], engines={"seconds": 2.0, "engines": []})
             monitor.log_step(step, {})
     assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
+        "step_000002.digests.json",
         "step_000002.engines.json",
         "step_000002.jsonl",
     ]
@@ -55,7 +56,9 @@ def test_a_step_leaves_metrics_timings_samples_and_texts(tmp_path, group, capsys
     }
     assert written["throughput/tokens_per_s"] == 30 / written["timing/step"]
     assert "throughput/tokens_per_s" not in lines[0]
-    files = {path.name: len(list(read_samples(path))) for path in (tmp_path / "samples").iterdir()}
+    files = {
+        path.name: len(list(read_samples(path))) for path in (tmp_path / "samples").glob("*.jsonl")
+    }
     assert files == {"eval_000000.jsonl": 2, "step_000002.jsonl": 4}
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()

@@ -1,0 +1,121 @@
+"""``rlmath bisect RUN_A RUN_B``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlmath.commands.bisect.compare import Comparison, Item, Parting, compare
+from rlmath.commands.bisect.sides import sides
+from rlmath.errors import printable
+from rlmath.monitor.files import to_json
+
+# Of a comparison that found a difference, as of diff and cmp.
+EXIT_DIFFERENT = 1
+_MOST_ITEMS = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``rlmath bisect``."""
+    help_ = "a run's folder, runner.run_dir"
+    parser.add_argument("run_a", type=Path, metavar="RUN_A", help=help_)
+    parser.add_argument("run_b", type=Path, metavar="RUN_B", help=help_)
+    parser.add_argument("--json", action="store_true", help="print JSON, not text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print where two runs part. Returns the exit code: 0 if they do not, else 1.
+
+    Raises:
+        UserError: A run has no digests, or they share no step.
+    """
+    found = compare(options.run_a, options.run_b)
+    lines = (
+        [] if found.parting is None else list(sides(options.run_a, options.run_b, found.parting))
+    )
+    if options.json:
+        print(json.dumps(json.loads(to_json(as_json(found, lines))), indent=2))
+    else:
+        print(f"A: {options.run_a}\nB: {options.run_b}")
+        print("\n".join(printable(line) for line in text(found, lines)))
+    return 0 if found.parting is None else EXIT_DIFFERENT
+
+
+def as_json(found: Comparison, lines: list[str]) -> dict[str, Any]:
+    """A comparison as JSON values."""
+    parting = None
+    if found.parting is not None:
+        parting = {
+            **dataclasses.asdict(found.parting),
+            "phase": found.parting.phase.name,
+            "items": [dataclasses.asdict(item) for item in found.parting.items[:_MOST_ITEMS]],
+            "differing_items": len(found.parting.items),
+            "details": lines,
+        }
+    return {**dataclasses.asdict(found), "parting": parting}
+
+
+def text(found: Comparison, lines: list[str]) -> Iterator[str]:
+    """A comparison for the terminal.
+
+    Args:
+        lines: About the first item that differs.
+    """
+    for setting in found.settings:
+        yield f"setting {setting.key}: A {_value(setting.a)}, B {_value(setting.b)}"
+    if not found.settings:
+        yield "settings: the same"
+    for name, steps in zip("AB", found.only, strict=True):
+        if steps:
+            yield f"only {name} has steps {_ranges(steps)}; they are not compared"
+    if found.parting is None:
+        yield f"equal to the last bit: steps {_ranges(found.steps)}"
+        return
+    yield from _parting(found, found.parting, lines)
+
+
+def _parting(found: Comparison, parting: Parting, lines: list[str]) -> Iterator[str]:
+    before = [step for step in found.steps if step < parting.step]
+    if before:
+        yield f"equal to the last bit: steps {_ranges(before)}"
+    where = "before the first step" if parting.phase.name == "start_weights" else "in"
+    yield f"they part {where} step {parting.step}: {parting.phase.words} ({parting.phase.name})"
+    if parting.equal:
+        yield f"  equal before that in the step: {', '.join(parting.equal)}"
+    if parting.items:
+        first = parting.items[0]
+        yield (
+            f"  {len(parting.items)} of {parting.total} {parting.phase.of} differ; the first is "
+            f"{_name(first)}"
+        )
+    elif not parting.total:
+        yield (
+            "  which ones is not known: the step's file in samples/ is gone (see "
+            "runner.samples_keep_gib)"
+        )
+    yield from (f"  {line}" for line in lines)
+
+
+def _name(item: Item) -> str:
+    if item.a == item.b:
+        return str(item.a)
+    return f"{item.a or 'none'} in A and {item.b or 'none'} in B"
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _ranges(steps: tuple[int, ...] | list[int]) -> str:
+    """``1 to 4, 7``."""
+    parts: list[list[int]] = []
+    for step in steps:
+        if parts and step == parts[-1][1] + 1:
+            parts[-1][1] = step
+        else:
+            parts.append([step, step])
+    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in parts)

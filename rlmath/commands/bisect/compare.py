@@ -1,0 +1,187 @@
+"""The first digest of two runs that is not the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlmath.checks import attempts
+from rlmath.errors import UserError
+from rlmath.monitor.digests import (
+    DIGESTS_FILE,
+    PHASES,
+    Phase,
+    comparable,
+    read_details,
+    read_digests,
+)
+
+_START = PHASES[0].name
+_AFTER = PHASES[-1].name
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that two runs do not share; ``None`` also where a run does not have it."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something with its own digest, which two runs do not share.
+
+    Attributes:
+        place: Among the phase's items, from 0.
+        a: Its key in the first run, such as ``train.jsonl:12/3``; ``None``: it has none there.
+        b: Its key in the second.
+        numbers: What both runs noted of it; ``None``: nothing.
+    """
+
+    place: int
+    a: str | None
+    b: str | None
+    numbers: tuple[Any, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two runs part.
+
+    Attributes:
+        step: The first step that is not the same.
+        phase: The first phase of it.
+        equal: The phases before it, by name.
+        items: Those that differ; empty when the step's file with them is gone.
+        total: Items of the phase.
+        odd_ranks: Of the weights: by run, the ranks that hold others than rank 0.
+    """
+
+    step: int
+    phase: Phase
+    equal: tuple[str, ...]
+    items: tuple[Item, ...]
+    total: int
+    odd_ranks: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs.
+
+    Attributes:
+        settings: Those that differ, at the step where the runs part or at the last one.
+        steps: Those that both runs have, ascending.
+        only: By run, steps that the other does not have.
+        parting: ``None``: all that both have is equal.
+    """
+
+    settings: tuple[Setting, ...]
+    steps: tuple[int, ...]
+    only: tuple[tuple[int, ...], tuple[int, ...]]
+    parting: Parting | None
+
+
+def compare(run_a: Path, run_b: Path) -> Comparison:
+    """Compare the digests of two runs, step by step and phase by phase.
+
+    Raises:
+        UserError: A run has no digests, or they share no step.
+    """
+    a, b = _lines(run_a), _lines(run_b)
+    steps = sorted(a.keys() & b.keys())
+    if not steps:
+        raise UserError(
+            f"{run_a} has digests of steps {_range(a)} and {run_b} of {_range(b)}: there is no "
+            "step to compare"
+        )
+    only = (tuple(sorted(a.keys() - b.keys())), tuple(sorted(b.keys() - a.keys())))
+    parting = None
+    for step in steps:
+        found = _first_difference(a[step], b[step])
+        if found is not None:
+            parting = _parting(run_a, run_b, step, *found)
+            break
+    at = steps[-1] if parting is None else parting.step
+    return Comparison(_settings(run_a, run_b, at), tuple(steps), only, parting)
+
+
+def _lines(run: Path) -> dict[int, dict[str, Any]]:
+    found = {line["step"]: line for line in read_digests(run)}
+    if not found:
+        raise UserError(
+            f"{run} has no {DIGESTS_FILE}: give the runner.run_dir of a run of `rlmath train` that "
+            "has done a step"
+        )
+    return found
+
+
+def _range(steps: Mapping[int, Any]) -> str:
+    return f"{min(steps)} to {max(steps)}"
+
+
+def _first_difference(
+    a: Mapping[str, Any], b: Mapping[str, Any]
+) -> tuple[Phase, tuple[str, str], tuple[str, ...]] | None:
+    """The phase, its key in each run, and the phases that were equal."""
+    if _START in a or _START in b:
+        # A run that continues another one's checkpoint begins with the weights of its last step.
+        keys = (_START if _START in a else _AFTER, _START if _START in b else _AFTER)
+        return None if a.get(keys[0]) == b.get(keys[1]) else (PHASES[0], keys, ())
+    equal: list[str] = []
+    for phase in PHASES:
+        if a.get(phase.name) != b.get(phase.name):
+            return phase, (phase.name, phase.name), tuple(equal)
+        if phase.name in a:
+            equal.append(phase.name)
+    return None
+
+
+def _parting(
+    run_a: Path,
+    run_b: Path,
+    step: int,
+    phase: Phase,
+    keys: tuple[str, str],
+    equal: tuple[str, ...],
+) -> Parting:
+    details = [one for run in (run_a, run_b) if (one := read_details(run, step)) is not None]
+    if len(details) < 2:
+        return Parting(step, phase, equal, (), 0)
+    digests = [one["items"].get(key, []) for one, key in zip(details, keys, strict=True)]
+    names = [one["keys"].get(phase.of, []) for one in details]
+    numbers = [one.get("numbers", {}).get(key) for one, key in zip(details, keys, strict=True)]
+    total = max(map(len, digests))
+    items = []
+    for place in range(total):
+        own = [_at(one, place) for one in digests]
+        if own[0] != own[1]:
+            pair = (_at(numbers[0], place), _at(numbers[1], place))
+            noted = None if numbers[0] is None or numbers[1] is None else pair
+            items.append(Item(place, _at(names[0], place), _at(names[1], place), noted))
+    odd = [tuple(one.get("odd_ranks", [])) if phase.name == _AFTER else () for one in details]
+    return Parting(step, phase, equal, tuple(items), total, (odd[0], odd[1]))
+
+
+def _at(values: Sequence[Any] | None, place: int) -> Any:
+    return values[place] if values is not None and place < len(values) else None
+
+
+def _settings(run_a: Path, run_b: Path, step: int) -> tuple[Setting, ...]:
+    a, b = _in_force(run_a, step), _in_force(run_b, step)
+    return tuple(
+        Setting(key, a.get(key), b.get(key))
+        for key in sorted(a.keys() | b.keys())
+        if a.get(key) != b.get(key)
+    )
+
+
+def _in_force(run: Path, step: int) -> dict[str, Any]:
+    """The settings of a step by full key; empty when the run has none."""
+    found = attempts.attempts(run)
+    # Step 0 is what was there before the first one.
+    return comparable(attempts.flat(attempts.in_force(found, max(step, 1)))) if found else {}

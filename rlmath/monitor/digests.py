@@ -1,0 +1,279 @@
+"""Digests of what each step worked on, by phase: ``rlmath bisect`` compares those of two runs.
+
+``digests.jsonl`` has a line for each step with one digest for each phase, and
+``samples/step_000012.digests.json`` the digests of each problem, sample, sequence, minibatch and
+tensor. They go with the step's samples when these are removed (``runner.samples_keep_gib``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlmath.monitor.files import replacing, to_json
+from rlmath.types import GradedSample, Group
+
+DIGESTS_FILE = "digests.jsonl"
+# Settings that say where a run is and how it was started, not what it computes.
+_PLACES = ("runner.run_dir", "runner.resume", "runner.accept_changes")
+# Of an item in a step's file; a phase's digest is of all of its items' 16 characters.
+_ITEM_CHARACTERS = 8
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step with its own digest.
+
+    Attributes:
+        name: Key of its digest.
+        of: What has a digest each: ``problems``, ``samples`` (all that were sampled),
+            ``sequences`` (those trained on), ``minibatches`` or ``tensors``.
+        words: What it is.
+    """
+
+    name: str
+    of: str
+    words: str
+
+
+# In the order of a step: what comes later depends on what came before.
+PHASES = (
+    Phase("start_weights", "tensors", "the weights before the first step"),
+    Phase("problems", "problems", "the data order: which problems were drawn"),
+    Phase("prompts", "problems", "the prompts, as token ids"),
+    Phase("answers", "problems", "the accepted answers"),
+    Phase("seeds", "samples", "the seeds of the samples"),
+    Phase("tokens", "samples", "the sampled tokens"),
+    Phase("rollout_log_probs", "samples", "the rollout log-probs"),
+    Phase("rewards", "samples", "the rewards"),
+    Phase("groups", "sequences", "which samples are trained on"),
+    Phase("old_log_probs", "sequences", "the actor's log-probs before the update"),
+    Phase("ref_log_probs", "sequences", "the reference model's log-probs"),
+    Phase("values", "sequences", "the value model's values"),
+    Phase("policy_factors", "sequences", "the factors of the policy term (correction, entropy)"),
+    Phase("advantages", "sequences", "the advantages"),
+    Phase("gradient", "minibatches", "the gradient's norm and the loss of each minibatch"),
+    Phase("weights", "tensors", "the weights after the update"),
+)
+
+
+def digest(*parts: bytes | str) -> str:
+    """16 hexadecimal characters of the BLAKE2b digest of the parts, with their lengths."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        found.update(len(data).to_bytes(8, "big"))
+        found.update(data)
+    return found.hexdigest()
+
+
+def of_number(value: int) -> str:
+    """The 16 hexadecimal characters of a signed 64-bit number."""
+    return f"{value % 2**64:016x}"
+
+
+def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by full key, without what differs between two folders of the same run.
+
+    Args:
+        settings: By full key, with ``runner.run_dir``.
+    """
+    folder = str(settings.get("runner.run_dir") or "\0")
+    places = sorted({folder, str(Path(folder).absolute())}, key=len, reverse=True)
+
+    def without_folder(value: Any) -> Any:
+        if isinstance(value, str):
+            for place in places:
+                value = value.replace(place, "${runner.run_dir}")
+        elif isinstance(value, list | tuple):
+            value = [without_folder(one) for one in value]
+        elif isinstance(value, Mapping):
+            value = {str(key): without_folder(one) for key, one in value.items()}
+        return value
+
+    return {key: without_folder(value) for key, value in settings.items() if key not in _PLACES}
+
+
+@dataclass
+class StepDigests:
+    """What is known of a step so far.
+
+    Attributes:
+        keys: What has digests, by kind; see :class:`Phase`.
+        items: Digest of each item, by phase, in the order of the keys.
+        numbers: What shows how far apart two runs are: by phase, of each item.
+        odd_ranks: Ranks that hold other weights than rank 0 after the update.
+    """
+
+    keys: dict[str, list[str]] = field(default_factory=dict)
+    items: dict[str, list[str]] = field(default_factory=dict)
+    numbers: dict[str, list[Any]] = field(default_factory=dict)
+    odd_ranks: list[int] = field(default_factory=list)
+
+    def add(
+        self,
+        phase: str,
+        of: str,
+        keys: Sequence[str],
+        digests: Sequence[str],
+        numbers: Sequence[Any] | None = None,
+    ) -> None:
+        """A phase's digests, one for each key.
+
+        Args:
+            of: What the keys are; see :class:`Phase`.
+        """
+        self.keys[of] = list(keys)
+        self.items[phase] = list(digests)
+        if numbers is not None:
+            self.numbers[phase] = list(numbers)
+
+    def add_first(self, earlier: StepDigests) -> None:
+        """What came before the rest in the step."""
+        self.keys = {**earlier.keys, **self.keys}
+        self.items = {**earlier.items, **self.items}
+        self.numbers = {**earlier.numbers, **self.numbers}
+
+    def line(self) -> dict[str, str]:
+        """One digest for each phase."""
+        return {
+            phase: digest(*items, *(map(str, self.odd_ranks) if phase == "weights" else ()))
+            for phase, items in self.items.items()
+        }
+
+    def details(self) -> dict[str, Any]:
+        """All items, for the step's own file."""
+        return {
+            "keys": self.keys,
+            "items": {
+                phase: [one[:_ITEM_CHARACTERS] for one in items]
+                for phase, items in self.items.items()
+            },
+            "numbers": self.numbers,
+            "odd_ranks": self.odd_ranks,
+        }
+
+
+def digest_samples(groups: Sequence[Group]) -> StepDigests:
+    """Digests of what was sampled and how it was rewarded, in the order of the problems."""
+    found = StepDigests()
+    problems = [group.problem for group in groups]
+    ids = [problem.id for problem in problems]
+    prompts = [digest(",".join(map(str, problem.prompt_token_ids))) for problem in problems]
+    found.add("problems", "problems", ids, [digest(id_) for id_ in ids])
+    found.add("prompts", "problems", ids, prompts)
+    found.add("answers", "problems", ids, [digest(*problem.answers) for problem in problems])
+    samples = [one for group in groups for one in group.samples]
+    keys = [sample_key(one) for one in samples]
+    found.add("seeds", "samples", keys, [digest(str(one.sample.seed)) for one in samples])
+    found.add("tokens", "samples", keys, [_tokens(one) for one in samples])
+    log_probs = [one.sample.log_probs for one in samples]
+    sums = [round(float(one.sum(dtype="float64")), 9) for one in log_probs]
+    found.add(
+        "rollout_log_probs", "samples", keys, [digest(one.tobytes()) for one in log_probs], sums
+    )
+    rewards = [one.reward for one in samples]
+    found.add("rewards", "samples", keys, [_rewards(one) for one in samples], rewards)
+    return found
+
+
+def sample_key(graded: GradedSample) -> str:
+    """A sample within its step: ``PROBLEM/INDEX``."""
+    return f"{graded.sample.problem_id}/{graded.sample.index}"
+
+
+def _tokens(graded: GradedSample) -> str:
+    sample = graded.sample
+    return digest(sample.token_ids.astype("int32").tobytes(), sample.finish_reason)
+
+
+def _rewards(graded: GradedSample) -> str:
+    parts = [f"{name}={value!r}" for name, value in graded.rewards.items()]
+    return digest(repr(graded.reward), *parts)
+
+
+class DigestLog:
+    """Writes the digests of a run.
+
+    Args:
+        run_dir: The run's folder.
+        last_step: The step of the checkpoint that the run continues from: later lines are dropped.
+            ``None``: the run starts over.
+    """
+
+    def __init__(self, run_dir: Path, last_step: int | None) -> None:
+        self._run_dir = run_dir
+        self._first = last_step or 0
+        self._path = run_dir / DIGESTS_FILE
+        kept = [] if last_step is None else list(read_digests(run_dir))
+        # What the weights were before step 1 is known when the run resumes.
+        self._has_start = any(line["step"] == self._first for line in kept)
+        kept = [line for line in kept if line["step"] <= self._first]
+        if self._path.exists():
+            with replacing(self._path) as file:
+                file.writelines(f"{to_json(line)}\n".encode() for line in kept)
+        self._settings = ""
+        self.now = StepDigests()
+
+    def settings(self, values: Mapping[str, Any]) -> None:
+        """The settings in force, by full key."""
+        plain = comparable(values)
+        self._settings = digest(*(f"{key}={to_json(plain[key])}" for key in sorted(plain)))
+
+    @property
+    def wants_start(self) -> bool:
+        """Whether the weights before the first step are not known yet."""
+        return not self._has_start
+
+    def start(self, weights: Mapping[str, int]) -> None:
+        """Before the first update: the fingerprint of each tensor."""
+        found = StepDigests()
+        digests = [of_number(value) for value in weights.values()]
+        found.add("start_weights", "tensors", list(weights), digests)
+        self._write(self._first, found)
+        self._has_start = True
+
+    def write(self, step: int) -> None:
+        """End a step: its line, and its file with the items."""
+        found, self.now = self.now, StepDigests()
+        if found.items:
+            self._write(step, found)
+
+    def _write(self, step: int, found: StepDigests) -> None:
+        with replacing(details_path(self._run_dir, step)) as file:
+            file.write(f"{to_json({'step': step, **found.details()})}\n".encode())
+        line = {"step": step, "settings": self._settings, **found.line()}
+        with self._path.open("a", encoding="utf-8") as lines:
+            lines.write(f"{to_json(line)}\n")
+
+
+def details_path(run_dir: Path, step: int) -> Path:
+    """The file with the digests of a step's items."""
+    return run_dir / "samples" / f"step_{step:06d}.digests.json"
+
+
+def read_digests(run_dir: str | Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's ``digests.jsonl``; what is cut off or damaged is left out."""
+    path = Path(run_dir, DIGESTS_FILE)
+    if not path.is_file():
+        return
+    for text in path.read_bytes().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            yield line
+
+
+def read_details(run_dir: str | Path, step: int) -> dict[str, Any] | None:
+    """The digests of a step's items; ``None``: they are gone, or damaged."""
+    try:
+        found = json.loads(details_path(Path(run_dir), step).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and "items" in found else None

@@ -1,0 +1,65 @@
+"""What a step tells ``rlmath bisect`` of its batch, its update and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlmath.actor.group import ActorGroup
+from rlmath.batching.from_groups import SampledSequences
+from rlmath.monitor import Monitor
+from rlmath.monitor.digests import StepDigests, digest, of_number, sample_key
+from rlmath.weights.sequence_fingerprints import SequenceFingerprints
+
+
+def digest_sequences(
+    digests: StepDigests, sequences: SampledSequences, found: SequenceFingerprints
+) -> None:
+    """Which samples are trained on, and what the update reads of each."""
+    keys = [sample_key(one) for one in sequences.samples]
+    versions = sequences.weights_versions.tolist()
+    takes_part = sequences.takes_part.tolist()
+    groups = [
+        digest(f"{key}/{version}/{part}")
+        for key, version, part in zip(keys, versions, takes_part, strict=True)
+    ]
+    digests.add("groups", "sequences", keys, groups)
+    add_fingerprints(digests, keys, found)
+
+
+def add_fingerprints(
+    digests: StepDigests, keys: Sequence[str], found: SequenceFingerprints
+) -> None:
+    """What ranks computed of a step's sequences.
+
+    Args:
+        keys: Of all sequences of the step.
+    """
+    own = [keys[place] for place in found.places.tolist()]
+    for name, bits in found.bits.items():
+        sums = [round(one, 9) for one in found.sums[name].tolist()]
+        digests.add(name, "sequences", own, list(map(of_number, bits.tolist())), sums)
+
+
+def digest_gradient(digests: StepDigests, minibatches: Sequence[Mapping[str, float]]) -> None:
+    """Loss, gradient norm and all else that is known of each minibatch, to the last bit."""
+    keys = [f"minibatch {number}" for number in range(1, len(minibatches) + 1)]
+    found = [digest(*(f"{k}={one[k]!r}" for k in sorted(one))) for one in minibatches]
+    digests.add("gradient", "minibatches", keys, found, [dict(one) for one in minibatches])
+
+
+def digest_start(monitor: Monitor, actor: ActorGroup) -> None:
+    """The weights by tensor before the first update. The engines sleep, if they share the GPUs, and
+    the ranks have their weights where they compute."""
+    if monitor.digest_log.wants_start:
+        with monitor.phase("digests"):
+            monitor.digest_log.start(actor.weights_fingerprints())
+
+
+def digest_weights(monitor: Monitor, actor: ActorGroup) -> None:
+    """The weights by tensor after an update; and which ranks have others than rank 0."""
+    with monitor.phase("digests"):
+        first, *others = actor.all_fingerprints()
+    odd = [rank for rank, one in enumerate(others, 1) if one != first]
+    digests = monitor.digests
+    digests.add("weights", "tensors", list(first), list(map(of_number, first.values())))
+    digests.odd_ranks = odd

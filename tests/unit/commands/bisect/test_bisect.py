@@ -1,0 +1,430 @@
+"""``rlmath bisect`` finds a difference that was planted in one of two runs, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.batching.from_groups import sampled_sequences
+from rlmath.cli import main
+from rlmath.commands.bisect.compare import Comparison, compare
+from rlmath.config.load import load
+from rlmath.monitor import open_monitor
+from rlmath.monitor.digests import DIGESTS_FILE, details_path, read_digests
+from rlmath.training.digests import (
+    add_fingerprints,
+    digest_gradient,
+    digest_sequences,
+    digest_start,
+    digest_weights,
+)
+from rlmath.types import Group
+from rlmath.weights.fingerprint import fingerprints
+from rlmath.weights.sequence_fingerprints import SequenceFingerprints
+from tests.unit.commands.report.run_maker import group
+
+STEPS = 3
+
+
+class Run:
+    """A run whose steps are made here and written as the loop writes them.
+
+    Attributes:
+        weights: By tensor; each step adds 1 to all of them.
+        copies: Of the weights on further ranks.
+    """
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        self.config = load(
+            [
+                *("experiment=quickstart", "runner.token_samples=1", f"runner.run_dir={folder}"),
+                *overrides,
+            ]
+        )
+        self.folder = folder
+        self.weights = {f"layer.{i}.weight": torch.full((4, 3), float(i)) for i in range(3)}
+        self.copies: list[dict[str, torch.Tensor]] = []
+
+    def all_fingerprints(self) -> list[dict[str, int]]:
+        return [dict(fingerprints(one.items())) for one in (self.weights, *self.copies)]
+
+    def weights_fingerprints(self) -> dict[str, int]:
+        return self.all_fingerprints()[0]
+
+    def groups(self, step: int) -> list[Group]:
+        return [group(f"train.jsonl:{step}{i}", [1.0, -1.0], ["2", "3"], step) for i in range(3)]
+
+    def old_log_probs(self, step: int, tokens: int) -> torch.Tensor:
+        return torch.linspace(-1, -step, tokens)
+
+    def gradient(self, step: int) -> list[dict[str, float]]:
+        return [{"grad_norm": 0.5 + step, "loss": 0.1}, {"grad_norm": 0.25, "loss": 0.2}]
+
+    def updated(self, step: int) -> None:
+        for tensor in self.weights.values():
+            tensor += 1
+
+    def go(self, first: int = 1, last: int = STEPS, resumed: bool = False) -> Run:
+        """The steps ``first`` to ``last``; as a resume, or as a run that starts over."""
+        from rlmath.checks import attempts
+
+        after = first - 1 if resumed else None
+        self.folder.mkdir(exist_ok=True)
+        attempts.record(self.config, after_step=after or 0)
+        with open_monitor(self.folder, self.config.runner, STEPS, after) as monitor:
+            monitor.show_settings("", attempts.flat_settings(self.config))
+            for step in range(first, last + 1):
+                groups = self.groups(step)
+                monitor.log_samples(step, groups)
+                given = load(["experiment=quickstart"]).algorithm.truncated
+                sequences = sampled_sequences(groups, truncated=given, mask_duplicates=False)
+                lengths = sequences.response_lengths
+                old = self.old_log_probs(step, int(lengths.sum()))
+                places = torch.arange(len(lengths))
+                found = SequenceFingerprints.of(places, lengths, {"old_log_probs": old})
+                digest_sequences(monitor.digests, sequences, found)
+                digest_start(monitor, self)  # type: ignore[arg-type]
+                digest_gradient(monitor.digests, self.gradient(step))
+                self.updated(step)
+                digest_weights(monitor, self)  # type: ignore[arg-type]
+                monitor.log_step(step, {})
+        return self
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return Run(tmp_path / "a").go().folder
+
+
+def phase(found: Comparison) -> tuple[int, str]:
+    assert found.parting is not None
+    return found.parting.step, found.parting.phase.name
+
+
+def keys(found: Comparison) -> list[str | None]:
+    assert found.parting is not None
+    return [item.b for item in found.parting.items]
+
+
+def said(a: Path, b: Path, capsys: Any, code: int = 1) -> str:
+    assert main(["bisect", str(a), str(b)]) == code
+    return str(capsys.readouterr().out)
+
+
+def test_equal_runs(base: Path, tmp_path: Path, capsys: Any) -> None:
+    again = Run(tmp_path / "b").go().folder
+    found = compare(base, again)
+    assert found.parting is None and found.settings == () and found.steps == (0, 1, 2, 3)
+    assert "equal to the last bit: steps 0 to 3" in said(base, again, capsys, code=0)
+
+
+def test_one_token_of_the_data(base: Path, tmp_path: Path, capsys: Any) -> None:
+    class Other(Run):
+        def groups(self, step: int) -> list[Group]:
+            found = super().groups(step)
+            if step == 2:
+                problem = dataclasses.replace(
+                    found[1].problem, prompt="What is x?", prompt_token_ids=(1, 2, 4)
+                )
+                found[1] = dataclasses.replace(found[1], problem=problem)
+            return found
+
+    other = Other(tmp_path / "b").go().folder
+    found = compare(base, other)
+    assert phase(found) == (2, "prompts") and keys(found) == ["train.jsonl:21"]
+    assert found.parting is not None and found.parting.equal == ("problems",)
+    text = said(base, other, capsys)
+    assert "equal to the last bit: steps 0 to 1" in text
+    assert "the first is train.jsonl:21" in text and "'What is x?'" in text
+
+
+def test_another_data_order(base: Path, tmp_path: Path, capsys: Any) -> None:
+    class Other(Run):
+        def groups(self, step: int) -> list[Group]:
+            return super().groups(step)[:: -1 if step == 3 else 1]
+
+    other = Other(tmp_path / "b").go().folder
+    found = compare(base, other)
+    assert phase(found) == (3, "problems")
+    assert "train.jsonl:30 in A and train.jsonl:32 in B" in said(base, other, capsys)
+
+
+def test_another_seed_and_the_setting_that_made_it(base: Path, tmp_path: Path, capsys: Any) -> None:
+    class Other(Run):
+        def groups(self, step: int) -> list[Group]:
+            return [
+                each(one, lambda sample: {"seed": sample.seed + 1}) for one in super().groups(1)
+            ]
+
+    other = Other(tmp_path / "b", "runner.seed=7").go().folder
+    found = compare(base, other)
+    assert [(one.key, one.a, one.b) for one in found.settings] == [("runner.seed", 0, 7)]
+    assert phase(found) == (1, "seeds") and len(keys(found)) == 6
+    assert "setting runner.seed: A 0, B 7" in said(base, other, capsys)
+
+
+def test_one_setting_is_named_where_its_numbers_part(base: Path, tmp_path: Path) -> None:
+    class Other(Run):
+        def updated(self, step: int) -> None:
+            for tensor in self.weights.values():
+                tensor += 0.5
+
+    found = compare(base, Other(tmp_path / "b", "actor.optimizer.lr=1e-4").go().folder)
+    assert [one.key for one in found.settings] == ["actor.optimizer.lr"]
+    assert phase(found) == (1, "weights") and len(keys(found)) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [("token_ids", "tokens"), ("log_probs", "rollout_log_probs")],
+)
+def test_one_token_of_one_sample(
+    field: str, name: str, base: Path, tmp_path: Path, capsys: Any
+) -> None:
+    class Other(Run):
+        def groups(self, step: int) -> list[Group]:
+            found = super().groups(step)
+            if step != 2:
+                return found
+
+            def change(sample: Any) -> dict[str, Any]:
+                values = getattr(sample, field).copy()
+                values[2] += 1
+                return {field: values} if sample.index == 0 else {}
+
+            return [each(one, change) for one in found]
+
+    other = Other(tmp_path / "b").go().folder
+    found = compare(base, other)
+    assert phase(found) == (2, name)
+    assert keys(found) == [f"train.jsonl:2{i}/0" for i in range(3)]
+    text = said(base, other, capsys)
+    if field == "log_probs":
+        assert "sum over its tokens: A -2.5, B -1.5 (by 1," in text
+
+
+def test_the_token_is_named_where_it_is_kept(base: Path, tmp_path: Path, capsys: Any) -> None:
+    class Other(Run):
+        def groups(self, step: int) -> list[Group]:
+            def change(sample: Any) -> dict[str, Any]:
+                tokens = sample.token_ids.copy()
+                tokens[2] = 99
+                return {"token_ids": tokens}
+
+            # All of them, as only one sample of a step keeps its tokens.
+            return [each(one, change) for one in super().groups(step)[:1]]
+
+    class Base(Run):
+        def groups(self, step: int) -> list[Group]:
+            return super().groups(step)[:1]
+
+    one, other = Base(tmp_path / "one").go().folder, Other(tmp_path / "b").go().folder
+    assert "first at token 2 of the response: A token_ids 2" in said(one, other, capsys)
+
+
+def test_a_reward_and_who_gave_it(base: Path, tmp_path: Path, capsys: Any) -> None:
+    class Other(Run):
+        def groups(self, step: int) -> list[Group]:
+            found = super().groups(step)
+            if step == 3:
+                id_ = found[2].problem.id
+                found[2] = group(id_, [1.0, 1.0], ["2", "3"], step)
+            return found
+
+    other = Other(tmp_path / "b").go().folder
+    found = compare(base, other)
+    assert phase(found) == (3, "rewards") and keys(found) == ["train.jsonl:32/1"]
+    text = said(base, other, capsys)
+    assert "reward: A -1.0, B 1.0" in text and "status: A wrong, B correct" in text
+
+
+def test_one_bit_of_the_actors_log_probs(base: Path, tmp_path: Path) -> None:
+    class Other(Run):
+        def old_log_probs(self, step: int, tokens: int) -> torch.Tensor:
+            found = super().old_log_probs(step, tokens)
+            if step == 2:
+                found.view(torch.int32)[-1] ^= 1
+            return found
+
+    found = compare(base, Other(tmp_path / "b").go().folder)
+    assert phase(found) == (2, "old_log_probs") and keys(found) == ["train.jsonl:22/1"]
+
+
+def test_a_gradient_and_its_minibatch(base: Path, tmp_path: Path, capsys: Any) -> None:
+    class Other(Run):
+        def gradient(self, step: int) -> list[dict[str, float]]:
+            first, second = super().gradient(step)
+            return [first, second | ({"grad_norm": 0.2500001} if step == 3 else {})]
+
+    other = Other(tmp_path / "b").go().folder
+    found = compare(base, other)
+    assert phase(found) == (3, "gradient") and keys(found) == ["minibatch 2"]
+    assert "grad_norm: A 0.25, B 0.2500001 (by 1e-07" in said(base, other, capsys)
+
+
+def test_one_bit_of_one_tensor(base: Path, tmp_path: Path, capsys: Any) -> None:
+    """After an update, and before the first."""
+
+    class Later(Run):
+        def updated(self, step: int) -> None:
+            super().updated(step)
+            if step == 2:
+                self.weights["layer.1.weight"].view(torch.int32)[2, 1] ^= 1
+
+    found = compare(base, Later(tmp_path / "b").go().folder)
+    assert phase(found) == (2, "weights") and keys(found) == ["layer.1.weight"]
+    first = Run(tmp_path / "c")
+    first.weights["layer.2.weight"].view(torch.int32)[0, 0] ^= 1
+    first.go()
+    found = compare(base, first.folder)
+    assert phase(found) == (0, "start_weights") and keys(found) == ["layer.2.weight"]
+    text = said(base, first.folder, capsys)
+    assert "before the first step" in text and "layer.2.weight" in text
+
+
+def test_a_rank_with_other_weights(base: Path, tmp_path: Path, capsys: Any) -> None:
+    class Other(Run):
+        def updated(self, step: int) -> None:
+            super().updated(step)
+            copy = {name: tensor.clone() for name, tensor in self.weights.items()}
+            drifted = {name: tensor + 1 for name, tensor in copy.items()}
+            self.copies = [copy, drifted if step == 2 else copy]
+
+    other = Other(tmp_path / "b").go().folder
+    assert phase(compare(base, other)) == (2, "weights")
+    assert "in B, these ranks hold other weights than rank 0: [2]" in said(base, other, capsys)
+
+
+def test_a_step_that_is_done_again_replaces_its_line(base: Path, tmp_path: Path) -> None:
+    """The run ended in step 3, and resumed from the checkpoint of step 1."""
+    run = Run(tmp_path / "b")
+    run.go(last=1)
+    at_the_checkpoint = {name: tensor.clone() for name, tensor in run.weights.items()}
+    run.weights["layer.0.weight"] += 5  # What comes of it is lost.
+    run.go(first=2, last=2, resumed=True)
+    run.weights = at_the_checkpoint
+    run.go(first=2, resumed=True)
+    assert [line["step"] for line in read_digests(run.folder)] == [0, 1, 2, 3]
+    assert compare(base, run.folder).parting is None
+
+
+def test_a_run_from_another_runs_checkpoint(base: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path / "b")
+    run.updated(1)
+    run.go(first=2, resumed=True)
+    found = compare(base, run.folder)
+    assert found.parting is None and found.steps == (1, 2, 3) and found.only == ((0,), ())
+    other = Run(tmp_path / "c").go(first=2, resumed=True).folder
+    assert phase(compare(base, other)) == (1, "start_weights")
+
+
+def test_a_run_that_starts_over_leaves_no_line_of_the_first(base: Path) -> None:
+    class Short(Run):
+        def updated(self, step: int) -> None:
+            pass
+
+    Short(base).go(last=1)
+    assert [line["step"] for line in read_digests(base)] == [0, 1]
+    assert len(list(read_digests(base / "set_aside_1"))) == 4
+
+
+def test_without_the_steps_file_the_phase_is_known(base: Path, tmp_path: Path, capsys: Any) -> None:
+    class Other(Run):
+        def updated(self, step: int) -> None:
+            self.weights["layer.0.weight"] += step
+
+    other = Other(tmp_path / "b").go().folder
+    details_path(other, 1).unlink()
+    found = compare(base, other)
+    assert phase(found) == (1, "weights") and keys(found) == []
+    assert "runner.samples_keep_gib" in said(base, other, capsys)
+
+
+def test_runs_without_digests_or_a_common_step(base: Path, tmp_path: Path, capsys: Any) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert main(["bisect", str(base), str(empty)]) == 2
+    assert DIGESTS_FILE in capsys.readouterr().err
+    (empty / DIGESTS_FILE).write_text('{"step": 9}\n{"step": 1')
+    assert main(["bisect", str(base), str(empty)]) == 2
+    assert "steps 0 to 3" in capsys.readouterr().err
+
+
+def test_json(base: Path, tmp_path: Path, capsys: Any) -> None:
+    class Other(Run):
+        def gradient(self, step: int) -> list[dict[str, float]]:
+            return [{"grad_norm": 1.0}]
+
+    other = Other(tmp_path / "b").go().folder
+    capsys.readouterr()
+    assert main(["bisect", str(base), str(other), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["parting"]["step"] == 1 and found["parting"]["phase"] == "gradient"
+    assert found["parting"]["items"][1] == {
+        "place": 1,
+        "a": "minibatch 2",
+        "b": None,
+        "numbers": [{"grad_norm": 0.25, "loss": 0.2}, None],
+    }
+
+
+def test_digests_do_not_depend_on_who_has_which_sequence() -> None:
+    lengths = torch.tensor([3, 0, 1, 4])
+    values = torch.tensor([0.0, 1, 2, 3, 4, 5, 6, 7])
+    whole = SequenceFingerprints.of(torch.arange(4), lengths, {"x": values})
+    parts = [
+        SequenceFingerprints.of(
+            torch.tensor([3, 1]), torch.tensor([4, 0]), {"x": torch.tensor([4.0, 5, 6, 7])}
+        ),
+        SequenceFingerprints.of(
+            torch.tensor([0, 2]), torch.tensor([3, 1]), {"x": torch.tensor([0.0, 1, 2, 3])}
+        ),
+    ]
+    joined = SequenceFingerprints.joined(parts)
+    assert torch.equal(joined.places, whole.places)
+    assert torch.equal(joined.bits["x"], whole.bits["x"])
+    assert whole.sums["x"].tolist() == [3.0, 0.0, 3.0, 22.0]
+
+
+def test_order_length_and_each_bit_of_a_sequence_count() -> None:
+    def bits(*values: float) -> int:
+        lengths = torch.tensor([len(values)])
+        found = SequenceFingerprints.of(
+            torch.zeros(1, dtype=torch.int64), lengths, {"x": torch.tensor(values)}
+        )
+        return int(found.bits["x"])
+
+    assert len({bits(), bits(0.0), bits(0.0, 0.0), bits(1.0, 2.0), bits(2.0, 1.0)}) == 5
+    assert bits(0.0) == bits(-0.0)
+    assert bits(float("nan")) == bits(float("nan"))
+
+
+def test_odd_number_of_results_with_the_log_probs_of_the_update() -> None:
+    """Without a pass before, they come with the update and are added to the step's keys."""
+    from rlmath.monitor.digests import StepDigests
+
+    digests = StepDigests()
+    digests.add("groups", "sequences", ["p/0", "p/1"], ["0", "1"])
+    found = SequenceFingerprints.of(
+        torch.tensor([0, 1]), torch.tensor([1, 1]), {"old_log_probs": torch.tensor([-1.0, -2.0])}
+    )
+    add_fingerprints(digests, digests.keys["sequences"], found)
+    assert digests.numbers["old_log_probs"] == [-1.0, -2.0]
+    assert digests.keys["sequences"] == ["p/0", "p/1"]
+
+
+def each(one: Group, change: Any) -> Group:
+    """The group with changed samples."""
+    samples: Sequence[Any] = [
+        dataclasses.replace(
+            graded, sample=dataclasses.replace(graded.sample, **change(graded.sample))
+        )
+        for graded in one.samples
+    ]
+    return dataclasses.replace(one, samples=tuple(samples))
