@@ -58,11 +58,16 @@ def accumulate_into_main_grads(module: Any) -> int:
         module: Megatron's model, wrapped by Megatron's DDP, which gives parameters ``main_grad``.
 
     Returns:
-        How many layers were told.
+        How many layers were told; frozen ones are not.
     """
     if module.config.batch_invariant_mode:
         return 0
-    layers = [one for one in module.modules() if hasattr(one, "fuse_wgrad_accumulation")]
+    layers = [
+        one
+        for one in module.modules()
+        if hasattr(one, "fuse_wgrad_accumulation")
+        and any(p.requires_grad for p in one.parameters(recurse=False))
+    ]
     for layer in layers:
         layer.fuse_wgrad_accumulation = True
     return len(layers)

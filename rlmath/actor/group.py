@@ -266,6 +266,10 @@ class ActorGroup:
         """Write the model as a Hugging Face folder, with the files of the one it came from."""
         self._all("save_hf", str(folder), self.settings.model_path, card)
 
+    def save_adapters(self, folder: str | Path) -> None:
+        """Write the adapters as a folder in PEFT's format; only with ``ActorSettings.lora``."""
+        self._all("save_adapters", str(folder), self.settings.model_path)
+
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write model, optimizer, schedule and random states to a folder."""
         self._all("save_checkpoint", str(folder))

@@ -9,12 +9,16 @@ from rlmath.device import Platform
 from rlmath.model.families import Family, QkNorm
 
 
-def layer_spec(config: Any, family: Family, platform: Platform) -> Any:
+def layer_spec(
+    config: Any, family: Family, platform: Platform, separate_norms: bool = False
+) -> Any:
     """For ``GPTModel``: the layers of this rank's stage.
 
     Args:
         config: Megatron's ``TransformerConfig``.
         family: The model's.
+        platform: Decides between Transformer Engine's layers and Megatron's own.
+        separate_norms: See ``ModelSettings``.
     """
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
@@ -23,12 +27,12 @@ def layer_spec(config: Any, family: Family, platform: Platform) -> Any:
         spec = decoder_spec(specs, config, on_te)
     elif on_te:
         spec = specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-        if config.batch_invariant_mode:
-            _part_norms_from_products(spec)
     else:
         spec = _local_spec(specs, config)
     if not on_te:
         _take_packs(spec, config, platform)
+    elif separate_norms or config.batch_invariant_mode:
+        _part_norms_from_products(spec)
     if family.qk_norm is QkNorm.all_heads:
         _normalize_all_heads(spec, config)
     if family.norms_after:
@@ -99,21 +103,29 @@ def _local_spec(specs: Any, config: Any) -> Any:
 
 
 def _part_norms_from_products(spec: Any) -> None:
-    """Norms as separate modules, for which Megatron has a batch-invariant kernel.
+    """Norms as separate modules, which Transformer Engine's LayerNormLinear would have within.
 
-    The norm inside Transformer Engine's LayerNormLinear picks its kernel by the number of rows.
+    For the separate ones Megatron has a batch-invariant kernel; those within pick their kernel by
+    the number of rows. And an adapter takes what the matrix takes, after the norm.
     """
-    from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TENorm
+    from megatron.core.extensions.transformer_engine import (
+        TEColumnParallelLinear,
+        TELayerNormColumnParallelLinear,
+        TENorm,
+    )
 
-    layer = spec.submodules
-    layer.input_layernorm = layer.pre_mlp_layernorm = TENorm
-    layer.self_attention.submodules.linear_qkv = TEColumnParallelLinear
-    layer.mlp.submodules.linear_fc1 = TEColumnParallelLinear
-    # In a checkpoint they have the names that they have inside the products.
-    layer.sharded_state_dict_keys_map = {
-        "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
-        "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
-    }
+    for layer in _submodules(spec):
+        # In a checkpoint they have the names that they have inside the products.
+        names = {}
+        attention, mlp = layer.self_attention.submodules, layer.mlp.submodules
+        if attention.linear_qkv is TELayerNormColumnParallelLinear:
+            layer.input_layernorm, attention.linear_qkv = TENorm, TEColumnParallelLinear
+            names["input_layernorm."] = "self_attention.linear_qkv.layer_norm_"
+        if getattr(mlp, "linear_fc1", None) is TELayerNormColumnParallelLinear:
+            layer.pre_mlp_layernorm, mlp.linear_fc1 = TENorm, TEColumnParallelLinear
+            names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
+        if names:  # Layers may share what describes them.
+            layer.sharded_state_dict_keys_map = names
 
 
 def _take_packs(spec: Any, config: Any, platform: Platform) -> None:

@@ -39,6 +39,7 @@ class ModelSettings:
             ``None``: all of them.
         precision: Of what decides log-probs most.
         layers: ``auto``, ``transformer_engine`` or ``local``, see ``choose_platform``.
+        separate_norms: No norms within Transformer Engine's matrices.
         logits: ``whole``; ``chunked``: never, see ``rlmath/actor/head.py``; ``auto``: chunked on
             CUDA.
     """
@@ -49,6 +50,7 @@ class ModelSettings:
     recompute_num_layers: int | None = ActorConfig.recompute_num_layers
     precision: Precision = field(default_factory=Precision)
     layers: str = ActorConfig.layers.value
+    separate_norms: bool = False
     logits: str = ActorConfig.logits.value
 
 
@@ -190,7 +192,7 @@ def build_model(
         enable_batch_invariance()
     model = GPTModel(
         config=config,
-        transformer_layer_spec=layer_spec(config, spec.family, platform),
+        transformer_layer_spec=layer_spec(config, spec.family, platform, settings.separate_norms),
         vocab_size=padded_vocab_size(spec.vocab, layout.tensor_parallel),
         max_sequence_length=max_sequence_length,
         pre_process=parallel_state.is_pipeline_first_stage(),

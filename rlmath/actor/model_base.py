@@ -6,6 +6,8 @@ What a rank does follows from its place in the layout and from its shard of the 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -13,6 +15,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
+from rlmath.actor.lora import Adapter, Merger, attach_adapters
 from rlmath.actor.model import build_model
 from rlmath.actor.offload import PARTS, DeviceState
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
@@ -26,8 +29,9 @@ from rlmath.actor.settings import (
 )
 from rlmath.batching.shards import Shard, Share, shards
 from rlmath.checkpoint.optimizer_state import initialize_states
-from rlmath.checkpoint.state import ModelState
+from rlmath.checkpoint.state import AdapterState, ModelState
 from rlmath.device import Platform
+from rlmath.model.lora import described
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 
@@ -40,6 +44,7 @@ class RankModel:
     Attributes:
         module: This rank's stage.
         model: The same with Megatron's data-parallel wrapper, unless it is not trained.
+        adapters: Under LoRA those of this rank's stage, which alone are trained.
         reports: One rank of each data-parallel share returns its values.
         read_s: Seconds in which its weights were read.
         device_state: What of the model is on the device; see ``release_optimizer``.
@@ -87,11 +92,14 @@ class RankModel:
             self.spec,
             self.layout,
             self.platform,
-            settings.model,
+            dataclasses.replace(settings.model, separate_norms=settings.lora is not None),
             settings.max_sequence_length,
         )
         began_s = time.perf_counter()
         load_from_hf([module], settings.model_path, self.spec, self.parallel)
+        self.adapters: list[Adapter] = []
+        if settings.lora is not None:
+            self.adapters = attach_adapters(module, self.spec, self.parallel, settings.lora)
         self.read_s = time.perf_counter() - began_s
         return module
 
@@ -100,6 +108,9 @@ class RankModel:
         kind = None
         if self.settings.optimizer is not None:
             kind = "distributed" if self.settings.distributed_optimizer else "plain"
+        adapters = None
+        if self.settings.lora is not None:
+            adapters = AdapterState(described(self.settings.lora), self._base_fingerprint)
         return ModelState(
             module=self.module,
             optimizer=self.optimizer,
@@ -108,7 +119,23 @@ class RankModel:
             layout=self.layout,
             dtype=str(self.settings.model.dtype).removeprefix("torch."),
             optimizer_kind=kind,
+            adapters=adapters,
         )
+
+    @functools.cached_property
+    def _base_fingerprint(self) -> int:
+        """Of the frozen model, over all tensors, on any layout. Collective the first time."""
+        from rlmath.weights.fingerprint import add
+        from rlmath.weights.gather import BucketGatherer
+
+        found = BucketGatherer([self.module], self.spec, self.parallel).fingerprints()
+        return functools.reduce(add, found.values())
+
+    def merger(self) -> Merger | None:
+        """What is sent and written of matrices with adapters; ``None``: there are none."""
+        if not self.settings.lora:
+            return None
+        return Merger(self.module, self.device_state.read, self.platform.torch_device)
 
     # -- what is on the device: each phase loads what it needs ----------------------------------
 

@@ -77,8 +77,11 @@ def with_output_norm(linear: Any, norm: Any) -> Any:
                 config=config, hidden_size=config.hidden_size, eps=config.layernorm_epsilon
             )
 
+        def product(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            output, bias = super().forward(*args, **kwargs)
+            output, bias = self.product(*args, **kwargs)
             return self.output_norm(output), bias
 
     return NormedRowLinear

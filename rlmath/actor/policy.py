@@ -14,6 +14,7 @@ from torch import Tensor
 from rlmath.actor.exchange import swap_parameters
 from rlmath.actor.farthest import Farthest, say_clamped
 from rlmath.actor.head import head_of
+from rlmath.actor.lora import base_model
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
 from rlmath.actor.packing import PackedMicroBatch
@@ -35,17 +36,27 @@ T = TypeVar("T")
 
 
 class MegatronActor(RankModel):
-    """This process's part of the policy, and of its reference model."""
+    """This process's part of the policy, and of its reference model.
+
+    Attributes:
+        reference: What the reference model has in place of what is trained, in host memory;
+            ``None``: there is no reference, or it is the model without its adapters.
+    """
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
         super().__init__(settings, layout, platform)
         self.reference: list[Tensor] | None = None
-        if settings.reference.kind != "none":
+        # Without adapters the model is the reference.
+        is_base = settings.lora is not None and settings.lora.init_from is None
+        if settings.reference.renewed or (settings.reference.kind == "frozen" and not is_base):
             # An average in bfloat16 would lose each step's small share.
             dtype = torch.float32 if settings.reference.kind == "averaged" else None
-            self.reference = [
-                p.detach().to("cpu", dtype, copy=True) for p in self.module.parameters()
-            ]
+            self.reference = [p.detach().to("cpu", dtype, copy=True) for p in self._trained()]
+
+    def _trained(self) -> list[Tensor]:
+        """What training changes, and so all in which the reference differs: under LoRA adapters."""
+        everything = self.settings.lora is None
+        return [p for p in self.module.parameters() if p.requires_grad or everything]
 
     def checkpoint_state(self) -> ModelState:
         state = super().checkpoint_state()
@@ -102,12 +113,15 @@ class MegatronActor(RankModel):
     @contextlib.contextmanager
     def _reference_weights(self) -> Iterator[None]:
         """Run the model with the reference's weights. The optimizer never sees them."""
-        if self.reference is None:
+        if self.settings.reference.kind == "none":
             raise ValueError("there is no reference model: ActorSettings.reference is none")
         self.load_parameters()
-        parameters = list(self.module.parameters())
-        with swap_parameters(parameters, self.reference):
-            yield
+        if self.reference is None:
+            with base_model(self.adapters):
+                yield
+        else:
+            with swap_parameters(self._trained(), self.reference):
+                yield
 
     @torch.no_grad()
     def renew_reference(self, share: float, clear_optimizer: bool = False) -> None:
@@ -119,7 +133,7 @@ class MegatronActor(RankModel):
         """
         assert self.reference is not None
         self.load_parameters()
-        for mine, parameter in zip(self.reference, self.module.parameters(), strict=True):
+        for mine, parameter in zip(self.reference, self._trained(), strict=True):
             mine.lerp_(parameter.detach().to("cpu", mine.dtype), share)
         if clear_optimizer:
             with self.device_state.optimizer_readable():

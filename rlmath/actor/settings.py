@@ -14,6 +14,7 @@ from rlmath.config.actor import ActorConfig
 from rlmath.config.algorithm import AlgorithmConfig
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.value import ValueConfig
+from rlmath.model.lora import Lora
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
@@ -49,6 +50,7 @@ class ActorSettings:
         reference: Whether to keep a reference model, in host memory.
         distributed_optimizer: Data-parallel ranks share the optimizer's state.
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
+        lora: Low-rank adapters, which alone are trained; ``None``: all weights are.
         value: The value model, in the same processes; ``None``: none.
     """
 
@@ -61,6 +63,7 @@ class ActorSettings:
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     distributed_optimizer: bool = ActorConfig.distributed_optimizer
     offload: str = ActorConfig.offload.value
+    lora: Lora | None = None
     value: ActorSettings | None = None
 
 

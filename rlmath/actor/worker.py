@@ -147,6 +147,7 @@ class ActorWorker:
             self.actor.parallel,
             plan.bucket_size_mib,
             read=self.actor.device_state.read,
+            merge=self.actor.merger(),
         )
         self.connection = connect(plan, self.gatherer, self.platform)
 
@@ -227,7 +228,24 @@ class ActorWorker:
 
         self.actor.load_parameters()
         save_to_hf(
-            [self.actor.module], folder, source, self.actor.spec, self.actor.parallel, card=card
+            [self.actor.module],
+            folder,
+            source,
+            self.actor.spec,
+            self.actor.parallel,
+            card=card,
+            merge=self.actor.merger(),
+        )
+
+    def save_adapters(self, folder: str, base_model: str) -> None:
+        """Write the adapters as a PEFT folder. Collective."""
+        from rlmath.weights.peft_folder import save_adapters
+
+        self.actor.load_parameters()
+        lora = self.actor.settings.lora
+        assert lora is not None
+        save_adapters(
+            [self.actor.module], folder, base_model, self.actor.spec, self.actor.parallel, lora
         )
 
     def save_checkpoint(self, folder: str) -> None:

@@ -18,7 +18,7 @@ def sharded_reference(module: Any, reference: list[Tensor]) -> dict[str, Any]:
 
     Args:
         module: This rank's stage of the policy, whose parameters the reference follows.
-        reference: A tensor for each of its parameters.
+        reference: A tensor for each of its parameters that are trained.
     """
     own = _by_name(module, reference)
     described = module.sharded_state_dict(prefix=PREFIX, metadata=sharding())
@@ -47,5 +47,9 @@ def load_reference(module: Any, reference: list[Tensor], loaded: dict[str, Tenso
 
 
 def _by_name(module: Any, reference: list[Tensor]) -> dict[str, Tensor]:
-    names = [name for name, _ in module.named_parameters()]
-    return dict(zip(names, reference, strict=True))
+    return dict(zip(trained_names(module), reference, strict=True))
+
+
+def trained_names(module: Any) -> list[str]:
+    """Names of the parameters that are trained, in the order of the module's."""
+    return [name for name, one in module.named_parameters() if one.requires_grad]

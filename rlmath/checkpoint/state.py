@@ -27,7 +27,7 @@ from rlmath.checkpoint.optimizer_state import (
     sharding,
 )
 from rlmath.checkpoint.random_streams import load_streams, save_streams
-from rlmath.checkpoint.reference_state import load_reference, sharded_reference
+from rlmath.checkpoint.reference_state import load_reference, sharded_reference, trained_names
 from rlmath.checkpoint.space import disk_full
 from rlmath.checkpoint.tensor_index import check_index
 from rlmath.checkpoint.writer import (
@@ -41,6 +41,19 @@ from rlmath.errors import UserError
 log = logging.getLogger(__name__)
 
 _ABOUT = "about.json"
+
+
+@dataclass(frozen=True)
+class AdapterState:
+    """Adapters of a frozen model, of which alone a checkpoint is.
+
+    Attributes:
+        described: As JSON; a checkpoint of other adapters is an error.
+        base_fingerprint: Of the frozen model, which a load does not replace.
+    """
+
+    described: dict[str, Any]
+    base_fingerprint: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ class ModelState:
         reference: Weights of the reference model in the order of the module's parameters;
             ``None``: there is none to save.
         reference_kind: ``frozen`` unless ``reference`` is saved.
+        adapters: Parameters that want no gradient are not saved; ``None``: all are.
     """
 
     module: Any
@@ -69,6 +83,7 @@ class ModelState:
     optimizer_kind: str | None
     reference: list[Tensor] | None = None
     reference_kind: str = "frozen"
+    adapters: AdapterState | None = None
 
 
 class Saveable(Protocol):
@@ -256,7 +271,7 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
         loaded = dist_checkpointing.load(
             _sharded_state(state, loading=True), str(target), strict=StrictHandling.RAISE_ALL
         )
-        _set_weights(state.module, loaded["model"])
+        _set_weights(state, loaded["model"])
         if state.optimizer is not None:
             load_optimizer_state(state.optimizer, loaded["optimizer"])
             load_schedule_state(state.scheduler, loaded["scheduler"])
@@ -282,6 +297,9 @@ def _sharded_state(state: ModelState, loading: bool) -> dict[str, Any]:
     # Transformer Engine's extra state is for 8-bit floats, which are not used, and is read by
     # executing pickled code.
     model = {key: value for key, value in model.items() if not key.endswith("_extra_state")}
+    if state.adapters is not None:
+        trained = set(trained_names(state.module))
+        model = {key: value for key, value in model.items() if key in trained}
     sharded = {"model": model}
     if state.optimizer is not None:
         sharded["optimizer"] = sharded_optimizer_state(state.optimizer, model, loading)
@@ -291,9 +309,11 @@ def _sharded_state(state: ModelState, loading: bool) -> dict[str, Any]:
     return sharded
 
 
-def _set_weights(module: Any, weights: dict[str, Any]) -> None:
-    result = module.load_state_dict(weights, strict=False)
+def _set_weights(state: ModelState, weights: dict[str, Any]) -> None:
+    result = state.module.load_state_dict(weights, strict=False)
     missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
+    if state.adapters is not None:
+        missing = sorted(set(trained_names(state.module)).intersection(missing))
     if missing or result.unexpected_keys:
         raise BrokenCheckpoint(f"missing {missing}, unexpected {result.unexpected_keys}")
 
@@ -330,6 +350,8 @@ def _about(state: ModelState) -> dict[str, Any]:
         "dtype": state.dtype,
         "optimizer": state.optimizer_kind,
         "reference": state.reference_kind,
+        "lora": None if state.adapters is None else state.adapters.described,
+        "base": None if state.adapters is None else state.adapters.base_fingerprint,
         "layout": _as_json(state.layout),
     }
 
@@ -355,8 +377,12 @@ def _check_same(state: ModelState, saved: dict[str, Any], target: Path) -> None:
         ("dtype", "model.dtype"),
         ("optimizer", "actor.distributed_optimizer"),
         ("reference", "algorithm.reference.kind"),
+        ("lora", "actor.lora"),
+        ("base", "model.path"),
     ):
-        was, now = saved[key], own[key]
+        # Older checkpoints are of all weights, and do not say so.
+        was: Any = saved.get(key)
+        now = own[key]
         if key == "shape":
             # Fields that came or went since it was saved say nothing.
             differing = sorted(k for k in now if k in was and was[k] != now[k])

@@ -4,7 +4,8 @@ Each check is a generator of messages. A message begins with the setting's key, 
 arithmetic, and names values that would work. Ranges stand with the fields (``utils/setting.py``);
 what divides what is in ``layout.py``; files, memory and disk are in ``files.py``; what is evaluated
 is in ``benchmarks.py``; what the algorithm does not allow is in ``algorithm.py``; what layers and
-kernels are there is in ``precision.py``; this file has the order and the other contradictions.
+kernels are there is in ``precision.py``; what adapters ask for is in ``lora.py``; this file has the
+order and the other contradictions.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rlmath.checks import layout as check_layout
 from rlmath.checks import precision as check_precision
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.benchmarks import benchmark_problems
+from rlmath.checks.lora import lora_model, lora_problems
 from rlmath.checks.machine import Machine
 from rlmath.checks.overview import updates_of
 from rlmath.config import arithmetic
@@ -102,6 +104,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     if model is not None:
         yield from check_layout.model_splits(config, model, command)
         yield from check_precision.batch_invariant_model(config, model)
+        if command != "evaluate":
+            yield from lora_model(config, model)
         yield from check_layout.lengths(config, model, command)
         if layout is not None and command != "evaluate":
             yield from check_layout.experts(config, model, layout)
@@ -235,6 +239,7 @@ def _contradictions(config: Config, command: Command) -> Iterator[str]:
     if command == "evaluate":
         return
     yield from _actor(config)
+    yield from lora_problems(config, command)
     yield from _optimizers(config, command)
     if command == "sft":
         return

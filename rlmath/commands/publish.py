@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlmath.checkpoint import CheckpointStore
 from rlmath.errors import UserError
-from rlmath.training.model_card import CARD, HF, model_card
+from rlmath.training.model_card import CARD, HF, HF_ADAPTER, model_card
 
 # Settings of a run that mean the same here, and options that they were.
 SETTINGS = ("eval.checkpoint",)
@@ -75,6 +75,8 @@ def _upload(options: argparse.Namespace, checkpoint: Path | None, card: str) -> 
         # A copy of the small files would be enough, but links cost nothing.
         upload = Path(scratch) / "upload"
         shutil.copytree(folder, upload, copy_function=_link)
+        if checkpoint is None and (run_dir / HF_ADAPTER).is_dir():
+            shutil.copytree(run_dir / HF_ADAPTER, upload / HF_ADAPTER, copy_function=_link)
         (upload / CARD).unlink(missing_ok=True)
         (upload / CARD).write_text(card, encoding="utf-8")
         revision = options.revision or _revision_of(checkpoint)

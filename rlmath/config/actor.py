@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from rlmath.config.lora import LoraConfig
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.utils.setting import OnlyWith, setting
 
@@ -105,3 +106,4 @@ class ActorConfig:
         None, "CPU threads per rank; null: all cores divided between the ranks.", least=1
     )
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)

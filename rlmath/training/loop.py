@@ -25,7 +25,7 @@ from rlmath.rollout.sampler import Sampler
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.checkpointing import HasState, Saver, open_saver, open_store
 from rlmath.training.controllers import Coefficients
-from rlmath.training.model_card import write_card
+from rlmath.training.model_card import HF_ADAPTER, write_card
 from rlmath.training.session import Session, open_session, with_model_folder
 from rlmath.training.step import train_step
 from rlmath.training.summary import check_export, ending, summarize
@@ -173,6 +173,8 @@ def export(training: Training, batch: TrainingBatch | None) -> None:
     # Nothing is sampled any more, and a GPU has no room for both.
     session.sampling.pool.sleep()
     session.actor.save_hf(run_dir / "hf")
+    if config.actor.lora.rank:
+        session.actor.save_adapters(run_dir / HF_ADAPTER)
     checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
     summary = summarize(config, session, checked)
     write_card(run_dir)

@@ -19,6 +19,8 @@ CARD = "README.md"
 # An absolute path says more of a machine than a card should.
 _ABSOLUTE = re.compile(r"(?<![\w.~-])/(?:[^\s,\]'\"]*/)?([^/\s,\]'\"]+)")
 HF = "hf"
+# The adapters alone, in PEFT's format, of a run with actor.lora.
+HF_ADAPTER = "hf_adapter"
 # Settings that make the recipe, in the order in which they are read.
 _RECIPE = (
     ("advantage", "algorithm.advantage"),
@@ -30,6 +32,7 @@ _RECIPE = (
     ("clip, low and high", "algorithm.loss_options.clip_low", "algorithm.loss_options.clip_high"),
     ("KL coefficient", "algorithm.kl_coef"),
     ("learning rate", "actor.optimizer.lr"),
+    ("LoRA rank and alpha (rank 0: all weights)", "actor.lora.rank", "actor.lora.alpha"),
     ("schedule", "actor.optimizer.schedule"),
     (
         "longest prompt and response, tokens",
@@ -90,6 +93,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
         f"{base}, trained with reinforcement learning on mathematics problems by rlmath"
         + (f"; after step {steps}." if steps is not None else "."),
         "",
+        *_adapter_lines(run_dir, step),
         "## Recipe",
         "",
         "| setting | value |",
@@ -115,6 +119,16 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _adapter_lines(run_dir: Path, step: int | None) -> list[str]:
+    if step is not None or not (run_dir / HF_ADAPTER).is_dir():
+        return []
+    return [
+        "Its low-rank adapters (LoRA) are merged into these weights; alone, in PEFT's format, they "
+        f"are in `{HF_ADAPTER}`.",
+        "",
+    ]
 
 
 def _changes_lines(history: Sequence[tuple[int, list[attempts.Change]]]) -> list[str]:

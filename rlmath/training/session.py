@@ -20,6 +20,7 @@ from rlmath.cluster.watchdog import WatchedComponent
 from rlmath.config.actor import Offload
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.benchmarks import longest_response_tokens
+from rlmath.config.lora import adapters_of
 from rlmath.config.precision import ProductDType
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.device import choose_platform
@@ -371,6 +372,7 @@ def actor_settings(
         max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
         max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
         reference=reference_settings(config),
+        lora=adapters_of(config.actor.lora, read_model_spec(config.model.path), config.runner.seed),
     )
 
 
@@ -381,4 +383,7 @@ def value_model_settings(
     if not needs_value_model(config.algorithm.advantage):
         return None
     optimizer = whole_schedule(config.value.optimizer, optimizer_steps)
-    return dataclasses.replace(policy, optimizer=optimizer, reference=ReferenceSettings())
+    # Its weights are all trained: under LoRA it would be a copy of the base model with a head.
+    return dataclasses.replace(
+        policy, optimizer=optimizer, reference=ReferenceSettings(), lora=None
+    )

@@ -91,6 +91,8 @@ def fine_tune(config: Config) -> int:
                     saver.save()
         saver.finish()
         actor.save_hf(run_dir / "sft")
+        if config.actor.lora.rank:
+            actor.save_adapters(run_dir / "sft_adapter")
     print(f"fine-tuned model: {run_dir / 'sft'}")
     return 0
 

@@ -7,6 +7,7 @@ and pipeline parallelism of 1, whatever the run had. It needs memory for the mod
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import torch
 
 from rlmath.device import Platform
 from rlmath.errors import UserError
+from rlmath.model.lora import Lora, from_described
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.validation.processes import ONE_RANK
-from rlmath.weights.fingerprint import compare_fingerprints, fingerprint
-from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.fingerprint import add, compare_fingerprints, fingerprint
+from rlmath.weights.gather import BucketGatherer, Merge
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.megatron import save_to_hf
 from rlmath.weights.model_folder import Foreign, check_target
@@ -37,12 +39,16 @@ class CheckpointModel:
         spec: Sizes, as saved.
         dtype: Of the weights.
         layout: Tensor, pipeline and data parallelism of the run.
+        lora: Adapters, of which alone the checkpoint is; ``None``: it has all weights.
+        base_fingerprint: Of the model that the adapters belong to.
     """
 
     folder: Path
     spec: dict[str, Any]
     dtype: torch.dtype
     layout: dict[str, int]
+    lora: Lora | None = None
+    base_fingerprint: int | None = None
 
 
 def read_checkpoint(path: str | Path) -> CheckpointModel:
@@ -56,7 +62,10 @@ def read_checkpoint(path: str | Path) -> CheckpointModel:
         if about.is_file():
             saved = json.loads(about.read_text(encoding="utf-8"))
             dtype = getattr(torch, saved["dtype"])
-            return CheckpointModel(folder, saved["shape"], dtype, saved["layout"])
+            lora = None if saved.get("lora") is None else from_described(saved["lora"])
+            return CheckpointModel(
+                folder, saved["shape"], dtype, saved["layout"], lora, saved.get("base")
+            )
     raise UserError(
         f"{path} is no checkpoint: it has neither {_ACTOR}/about.json nor about.json; give a "
         "folder such as runs/<run>/checkpoints/step_000050"
@@ -123,12 +132,43 @@ def to_hf(
         ModelSettings(saved.dtype),
         spec.longest_sequence,
     )
-    load_weights(module, saved.folder)
     parallel = ParallelRank.from_megatron()
-    save_to_hf([module], folder, source, spec, parallel, overwrite=overwrite)
-    held = BucketGatherer([module], spec, parallel).fingerprints()
+    merge = None
+    if saved.lora is not None:
+        merge = _attach_adapters(module, saved, source, spec, platform)
+    load_weights(module, saved.folder)
+    save_to_hf([module], folder, source, spec, parallel, overwrite=overwrite, merge=merge)
+    held = BucketGatherer([module], spec, parallel, merge=merge).fingerprints()
     compare_fingerprints(held, _of_folder(folder), str(folder))
     return len(held)
+
+
+def _attach_adapters(
+    module: torch.nn.Module,
+    saved: CheckpointModel,
+    source: str | Path,
+    spec: ModelSpec,
+    platform: Platform,
+) -> Merge:
+    """The base model with adapters for a checkpoint of adapters, and how they are merged.
+
+    Raises:
+        UserError: ``source`` is not the model that they were trained on.
+    """
+    from rlmath.actor.lora import Merger, attach_adapters
+    from rlmath.weights.megatron import load_from_hf
+
+    assert saved.lora is not None
+    parallel = ParallelRank.from_megatron()
+    load_from_hf([module], source, spec, parallel)
+    found = BucketGatherer([module], spec, parallel).fingerprints().values()
+    if functools.reduce(add, found) != saved.base_fingerprint:
+        raise UserError(
+            f"{saved.folder} has adapters of another model than {source}: its weights differ from "
+            "those that they were trained on; give the folder that the run started from"
+        )
+    attach_adapters(module, spec, parallel, saved.lora)
+    return Merger(module, lambda values: values, platform.torch_device)
 
 
 def check_export_target(
@@ -204,16 +244,21 @@ def load_weights(module: torch.nn.Module, folder: Path) -> None:
     """
     from megatron.core import dist_checkpointing
 
+    from rlmath.actor.lora import has_adapters
     from rlmath.checkpoint.optimizer_state import sharding
+    from rlmath.checkpoint.reference_state import trained_names
 
     wanted = module.sharded_state_dict(metadata=sharding())  # type: ignore[operator]
     wanted = {key: value for key, value in wanted.items() if not key.endswith("_extra_state")}
+    # Under LoRA the rest is the base model, which is there.
+    trained = set(trained_names(module)) if has_adapters(module) else set(wanted)
+    wanted = {key: value for key, value in wanted.items() if key in trained}
     try:
         state = dist_checkpointing.load({"model": wanted}, str(folder))
     except Exception as error:
         raise UserError(f"{folder} cannot be loaded: {error}") from error
     result = module.load_state_dict(state["model"], strict=False)
-    missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
+    missing = [key for key in result.missing_keys if key in trained]
     if missing:
         raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
 

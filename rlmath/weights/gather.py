@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from rlmath.config.weights import WeightsConfig
 from rlmath.errors import WeightsError
+from rlmath.model.lora import Lora, adapter_shapes
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
+from rlmath.weights.adapters import local_adapters
 from rlmath.weights.buckets import (
     Bucket,
     TensorMeta,
@@ -29,6 +31,10 @@ from rlmath.weights.buckets import (
 from rlmath.weights.fingerprint import fingerprint
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import hf_shapes
+
+# Of a parameter, some of its rows or columns, along which dimension these are, and the first: the
+# values to send in their place.
+Merge = Callable[[Tensor, Tensor, int, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -75,12 +81,16 @@ class _Place:
     length: int
 
     read: Callable[[Tensor], Tensor] | None = None
+    merge: Merge | None = None
 
     def values(self) -> Tensor:
         values = self.parameter.detach()
         if self.read is not None:
             values = self.read(values)
-        return values.narrow(self.dim, self.start, self.length)
+        values = values.narrow(self.dim, self.start, self.length)
+        if self.merge is not None:
+            values = self.merge(self.parameter, values, self.dim, self.start)
+        return values
 
 
 class BucketGatherer:
@@ -97,6 +107,8 @@ class BucketGatherer:
         dtype: Type to send; ``None``: each parameter's own.
         read: Gives the values of a parameter that is not on the device, from host memory;
             ``None``: all are there.
+        merge: What is sent of a parameter that has an adapter; ``None``: the parameter.
+        adapters: Gather these instead of the model's tensors.
 
     Attributes:
         tensors: Name, shape and type of each Hugging Face tensor, in the order of sending.
@@ -114,26 +126,35 @@ class BucketGatherer:
         bucket_size_mib: float = WeightsConfig.bucket_size_mib,
         dtype: torch.dtype | None = None,
         read: Callable[[Tensor], Tensor] | None = None,
+        merge: Merge | None = None,
+        adapters: Lora | None = None,
     ) -> None:
         self.parallel = parallel
         self.ranks = parallel.global_ranks
         self._local: dict[Run, _Place] = {}
         # Of a tied embedding, on the last stage; the first stage sends the original.
         self._copies: dict[Run, _Place] = {}
-        for parameter in local_parameters(model_chunks, spec, parallel):
+        if adapters is None:
+            shapes, parameters = hf_shapes(spec), local_parameters(model_chunks, spec, parallel)
+        else:
+            shapes = dict(adapter_shapes(spec, adapters))
+            parameters = local_adapters(model_chunks, spec, parallel, adapters)
+        self.device = next(iter(model_chunks[0].parameters())).device
+        for parameter in parameters:
             into = self._copies if parameter.is_copy else self._local
             for piece in parameter.layout.pieces:
-                place = _Place(parameter.tensor, piece.dim, piece.local_start, piece.length, read)
+                place = _Place(
+                    parameter.tensor, piece.dim, piece.local_start, piece.length, read, merge
+                )
                 size = list(parameter.tensor.shape)
                 size[piece.dim] = piece.length
                 into[Run(piece.hf_name, piece.dim, piece.hf_start, tuple(size))] = place
-            self.device = parameter.tensor.device
         holders = self._exchange(dtype)
         self._holders = {run: ranks for run, (ranks, _) in holders.items()}
-        self._runs = _runs_by_tensor(hf_shapes(spec), holders)
+        self._runs = _runs_by_tensor(shapes, holders)
         self.tensors = [
             TensorMeta(name, whole, holders[self._runs[name][0]][1])
-            for name, whole in hf_shapes(spec).items()
+            for name, whole in shapes.items()
         ]
         self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
 

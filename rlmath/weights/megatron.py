@@ -19,7 +19,7 @@ from rlmath.config.weights import WeightsConfig
 from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
-from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.gather import BucketGatherer, Merge
 from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, fused_for_files
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import (
@@ -135,6 +135,7 @@ def save_to_hf(
     dtype: torch.dtype | None = None,
     card: str | None = None,
     overwrite: bool = False,
+    merge: Merge | None = None,
 ) -> None:
     """Write the model as a Hugging Face folder; it appears when it is complete.
 
@@ -151,11 +152,12 @@ def save_to_hf(
         dtype: Type to write; ``None``: each parameter's own.
         card: Text of README.md; ``None`` writes a short one.
         overwrite: Replace whatever the folder holds.
+        merge: See ``BucketGatherer``.
 
     Raises:
         WeightsError: As ``hf_tensors``, or on the writing rank when the folder cannot be written.
     """
-    gatherer = BucketGatherer(model_chunks, spec, parallel, bucket_size_mib, dtype)
+    gatherer = BucketGatherer(model_chunks, spec, parallel, bucket_size_mib, dtype, merge=merge)
     writes = parallel.global_rank == 0
     if not writes:
         for _ in gatherer.gather(0):

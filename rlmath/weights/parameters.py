@@ -16,6 +16,9 @@ from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.pieces import LocalTensor, local_tensor
 
+# In the name of a low-rank adapter's parameters, see ``rlmath/weights/adapters.py``.
+ADAPTER = ".adapter."
+
 
 @dataclass(frozen=True)
 class LocalParameter:
@@ -25,19 +28,26 @@ class LocalParameter:
         name: Megatron's name within its model chunk, with the chunk's own layer number.
         tensor: The parameter itself.
         layout: The Hugging Face tensors in it.
-        is_copy: It is the last stage's copy of a tied embedding.
+        entry: Of the family's table.
+        layer: Global number from 0; ``None``: it is of no layer.
     """
 
     name: str
     tensor: Tensor
     layout: LocalTensor
-    is_copy: bool
+    entry: Entry
+    layer: int | None
+
+    @property
+    def is_copy(self) -> bool:
+        """It is the last stage's copy of a tied embedding."""
+        return self.entry.when is When.tied
 
 
 def local_parameters(
     model_chunks: Sequence[nn.Module], spec: ModelSpec, parallel: ParallelRank
 ) -> list[LocalParameter]:
-    """All parameters of this rank's model chunks, in the order of the modules.
+    """All parameters of this rank's model chunks but adapters, in the order of the modules.
 
     Args:
         model_chunks: Megatron ``GPTModel``s of this pipeline stage, one per virtual stage, bare or
@@ -73,15 +83,14 @@ def local_parameters(
                     f"{parallel.tp_size}; {spec.architecture} needs {layout.shape}"
                 )
             seen.setdefault(layer, set()).add(entry)
-            is_copy = entry.when is When.tied
-            result.append(LocalParameter(name, parameter, layout, is_copy))
+            result.append(LocalParameter(name, parameter, layout, entry, layer))
         _check_layers_whole(seen, spec)
     return result
 
 
 def _tensors(chunk: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, and what routers choose experts by, which is never trained."""
-    yield from chunk.named_parameters()
+    """Parameters of the files, and what routers choose experts by, which is never trained."""
+    yield from (item for item in chunk.named_parameters() if ADAPTER not in item[0])
     yield from ((name, one) for name, one in chunk.named_buffers() if name.endswith("expert_bias"))
 
 

@@ -1,0 +1,275 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685) in Megatron's linear layers.
+
+``y = W x + alpha / rank * B A x``, with ``W`` frozen. Under tensor parallelism what crosses ranks
+is ``A x``, a few numbers a token:
+
+- ``W`` split by rows: ``A`` is on every rank, which computes ``A x`` of its tokens; ``B`` is split
+  as ``W`` is, and the gradient of ``A x`` is summed over ranks.
+- ``W`` split by columns: ``A`` is split as ``W`` is, and the ranks' ``A x`` are summed; ``B`` is on
+  every rank.
+
+Under sequence parallelism the parameter that every rank has works on the rank's own tokens, so its
+gradient is partial; Megatron sums it, by the mark ``sequence_parallel``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rlmath.model.families import Rule
+from rlmath.model.lora import Lora
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import ModelSpec
+from rlmath.weights.adapters import AdapterLayout, adapter_layout, local_adapters
+from rlmath.weights.parameters import local_parameters
+from rlmath.weights.peft_folder import load_adapters
+
+# Of a merged matrix in float32 at once.
+_MERGED_ELEMENTS = 1 << 24
+
+
+class Adapter(nn.Module):
+    """The adapter of one linear layer, see ``rlmath/weights/adapters.py`` for its parameters.
+
+    Args:
+        layout: Of the rank's matrix.
+        lora: The adapters.
+        like: The matrix.
+        sequence_parallel: Tensor ranks have parts of the tokens where matrices are not split.
+
+    Attributes:
+        enabled: Whether it takes part; without, the layer is the base model's.
+    """
+
+    mask: Tensor | None
+
+    def __init__(
+        self, layout: AdapterLayout, lora: Lora, like: Tensor, sequence_parallel: bool
+    ) -> None:
+        from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes as mark
+
+        super().__init__()
+        self.layout, self.scale, self.enabled = layout, lora.scale, True
+        self.by_columns, self.sequence_parallel = layout.rule is Rule.row, sequence_parallel
+        self.a = nn.Parameter(like.new_empty(layout.a.shape))
+        self.b = nn.Parameter(like.new_empty(layout.b.shape))
+        split, on_all = (self.a, self.b) if self.by_columns else (self.b, self.a)
+        mark(split, is_parallel=True, dim=1 if self.by_columns else 0, stride=1)
+        on_all.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+        mask = _owners(layout)
+        mask = None if bool(mask.all()) else mask.to(like.device, like.dtype)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What is added to the layer's output for its input ``x [s, b, in]``."""
+        from megatron.core import tensor_parallel as tp
+
+        low = F.linear(x, self.a) * self.scale
+        if self.by_columns:
+            if self.sequence_parallel:
+                low = tp.reduce_scatter_to_sequence_parallel_region(low)
+            else:
+                low = tp.reduce_from_tensor_model_parallel_region(low)
+        elif self.sequence_parallel:
+            low = tp.gather_from_sequence_parallel_region(low, tensor_parallel_output_grad=True)
+        else:
+            low = tp.copy_to_tensor_model_parallel_region(low)
+        return F.linear(low, self._wide(self.b))
+
+    def _wide(self, b: Tensor, rows: slice = slice(None)) -> Tensor:
+        """``[out, matrices * rank]``: each row of ``b`` under the ``A`` that it belongs to."""
+        if self.mask is None:
+            return b
+        return (self.mask[rows, :, None] * b[:, None, :]).flatten(1)
+
+    @torch.no_grad()
+    def merged(self, values: Tensor, a: Tensor, b: Tensor, dim: int, start: int) -> Tensor:
+        """Some rows or columns of the rank's matrix with the adapter in it.
+
+        Computed in float32 and rounded once, to the type of ``values``.
+
+        Args:
+            values: Consecutive rows (``dim`` 0) or columns (``dim`` 1) of the matrix.
+            a: The values of ``a``, on the same device as the next and ``values``.
+            b: The values of ``b``.
+            dim: See ``values``.
+            start: The first row or column.
+        """
+        first = start if dim == 0 else 0
+        a = a.float() if dim == 0 else a.narrow(1, start, values.size(1)).float()
+        result = torch.empty_like(values)
+        step = max(1, _MERGED_ELEMENTS // values.size(1))
+        for low in range(0, values.size(0), step):
+            part = values[low : low + step]
+            rows = slice(first + low, first + low + len(part))
+            wide = self._wide(b[rows], rows).float()
+            result[low : low + step] = torch.addmm(part.float(), wide, a, alpha=self.scale)
+        return result
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> Any:
+        """For Megatron's checkpoints."""
+        from megatron.core import parallel_state
+        from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+        from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+
+        found = make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"a": 1} if self.by_columns else {"b": 0},
+            sharded_offsets,
+            tp_group=parallel_state.get_tensor_model_parallel_group(),
+            dp_cp_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
+        )
+        if self.layout.rule is Rule.gate_up:
+            # Each rank has its run of gate, then its run of up.
+            key = f"{prefix}b"
+            found[key] = apply_swiglu_sharded_factory(found[key], sharded_offsets)
+        return found
+
+
+def _owners(layout: AdapterLayout) -> Tensor:
+    """``[out, matrices]`` bool: to which ``A`` each row of ``b`` belongs."""
+    owners = torch.zeros(layout.b.shape[0], len(layout.parts), dtype=torch.bool)
+    for place, runs in enumerate(layout.rows):
+        for first, length in runs:
+            owners[first : first + length, place] = True
+    return owners
+
+
+def attach_adapters(
+    module: nn.Module, spec: ModelSpec, parallel: ParallelRank, lora: Lora
+) -> list[Adapter]:
+    """Freeze a rank's stage and give its linear layers adapters, which alone are trained.
+
+    Args:
+        module: Megatron's ``GPTModel``, bare, with its weights.
+        spec: The model.
+        parallel: This rank.
+        lora: The adapters.
+
+    Returns:
+        The rank's.
+    """
+    module.requires_grad_(False)
+    config: Any = module.config
+    found = []
+    for matrix in local_parameters([module], spec, parallel):
+        layout = adapter_layout(matrix, lora)
+        if layout is None:
+            continue
+        linear = module.get_submodule(matrix.name.removesuffix(".weight"))
+        adapter = Adapter(layout, lora, matrix.tensor, config.sequence_parallel)
+        initialize(adapter, spec.size(matrix.entry.hf[0].dims[1]), lora)
+        _attach(linear, adapter)
+        found.append(adapter)
+    if lora.init_from is not None:
+        own = local_adapters([module], spec, parallel, lora)
+        load_adapters(own, lora.init_from, lora, spec)
+    if config.recompute_granularity == "full" and getattr(module, "embedding", None) is not None:
+        # A recomputed layer whose input needs no gradient would have none for its parameters.
+        module.embedding.register_forward_hook(_need_gradient)
+    return found
+
+
+def _attach(linear: Any, adapter: Adapter) -> None:
+    """Let a linear layer add its adapter's output, and save it by the adapter's own rules."""
+    linear.adapter = adapter
+    # What is normalized afterwards has the adapter in it.
+    name = "product" if hasattr(linear, "product") else "forward"
+    multiply: Callable[..., Any] = getattr(linear, name)
+    describe: Callable[..., Any] = linear.sharded_state_dict
+
+    def with_adapter(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        output, bias = multiply(x, *args, **kwargs)
+        return (output + adapter(x) if adapter.enabled else output), bias
+
+    def described(
+        prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> dict[str, Any]:
+        own = f"{prefix}adapter."
+        found = describe(prefix, sharded_offsets, metadata)
+        found = {key: value for key, value in found.items() if not key.startswith(own)}
+        return found | adapter.sharded_state_dict(own, sharded_offsets, metadata)
+
+    setattr(linear, name, with_adapter)
+    linear.sharded_state_dict = described
+
+
+def _need_gradient(_: Any, __: Any, output: Tensor) -> Tensor:
+    return output.requires_grad_() if torch.is_grad_enabled() else output
+
+
+@torch.no_grad()
+def initialize(adapter: Adapter, columns: int, lora: Lora) -> None:
+    """``B = 0`` and ``A`` uniform in ``+-1/sqrt(in)``, as in PEFT; the same on every layout.
+
+    Args:
+        adapter: Of a rank.
+        columns: Of the whole matrix.
+        lora: The adapters.
+    """
+    adapter.b.zero_()
+    for piece in adapter.layout.a.pieces:
+        # All of it is drawn, of which this rank may have some columns.
+        seed = zlib.crc32(f"{lora.seed} {piece.hf_name}".encode())
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.empty(lora.rank, columns).uniform_(-1, 1, generator=generator)
+        drawn /= math.sqrt(columns)
+        target = adapter.a.narrow(piece.dim, piece.local_start, piece.length)
+        target.copy_(drawn.narrow(piece.dim, piece.hf_start, piece.length))
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Whether ``attach_adapters`` gave a rank's stage any."""
+    return any(isinstance(one, Adapter) for one in module.modules())
+
+
+@contextlib.contextmanager
+def base_model(adapters: list[Adapter]) -> Iterator[None]:
+    """Meanwhile the model is the one without its adapters."""
+    for adapter in adapters:
+        adapter.enabled = False
+    try:
+        yield
+    finally:
+        for adapter in adapters:
+            adapter.enabled = True
+
+
+class Merger:
+    """Matrices with their adapters in them, for :class:`rlmath.weights.gather.BucketGatherer`.
+
+    Args:
+        module: Of ``attach_adapters``.
+        read: Gives the values of a parameter that is not on the device, from host memory.
+        device: Where to compute.
+    """
+
+    def __init__(
+        self, module: nn.Module, read: Callable[[Tensor], Tensor], device: torch.device
+    ) -> None:
+        self._read, self._device = read, device
+        self._adapters = {
+            id(one.weight): one.adapter
+            for one in module.modules()
+            if isinstance(getattr(one, "adapter", None), Adapter)
+        }
+
+    def __call__(self, parameter: Tensor, values: Tensor, dim: int, start: int) -> Tensor:
+        """Some rows (``dim`` 0) or columns (``dim`` 1) of a parameter, from ``start`` on."""
+        adapter: Any = self._adapters.get(id(parameter))
+        if adapter is None:
+            return values
+        a, b = (self._read(one.detach()).to(self._device) for one in (adapter.a, adapter.b))
+        merged: Tensor = adapter.merged(values.to(self._device), a, b, dim, start)
+        return merged

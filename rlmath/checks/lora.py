@@ -1,0 +1,93 @@
+"""What ``actor.lora`` asks for: matrices and layers that the model has, and a folder that fits."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from rlmath.config.algorithm import ReferenceKind
+from rlmath.config.lora import adapters_of
+from rlmath.config.schema import Config
+from rlmath.errors import WeightsError
+from rlmath.model.lora import TARGETS, adapter_parameters, possible_targets
+from rlmath.model.parallel import even_stages
+from rlmath.model.spec import ModelSpec
+
+
+def lora_problems(config: Config, command: str) -> Iterator[str]:
+    """What can be said without the model."""
+    lora, algorithm = config.actor.lora, config.algorithm
+    if not lora.rank:
+        return
+    for name in lora.targets or []:
+        if name not in TARGETS:
+            close = difflib.get_close_matches(name, TARGETS, n=1)
+            yield f"actor.lora.targets: there is no {name}; there are {', '.join(TARGETS)}" + (
+                f"; did you mean {close[0]}?" if close else ""
+            )
+    for key, chosen in (("targets", lora.targets), ("layers", lora.layers)):
+        if chosen == []:
+            yield f"actor.lora.{key}=[]: nothing would be trained; give some, or null for all"
+    averaged = algorithm.reference.kind is ReferenceKind.averaged
+    if command == "train" and algorithm.kl_coef > 0 and averaged:
+        yield (
+            "algorithm.reference.kind=averaged: the average of two models' adapters is not the "
+            "adapter of their average, with actor.lora.rank="
+            f"{lora.rank}; take frozen (the base model, which costs no memory) or reset"
+        )
+
+
+def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
+    """What the model, the layout and the folder of ``init_from`` say."""
+    lora = config.actor.lora
+    if not lora.rank:
+        return
+    possible = possible_targets(model)
+    refused = [name for name in lora.targets or [] if name in TARGETS and name not in possible]
+    if refused:
+        yield (
+            f"actor.lora.targets: {', '.join(refused)} of an MoE (model.path has {model.experts} "
+            f"experts) have no adapters; take some of {', '.join(possible)}, or null"
+        )
+    beyond = [layer for layer in lora.layers or [] if not 0 <= layer < model.layers]
+    if beyond:
+        yield (
+            f"actor.lora.layers: the model has layers 0 to {model.layers - 1}, and no "
+            f"{', '.join(map(str, beyond))}"
+        )
+    if refused or beyond or [] in (lora.targets, lora.layers):
+        return
+    yield from _stages(config, model)
+    adapters = adapters_of(lora, model, config.runner.seed)
+    assert adapters is not None
+    trained, parameters = adapter_parameters(model, adapters), model.num_parameters
+    if trained >= parameters:
+        yield (
+            f"actor.lora.rank={lora.rank}: the adapters have {trained:,} parameters and the model "
+            f"{parameters:,}; take a lower rank, or 0 to train all weights"
+        )
+    if adapters.init_from is not None:
+        # It imports torch, which takes seconds that a check without it has no use for.
+        from rlmath.weights.peft_folder import check_adapters
+
+        try:
+            check_adapters(adapters.init_from, adapters, model)
+        except WeightsError as error:
+            yield f"actor.lora.init_from: {error}"
+
+
+def _stages(config: Config, model: ModelSpec) -> Iterator[str]:
+    """Each pipeline stage has something to train."""
+    lora, actor = config.actor.lora, config.actor
+    if lora.layers is None:
+        return
+    first = 0
+    sizes = actor.pipeline_layers or even_stages(model.layers, actor.pipeline_parallel)
+    for stage, size in enumerate(sizes):
+        if not any(first <= layer < first + size for layer in lora.layers):
+            yield (
+                f"actor.lora.layers={lora.layers}: pipeline stage {stage} has layers {first} to "
+                f"{first + size - 1}, none of which has an adapter, and nothing to train; add one "
+                "of them, or take fewer stages (actor.pipeline_parallel)"
+            )
+        first += size

@@ -1,0 +1,125 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685): which matrices have one, and of what shape.
+
+A matrix ``W [out, in]`` of the model's files, frozen, is used as ``W + alpha / rank * B A`` with
+``A [rank, in]`` and ``B [out, rank]``, which are trained. Names are those of the files
+(``model.layers.0.self_attn.q_proj``), in which PEFT counts as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rlmath.model.families import Entry, Rule
+from rlmath.model.spec import ModelSpec
+
+# Of a layer, in the order of the files. Experts, routers, embeddings and the output layer have no
+# adapters.
+ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
+TARGETS = ATTENTION_TARGETS + MLP_TARGETS
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The adapters of a model.
+
+    Attributes:
+        rank: Columns of ``B`` and rows of ``A``, at least 1.
+        alpha: The product is scaled by ``alpha / rank``.
+        targets: Of ``TARGETS``, in that order.
+        layers: Global numbers from 0, ascending; ``None``: all.
+        init_from: PEFT folder of the adapters to begin with; ``None``: ``A`` is drawn at random and
+            ``B`` is 0.
+        seed: Of the draw.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    layers: tuple[int, ...] | None = None
+    init_from: str | None = None
+    seed: int = 0
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def adapts(self, tensor: str) -> bool:
+        """Whether a tensor of the files, by its name, has an adapter."""
+        module = tensor.removesuffix(_WEIGHT)
+        if module == tensor or module.rpartition(".")[2] not in self.targets:
+            return False
+        return self.layers is None or int(module.split(".")[2]) in self.layers
+
+    def layers_of(self, spec: ModelSpec) -> tuple[int, ...]:
+        """Numbers of the layers that have adapters."""
+        return tuple(range(spec.layers)) if self.layers is None else self.layers
+
+
+def possible_targets(spec: ModelSpec) -> tuple[str, ...]:
+    """The targets that a model has; of an MoE those of attention alone."""
+    return ATTENTION_TARGETS if spec.experts else TARGETS
+
+
+def lora_a(tensor: str) -> str:
+    """Name of a tensor's ``A``, within the model."""
+    return tensor.removesuffix(_WEIGHT) + ".lora_A.weight"
+
+
+def lora_b(tensor: str) -> str:
+    """Name of a tensor's ``B``, within the model."""
+    return tensor.removesuffix(_WEIGHT) + ".lora_B.weight"
+
+
+def adapted_entries(spec: ModelSpec, lora: Lora) -> Iterator[tuple[Entry, int]]:
+    """Entries of the family's table, with the layer, that hold a matrix with an adapter."""
+    for layer in lora.layers_of(spec):
+        for entry in spec.family.entries:
+            if not entry.per_layer or entry.per_expert or entry.rule is Rule.replicated:
+                continue
+            names = [tensor.name.format(layer=layer) for tensor in entry.hf]
+            if spec.has(entry, layer) and any(map(lora.adapts, names)):
+                yield entry, layer
+
+
+def adapter_shapes(spec: ModelSpec, lora: Lora) -> dict[str, tuple[int, int]]:
+    """Name and shape of every ``A`` and ``B``, in the order of the model."""
+    result: dict[str, tuple[int, int]] = {}
+    for entry, layer in adapted_entries(spec, lora):
+        for tensor in entry.hf:
+            name = tensor.name.format(layer=layer)
+            if lora.adapts(name):
+                rows, columns = (spec.size(dim) for dim in tensor.dims)
+                result[lora_a(name)] = (lora.rank, columns)
+                result[lora_b(name)] = (rows, lora.rank)
+    return result
+
+
+def adapter_parameters(spec: ModelSpec, lora: Lora) -> int:
+    """Parameters that are trained, in the whole model."""
+    return sum(rows * columns for rows, columns in adapter_shapes(spec, lora).values())
+
+
+def described(lora: Lora) -> dict[str, Any]:
+    """What has to be equal for adapters to be loaded into others, for a checkpoint."""
+    layers = None if lora.layers is None else list(lora.layers)
+    return {
+        "rank": lora.rank,
+        "alpha": float(lora.alpha),
+        "targets": list(lora.targets),
+        "layers": layers,
+    }
+
+
+def from_described(saved: dict[str, Any]) -> Lora:
+    """The adapters that :func:`described` describes."""
+    layers = saved["layers"]
+    return Lora(
+        saved["rank"],
+        saved["alpha"],
+        tuple(saved["targets"]),
+        None if layers is None else tuple(layers),
+    )

@@ -1,0 +1,112 @@
+"""Where the low-rank adapters of the files lie in a rank's parameters: pure arithmetic.
+
+A Megatron matrix may hold several matrices of the files (query, key and value; gate and up). Each
+of those that has an adapter has its own ``A`` and ``B``. Megatron's matrix has one adapter of two
+parameters:
+
+- ``a``: the ``A`` of the files' matrices one below another, ``[matrices * rank, in]``;
+- ``b``: a row for each row of Megatron's matrix, ``[out, rank]``, from the ``B`` that it belongs
+  to. Rows of a matrix without an adapter are there, unused and 0.
+
+Tensor ranks share them as they share the matrix: where the rows are split, ``b`` is and ``a`` is
+on every rank; where the columns are, ``a`` is and ``b`` is on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from torch import nn
+
+from rlmath.model.families import Rule
+from rlmath.model.lora import Lora, lora_a, lora_b
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import ModelSpec
+from rlmath.weights.parameters import ADAPTER, LocalParameter, local_parameters, unwrap
+from rlmath.weights.pieces import LocalTensor, Piece
+
+Runs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class AdapterLayout:
+    """The adapter of one Megatron matrix of a rank.
+
+    Attributes:
+        parts: The files' matrices that have one, in the order of the rows of ``a``.
+        rows: The rank's rows that belong to each of those, as runs of first row and length; none
+            where only other ranks have any.
+        rule: How tensor ranks share the matrix.
+        a: What ``a`` holds.
+        b: What ``b`` holds.
+    """
+
+    parts: tuple[str, ...]
+    rows: tuple[Runs, ...]
+    rule: Rule
+    a: LocalTensor
+    b: LocalTensor
+
+
+def adapter_layout(matrix: LocalParameter, lora: Lora) -> AdapterLayout | None:
+    """The adapter of a rank's matrix; ``None``: it has none."""
+    entry, rank = matrix.entry, lora.rank
+    if not entry.per_layer or entry.per_expert or entry.rule is Rule.replicated:
+        return None
+    parts = tuple(
+        n for n in (t.name.format(layer=matrix.layer) for t in entry.hf) if lora.adapts(n)
+    )
+    if not parts:
+        return None
+    rows, columns = cast(tuple[int, int], matrix.layout.shape)
+    if entry.rule is Rule.row:
+        ((name,), (piece,)) = parts, matrix.layout.pieces
+        runs: tuple[Runs, ...] = (((0, rows),),)
+        of_a = [Piece(lora_a(name), 1, piece.hf_start, 0, columns)]
+        of_b = [Piece(lora_b(name), 0, 0, 0, rows)]
+    else:
+        mine = [piece for piece in matrix.layout.pieces if piece.hf_name in parts]
+        runs = tuple(
+            tuple((one.local_start, one.length) for one in mine if one.hf_name == name)
+            for name in parts
+        )
+        of_a = [Piece(lora_a(n), 0, 0, place * rank, rank) for place, n in enumerate(parts)]
+        of_b = [
+            Piece(lora_b(one.hf_name), 0, one.hf_start, one.local_start, one.length) for one in mine
+        ]
+    return AdapterLayout(
+        parts,
+        runs,
+        entry.rule,
+        LocalTensor((len(parts) * rank, columns), tuple(of_a)),
+        LocalTensor((rows, rank), tuple(of_b)),
+    )
+
+
+def local_adapters(
+    model_chunks: Sequence[nn.Module], spec: ModelSpec, parallel: ParallelRank, lora: Lora
+) -> list[LocalParameter]:
+    """The ``a`` and ``b`` of this rank's model chunks, with the files' tensors in them.
+
+    Args:
+        model_chunks: As for ``local_parameters``, with their adapters.
+        spec: The model.
+        parallel: This rank.
+        lora: The adapters.
+    """
+    found = []
+    for wrapped in model_chunks:
+        chunk = unwrap(wrapped)
+        for matrix in local_parameters([chunk], spec, parallel):
+            layout = adapter_layout(matrix, lora)
+            if layout is None:
+                continue
+            prefix = matrix.name.removesuffix(".weight") + ADAPTER
+            for name, tensor in (("a", layout.a), ("b", layout.b)):
+                parameter = chunk.get_parameter(prefix + name)
+                found.append(
+                    LocalParameter(prefix + name, parameter, tensor, matrix.entry, matrix.layer)
+                )
+    return found

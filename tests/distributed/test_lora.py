@@ -1,0 +1,423 @@
+"""LoRA on real gloo ranks: right against a dense float64 model, and the same on every layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.policy import MegatronActor
+from rlmath.actor.settings import ReferenceSettings, UpdateSettings
+from rlmath.actor.worker import ActorWorker
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.checkpoint.state import begin_save, load_model, save_model
+from rlmath.device import Platform
+from rlmath.errors import UserError
+from rlmath.model.lora import TARGETS, Lora, adapter_shapes
+from rlmath.model.parallel import Layout
+from rlmath.model.spec import read_model_spec
+from rlmath.weights.adapters import local_adapters
+from rlmath.weights.fingerprint import fingerprints
+from rlmath.weights.gather import BucketGatherer
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import (
+    LAYOUTS,
+    build,
+    gather,
+    make_batch,
+    tiny_model,  # noqa: F401
+)
+
+TEMPERATURE = 0.7
+ALL = Lora(rank=4, alpha=6.0, targets=TARGETS)
+SOME = Lora(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "up_proj"), layers=(0, 2))
+PLAIN = UpdateSettings(objective=ObjectiveSettings())
+
+
+class Dense(nn.Module):
+    """A linear layer with an adapter, as in arXiv:2106.09685, section 4.1."""
+
+    def __init__(self, base: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
+        super().__init__()
+        self.base, self.scale = base.requires_grad_(False), scale
+        self.a, self.b = nn.Parameter(a.double()), nn.Parameter(b.double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.scale * (x @ self.a.t() @ self.b.t())
+
+
+def write_peft(folder: Path, model: str, lora: Lora, seed: int = 0) -> Lora:
+    """A folder in PEFT's format with random adapters; the result begins with them."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, weight in load_file(f"{model}/model.safetensors").items():
+        parts = name.split(".")
+        if parts[-2] not in lora.targets or parts[-1] != "weight":
+            continue
+        if lora.layers is not None and int(parts[2]) not in lora.layers:
+            continue
+        rows, columns = weight.shape
+        for kind, shape in (("A", (lora.rank, columns)), ("B", (rows, lora.rank))):
+            key = f"base_model.model.{name.removesuffix('.weight')}.lora_{kind}.weight"
+            tensors[key] = 0.2 * torch.randn(shape, generator=generator)
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return dataclasses.replace(lora, init_from=str(folder))
+
+
+def dense(model: str, lora: Lora) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).requires_grad_(False)
+    tensors = load_file(f"{lora.init_from}/adapter_model.safetensors")
+    for key in [key for key in tensors if key.endswith("lora_A.weight")]:
+        stem = key.removesuffix(".lora_A.weight")
+        name = stem.removeprefix("base_model.model.")
+        parent, _, last = name.rpartition(".")
+        adapted = Dense(
+            found.get_submodule(name),
+            tensors[key],
+            tensors[stem + ".lora_B.weight"],
+            lora.alpha / lora.rank,
+        )
+        setattr(found.get_submodule(parent), last, adapted)
+    return found
+
+
+def dense_log_probs(model: nn.Module, batch: Any) -> Tensor:
+    """``[R]`` float64, differentiable."""
+    found, start = [], 0
+    for prompt, size in zip(batch.prompt_lengths, batch.sequence_lengths, strict=True):
+        tokens = batch.tokens[start : start + int(size)]
+        start += int(size)
+        logits = model(tokens[None]).logits[0, int(prompt) - 1 : -1] / TEMPERATURE
+        found.append(logits.log_softmax(-1).gather(1, tokens[int(prompt) :, None]).squeeze(1))
+    return torch.cat(found)
+
+
+def gradients(actor: MegatronActor, batch: Any) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Metrics of an update, and the gradients that it had, by PEFT's names; of this rank's parts
+    those that are whole."""
+    kept: dict[str, Tensor] = {}
+    finish = actor.finish_minibatch
+
+    def keep(discard: bool) -> float:
+        assert not discard
+        lora = actor.settings.lora
+        assert lora is not None
+        for one in local_adapters([actor.module], actor.spec, actor.parallel, lora):
+            for piece in one.layout.pieces:
+                part = one.tensor.main_grad.narrow(piece.dim, piece.local_start, piece.length)
+                corner = f"{piece.hf_name} {piece.dim} {piece.hf_start}"
+                kept[corner] = part.clone()
+        return finish(discard)
+
+    actor.finish_minibatch = keep  # type: ignore[method-assign]
+    result = actor.update(batch, PLAIN, seed=0)
+    actor.finish_minibatch = finish  # type: ignore[method-assign]
+    return result.minibatches[0], kept
+
+
+def run(
+    layout: Layout, platform: Platform, model: str, batch: Any, lora: Lora, changes: dict[str, Any]
+) -> Any:
+    """Log-probs, metrics and gradients of an update, frozen weights that moved, what is trained."""
+    actor = build(layout, platform, model, lora=lora, **changes)
+    before = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
+    values = actor.log_probs(batch)
+    metrics, grads = gradients(actor, batch)
+    trained = [n for n, p in actor.module.named_parameters() if p.requires_grad]
+    moved = [n for n, p in actor.module.named_parameters() if not p.equal(before[n])]
+    held = sum(len(group["params"]) for group in actor.optimizer.param_groups)
+    second = actor.update(batch, PLAIN, seed=1).minibatches[0]
+    return values, [metrics, second], grads, trained, moved, held, actor.log_probs(batch)
+
+
+# Of data-parallel ranks with the distributed optimizer each has a part of the summed gradient.
+PLAIN_OPTIMIZER = {"optimizer": {"distributed": False}}
+CASES = [
+    ("all", LAYOUTS[0], {}),
+    ("all", LAYOUTS[1], PLAIN_OPTIMIZER),
+    ("all", LAYOUTS[2], PLAIN_OPTIMIZER),
+    ("all", Layout(2, 1, 1), {"model": ModelSettings(torch.float32, recompute="full")}),
+    ("some", Layout(1, 2, 1), {"model": ModelSettings(torch.float32, logits="chunked")}),
+    # More ranks than key-value heads: a rank has rows of the queries alone.
+    ("some", Layout(4, 1, 1), {}),
+]
+
+
+@pytest.fixture(scope="module")
+def adapters(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: str,  # noqa: F811
+) -> dict[str, Lora]:
+    folder = tmp_path_factory.mktemp("peft")
+    return {
+        "all": write_peft(folder / "all", tiny_model, ALL),
+        "some": write_peft(folder / "some", tiny_model, SOME),
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: str, adapters: dict[str, Lora]) -> dict[str, Any]:  # noqa: F811
+    """Of the dense model in float64: log-probs, and gradients by PEFT's names."""
+    batch, result = make_batch(), {}
+    for which, lora in adapters.items():
+        model = dense(tiny_model, lora)
+        log_probs = dense_log_probs(model, batch)
+        mask = batch.loss_mask
+        # With the policy as its own old policy the ratio is 1, and its gradient that of log p.
+        (-(batch.advantages.double() * log_probs)[mask].sum() / mask.sum()).backward()
+        grads = {
+            f"{name}.lora_{kind.upper()}.weight": getattr(one, kind).grad
+            for name, one in model.named_modules()
+            if isinstance(one, Dense)
+            for kind in "ab"
+        }
+        norm = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
+        result[which] = batch, log_probs.detach(), grads, norm
+    return result
+
+
+@pytest.mark.parametrize(("which", "layout", "changes"), CASES, ids=str)
+def test_log_probs_and_gradients_are_those_of_a_dense_model(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    adapters: dict[str, Lora],
+    expected: dict[str, Any],
+    which: str,
+    layout: Layout,
+    changes: dict[str, Any],
+) -> None:
+    batch, log_probs, grads, norm = expected[which]
+    results = ranks.run(layout, run, tiny_model, batch, adapters[which], changes)
+    ours = gather(batch, [values for values, *_ in results])
+    torch.testing.assert_close(ours.log_probs.double(), log_probs, atol=3e-5, rtol=0)
+    seen = set()
+    for _, metrics, own, trained, moved, held, _ in results:
+        assert metrics[0]["grad_norm"] == pytest.approx(norm, rel=2e-5)
+        assert all(".adapter." in name for name in trained) and len(trained) == held > 0
+        assert set(moved) <= set(trained) and moved
+        for corner, value in own.items():
+            name, dim, start = corner.split()
+            whole = grads[name].narrow(int(dim), int(start), value.shape[int(dim)])
+            torch.testing.assert_close(value.double(), whole, atol=2e-6, rtol=2e-4)
+            seen.add(name)
+    assert seen == set(grads)
+
+
+def run_new(layout: Layout, platform: Platform, model: str, batch: Any, steps: int) -> Any:
+    """With new adapters: log-probs of policy and reference, metrics of updates, and log-probs of
+    both after them; at last the bytes of host memory that the reference takes."""
+    actor = build(layout, platform, model, lora=ALL, reference=ReferenceSettings("frozen"))
+    before = actor.log_probs(batch), actor.log_probs(batch, reference=True)
+    metrics = [actor.update(batch, PLAIN, seed=step).minibatches[0] for step in range(steps)]
+    after = actor.log_probs(batch), actor.log_probs(batch, reference=True)
+    return before, metrics, after, actor.reference
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: RankPool, tiny_model: str) -> Any:  # noqa: F811
+    batch = make_batch()
+    (found,) = ranks.run(Layout(1, 1, 1), run_new, tiny_model, batch, 3)
+    return batch, found
+
+
+def test_new_adapters_change_nothing_and_the_reference_is_the_base_model(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    alone: Any,
+) -> None:
+    _, (before, metrics, after, kept) = alone
+    assert kept is None
+    assert torch.equal(before[0].log_probs, before[1].log_probs)
+    assert torch.equal(before[1].log_probs, after[1].log_probs)
+    assert (after[0].log_probs - after[1].log_probs).abs().max() > 1e-2
+    assert all(one["grad_norm"] > 0 for one in metrics)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS[1:], Layout(1, 1, 2)], ids=str)
+def test_new_adapters_train_alike_on_every_layout(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    alone: Any,
+    layout: Layout,
+) -> None:
+    batch, (_, expected, after, _) = alone
+    results = ranks.run(layout, run_new, tiny_model, batch, 3)
+    for _, metrics, _, _ in results:
+        for one, reference in zip(metrics, expected, strict=True):
+            assert one == pytest.approx(reference, rel=3e-5, abs=3e-6)
+    for which in (0, 1):
+        values = gather(batch, [later[which] for _, _, later, _ in results])
+        same = gather(batch, [after[which]])
+        torch.testing.assert_close(values.log_probs, same.log_probs, atol=1e-4, rtol=0)
+
+
+def run_merged(layout: Layout, platform: Platform, model: str, folder: str, lora: Lora) -> Any:
+    """What is sent, from the device and from host memory; a folder of each kind is written."""
+    worker = ActorWorker.__new__(ActorWorker)
+    worker.platform, worker.rank = platform, 0
+    actor = build(layout, platform, model, lora=lora, offload="all")
+    worker.actor, worker.value_model = actor, None
+    arguments = {"read": actor.device_state.read, "merge": actor.merger()}
+    worker.gatherer = BucketGatherer([actor.module], actor.spec, actor.parallel, 0.02, **arguments)
+    here = worker.weights_fingerprints()
+    actor.release()
+    assert actor.device_state.is_out("parameters")
+    assert worker.weights_fingerprints() == here
+    sent = {name: one for bucket in worker.gatherer.gather(None) for name, one in bucket}
+    worker.gatherer.check_replicas()
+    worker.save_hf(f"{folder}/hf", model, None)
+    worker.save_adapters(f"{folder}/hf_adapter", "the/base")
+    assert fingerprints(sent.items()) == here
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("which", "layout"),
+    [("all", Layout(1, 1, 1)), ("all", Layout(2, 2, 1)), ("some", Layout(4, 1, 1))],
+    ids=str,
+)
+def test_what_is_sent_is_the_merged_model(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    adapters: dict[str, Lora],
+    tmp_path: Path,
+    which: str,
+    layout: Layout,
+) -> None:
+    lora = adapters[which]
+    results = ranks.run(layout, run_merged, tiny_model, str(tmp_path), lora)
+    base, tensors = load_file(f"{tiny_model}/model.safetensors"), adapters_of(lora)
+    exported = load_file(tmp_path / "hf" / "model.safetensors")
+    assert set(exported) == set(base)
+    for name, weight in base.items():
+        a, b = (tensors.get(f"{name.removesuffix('.weight')}.lora_{kind}.weight") for kind in "AB")
+        whole = weight.double()
+        if a is not None and b is not None:
+            whole = whole + lora.alpha / lora.rank * b.double() @ a.double()
+            assert not torch.equal(exported[name], weight)
+        torch.testing.assert_close(exported[name].double(), whole, atol=1e-6, rtol=1e-6)
+        for sent in results:
+            assert torch.equal(sent[name], exported[name])
+    written = adapters_of(dataclasses.replace(lora, init_from=str(tmp_path / "hf_adapter")))
+    assert written.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(written[name], tensor), name
+
+
+def adapters_of(lora: Lora) -> dict[str, Tensor]:
+    tensors = load_file(f"{lora.init_from}/adapter_model.safetensors")
+    return {name.removeprefix("base_model.model."): one for name, one in tensors.items()}
+
+
+def run_resumed(
+    layout: Layout,
+    platform: Platform,
+    model: str,
+    batch: Any,
+    folder: str,
+    lora: Lora,
+    steps: tuple[int, int],
+    changes: dict[str, Any],
+) -> Any:
+    """Metrics of updates up to a checkpoint (none are made: it is loaded) and after it."""
+    actor = build(layout, platform, model, lora=lora, **changes)
+    actor.release()
+    before, after = steps
+    for step in range(before):
+        actor.update(batch, PLAIN, seed=step)
+        actor.release()
+    if before:
+        actor.load_parameters()
+        with actor.device_state.optimizer_readable():
+            pending = begin_save(actor, folder, in_background=True)
+        # What is written is of this moment, whatever happens meanwhile.
+        result = [actor.update(batch, PLAIN, seed=before + s).minibatches[0] for s in range(after)]
+        pending.wait()
+    else:
+        actor.device_state.load("parameters", "gradients", "optimizer")
+        load_model(actor, folder)
+        result = [actor.update(batch, PLAIN, seed=2 + s).minibatches[0] for s in range(after)]
+    return result, actor.log_probs(batch)
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        (Layout(1, 1, 2), {"offload": "optimizer"}),
+        (Layout(2, 1, 1), {"optimizer": {"distributed": False}}),
+    ],
+    ids=str,
+)
+def test_a_run_resumes_bit_by_bit_and_in_other_layouts(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    tmp_path: Path,
+    layout: Layout,
+    changes: dict[str, Any],
+) -> None:
+    batch = make_batch()
+    given = (tiny_model, batch, str(tmp_path), ALL)
+    through = ranks.run(layout, run_resumed, *given, (2, 2), changes)
+    resumed = ranks.run(layout, run_resumed, *given, (0, 2), changes)
+    for one, other in zip(through, resumed, strict=True):
+        assert one[0] == other[0]
+        if one[1] is not None:
+            assert torch.equal(one[1].log_probs, other[1].log_probs)
+    # Adapters, and three float32 tensors of each; the model is far larger.
+    trained = sum(math.prod(s) for s in adapter_shapes(read_model_spec(tiny_model), ALL).values())
+    held = sum(p.stat().st_size for p in (tmp_path / "actor").glob("*.distcp"))
+    assert 12 * trained <= held < 16 * trained + 300_000
+    if layout.tensor_parallel == 1:
+        other = Layout(2, 2, 1)
+        for metrics, _ in ranks.run(other, run_resumed, *given, (0, 2), {}):
+            for one, reference in zip(metrics, through[0][0], strict=True):
+                assert one == pytest.approx(reference, rel=3e-5, abs=3e-6)
+
+
+def run_refused(layout: Layout, platform: Platform, model: str, folder: str, lora: Any) -> str:
+    actor = build(layout, platform, model, lora=lora)
+    try:
+        load_model(actor, folder)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def run_save(layout: Layout, platform: Platform, model: str, folder: str, lora: Lora) -> None:
+    save_model(build(layout, platform, model, lora=lora), folder)
+
+
+def test_other_adapters_and_another_base_model_are_refused(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    layout, folder = Layout(1, 1, 1), str(tmp_path / "saved")
+    ranks.run(layout, run_save, tiny_model, folder, ALL)
+    (said,) = ranks.run(layout, run_refused, tiny_model, folder, ALL)
+    assert said == ""
+    (said,) = ranks.run(layout, run_refused, tiny_model, folder, None)
+    assert "actor.lora" in said
+    (said,) = ranks.run(layout, run_refused, tiny_model, folder, SOME)
+    assert "actor.lora" in said
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"][3] += 1e-3
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    (said,) = ranks.run(layout, run_refused, str(other), folder, ALL)
+    assert "model.path" in said and "base" in said

@@ -1,0 +1,148 @@
+"""``actor.lora``: what is refused, by name, before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from config_cases import QWEN_1_5B
+from safetensors.torch import save_file
+
+from rlmath.checks.lora import lora_model, lora_problems
+from rlmath.config.algorithm import ReferenceKind
+from rlmath.config.lora import adapters_of
+from rlmath.config.schema import Config
+from rlmath.model.lora import TARGETS, Lora, adapter_parameters, adapter_shapes
+from rlmath.model.spec import model_spec
+from rlmath.weights.peft_folder import CONFIG_FILE, write_adapters
+
+QWEN = model_spec(QWEN_1_5B)
+MOE = dataclasses.replace(QWEN, experts=64)
+
+
+def config(**lora: Any) -> Config:
+    made = Config()
+    for name, value in {"rank": 8, **lora}.items():
+        setattr(made.actor.lora, name, value)
+    return made
+
+
+def problems(made: Config, spec: Any = QWEN, command: str = "train") -> list[str]:
+    return [*lora_problems(made, command), *lora_model(made, spec)]
+
+
+def test_the_defaults_are_off_and_on_take_every_matrix() -> None:
+    assert adapters_of(Config().actor.lora, QWEN, seed=0) is None
+    assert problems(Config()) == problems(config()) == []
+    found = adapters_of(config().actor.lora, QWEN, seed=3)
+    assert found == Lora(8, 32.0, TARGETS, seed=3)
+    moe = adapters_of(config().actor.lora, MOE, seed=3)
+    assert moe is not None and moe.targets == TARGETS[:4]
+
+
+def test_parameters_are_those_of_the_papers_formula() -> None:
+    """Rank x (rows + columns) of each matrix (arXiv:2106.09685, section 4.1)."""
+    lora = Lora(8, 16.0, ("q_proj", "v_proj", "down_proj"), layers=(0, 27))
+    q, kv, hidden, ffn = 1536, 256, 1536, 8960
+    each = 8 * ((q + hidden) + (kv + hidden) + (hidden + ffn))
+    assert adapter_parameters(QWEN, lora) == 2 * each
+    shapes = adapter_shapes(QWEN, lora)
+    assert shapes["model.layers.27.mlp.down_proj.lora_A.weight"] == (8, ffn)
+    assert shapes["model.layers.0.self_attn.v_proj.lora_B.weight"] == (kv, 8)
+    assert len(shapes) == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec", "parts"),
+    [
+        ({"targets": ["q_prj"]}, QWEN, ("actor.lora.targets", "q_prj", "q_proj?")),
+        ({"targets": []}, QWEN, ("actor.lora.targets=[]",)),
+        ({"layers": []}, QWEN, ("actor.lora.layers=[]",)),
+        ({"layers": [3, 28]}, QWEN, ("actor.lora.layers", "0 to 27", "28")),
+        ({"layers": [-1]}, QWEN, ("actor.lora.layers", "-1")),
+        ({"targets": ["o_proj", "up_proj"]}, MOE, ("up_proj", "64 experts", "q_proj")),
+        ({"rank": 4000}, QWEN, ("actor.lora.rank=4000", "parameters")),
+    ],
+    ids=str,
+)
+def test_what_the_model_does_not_have_is_refused(
+    changes: dict[str, Any], spec: Any, parts: tuple[str, ...]
+) -> None:
+    (message,) = problems(config(**changes), spec)
+    for part in parts:
+        assert part in message
+
+
+def test_each_stage_has_an_adapter() -> None:
+    made = config(layers=[0, 1])
+    assert not problems(made)
+    made.actor.pipeline_parallel = 2
+    (message,) = problems(made)
+    assert "stage 1" in message and "14 to 27" in message
+    made.actor.pipeline_layers = [1, 27]
+    assert not problems(made)
+
+
+def test_an_averaged_reference_is_refused() -> None:
+    made = config()
+    made.algorithm.reference.kind = ReferenceKind.averaged
+    assert not problems(made)
+    made.algorithm.kl_coef = 0.1
+    (message,) = problems(made)
+    assert "algorithm.reference.kind=averaged" in message and "frozen" in message
+    assert not problems(made, command="sft")
+
+
+SMALL = dataclasses.replace(QWEN, layers=1)
+
+
+def peft(folder: Path, lora: Lora, **fields: Any) -> None:
+    tensors = {name: torch.ones(shape) for name, shape in adapter_shapes(SMALL, lora).items()}
+    write_adapters(folder, lora, "base", tensors)
+    if fields:
+        held = json.loads((folder / CONFIG_FILE).read_text())
+        (folder / CONFIG_FILE).write_text(json.dumps(held | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"r": 4}, "its r is 4, and actor.lora.rank 8"),
+        ({"lora_alpha": 16}, "its lora_alpha is 16, and actor.lora.alpha 32"),
+        ({"use_dora": True}, "use_dora"),
+        ({"use_rslora": True}, "use_rslora"),
+        ({"bias": "all"}, "bias"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ],
+    ids=str,
+)
+def test_a_peft_folder_that_does_not_fit_is_refused(
+    tmp_path: Path, fields: dict[str, Any], part: str
+) -> None:
+    lora = Lora(8, 32.0, TARGETS)
+    made = config(init_from=str(tmp_path / "adapter"))
+    (message,) = problems(made, SMALL)
+    assert "actor.lora.init_from" in message and CONFIG_FILE in message
+    peft(tmp_path / "adapter", lora)
+    assert not problems(made, SMALL)
+    peft(tmp_path / "adapter", lora, **fields)
+    (message,) = problems(made, SMALL)
+    assert part in message and "actor.lora.init_from" in message
+
+
+def test_tensors_of_a_peft_folder_are_compared_by_name_and_shape(tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    peft(folder, Lora(8, 32.0, ("q_proj", "v_proj")))
+    (message,) = problems(config(init_from=str(folder)), SMALL)
+    assert "k_proj.lora_A.weight" in message and "is missing" in message
+    assert not problems(config(init_from=str(folder), targets=["v_proj", "q_proj"]), SMALL)
+    (message,) = problems(config(init_from=str(folder), targets=["q_proj"]), SMALL)
+    assert "v_proj.lora_A.weight" in message and "is unknown" in message
+    save_file({"x": torch.ones(1)}, folder / "adapter_model.safetensors")
+    (message,) = problems(config(init_from=str(folder), targets=["q_proj"]), SMALL)
+    assert "q_proj.lora_B.weight" in message
