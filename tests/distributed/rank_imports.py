@@ -1,5 +1,6 @@
 """Imported once by the server from which the ranks are forked: a process fit for Megatron."""
 
+import gc
 import warnings
 
 from torch.utils._device import _device_constructors
@@ -23,3 +24,7 @@ import rlmath.weights.megatron  # noqa: E402, F401
 
 # The first use loads it; the package itself is lazy.
 _ = transformers.AutoConfig
+
+# What is imported stays: no collection of garbage in a rank looks at it, nor copies its pages.
+gc.collect()
+gc.freeze()

@@ -6,6 +6,7 @@ For its own process; see :func:`prepare_process`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +51,10 @@ def prepare_process() -> None:
     _remember_in_flight()
     _route_evenly()
     _know_shapes_of_neighbors()
+    # What is imported stays: no collection of garbage, of which each count needs several, looks at
+    # it.
+    gc.collect()
+    gc.freeze()
 
 
 def count(job: Job) -> RankCount:
