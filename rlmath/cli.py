@@ -30,6 +30,7 @@ _COMMANDS = {
     "report": "a run, or two compared, as one HTML file: report RUN_DIR [RUN_DIR]",
     "explain": "what a change of the mean reward is made of: explain RUN_DIR --steps A:B",
     "bisect": "where two runs part: the first step, phase and item: bisect RUN_A RUN_B",
+    "why": "everything about one sample: why RUN_DIR STEP/PROBLEM/INDEX [--regenerate]",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, a quarter of an hour and one file to send",
@@ -103,6 +104,8 @@ def _dispatch(arguments: list[str]) -> int:
         return _explain(rest)
     if command == "bisect":
         return _bisect(rest)
+    if command == "why":
+        return _why(rest)
     if command == "publish":
         return _publish(rest)
     if command == "doctor":
@@ -195,6 +198,14 @@ def _bisect(arguments: list[str]) -> int:
     parser = _Parser(prog="rlmath bisect", description=_COMMANDS["bisect"])
     bisect_cli.add_arguments(parser)
     return bisect_cli.run(parser.parse_args(arguments))
+
+
+def _why(arguments: list[str]) -> int:
+    from rlmath.commands.why import cli as why_cli
+
+    parser = _Parser(prog="rlmath why", description=_COMMANDS["why"])
+    why_cli.add_arguments(parser)
+    return why_cli.run(parser.parse_args(arguments))
 
 
 def _publish(arguments: list[str]) -> int:

@@ -105,6 +105,38 @@ def compose_settings(
     return Composed(config, choices, given, tuple(folders))
 
 
+def from_plain(saved: Mapping[str, Any]) -> Config:
+    """Settings that :func:`save` wrote, as the schema's dataclasses; keys that the schema does not
+    have any more are left out.
+
+    Raises:
+        ConfigError: A value is none that its setting can have now.
+    """
+    schema = copy.deepcopy(_schema())
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(schema, _known(saved, schema)))
+    except OmegaConfBaseException as error:
+        message = _one_line(str(error))
+        raise ConfigError(f"the saved settings are of another version: {message}") from error
+    assert isinstance(config, Config)
+    complete(config)
+    return config
+
+
+def _known(saved: Mapping[str, Any], schema: DictConfig) -> dict[str, Any]:
+    """What the schema has too; a section without fields of its own takes any key."""
+    found: dict[str, Any] = {}
+    names = set(schema.keys())  # `in` is false for a setting without a default
+    for key, value in saved.items():
+        if key not in names:
+            continue
+        inner = schema._get_node(key)
+        if isinstance(inner, DictConfig) and isinstance(value, Mapping) and len(inner):
+            value = _known(value, inner)
+        found[key] = value
+    return found
+
+
 def to_plain(config: Config) -> Any:
     """The resolved settings as nested dictionaries of what YAML has, without secrets."""
     return without_secrets(_plain(config))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.monitor.files import replacing, to_json
-from rlmath.types import GradedSample, Group
+from rlmath.types import GradedSample, Group, Sample
 
 DIGESTS_FILE = "digests.jsonl"
 # Settings that say where a run is and how it was started, not what it computes.
@@ -56,7 +56,7 @@ PHASES = (
     Phase("values", "sequences", "the value model's values"),
     Phase("policy_factors", "sequences", "the factors of the policy term (correction, entropy)"),
     Phase("advantages", "sequences", "the advantages"),
-    Phase("gradient", "minibatches", "the gradient's norm and the loss of each minibatch"),
+    Phase("gradient", "minibatches", "gradient norm, loss and learning rate of each minibatch"),
     Phase("weights", "tensors", "the weights after the update"),
 )
 
@@ -163,19 +163,17 @@ def digest_samples(groups: Sequence[Group]) -> StepDigests:
     found = StepDigests()
     problems = [group.problem for group in groups]
     ids = [problem.id for problem in problems]
-    prompts = [digest(",".join(map(str, problem.prompt_token_ids))) for problem in problems]
+    prompts = [digest_prompt(problem.prompt_token_ids) for problem in problems]
     found.add("problems", "problems", ids, [digest(id_) for id_ in ids])
     found.add("prompts", "problems", ids, prompts)
     found.add("answers", "problems", ids, [digest(*problem.answers) for problem in problems])
     samples = [one for group in groups for one in group.samples]
     keys = [sample_key(one) for one in samples]
     found.add("seeds", "samples", keys, [digest(str(one.sample.seed)) for one in samples])
-    found.add("tokens", "samples", keys, [_tokens(one) for one in samples])
-    log_probs = [one.sample.log_probs for one in samples]
-    sums = [round(float(one.sum(dtype="float64")), 9) for one in log_probs]
-    found.add(
-        "rollout_log_probs", "samples", keys, [digest(one.tobytes()) for one in log_probs], sums
-    )
+    found.add("tokens", "samples", keys, [digest_tokens(one.sample) for one in samples])
+    log_probs = [digest_log_probs(one.sample) for one in samples]
+    sums = [round(float(one.sample.log_probs.sum(dtype="float64")), 9) for one in samples]
+    found.add("rollout_log_probs", "samples", keys, log_probs, sums)
     rewards = [one.reward for one in samples]
     found.add("rewards", "samples", keys, [_rewards(one) for one in samples], rewards)
     return found
@@ -186,9 +184,24 @@ def sample_key(graded: GradedSample) -> str:
     return f"{graded.sample.problem_id}/{graded.sample.index}"
 
 
-def _tokens(graded: GradedSample) -> str:
-    sample = graded.sample
+def digest_prompt(token_ids: Sequence[int]) -> str:
+    """Of a prompt's tokens."""
+    return digest(",".join(map(str, token_ids)))
+
+
+def digest_tokens(sample: Sample) -> str:
+    """Of a sample's tokens and its finish reason."""
     return digest(sample.token_ids.astype("int32").tobytes(), sample.finish_reason)
+
+
+def digest_log_probs(sample: Sample) -> str:
+    """Of a sample's rollout log-probs."""
+    return digest(sample.log_probs.astype("float32").tobytes())
+
+
+def same_item(found: str, kept: str) -> bool:
+    """Whether a digest is the one that a step's file has, which keeps its beginning."""
+    return found[:_ITEM_CHARACTERS] == kept
 
 
 def _rewards(graded: GradedSample) -> str:

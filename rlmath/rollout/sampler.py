@@ -141,12 +141,7 @@ class Sampler:
 
     def max_response_tokens(self, step: int) -> int:
         """Longest response in a step, in tokens."""
-        stages = self._config.algorithm.curriculum.length_stages
-        if not stages:
-            return self._config.rollout.max_response_tokens
-        return staged_length(
-            step - 1, [(stage.first_step - 1, stage.max_response_tokens) for stage in stages]
-        )
+        return max_response_tokens(self._config, step)
 
     def _next_problems(
         self, count: int, step: int, seen: dict[str, int]
@@ -253,3 +248,13 @@ class Sampler:
             problem = dataclasses.replace(self._stream[self._data_id(id_)], id=id_)
             carried_over.append((int(order), group_from_state(saved, problem)))
         self._groups.set_carried_over(carried_over)
+
+
+def max_response_tokens(config: Config, step: int) -> int:
+    """Longest response in a step, counted from 1, in tokens."""
+    stages = config.algorithm.curriculum.length_stages
+    if not stages:
+        return config.rollout.max_response_tokens
+    return staged_length(
+        step - 1, [(stage.first_step - 1, stage.max_response_tokens) for stage in stages]
+    )

@@ -256,6 +256,7 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath selfcheck gpu", parses_selfcheck),
     (r"rlmath grade ", parses_grade),
     (r"rlmath report ", named_in("tests/unit/commands/report/test_report_page.py", '"report"')),
+    (r"rlmath why ", named_in("tests/unit/commands/why/test_why.py", '"why"')),
     (r"rlmath bisect ", named_in("tests/unit/commands/bisect/test_bisect.py", '"bisect"')),
     (
         r"rlmath explain ",

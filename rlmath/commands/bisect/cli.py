@@ -71,9 +71,9 @@ def text(found: Comparison, lines: list[str]) -> Iterator[str]:
         yield "settings: the same"
     for name, steps in zip("AB", found.only, strict=True):
         if steps:
-            yield f"only {name} has steps {_ranges(steps)}; they are not compared"
+            yield f"only {name} has {_steps(steps)}: not compared"
     if found.parting is None:
-        yield f"equal to the last bit: steps {_ranges(found.steps)}"
+        yield f"equal to the last bit: {_steps(found.steps)}"
         return
     yield from _parting(found, found.parting, lines)
 
@@ -81,7 +81,7 @@ def text(found: Comparison, lines: list[str]) -> Iterator[str]:
 def _parting(found: Comparison, parting: Parting, lines: list[str]) -> Iterator[str]:
     before = [step for step in found.steps if step < parting.step]
     if before:
-        yield f"equal to the last bit: steps {_ranges(before)}"
+        yield f"equal to the last bit: {_steps(before)}"
     where = "before the first step" if parting.phase.name == "start_weights" else "in"
     yield f"they part {where} step {parting.step}: {parting.phase.words} ({parting.phase.name})"
     if parting.equal:
@@ -110,12 +110,13 @@ def _value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _ranges(steps: tuple[int, ...] | list[int]) -> str:
-    """``1 to 4, 7``."""
+def _steps(steps: tuple[int, ...] | list[int]) -> str:
+    """``step 3``, or ``steps 1 to 4, 7``."""
     parts: list[list[int]] = []
     for step in steps:
         if parts and step == parts[-1][1] + 1:
             parts[-1][1] = step
         else:
             parts.append([step, step])
-    return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in parts)
+    named = ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in parts)
+    return f"{'step' if len(steps) == 1 else 'steps'} {named}"

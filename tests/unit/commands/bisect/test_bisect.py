@@ -11,90 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.batching.from_groups import sampled_sequences
 from rlmath.cli import main
 from rlmath.commands.bisect.compare import Comparison, compare
-from rlmath.config.load import load
-from rlmath.monitor import open_monitor
 from rlmath.monitor.digests import DIGESTS_FILE, details_path, read_digests
 from rlmath.training.digests import (
     add_fingerprints,
-    digest_gradient,
-    digest_sequences,
-    digest_start,
-    digest_weights,
 )
 from rlmath.types import Group
-from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
+from tests.unit.commands.made_run import Run
 from tests.unit.commands.report.run_maker import group
-
-STEPS = 3
-
-
-class Run:
-    """A run whose steps are made here and written as the loop writes them.
-
-    Attributes:
-        weights: By tensor; each step adds 1 to all of them.
-        copies: Of the weights on further ranks.
-    """
-
-    def __init__(self, folder: Path, *overrides: str) -> None:
-        self.config = load(
-            [
-                *("experiment=quickstart", "runner.token_samples=1", f"runner.run_dir={folder}"),
-                *overrides,
-            ]
-        )
-        self.folder = folder
-        self.weights = {f"layer.{i}.weight": torch.full((4, 3), float(i)) for i in range(3)}
-        self.copies: list[dict[str, torch.Tensor]] = []
-
-    def all_fingerprints(self) -> list[dict[str, int]]:
-        return [dict(fingerprints(one.items())) for one in (self.weights, *self.copies)]
-
-    def weights_fingerprints(self) -> dict[str, int]:
-        return self.all_fingerprints()[0]
-
-    def groups(self, step: int) -> list[Group]:
-        return [group(f"train.jsonl:{step}{i}", [1.0, -1.0], ["2", "3"], step) for i in range(3)]
-
-    def old_log_probs(self, step: int, tokens: int) -> torch.Tensor:
-        return torch.linspace(-1, -step, tokens)
-
-    def gradient(self, step: int) -> list[dict[str, float]]:
-        return [{"grad_norm": 0.5 + step, "loss": 0.1}, {"grad_norm": 0.25, "loss": 0.2}]
-
-    def updated(self, step: int) -> None:
-        for tensor in self.weights.values():
-            tensor += 1
-
-    def go(self, first: int = 1, last: int = STEPS, resumed: bool = False) -> Run:
-        """The steps ``first`` to ``last``; as a resume, or as a run that starts over."""
-        from rlmath.checks import attempts
-
-        after = first - 1 if resumed else None
-        self.folder.mkdir(exist_ok=True)
-        attempts.record(self.config, after_step=after or 0)
-        with open_monitor(self.folder, self.config.runner, STEPS, after) as monitor:
-            monitor.show_settings("", attempts.flat_settings(self.config))
-            for step in range(first, last + 1):
-                groups = self.groups(step)
-                monitor.log_samples(step, groups)
-                given = load(["experiment=quickstart"]).algorithm.truncated
-                sequences = sampled_sequences(groups, truncated=given, mask_duplicates=False)
-                lengths = sequences.response_lengths
-                old = self.old_log_probs(step, int(lengths.sum()))
-                places = torch.arange(len(lengths))
-                found = SequenceFingerprints.of(places, lengths, {"old_log_probs": old})
-                digest_sequences(monitor.digests, sequences, found)
-                digest_start(monitor, self)  # type: ignore[arg-type]
-                digest_gradient(monitor.digests, self.gradient(step))
-                self.updated(step)
-                digest_weights(monitor, self)  # type: ignore[arg-type]
-                monitor.log_step(step, {})
-        return self
 
 
 @pytest.fixture

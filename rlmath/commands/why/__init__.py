@@ -1,0 +1,1 @@
+"""``rlmath why RUN STEP/PROBLEM/INDEX``: everything about one sample."""

@@ -1,0 +1,274 @@
+"""What a sample was worth in the update: its advantage and weights, computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.advantages import (
+    ADVANTAGES,
+    AdvantageSettings,
+    needs_value_model,
+    sequence_advantages,
+    token_advantages,
+)
+from rlmath.algorithms.advantages.base import Groups
+from rlmath.algorithms.aggregation import sequence_weights
+from rlmath.algorithms.filters import TruncatedRule
+from rlmath.batching.minibatches import minibatches
+from rlmath.commands.why.batch import Row, Step
+from rlmath.config.algorithm import KlPlace
+from rlmath.config.options import ADVANTAGE_OPTIONS
+from rlmath.config.schema import Config
+from rlmath.monitor.digests import of_number, same_item
+from rlmath.training.algorithm_settings import aggregation_constant
+from rlmath.weights.sequence_fingerprints import SequenceFingerprints
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's sequences as its samples file has them.
+
+    Attributes:
+        rewards: ``[N]`` float32, what the estimator reads; ``[N, K]`` for ``gdpo``.
+        totals: ``[N]`` float32.
+        group_ids: ``[N]`` int64.
+        lengths: ``[N]`` int64, response tokens.
+        takes_part: ``[N]`` bool, whether the sequence is in the loss.
+    """
+
+    rewards: Tensor
+    totals: Tensor
+    group_ids: Tensor
+    lengths: Tensor
+    takes_part: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], config: Config) -> Batch:
+        """The sequences of these rows."""
+        problems: dict[tuple[str, int], int] = {}
+        ids = [problems.setdefault(_group(row), len(problems)) for row in rows]
+        settings = advantage_settings(config, rows)
+        names = list(settings.reward_weights) if settings.name == "gdpo" else []
+        totals = torch.tensor([_number(row.get("reward")) for row in rows])
+        table = [
+            [_number((row.get("rewards") or {}).get(name)) for name in names]
+            if row.get("reward") is not None
+            else [float("nan")] * len(names)
+            for row in rows
+        ]
+        return cls(
+            torch.tensor(table) if names else totals,
+            totals,
+            torch.tensor(ids),
+            torch.tensor([row["response_tokens"] for row in rows]),
+            torch.tensor(list(_takes_part(rows, config))),
+        )
+
+    @property
+    def token_counts(self) -> Tensor:
+        """``[N]`` int64, tokens in the loss."""
+        return torch.where(self.takes_part, self.lengths, 0)
+
+
+def advantage_settings(config: Config, rows: Sequence[Row]) -> AdvantageSettings:
+    """As :func:`rlmath.training.algorithm_settings.advantage_settings`, without the rewards
+    themselves, which may need a server."""
+    algorithm, items = config.algorithm, config.reward.items
+    names = list(rows[0].get("rewards") or {}) if rows else []
+    weights = [item.weight for item in items] if len(items) == len(names) else [1.0] * len(names)
+    return AdvantageSettings(
+        name=algorithm.advantage,
+        options=ADVANTAGE_OPTIONS.options(algorithm.advantage, algorithm.advantage_options),
+        whiten_tokens=algorithm.whiten_tokens,
+        whiten_epsilon=algorithm.whiten_epsilon,
+        reward_weights={n: w for n, w in zip(names, weights, strict=True) if w},
+    )
+
+
+def group_lines(step: Step) -> Iterator[str]:
+    """The group's samples and what the filter made of them."""
+    for row in step.group:
+        here = "→" if row["index"] == step.row["index"] else " "
+        reward = row.get("reward")
+        yield (
+            f"{here} {row['index']:>3}  reward {'none' if reward is None else f'{reward:g}':>8}  "
+            f"{row.get('status')!s:<10} {row['response_tokens']:>6} tokens  {_answer(row)}"
+        )
+    if step.row.get("dropped") is not None:
+        yield f"algorithm.filter dropped the group: {step.row['dropped']}"
+
+
+def advantage_lines(step: Step) -> Iterator[str]:
+    """The estimator's arithmetic, and whether its result is what the update used."""
+    config = step.config
+    name = config.algorithm.advantage
+    if not step.trained:
+        yield _not_trained(step)
+        return
+    place = _place(step)
+    if place is None:
+        yield _not_trained(step)
+        return
+    used = step.noted("advantages", "sequences", step.address.key)
+    if needs_value_model(name):
+        yield f"algorithm.advantage={name}: from the value model's values, which are not kept"
+        if used is not None:
+            yield f"used: sum over its {step.row['response_tokens']} tokens {used[1]:.6g}"
+        return
+    batch = Batch.of(step.trained, config)
+    settings = advantage_settings(config, step.trained)
+    described = (ADVANTAGES.get(name).__doc__ or "").strip().split("\n")[0]
+    estimator = described.replace("``", "").rstrip(".")
+    yield f"algorithm.advantage={name}: {estimator}"
+    options = ", ".join(f"{k}={v}" for k, v in config.algorithm.advantage_options.items())
+    if options:
+        yield f"options: {options}"
+    groups = Groups(batch.totals, batch.group_ids)
+    yield (
+        f"group: {int(groups.sizes[place])} scored samples, mean reward "
+        f"{float(groups.mean()[place]):.6g}, standard deviation {float(groups.std()[place]):.6g}; "
+        f"this one's reward less the mean: {float(groups.centered()[place]):+.6g}"
+    )
+    in_reward = config.algorithm.kl_in is KlPlace.reward
+    values = sequence_advantages(
+        batch.rewards, batch.group_ids, batch.token_counts, settings, token_rewards=in_reward
+    )
+    yield f"advantage: {float(values.values[place]):+.6g}"
+    if in_reward:
+        yield "algorithm.kl_in=reward: the KL of each token is then subtracted, which is not kept"
+        if used is not None:
+            yield f"used: sum over its {step.row['response_tokens']} tokens {used[1]:.6g}"
+        return
+    tokens = token_advantages(values, batch.lengths, _repeated(batch.takes_part, batch.lengths))
+    found = SequenceFingerprints.of(torch.arange(len(batch.lengths)), batch.lengths, {"a": tokens})
+    if values.whiten_epsilon is not None:
+        yield f"whitened over the step's tokens; sum over its own: {float(found.sums['a'][place])}"
+    yield from _compared(found, place, used)
+
+
+def _compared(
+    found: SequenceFingerprints, place: int, used: tuple[str, float] | None
+) -> Iterator[str]:
+    if used is None:
+        yield "what the update used is not known: the step's digests are gone"
+        return
+    total = float(found.sums["a"][place])
+    if same_item(of_number(int(found.bits["a"][place])), used[0]):
+        yield "equal to what the update used, bit by bit"
+    elif abs(total - used[1]) <= 1e-5 * max(1.0, abs(total)):
+        yield "equal to what the update used up to rounding (other ranks added in another order)"
+    else:
+        yield (
+            f"NOT what the update used: the sum over its tokens is {total:.6g}, and {used[1]:.6g} "
+            "was used"
+        )
+
+
+def weight_lines(step: Step) -> Iterator[str]:
+    """What each of its tokens weighs in the loss."""
+    place, config = _place(step), step.config
+    if place is None:
+        return
+    algorithm, address = config.algorithm, step.address
+    batch = Batch.of(step.trained, config)
+    seed = config.runner.seed + address.step
+    dealt = minibatches(batch.group_ids.tolist(), algorithm.minibatches_per_step, seed)
+    number = next(i for i, members in enumerate(dealt) if place in members)
+    members = dealt[number]
+    counts = batch.token_counts[members]
+    weights = sequence_weights(
+        algorithm.aggregation, counts, batch.group_ids[members], aggregation_constant(config)
+    ).float()
+    tokens, weight = int(batch.token_counts[place]), float(weights[members.index(place)])
+    yield (
+        f"minibatch {number + 1} of {len(dealt)}: {len(members)} sequences, "
+        f"{int(counts.sum())} tokens in the loss"
+    )
+    if not tokens:
+        yield f"it is not in the loss: {_why_not(step)}"
+        return
+    share = weight * tokens / float((weights * counts).sum())
+    yield (
+        f"algorithm.aggregation={algorithm.aggregation}: each of its {tokens} tokens weighs "
+        f"{weight:.6g}; together {weight * tokens:.6g}, {share:.2%} of the minibatch"
+    )
+    factors = step.noted("policy_factors", "sequences", address.key)
+    if factors is not None:
+        yield (
+            f"factors of the policy term (correction, entropy): sum {factors[1]:.6g} over its "
+            f"{tokens} tokens, where 1 each would be {tokens}"
+        )
+    old = step.noted("old_log_probs", "sequences", address.key)
+    rollout = step.noted("rollout_log_probs", "samples", address.key)
+    if old is not None and rollout is not None:
+        yield (
+            f"actor before the update less engine, log-prob of the response: "
+            f"{old[1] - rollout[1]:+.3g} nats"
+        )
+
+
+def _answer(row: Row) -> str:
+    answer = row.get("answer")
+    return "no answer" if answer is None else f"answer {str(answer)[:40]!r}"
+
+
+def _place(step: Step) -> int | None:
+    keys = [f"{row['problem_id']}/{row['index']}" for row in step.trained]
+    return keys.index(step.address.key) if step.address.key in keys else None
+
+
+def _not_trained(step: Step) -> str:
+    if step.row.get("dropped") is not None:
+        return f"none: algorithm.filter dropped the group ({step.row['dropped']})"
+    if step.details is None:
+        return "not known: the step's file with digests is gone (runner.samples_keep_gib)"
+    if not step.details["keys"].get("sequences"):
+        return "none: the step was skipped, as too few groups passed the filter"
+    if not step.trained:
+        return "not known: samples that the step trained on are not in samples/ any more"
+    return "none in this step: the group was carried over to a later one"
+
+
+def _why_not(step: Step) -> str:
+    if step.row.get("reward") is None:
+        return "nothing could score it"
+    if step.config.algorithm.truncated is TruncatedRule.mask and _is_truncated(step.row):
+        return "it is truncated (algorithm.truncated=mask)"
+    return "it repeats an earlier sample of its group (algorithm.filter.mask_duplicates)"
+
+
+def _takes_part(rows: Sequence[Row], config: Config) -> Iterator[bool]:
+    algorithm = config.algorithm
+    seen: set[tuple[object, ...]] = set()
+    for row in rows:
+        part = row.get("reward") is not None
+        if algorithm.truncated is TruncatedRule.mask and _is_truncated(row):
+            part = False
+        if algorithm.filter.mask_duplicates:
+            # Tokens are not kept; the same text in as many tokens is the same response.
+            response = (*_group(row), row["response"], row["response_tokens"])
+            part = part and response not in seen
+            seen.add(response)
+        yield part
+
+
+def _is_truncated(row: Row) -> bool:
+    return row.get("finish_reason") == "length"
+
+
+def _group(row: Row) -> tuple[str, int]:
+    """A problem, and the step that sampled it: a group that was carried over may be there with a
+    later one of the same problem."""
+    return row["problem_id"], row["step"]
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _repeated(values: Tensor, counts: Tensor) -> Tensor:
+    return torch.repeat_interleave(values, counts)

@@ -1,0 +1,118 @@
+"""Runs whose steps are made here and written as the training loop writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from rlmath.algorithms.advantages import sequence_advantages, token_advantages
+from rlmath.algorithms.ragged import repeat
+from rlmath.batching.from_groups import estimator_rewards, sampled_sequences
+from rlmath.checks import attempts
+from rlmath.config.load import load
+from rlmath.monitor import open_monitor
+from rlmath.training.algorithm_settings import advantage_settings
+from rlmath.training.digests import (
+    digest_gradient,
+    digest_sequences,
+    digest_start,
+    digest_weights,
+)
+from rlmath.types import Group
+from rlmath.weights.fingerprint import fingerprints
+from rlmath.weights.sequence_fingerprints import SequenceFingerprints
+from tests.unit.commands.report.run_maker import group
+
+STEPS = 3
+
+
+class Run:
+    """A run whose steps are made here and written as the loop writes them.
+
+    Attributes:
+        weights: By tensor; each step adds 1 to all of them.
+        copies: Of the weights on further ranks.
+    """
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        self.config = load(
+            [
+                *("experiment=quickstart", "runner.token_samples=1", f"runner.run_dir={folder}"),
+                *overrides,
+            ]
+        )
+        self.folder = folder
+        self.weights = {f"layer.{i}.weight": torch.full((4, 3), float(i)) for i in range(3)}
+        self.copies: list[dict[str, torch.Tensor]] = []
+
+    def all_fingerprints(self) -> list[dict[str, int]]:
+        return [dict(fingerprints(one.items())) for one in (self.weights, *self.copies)]
+
+    def weights_fingerprints(self) -> dict[str, int]:
+        return self.all_fingerprints()[0]
+
+    def groups(self, step: int) -> list[Group]:
+        return [group(f"train.jsonl:{step}{i}", [1.0, -1.0], ["2", "3"], step) for i in range(3)]
+
+    def old_log_probs(self, step: int, tokens: int) -> torch.Tensor:
+        return torch.linspace(-1, -step, tokens)
+
+    def gradient(self, step: int) -> list[dict[str, float]]:
+        return [{"grad_norm": 0.5 + step, "loss": 0.1}, {"grad_norm": 0.25, "loss": 0.2}]
+
+    def updated(self, step: int) -> None:
+        for tensor in self.weights.values():
+            tensor += 1
+
+    def dropped(self, step: int) -> dict[str, str]:
+        return {}
+
+    def trained(self, step: int) -> list[Group]:
+        return [one for one in self.groups(step) if one.problem.id not in self.dropped(step)]
+
+    def train_on(self, monitor: Any, step: int, groups: list[Group]) -> None:
+        """As the driver and the ranks do it."""
+        algorithm = self.config.algorithm
+        sequences = sampled_sequences(
+            groups,
+            truncated=algorithm.truncated,
+            mask_duplicates=algorithm.filter.mask_duplicates,
+        )
+        lengths = sequences.response_lengths
+        items = [SimpleNamespace(label="math", weight=self.config.reward.items[0].weight)]
+        settings = advantage_settings(self.config, SimpleNamespace(items=items))  # type: ignore[arg-type]
+        advantages = sequence_advantages(
+            estimator_rewards(groups, settings),
+            sequences.group_ids,
+            sequences.loss_token_counts,
+            settings,
+        )
+        values = {
+            "old_log_probs": self.old_log_probs(step, int(lengths.sum())),
+            "advantages": token_advantages(
+                advantages, lengths, repeat(sequences.takes_part, lengths)
+            ),
+        }
+        found = SequenceFingerprints.of(torch.arange(len(lengths)), lengths, values)
+        digest_sequences(monitor.digests, sequences, found)
+
+    def go(self, first: int = 1, last: int = STEPS, resumed: bool = False) -> Run:
+        """The steps ``first`` to ``last``; as a resume, or as a run that starts over."""
+        after = first - 1 if resumed else None
+        self.folder.mkdir(exist_ok=True)
+        attempts.record(self.config, after_step=after or 0)
+        with open_monitor(self.folder, self.config.runner, STEPS, after) as monitor:
+            monitor.show_settings("", attempts.flat_settings(self.config))
+            for step in range(first, last + 1):
+                groups = self.groups(step)
+                monitor.log_samples(step, groups, dropped=self.dropped(step))
+                self.train_on(monitor, step, self.trained(step))
+                digest_start(monitor, self)  # type: ignore[arg-type]
+                digest_gradient(monitor.digests, self.gradient(step))
+                self.updated(step)
+                digest_weights(monitor, self)  # type: ignore[arg-type]
+                monitor.log_step(step, {})
+        return self

@@ -1,0 +1,207 @@
+"""``rlmath why`` works out what became of a sample, with the numbers that the step used."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmath.actor.settings import shard_settings
+from rlmath.batching.from_groups import sampled_sequences
+from rlmath.batching.shards import shards
+from rlmath.cli import main
+from rlmath.commands.why.batch import Address
+from rlmath.model.tiny_tokenizer import fast_tokenizer
+from rlmath.monitor.digests import details_path
+from rlmath.training.algorithm_settings import update_settings
+from rlmath.types import Group
+from tests.unit.commands.made_run import Run
+from tests.unit.commands.report.run_maker import group
+
+SAMPLE = "2/train.jsonl:21/1"
+
+
+class Varied(Run):
+    """Groups of four samples with other rewards; one, which is cut off, has none."""
+
+    def groups(self, step: int) -> list[Group]:
+        rewards = [[1.0, -1.0, 3.0, None], [0.5, -1.0, -1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
+        texts = [r"so \boxed{2}", r"\boxed{3}", "2", "I give up"]
+        return [group(f"train.jsonl:{step}{i}", r, texts, step) for i, r in enumerate(rewards)]
+
+
+def why(folder: Path, sample: str, capsys: Any, *more: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(["why", str(folder), sample, *more]) == code
+    found = capsys.readouterr()
+    return str(found.out if code == 0 else found.err)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["algorithm.advantage=grpo", "algorithm.advantage_options.leave_one_out=true"],
+        ["algorithm.advantage=dr_grpo", "algorithm.aggregation=seq_sum_constant"],
+        ["algorithm.advantage=gdpo", "reward.items=[{name: math, weight: 2}]"],
+        ["algorithm.advantage=batch_std", "algorithm.truncated=mask"],
+        ["algorithm.advantage=reinforce_pp"],
+        ["algorithm.advantage=rloo", "algorithm.whiten_tokens=true"],
+        ["algorithm.filter.mask_duplicates=true", "algorithm.aggregation=prompt_mean"],
+    ],
+)
+def test_the_advantage_is_the_one_that_was_used(
+    overrides: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    run = Varied(tmp_path / "run", *overrides).go(last=2)
+    for index in range(4):
+        text = why(run.folder, f"2/train.jsonl:21/{index}", capsys)
+        assert "equal to what the update used, bit by bit" in text
+
+
+def test_another_advantage_than_the_one_used_is_said(tmp_path: Path, capsys: Any) -> None:
+    run = Varied(tmp_path / "run").go(last=2)
+    file = details_path(run.folder, 2)
+    details = json.loads(file.read_text())
+    place = details["keys"]["sequences"].index("train.jsonl:21/1")
+    details["items"]["advantages"][place] = "00000000"
+    file.write_text(json.dumps(details))
+    assert "up to rounding" in why(run.folder, SAMPLE, capsys)
+    details["numbers"]["advantages"][place] += 1.0
+    file.write_text(json.dumps(details))
+    assert "NOT what the update used" in why(run.folder, SAMPLE, capsys)
+    file.unlink()
+    assert "the step's file with digests is gone" in why(run.folder, SAMPLE, capsys)
+
+
+def test_the_groups_numbers(tmp_path: Path, capsys: Any) -> None:
+    run = Varied(tmp_path / "run", "algorithm.advantage=dr_grpo").go(last=2)
+    text = why(run.folder, SAMPLE, capsys)
+    assert "algorithm.advantage=dr_grpo: r - mean within each group" in text
+    assert "4 scored samples, mean reward -0.125" in text
+    assert "advantage: -0.875" in text
+    assert re.search(r"→ +1  reward +-1  wrong", text)
+
+
+def test_an_unscored_sample_has_no_part(tmp_path: Path, capsys: Any) -> None:
+    text = why(Varied(tmp_path / "run").go(last=2).folder, "2/train.jsonl:20/3", capsys)
+    assert "total: none" in text and "math: could not score it" in text
+    assert "advantage: +0" in text and "it is not in the loss: nothing could score it" in text
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "prompt_mean"])
+def test_the_weight_of_a_token_is_that_of_the_ranks(
+    aggregation: str, tmp_path: Path, capsys: Any
+) -> None:
+    run = Varied(tmp_path / "run", f"algorithm.aggregation={aggregation}", "runner.seed=3")
+    run.go(last=2)
+    sequences = sampled_sequences(
+        run.groups(2), truncated=run.config.algorithm.truncated, mask_duplicates=False
+    )
+    limit: Any = SimpleNamespace(max_tokens_per_microbatch=1000)
+    update = update_settings(run.config, 0.0, 0.0)
+    (shard,) = shards(sequences, shard_settings(limit, 1, update, seed=3 + 2))
+    weight = float(shard.weights[shard.places.tolist().index(4 + 1)])
+    text = why(run.folder, SAMPLE, capsys)
+    assert f"each of its 6 tokens weighs {weight:.6g}" in text
+    assert "minibatch" in text and "of 2" in text
+
+
+def test_the_graders_way(tmp_path: Path, capsys: Any) -> None:
+    run = Varied(tmp_path / "run").go(last=2)
+    text = why(run.folder, "2/train.jsonl:21/0", capsys)
+    assert "accepted '2': integer" in text
+    assert "answer taken from: the last \\boxed{}" in text
+    assert "against '2': correct; the layer exact decided: the same text" in text
+    assert "graded again: the same verdict" in text
+    other = why(run.folder, SAMPLE, capsys)
+    # The made-up run says that the grader took 2 for its answer.
+    assert "graded again: wrong, answer '3'" in other
+
+
+def test_seed_engine_weights_and_end(tmp_path: Path, capsys: Any) -> None:
+    text = why(Varied(tmp_path / "run").go(last=2).folder, "2/train.jsonl:20/3", capsys)
+    assert f"seed {2**60 + 3}, but " in text  # The made-up run draws its seeds otherwise.
+    assert "weights version 1 (those after step 1)" in text
+    assert "finish reason length: it was cut off at the limit" in text
+
+
+def test_the_prompts_tokens_are_those_of_the_engine(tmp_path: Path, capsys: Any) -> None:
+    tokens = tuple(fast_tokenizer().encode("What is 1+1?", add_special_tokens=False).ids)
+
+    class Tokenized(Varied):
+        def groups(self, step: int) -> list[Group]:
+            return [
+                dataclasses.replace(
+                    one,
+                    problem=dataclasses.replace(
+                        one.problem,
+                        prompt="What is 1+1?",
+                        prompt_token_ids=tokens if step == 1 else (1, 2),
+                    ),
+                )
+                for one in super().groups(step)
+            ]
+
+    run = Tokenized(tmp_path / "run", "model.path=tiny").go(last=2)
+    text = why(run.folder, "1/train.jsonl:10/0", capsys)
+    assert str(list(tokens)) in text and "they are those that the engine got" in text
+    assert "they are NOT those" in why(run.folder, "2/train.jsonl:20/0", capsys)
+
+
+def test_a_dropped_group_and_one_that_is_carried_over(tmp_path: Path, capsys: Any) -> None:
+    class Filtered(Varied):
+        def dropped(self, step: int) -> dict[str, str]:
+            return {f"train.jsonl:{step}2": "equal_rewards"}
+
+        def trained(self, step: int) -> list[Group]:
+            kept = super().trained(step)
+            return kept[:1] if step == 1 else [*super().trained(step - 1)[1:], *kept]
+
+    run = Filtered(tmp_path / "run").go(last=2)
+    assert "the group: equal_rewards" in why(run.folder, "1/train.jsonl:12/0", capsys)
+    carried = why(run.folder, "1/train.jsonl:11/0", capsys)
+    assert "the group was carried over to a later one" in carried
+    # The step's sequences are of two files then.
+    assert "bit by bit" in why(run.folder, SAMPLE, capsys)
+
+
+def test_long_texts_are_cut(tmp_path: Path, capsys: Any) -> None:
+    class Long(Varied):
+        def groups(self, step: int) -> list[Group]:
+            return [group("train.jsonl:9", [1.0, -1.0], ["x" * 5000, "\x1b[2J2"], step)]
+
+    run = Long(tmp_path / "run").go(last=1)
+    text = why(run.folder, "1/train.jsonl:9/0", capsys)
+    assert "--whole shows them" in text and "x" * 1000 not in text
+    assert "x" * 5000 in why(run.folder, "1/train.jsonl:9/0", capsys, "--whole")
+    assert "\x1b" not in why(run.folder, "1/train.jsonl:9/1", capsys)
+
+
+@pytest.mark.parametrize(
+    ("sample", "says"),
+    [
+        ("7/train.jsonl:21/0", "steps 1 to 2"),
+        ("2/train.jsonl:21/9", "samples 0 to 3"),
+        ("2/train.jsonl:99/0", "train.jsonl:20"),
+        ("nothing", "STEP/PROBLEM/INDEX"),
+    ],
+)
+def test_a_sample_that_is_not_there(sample: str, says: str, tmp_path: Path, capsys: Any) -> None:
+    run = Varied(tmp_path / "run").go(last=2)
+    assert says in why(run.folder, sample, capsys, code=2)
+
+
+def test_weights_that_are_not_kept(tmp_path: Path, capsys: Any) -> None:
+    run = Varied(tmp_path / "run").go(last=2)
+    text = why(run.folder, SAMPLE, capsys, "--regenerate", code=2)
+    assert "weights after step 1" in text and "no checkpoint" in text
+
+
+def test_a_problems_id_may_hold_slashes() -> None:
+    assert Address.parse("3/data/a.jsonl:4#2/0") == Address(3, "data/a.jsonl:4#2", 0)
