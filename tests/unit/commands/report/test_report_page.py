@@ -172,7 +172,7 @@ def test_a_run_that_is_being_written(
         file.write(b'{"step": 5, "rollout/rew')
     with (run / "decisions.jsonl").open("ab") as file:
         file.write(b'{"step": 5, "wh')
-    samples = sorted((run / "samples").glob("step_*"))
+    samples = sorted((run / "samples").glob("step_*.jsonl"))
     with samples[0].open("ab") as file:
         file.write(samples[1].read_bytes().splitlines()[0].replace(b"What", b"\xff\xfe") + b"\n")
         file.write(b'{"step": 1, "problem_id": "cut')
