@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rlmath.grading import sentences
+from rlmath.grading import sentences, units
 from rlmath.grading.settings import Fallback
 
 Source = Literal["box", "tag", "marker", "number", "whole", "none"]
@@ -69,6 +69,7 @@ _NEGATION = re.compile(
 _IS = re.compile(r"\b(?:is|are|equals)\b", re.IGNORECASE)
 _REASON = re.compile(r",? \b(?:because|since|which|where|so|as)\b", re.IGNORECASE)
 _CHOICE = re.compile(r"(?<![\w'])\(?([A-J])\)?(?![\w'])")
+_GROUP_END = re.compile(r"[^{}\n]{0,60}\}")
 _LIST_GAP = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|和)?[\s$,;.\\()\[\]]*")
 _CLOSERS = {"\\[": "\\]", "\\(": "\\)", "$$": "$$", "$": "$"}
 _TRAILING = " \t\r\n.,;:!?。，；：！？*_"
@@ -280,7 +281,7 @@ def _last_number(text: str) -> str | None:
         position = _last_digit(text)
     formula = _last_formula(text)
     if formula is not None and formula[1] > position:
-        return formula[0].strip(_TRAILING)
+        return formula[0].strip(_TRAILING) + sentences.scale_after(text, formula[1])
     if position < 0:
         return None
     span = _math_span(text, position)
@@ -288,7 +289,9 @@ def _last_number(text: str) -> str | None:
         start = text.rfind("$", 0, position)
         if sentences.is_denied(text, start if start >= 0 else position, position + 1):
             return ""
-        return _EQUALS.split(span)[-1].strip(_TRAILING)
+        close = max(text.find("$", position), text.find("\\)", position))
+        scale = sentences.scale_after(text, close) if close >= 0 else ""
+        return _EQUALS.split(span)[-1].strip(_TRAILING) + scale
     low = max(0, position - _MAX_WORD)
     boundary = _BOUNDARY.search(text[low:position][::-1])
     start = low if boundary is None else position - boundary.start()
@@ -298,16 +301,29 @@ def _last_number(text: str) -> str | None:
     if sentences.is_denied(text, start, end):
         return ""
     word = text[start:end].strip(_TRAILING + "\"'()[]<>`“”’|")
+    word += _left_open(word, text[end:])
+    changed = sentences.changed(text, start, end)
+    if changed is not None:
+        return changed
     before = text[max(text.rfind("\n", 0, start) + 1, start - 60) : start]
     last = _last_match(_NUMBER, before + word)
     if last is not None and last.end() == len(before) + len(word):
         if last.start() <= len(before) or word[: last.start() - len(before)].isalpha():
             return last.group().strip()
     elif last is not None and last.start() == len(before):
-        tail = (before + word)[last.end()]
-        if tail.isalpha():  # 5cm, 1,000m²
+        tail = (before + word)[last.end() :]
+        # 5cm and 1,000m², but neither 5i nor 5x
+        if tail[0].isalpha() and (len(tail) > 1 or units.lookup(tail) is not None):
             return last.group().strip()
     return word or None
+
+
+def _left_open(word: str, rest: str) -> str:
+    """What closes a group that a word opens: `5\\text{ miles}`, `\\left(5\\right)`."""
+    if word.endswith("\\right"):
+        return ")" if "\\left(" in word else ""
+    closed = _GROUP_END.match(rest) if word.endswith("{") else None
+    return closed.group() if closed else ""
 
 
 def _last_digit(text: str) -> int:

@@ -22,6 +22,21 @@ _NEGATED = re.compile(
     r"(?: (?:be|equal|equal to|exactly|the|a|get|have|simply|just|really)){0,3} ?[($\\]*$",
     re.IGNORECASE,
 )
+# A relation states no value, nor does one of two numbers; `->` and `=>` are arrows.
+_RELATED = re.compile(
+    r"(?:(?<![-=])[<>]|[≤≥±∓¬]|\\(?:le|ge|leq|geq|lt|gt|pm|mp|lnot|neg|log|ln|lg|exp|sqrt|a?r?c?(?:sin|"
+    r"cos|tan)|cot|sec|csc)|\bone of ?\}?|\d[^\s,;]{0,20} or) ?[($\\]*$",
+    re.IGNORECASE,
+)
+_MINUS = re.compile(r"(?:(?P<before>\S+)\s+|^\s*)(?:minus|negative) ?\$?$", re.IGNORECASE)
+_SCALED = re.compile(
+    r"(?:\$|\\\))?[ -](?:dozens?|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?"
+    # 5 squared units are 5 of them.
+    r"|factorial|(?:squared|cubed)"
+    r"(?! (?:units?|f(?:ee|oo)t|inch|yard|mile|[a-z]*met(?:er|re)|[ckm]?m\b)))\b",
+    re.IGNORECASE,
+)
+_RELATES = re.compile(r"\$? ?(?:<(?![|/])|>(?=\s*[\w\\])|[≠≤≥]|\\(?:ne|neq|le|ge|leq|geq|lt|gt)\b)")
 _NEGATED_CJK = re.compile(
     r"(?:不是|不等于|不为|不会是|不可能是|不选|非|小于|大于|少于|多于|超过|不到|除了?|或|か)\s*$"
 )
@@ -93,6 +108,29 @@ def is_denied(text: str, start: int, end: int) -> bool:
     if opened >= 0 and text.find(")", opened, start) < 0 and text[opened - 1 : opened] == " ":
         return len(re.findall(r"[A-Za-z]{2,}", text[opened:start])) >= 2
     return False
+
+
+def changed(text: str, start: int, end: int) -> str | None:
+    """What the number at [start, end) stands for with the words beside it that change it.
+
+    `minus 5` is -5, but nothing in `7 minus 5`; `5 million` is graded as these words. None if they
+    leave the number as it is, and the empty string if they state no value.
+    """
+    before = text[max(0, start - 40) : start]
+    if _RELATED.search(before) or _RELATES.match(text, end):
+        return ""
+    number = text[start:end].strip(" \t\r\n.,;:!?*_$")
+    minus = _MINUS.search(before)
+    if minus is not None:
+        return "" if _DIGIT.search(minus["before"] or "") else f"-{number}"
+    scale = scale_after(text, end)
+    return number + scale if scale and not number.endswith("{") else None
+
+
+def scale_after(text: str, end: int) -> str:
+    """The word that scales the number or formula that ends at `end`: ` million`; else empty."""
+    found = _SCALED.match(text, end)
+    return "" if found is None else found.group().lstrip("$\\)")
 
 
 def stated_option(text: str) -> str | None:

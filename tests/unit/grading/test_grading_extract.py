@@ -79,3 +79,46 @@ def test_the_source_is_reported() -> None:
     assert extract("so 1", "number").source == "number"
     assert extract("\\boxed{}", "number") == extract("\\boxed{", "number")
     assert extract("\\boxed{}", "number").text == ""
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "status"),
+    [
+        ("So the final answer is minus 470.", "470", "wrong"),
+        ("So the final answer is minus 470.", "-470", "correct"),
+        ("The result is negative 3", "-3", "correct"),
+        ("What is left is 7 minus 5", "5", "wrong"),
+        ("#### \\lnot 145", "145", "wrong"),
+        ("The result is \\pm 24", "24", "wrong"),
+        ("The result is ± 24", "24", "wrong"),
+        ("The result is \\log 16320", "16320", "wrong"),
+        ("The answer: \\text{one of } 50", "50", "wrong"),
+        ("We obtain 366 or 441, which is it.", "441", "wrong"),
+        ("After simplifying we obtain x > 144", "144", "wrong"),
+        ("The result is 162 \\ne x", "162", "wrong"),
+        ("The result is 5 < x", "5", "wrong"),
+        ("The result is 288i", "288", "wrong"),
+        ("The result is 47x", "47", "wrong"),
+        ("The result is 482 thousand", "482", "wrong"),
+        ("The result is 482 thousand", "482000", "correct"),
+        ("It costs $5 million.", "5", "wrong"),
+        ("The result is $5$ million.", "5", "wrong"),
+        ("The result is $5$ million.", "5000000", "correct"),
+        ("The result is 5\\text{ million}", "5", "wrong"),
+        ("The result is 77 squared", "77", "wrong"),
+        ("He needs 12 dozen eggs.", "12", "wrong"),
+        # What looks alike and is right.
+        ("The area is 25 squared units", "25", "correct"),
+        ("The result is \\left(725\\right)", "725", "correct"),
+        ("The result is 574\\text{ miles}", "574", "correct"),
+        ("so 12 - 7 => 5", "5", "correct"),
+        ("12 - 7 -> 5", "5", "correct"),
+        ("It is 5m long.", "5", "correct"),
+        ("He has 5kg of rice.", "5", "correct"),
+    ],
+)
+def test_what_stands_beside_the_last_number(
+    response: str, gold: str, status: str, grader: MathGrader
+) -> None:
+    """Found by a search over rewritten answers of the public data sets."""
+    assert grader.grade_one(response, gold).status == status
