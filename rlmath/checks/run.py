@@ -30,6 +30,7 @@ from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.lora import lora_model, lora_problems
 from rlmath.checks.machine import Machine
 from rlmath.checks.overview import updates_of
+from rlmath.checks.trackers import tracker_problems
 from rlmath.config import arithmetic
 from rlmath.config.actor import Offload
 from rlmath.config.collapse import DETECTORS
@@ -75,6 +76,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from wrong_numbers
     yield from _names(config)
     yield from _reliability(config)
+    yield from tracker_problems(config)
     yield from _contradictions(config, command)
     device = machine.device(config.cluster.device)
     yield from _cluster(config, machine, device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from rlmath.utils.setting import setting
+from rlmath.utils.setting import OnlyWith, setting
 
 
 @dataclass
@@ -72,4 +72,26 @@ class RunnerConfig:
     )
     progress: bool | None = setting(
         None, "Live progress display; null: on if the output is a terminal."
+    )
+    trackers: list[str] = setting(
+        lambda: ["tensorboard"],
+        "Where metrics are shown besides metrics.jsonl: tensorboard, wandb, mlflow, trackio, each "
+        "through its own client, which has to be installed. One that fails warns once and never "
+        "stops the run.",
+    )
+    tracker_project: str = setting(
+        "rlmath", "Project of wandb and trackio, and experiment of mlflow, that runs are put in."
+    )
+    metrics_port: int | None = setting(
+        None,
+        "Port of a running run's metrics for Prometheus, at /metrics; null or 0: off. "
+        "docker/grafana.json is a dashboard of them.",
+        least=0,
+        most=65535,
+    )
+    metrics_host: str = setting(
+        "127.0.0.1",
+        "Address that they are served at; the default is reached from this machine alone, 0.0.0.0 "
+        "from anywhere, by anyone.",
+        only_with=OnlyWith("metrics_port", words="not null"),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     def without_folder(value: Any) -> Any:
         if isinstance(value, str):
             for place in places:
-                value = value.replace(place, "${runner.run_dir}")
+                value = re.sub(rf"{re.escape(place)}(?=/|$)", "${runner.run_dir}", value)
         elif isinstance(value, list | tuple):
             value = [without_folder(one) for one in value]
         elif isinstance(value, Mapping):

@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from omegaconf import MISSING
+
 from rlmath.config.schema import RunnerConfig
 from rlmath.errors import printable
 from rlmath.monitor.digests import DigestLog, StepDigests, digest_samples
 from rlmath.monitor.files import to_json
 from rlmath.monitor.progress import ProgressDisplay
+from rlmath.monitor.prometheus import MetricsServer
 from rlmath.monitor.samples import (
     limit_samples,
     sample_as_text,
@@ -43,7 +46,9 @@ class Monitor:
         runner: RunnerConfig,
         step: int,
         digests: DigestLog,
+        server: MetricsServer | None = None,
     ) -> None:
+        self._server = server
         self.run_dir = run_dir
         self._digests = digests
         self._digesting: Future[StepDigests] | None = None
@@ -59,6 +64,8 @@ class Monitor:
 
     def _phase_begins(self, name: str) -> None:
         self._display.phase(name)
+        if self._server is not None:
+            self._server.phase(name)
         for listener in self.on_phase:
             listener()
 
@@ -160,6 +167,8 @@ class Monitor:
         self._write_digests(step)
         self._writer.write(step, everything, self._texts)
         self._display.step(step, everything)
+        if self._server is not None:
+            self._server.step(step, everything)
         self._step = step + 1
         self._texts, self._tokens = {}, 0
         return everything
@@ -185,6 +194,8 @@ class Monitor:
         line = {"step": self._step, "time_s": round(time.time(), 3), "message": message}
         with (self.run_dir / WARNINGS_FILE).open("a", encoding="utf-8") as file:
             file.write(f"{to_json(line)}\n")
+        if self._server is not None:
+            self._server.warning()
         print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
@@ -208,9 +219,42 @@ def open_monitor(
     display = ProgressDisplay(
         total_steps, (last_step or 0) + 1, live=runner.progress, line_every=line_every
     )
-    with MetricsWriter(run_dir, last_step) as writer, display:
-        digests = DigestLog(Path(run_dir), last_step)
-        monitor = Monitor(Path(run_dir), writer, display, runner, (last_step or 0) + 1, digests)
-        with contextlib.closing(monitor):
-            yield monitor
-            monitor.finish_samples()
+    folder = Path(run_dir)
+    name = _name(folder, runner)
+    monitor: Monitor | None = None
+
+    def warn(message: str) -> None:
+        if monitor is not None:
+            monitor.warn(message)
+        else:
+            print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
+
+    writer = MetricsWriter(
+        folder,
+        last_step,
+        trackers=runner.trackers,
+        name=name,
+        project=runner.tracker_project,
+        warn=warn,
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(writer)
+        stack.enter_context(display)
+        server = None
+        if runner.metrics_port:
+            server = MetricsServer(runner.metrics_port, name, total_steps, runner.metrics_host)
+            stack.callback(server.close)
+        digests = DigestLog(folder, last_step)
+        monitor = Monitor(folder, writer, display, runner, (last_step or 0) + 1, digests, server)
+        stack.enter_context(contextlib.closing(monitor))
+        yield monitor
+        monitor.finish_samples()
+
+
+def _name(folder: Path, runner: RunnerConfig) -> str:
+    """For people: ``mine``, or ``mine/sft_log`` of a part of the run with its own metrics."""
+    run_dir = Path("" if runner.run_dir == MISSING else runner.run_dir).absolute()
+    try:
+        return str(folder.absolute().relative_to(run_dir.parent))
+    except ValueError:
+        return folder.absolute().name

@@ -1,4 +1,4 @@
-"""The metrics of each step, to TensorBoard and to ``metrics.jsonl``."""
+"""The metrics of each step, to ``metrics.jsonl`` and to the trackers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,31 +15,42 @@ from rlmath.monitor.digests import DIGESTS_FILE
 from rlmath.monitor.files import replacing, to_json
 from rlmath.monitor.samples import FOLDER as SAMPLES_FOLDER
 from rlmath.monitor.samples import drop_samples_after
+from rlmath.monitor.trackers import TrackedRun, Trackers
+from rlmath.monitor.trackers.tensorboard import TENSORBOARD_FOLDER
 
 METRICS_FILE = "metrics.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
 # Keys of a line of metrics.jsonl that are no metrics.
 STEP, TIME, NOT_FINITE = "step", "time_s", "not_finite"
 
 
 class MetricsWriter:
-    """Writes ``<run_dir>/metrics.jsonl`` and ``<run_dir>/tensorboard/``.
+    """Writes ``<run_dir>/metrics.jsonl``, and tells the trackers.
 
     A line of ``metrics.jsonl`` is one step: ``{"step": 12, "time_s": <Unix time>, "<tag>": number,
     ...}``. A value that is NaN or infinite is ``null`` there, and ``"not_finite": {"<tag>":
     "nan"}`` says which it was. What is written has left the process before a call returns.
     """
 
-    def __init__(self, run_dir: str | Path, last_step: int | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: str | Path,
+        last_step: int | None = None,
+        trackers: Sequence[str] = ("tensorboard",),
+        name: str | None = None,
+        project: str = "rlmath",
+        warn: Callable[[str], None] = print,
+    ) -> None:
         """
         Args:
             run_dir: The run's folder; made if missing.
             last_step: The step of the checkpoint that the run continues from: what an interrupted
                 run wrote of later steps is dropped. ``None``: the run starts over, and what an
                 earlier one wrote here is moved to ``set_aside_<n>/``.
+            trackers: Where metrics are shown besides the file; see ``runner.trackers``.
+            name: Of the run for trackers; ``None``: its folder's.
+            project: Of the run for trackers.
+            warn: Called with a message when a tracker fails, from any thread.
         """
-        from torch.utils.tensorboard import SummaryWriter
-
         self._run_dir = Path(run_dir)
         self._run_dir.mkdir(parents=True, exist_ok=True)
         self._last_step = -1 if last_step is None else last_step
@@ -51,31 +62,20 @@ class MetricsWriter:
             file.writelines(f"{to_json(line)}\n".encode() for line in kept)
         drop_samples_after(self._run_dir, self._last_step)
         self._file = path.open("a", encoding="utf-8")
-        # TensorBoard hides events from purge_step on that were written before this writer's.
-        self._tensorboard = SummaryWriter(
-            str(self._run_dir / TENSORBOARD_FOLDER),
-            purge_step=None if last_step is None else last_step + 1,
-        )
+        run = TrackedRun(self._run_dir, name or self._run_dir.resolve().name, project, last_step)
+        self._trackers = Trackers(trackers, run, warn)
 
     def write_settings(
         self, text: str, values: Mapping[str, Any], metrics: Sequence[str] = ()
     ) -> None:
-        """Show the settings in TensorBoard: all as text, single values as hparams.
+        """Show the settings in the trackers.
 
         Args:
             text: All settings, as YAML.
-            values: Key to value; only booleans, numbers and texts are hparams.
-            metrics: Tags that the hparams are to be compared by.
+            values: By full key.
+            metrics: Tags that runs with other settings are to be compared by.
         """
-        from torch.utils.tensorboard.summary import hparams
-
-        self._tensorboard.add_text("settings", as_markdown_code(text), self._last_step + 1)
-        plain = {k: v for k, v in values.items() if isinstance(v, bool | int | float | str)}
-        # Not add_hparams, which writes to a separate folder, apart from the run's curves.
-        experiment, begin, _ = hparams(plain, dict.fromkeys(metrics, 0.0))
-        for summary in (experiment, begin):
-            self._tensorboard.file_writer.add_summary(summary)
-        self._tensorboard.flush()
+        self._trackers.settings(text, values, metrics)
 
     def write(
         self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str] | None = None
@@ -102,17 +102,13 @@ class MetricsWriter:
             line[NOT_FINITE] = odd
         self._file.write(f"{to_json(line)}\n")
         self._file.flush()
-        for tag, value in values.items():
-            self._tensorboard.add_scalar(tag, value, step, walltime=now)
-        for tag, text in (texts or {}).items():
-            self._tensorboard.add_text(tag, as_markdown_code(text), step)
-        self._tensorboard.flush()
+        self._trackers.step(step, now, values, texts or {})
         self._last_step = step
 
     def close(self) -> None:
         """Close the files; writing after that is an error."""
         self._file.close()
-        self._tensorboard.close()
+        self._trackers.close()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -132,11 +128,6 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     A last line that was cut off is left out, and so is a damaged one before it, with a warning.
     """
     return list(_lines(Path(run_dir) / METRICS_FILE))
-
-
-def as_markdown_code(text: str) -> str:
-    """Markdown that shows ``text`` as it is: an indented block, in which no markup is read."""
-    return "\n".join(f"    {line}" for line in text.splitlines() or [""])
 
 
 def _number(tag: str, value: Any) -> float:

@@ -82,8 +82,10 @@ def _parting(found: Comparison, parting: Parting, lines: list[str]) -> Iterator[
     before = [step for step in found.steps if step < parting.step]
     if before:
         yield f"equal to the last bit: {_steps(before)}"
-    where = "before the first step" if parting.phase.name == "start_weights" else "in"
-    yield f"they part {where} step {parting.step}: {parting.phase.words} ({parting.phase.name})"
+    where = f"in step {parting.step}"
+    if parting.phase.name == "start_weights":
+        where = f"after step {parting.step}, where one begins" if parting.step else "at the start"
+    yield f"they part {where}: {parting.phase.words} ({parting.phase.name})"
     if parting.equal:
         yield f"  equal before that in the step: {', '.join(parting.equal)}"
     if parting.items:

@@ -13,7 +13,7 @@ from tensorboard.plugin_util import markdown_to_safe_html
 
 from rlmath.monitor import MetricsWriter, read_metrics, write_samples
 from rlmath.monitor.samples import write_engines
-from rlmath.monitor.writer import as_markdown_code
+from rlmath.monitor.trackers.tensorboard import as_markdown_code
 
 
 def tensorboard(run_dir):

@@ -13,7 +13,7 @@ import torch
 
 from rlmath.cli import main
 from rlmath.commands.bisect.compare import Comparison, compare
-from rlmath.monitor.digests import DIGESTS_FILE, details_path, read_digests
+from rlmath.monitor.digests import DIGESTS_FILE, comparable, details_path, read_digests
 from rlmath.training.digests import (
     add_fingerprints,
 )
@@ -211,7 +211,7 @@ def test_one_bit_of_one_tensor(base: Path, tmp_path: Path, capsys: Any) -> None:
     found = compare(base, first.folder)
     assert phase(found) == (0, "start_weights") and keys(found) == ["layer.2.weight"]
     text = said(base, first.folder, capsys)
-    assert "before the first step" in text and "layer.2.weight" in text
+    assert "they part at the start" in text and "layer.2.weight" in text
 
 
 def test_a_rank_with_other_weights(base: Path, tmp_path: Path, capsys: Any) -> None:
@@ -280,6 +280,16 @@ def test_runs_without_digests_or_a_common_step(base: Path, tmp_path: Path, capsy
     (empty / DIGESTS_FILE).write_text('{"step": 9}\n{"step": 1')
     assert main(["bisect", str(base), str(empty)]) == 2
     assert "steps 0 to 3" in capsys.readouterr().err
+
+
+def test_settings_of_another_folder_are_the_same() -> None:
+    a, b = (
+        {"runner.run_dir": f"runs/{name}", "model.path": f"runs/{name}/model", "x": "runs/a2"}
+        for name in ("a", "b")
+    )
+    assert (
+        comparable(a) == comparable(b) == {"model.path": "${runner.run_dir}/model", "x": "runs/a2"}
+    )
 
 
 def test_json(base: Path, tmp_path: Path, capsys: Any) -> None:

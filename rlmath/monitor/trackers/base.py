@@ -1,0 +1,73 @@
+"""What a tracker is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+_IDS_FILE = "trackers.json"
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run, or a part of it with its own metrics, such as its SFT.
+
+    Attributes:
+        folder: With its metrics.
+        name: For people.
+        project: ``runner.tracker_project``.
+        last_step: The step of the checkpoint that it continues from; ``None``: it starts over.
+    """
+
+    folder: Path
+    name: str
+    project: str
+    last_step: int | None = None
+
+    def id_of(self, tracker: str) -> str | None:
+        """What :meth:`keep_id` kept, if this run continues."""
+        if self.last_step is None:
+            return None
+        found = self._ids().get(tracker)
+        return str(found) if found else None
+
+    def keep_id(self, tracker: str, id_: str) -> None:
+        """Keep the id that a tracker knows this run by, for when it continues."""
+        (self.folder / _IDS_FILE).write_text(json.dumps({**self._ids(), tracker: id_}) + "\n")
+
+    def _ids(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / _IDS_FILE).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class Tracker(Protocol):
+    """One place to show metrics. Any method may raise; nothing is called after that.
+
+    Made with a :class:`TrackedRun`, which may take seconds.
+    """
+
+    def settings(self, text: str, values: Mapping[str, Any], compared_by: Sequence[str]) -> None:
+        """The run's settings.
+
+        Args:
+            text: All of them, as YAML.
+            values: By full key.
+            compared_by: Metrics that runs with other settings are compared by.
+        """
+        ...
+
+    def step(
+        self, step: int, time_s: float, values: Mapping[str, float], texts: Mapping[str, str]
+    ) -> None:
+        """One step's metrics, some of which may not be finite, and texts by their tags."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...

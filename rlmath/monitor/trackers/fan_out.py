@@ -1,0 +1,148 @@
+"""All of a run's trackers: each fails alone, and none holds up the run."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlmath.monitor.trackers.base import TrackedRun, Tracker
+from rlmath.monitor.trackers.mlflow_tracker import MlFlow
+from rlmath.monitor.trackers.tensorboard import TensorBoard
+from rlmath.monitor.trackers.trackio_tracker import Trackio
+from rlmath.monitor.trackers.weights_and_biases import WeightsAndBiases
+
+_TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MlFlow,
+    "trackio": Trackio,
+}
+# What each needs, as imported and as pip calls it. TensorBoard comes with rlmath.
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+# For all trackers together, at a run's end.
+CLOSE_S = 60.0
+_MOST_WAITING = 1000
+
+_Call = Callable[[Tracker], None]
+
+
+class Trackers:
+    """Tells each tracker what it has to show.
+
+    Args:
+        names: Of ``runner.trackers``.
+        run: The run.
+        warn: Called with a message, from any thread, once for each tracker that fails.
+    """
+
+    def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]) -> None:
+        self._lines: list[_Inline | _InBackground] = [
+            (_Inline if name == "tensorboard" else _InBackground)(name, run, warn)
+            for name in dict.fromkeys(names)
+        ]
+
+    def settings(self, text: str, values: Mapping[str, Any], compared_by: Sequence[str]) -> None:
+        """See :class:`Tracker`."""
+        values = dict(values)
+        self._tell(lambda one: one.settings(text, values, compared_by))
+
+    def step(
+        self, step: int, time_s: float, values: Mapping[str, float], texts: Mapping[str, str]
+    ) -> None:
+        """See :class:`Tracker`."""
+        values, texts = dict(values), dict(texts)
+        self._tell(lambda one: one.step(step, time_s, values, texts))
+
+    def close(self) -> None:
+        """Wait until all is shown, for at most ``CLOSE_S``."""
+        until = time.monotonic() + CLOSE_S
+        for line in self._lines:
+            line.end()
+        for line in self._lines:
+            line.wait(max(0.0, until - time.monotonic()))
+
+    def _tell(self, call: _Call) -> None:
+        for line in self._lines:
+            line.tell(call)
+
+
+class _Inline:
+    """A tracker that is called in the thread of the run."""
+
+    def __init__(self, name: str, run: TrackedRun, warn: Callable[[str], None]) -> None:
+        self._name, self._warn = name, warn
+        self._tracker: Tracker | None = None
+        self._guarded(lambda: setattr(self, "_tracker", _TRACKERS[name](run)))
+
+    def tell(self, call: _Call) -> None:
+        tracker = self._tracker
+        if tracker is not None:
+            self._guarded(lambda: call(tracker))
+
+    def end(self) -> None:
+        self.tell(lambda one: one.close())
+
+    def wait(self, seconds: float) -> None:
+        """All is done."""
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._tracker = None
+            self._warn(failed(self._name, error))
+
+
+class _InBackground:
+    """A tracker in its own thread."""
+
+    def __init__(self, name: str, run: TrackedRun, warn: Callable[[str], None]) -> None:
+        self._name, self._run, self._warn = name, run, warn
+        self._calls: queue.Queue[_Call | None] = queue.Queue(_MOST_WAITING)
+        self._over = False
+        # A client that hangs must not keep the process.
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def tell(self, call: _Call | None) -> None:
+        if self._over:
+            return
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._fail(f"{_MOST_WAITING} steps wait for it")
+
+    def end(self) -> None:
+        self.tell(None)
+
+    def wait(self, seconds: float) -> None:
+        self._thread.join(seconds)
+        if self._thread.is_alive() and not self._over:
+            self._fail(f"it was not done {CLOSE_S:.0f} s after the run")
+
+    def _work(self) -> None:
+        try:
+            tracker = _TRACKERS[self._name](self._run)
+            while (call := self._calls.get()) is not None and not self._over:
+                call(tracker)
+            tracker.close()
+        # Clients raise their own kinds of errors, and SystemExit too.
+        except BaseException as error:
+            if not self._over:
+                self._fail(error)
+
+    def _fail(self, error: BaseException | str) -> None:
+        self._over = True
+        self._warn(failed(self._name, error))
+
+
+def failed(name: str, error: BaseException | str) -> str:
+    """What is said of a tracker that failed."""
+    what = error if isinstance(error, str) else f"{type(error).__name__}: {str(error)[:500]}"
+    return (
+        f"runner.trackers: {name} failed and gets nothing more ({what}). The run goes on; "
+        "metrics.jsonl has all of its metrics"
+    )

@@ -1,0 +1,248 @@
+"""Trackers are told what a run reports, each through its client; none stops or holds up a run."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmath.checks.trackers import TRACKERS, tracker_problems
+from rlmath.config.load import load
+from rlmath.config.schema import RunnerConfig
+from rlmath.monitor import MetricsWriter, open_monitor, read_metrics
+from rlmath.monitor.trackers import fan_out
+from rlmath.monitor.trackers.fan_out import _TRACKERS
+from rlmath.monitor.trackers.weights_and_biases import has_key
+
+
+class Client:
+    """Notes every call of a client; its own methods stand in for what rlmath reads of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append((name, arguments, named))
+            return self.answer(name, named)
+
+        return call
+
+    def answer(self, name: str, named: dict[str, Any]) -> Any:
+        return None
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [named for called, _, named in self.calls if called == name]
+
+    def given(self, name: str) -> list[tuple[Any, ...]]:
+        return [arguments for called, arguments, _ in self.calls if called == name]
+
+
+class Wandb(Client):
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = Client()
+        self.run.config = Client()  # type: ignore[attr-defined]
+
+    def answer(self, name: str, named: dict[str, Any]) -> Any:
+        return self.run if name == "init" else None
+
+
+class Mlflow(Client):
+    def answer(self, name: str, named: dict[str, Any]) -> Any:
+        if name == "MlflowClient":
+            return self
+        if name == "create_run":
+            return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+        if name == "get_run":
+            return SimpleNamespace(data=SimpleNamespace(params={"known": "1"}))
+        return "7" if name == "create_experiment" else None
+
+
+class TrackioClient(Client):
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = Client()
+        self.run.name = "mine"  # type: ignore[attr-defined]
+
+    def answer(self, name: str, named: dict[str, Any]) -> Any:
+        return self.run
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, name: str, client: Any) -> Any:
+    monkeypatch.setitem(sys.modules, name, client)
+    return client
+
+
+def write(folder: Path, name: str, last_step: int | None = None) -> list[str]:
+    """Settings and two steps; what was warned of."""
+    said: list[str] = []
+    with MetricsWriter(folder, last_step, [name], "mine", "project", said.append) as writer:
+        writer.write_settings("a: 1", {"runner.seed": 3, "known": 1}, ["x"])
+        for step in (4, 5):
+            writer.write(step, {"x": 0.5 * step, "odd": math.nan}, {"text": "t"})
+    return said
+
+
+def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    client = installed(monkeypatch, "wandb", Wandb())
+    assert write(tmp_path, "wandb") == []
+    (begun,) = client.named("init")
+    assert begun["mode"] is None and begun["name"] == "mine" and begun["project"] == "project"
+    assert [one[0]["x"] for one in client.run.given("log")] == [2.0, 2.5]
+    assert [one[0]["step"] for one in client.run.given("log")] == [4, 5]
+    assert client.run.config.given("update") == [({"runner.seed": 3, "known": 1},)]
+    assert client.run.named("finish") == [{}]
+    # A run that resumes is the same one; one that starts over is another.
+    write(tmp_path, "wandb", last_step=3)
+    write(tmp_path, "wandb")
+    first, resumed, over = (one["id"] for one in client.named("init"))
+    assert first == resumed != over
+
+
+def test_wandb_without_a_key_is_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its client would ask for one at the terminal."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    client = installed(monkeypatch, "wandb", Wandb())
+    assert not has_key()
+    write(tmp_path / "run", "wandb")
+    assert client.named("init")[0]["mode"] == "offline"
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert has_key()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    assert not has_key()
+
+
+def test_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    client = installed(monkeypatch, "mlflow", Mlflow())
+    entities: Any = ModuleType("mlflow.entities")
+    entities.Metric = lambda *values: values
+    entities.Param = lambda *values: values
+    installed(monkeypatch, "mlflow.entities", entities)
+    assert write(tmp_path, "mlflow") == []
+    assert client.named("MlflowClient") == [{"tracking_uri": f"sqlite:///{tmp_path / 'mlflow.db'}"}]
+    parameters, *metrics = client.named("log_batch")
+    assert parameters["params"] == [("runner.seed", "3")]
+    assert [one["metrics"][0][:2] + one["metrics"][0][3:] for one in metrics] == [
+        ("x", 2.0, 4),
+        ("x", 2.5, 5),
+    ]
+    assert all(len(one["metrics"]) == 1 for one in metrics)  # NaN is left out.
+    write(tmp_path, "mlflow", last_step=3)
+    assert len(client.named("create_run")) == 1 and client.given("update_run") == [("r1",)]
+
+
+def test_trackio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    client = installed(monkeypatch, "trackio", TrackioClient())
+    assert write(tmp_path, "trackio") == []
+    assert client.named("init")[0]["config"] == {"runner.seed": 3, "known": 1}
+    assert client.run.given("log") == [({"x": 2.0},), ({"x": 2.5},)]
+    assert client.run.named("log") == [{"step": 4}, {"step": 5}]
+    write(tmp_path, "trackio", last_step=3)
+    assert [one["resume"] for one in client.named("init")] == ["never", "allow"]
+
+
+@pytest.mark.parametrize("method", ["init", "log", "finish"])
+def test_a_client_that_fails_warns_once(
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Broken(Wandb):
+        def __init__(self) -> None:
+            super().__init__()
+            if method != "init":
+                setattr(self.run, method, self.fail)
+
+        def answer(self, name: str, named: dict[str, Any]) -> Any:
+            return self.fail() if name == method else super().answer(name, named)
+
+        def fail(self, *_: Any, **__: Any) -> None:
+            raise SystemExit("no network")
+
+    installed(monkeypatch, "wandb", Broken())
+    (said,) = write(tmp_path, "wandb")
+    assert "runner.trackers: wandb failed" in said and "SystemExit: no network" in said
+    assert [line["step"] for line in read_metrics(tmp_path)] == [4, 5]
+
+
+def test_a_client_that_hangs_does_not_hold_up_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered = threading.Event()
+
+    class Hanging(Wandb):
+        def answer(self, name: str, named: dict[str, Any]) -> Any:
+            answered.wait(20)
+            return super().answer(name, named)
+
+    monkeypatch.setattr(fan_out, "CLOSE_S", 0.1)
+    installed(monkeypatch, "wandb", Hanging())
+    try:
+        began_s = time.monotonic()
+        (said,) = write(tmp_path, "wandb")
+        assert time.monotonic() - began_s < 15
+        assert "was not done" in said
+    finally:
+        answered.set()
+
+
+def test_too_many_steps_that_wait_are_an_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered = threading.Event()
+
+    class Slow(Wandb):
+        def answer(self, name: str, named: dict[str, Any]) -> Any:
+            answered.wait(20)
+            return super().answer(name, named)
+
+    monkeypatch.setattr(fan_out, "_MOST_WAITING", 2)
+    monkeypatch.setattr(fan_out, "CLOSE_S", 0.1)
+    installed(monkeypatch, "wandb", Slow())
+    try:
+        (said,) = write(tmp_path, "wandb")
+        assert "2 steps wait for it" in said
+    finally:
+        answered.set()
+
+
+def test_tensorboard_that_cannot_write_stops_no_run(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("not a folder")
+    (said,) = write(tmp_path, "tensorboard")
+    assert "tensorboard failed" in said
+    assert len(read_metrics(tmp_path)) == 2
+
+
+def test_the_settings_choose_the_trackers_and_name_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    client = installed(monkeypatch, "trackio", TrackioClient())
+    run = tmp_path / "mine"
+    runner = RunnerConfig(run_dir=str(run), trackers=["trackio"], tracker_project="math")
+    for folder in (run, run / "sft_log"):
+        with open_monitor(folder, runner, total_steps=1) as monitor:
+            monitor.log_step(1, {"x": 1.0})
+    assert [one["name"] for one in client.named("init")] == ["mine", "mine/sft_log"]
+    assert {one["project"] for one in client.named("init")} == {"math"}
+    assert not (run / "tensorboard").exists()
+
+
+def test_a_tracker_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = load(["experiment=quickstart", "runner.trackers=[tensorboard,wandb,mlfow]"])
+    missing, unknown = tracker_problems(config)
+    assert "pip install wandb" in missing and "did you mean mlflow?" in unknown
+    assert set(TRACKERS) == set(_TRACKERS)
