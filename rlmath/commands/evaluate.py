@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rlmath.evaluation.run import sample_and_grade, sample_kind
 from rlmath.evaluation.source import about, with_checkpoint
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.samples import write_samples
+from rlmath.rollout.progress import sampling_progress
 from rlmath.training.session import Session, open_session, with_model_folder
 from rlmath.utils.run_lock import only_run_in
 
@@ -56,6 +58,7 @@ def _evaluate_all(config: Config, folder: Path) -> int:
             # A monitor begins its folder again; the samples of earlier calls are beside it.
             open_monitor(folder / "log", config.runner, total_steps=0) as monitor,
         ):
+            monitor.sampling = functools.partial(sampling_progress, session.sampling.pool)
             for one in left:
                 entries[one.benchmark.name] = _evaluate_one(session, one, monitor, folder)
                 order = [h.benchmark.name for h in held_out if h.benchmark.name in entries]

@@ -23,6 +23,7 @@ from rlmath.monitor.samples import (
     write_engines,
     write_samples,
 )
+from rlmath.monitor.sampling import SamplingProgress
 from rlmath.monitor.timing import PhaseTimer
 from rlmath.monitor.writer import MetricsWriter
 from rlmath.types import Group
@@ -36,6 +37,7 @@ class Monitor:
 
     Attributes:
         on_phase: Called whenever a phase begins.
+        sampling: Says how far the engines are, when it is set; called from other threads.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Monitor:
         server: MetricsServer | None = None,
     ) -> None:
         self._server = server
+        self.sampling: Callable[[], SamplingProgress | None] = lambda: None
         self.run_dir = run_dir
         self._digests = digests
         self._digesting: Future[StepDigests] | None = None
@@ -216,9 +219,6 @@ def open_monitor(
         last_step: The step that the run continues from; ``None``: it starts over.
         line_every: Outside a terminal, a line every N steps.
     """
-    display = ProgressDisplay(
-        total_steps, (last_step or 0) + 1, live=runner.progress, line_every=line_every
-    )
     folder = Path(run_dir)
     name = _name(folder, runner)
     monitor: Monitor | None = None
@@ -229,6 +229,16 @@ def open_monitor(
         else:
             print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
+    def sampling() -> SamplingProgress | None:
+        return None if monitor is None else monitor.sampling()
+
+    display = ProgressDisplay(
+        total_steps,
+        (last_step or 0) + 1,
+        live=runner.progress,
+        line_every=line_every,
+        sampling=sampling,
+    )
     writer = MetricsWriter(
         folder,
         last_step,
@@ -242,7 +252,9 @@ def open_monitor(
         stack.enter_context(display)
         server = None
         if runner.metrics_port:
-            server = MetricsServer(runner.metrics_port, name, total_steps, runner.metrics_host)
+            server = MetricsServer(
+                runner.metrics_port, name, total_steps, runner.metrics_host, sampling
+            )
             stack.callback(server.close)
         digests = DigestLog(folder, last_step)
         monitor = Monitor(folder, writer, display, runner, (last_step or 0) + 1, digests, server)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlmath.monitor.sampling import SamplingProgress, TokenRate
+
 _STEPS_IN_ESTIMATE = 10
+# Outside a terminal, from one line about a long phase to the next.
+REPORT_S = 60.0
+_SAMPLING = ("generate", "evaluate")
 
 
 class ProgressDisplay:
@@ -32,6 +38,7 @@ class ProgressDisplay:
         live: bool | None = None,
         console: Console | None = None,
         line_every: int = 1,
+        sampling: Callable[[], SamplingProgress | None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -40,7 +47,12 @@ class ProgressDisplay:
             live: Whether there is a bar; ``None``: in a terminal.
             console: Where to; ``None``: standard output.
             line_every: A line every N steps, the first and the last.
+            sampling: How far the engines are; shown in the phases ``generate`` and ``evaluate``.
         """
+        self._sampling, self._rate = sampling, TokenRate()
+        self._phase_since = time.perf_counter()
+        self._ended = threading.Event()
+        self._reporter: threading.Thread | None = None
         self._line_every = line_every
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._total = total_steps
@@ -61,6 +73,9 @@ class ProgressDisplay:
     def __enter__(self) -> ProgressDisplay:
         if self._live:
             self._live.start()
+        else:
+            self._reporter = threading.Thread(target=self._report, name="progress", daemon=True)
+            self._reporter.start()
         return self
 
     def __exit__(
@@ -69,6 +84,9 @@ class ProgressDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._ended.set()
+        if self._reporter is not None:
+            self._reporter.join()
         if self._live:
             self._phase = "done" if kind is None else "stopped"
             self._live.stop()
@@ -79,7 +97,7 @@ class ProgressDisplay:
         Without a bar, each phase of the first step has a line when it begins: that step may take
         minutes.
         """
-        self._phase = name
+        self._phase, self._phase_since = name, time.perf_counter()
         if self._live or self._done >= self._first or name in self._announced:
             return
         self._announced.add(name)
@@ -101,6 +119,22 @@ class ProgressDisplay:
         console = self._live.console if self._live else self._console
         console.print(Text(step_line(step, self._total, metrics, seconds, self.seconds_left())))
 
+    def _report(self) -> None:
+        """Outside a terminal: a line every minute of a phase that takes several."""
+        while not self._ended.wait(REPORT_S):
+            since_s = time.perf_counter() - self._phase_since
+            if since_s >= REPORT_S:
+                what = f"step {self._done + 1}/{self._total}  " if self._total else ""
+                words = "  ".join(filter(None, (self._phase, self._sampling_words())))
+                self._console.print(Text(f"{what}{words}  for {duration(since_s)}"))
+
+    def _sampling_words(self) -> str:
+        """How far the sampling is; empty in other phases."""
+        found = self._sampling() if self._phase in _SAMPLING else None
+        if found is None or not found.wanted:
+            return ""
+        return found.words(self._rate.see(found.tokens))
+
     def seconds_left(self) -> float:
         """Steps that remain, at the mean pace of the last ten; NaN before the first is over."""
         steps = len(self._ends) - 1
@@ -108,7 +142,11 @@ class ProgressDisplay:
             return float("nan")
         return (self._ends[-1] - self._ends[0]) / steps * (self._total - self._done)
 
-    def _render(self) -> Table:
+    def _render(self) -> Group:
+        words = self._sampling_words()
+        return Group(self._bar(), *([Text(words, no_wrap=True)] if words else []))
+
+    def _bar(self) -> Table:
         elapsed = duration(time.perf_counter() - self._started)
         bar = Table.grid(padding=(0, 2))
         phase = Text(self._phase, style="cyan")

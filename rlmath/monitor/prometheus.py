@@ -2,7 +2,7 @@
 
 Text exposition format 0.0.4. Every tag of ``docs/metrics.md`` is the gauge ``rlmath_metric`` with
 the label ``tag``, so that a metric has one name in all places; what a dashboard or an alert needs
-of the run itself has names of its own (:data:`RUN_METRICS`).
+of the run itself has other names (:data:`RUN_METRICS`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlmath.monitor.sampling import SamplingProgress
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 METRIC = "rlmath_metric"
 # Name, type and help.
@@ -24,20 +26,22 @@ RUN_METRICS = {
     "rlmath_warnings_total": ("counter", "Warnings since the process began."),
     "rlmath_phase_info": ("gauge", "1 for the phase that the run is in."),
     "rlmath_phase_start_seconds": ("gauge", "Unix time at which that phase began."),
-    "rlmath_samples_done": ("gauge", "Samples of the present step that are generated."),
-    "rlmath_response_tokens_done": ("gauge", "Their response tokens."),
+    "rlmath_samples_done": ("gauge", "Samples of the present round that are generated."),
+    "rlmath_samples_wanted": ("gauge", "Samples that it asked for so far."),
+    "rlmath_response_tokens_total": ("counter", "Response tokens since the engines started."),
     METRIC: ("gauge", "A metric of the last step, by its tag in docs/metrics.md."),
 }
 
 
 class MetricsServer:
-    """Serves what it was last told, from a thread of its own.
+    """Serves what it was last told, in a thread.
 
     Args:
         port: To listen at; 0: any free one.
         run: The run's name, a label of everything.
         total_steps: Number of the run's last step.
         address: To listen at; the default is reached from this machine alone.
+        sampling: How far the engines are, asked whenever the metrics are.
 
     Attributes:
         port: That it listens at.
@@ -46,8 +50,15 @@ class MetricsServer:
         OSError: The port is taken.
     """
 
-    def __init__(self, port: int, run: str, total_steps: int, address: str = "127.0.0.1") -> None:
-        self._run = run
+    def __init__(
+        self,
+        port: int,
+        run: str,
+        total_steps: int,
+        address: str = "127.0.0.1",
+        sampling: Callable[[], SamplingProgress | None] = lambda: None,
+    ) -> None:
+        self._run, self._sampling = run, sampling
         self._lock = threading.Lock()
         self._values: dict[str, float] = {"rlmath_steps": total_steps, "rlmath_warnings_total": 0}
         self._phase = "starting"
@@ -64,12 +75,6 @@ class MetricsServer:
         """The run enters this phase."""
         with self._lock:
             self._phase, self._phase_began_s = name, time.time()
-
-    def samples(self, done: int, tokens: int) -> None:
-        """So many samples and response tokens of the present step are generated."""
-        with self._lock:
-            self._values["rlmath_samples_done"] = done
-            self._values["rlmath_response_tokens_done"] = tokens
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is done. A metric that it does not have keeps its last value."""
@@ -88,6 +93,11 @@ class MetricsServer:
         with self._lock:
             values, metrics = dict(self._values), dict(self._metrics)
             phase, began_s = self._phase, self._phase_began_s
+        sampling = self._sampling()
+        if sampling is not None:
+            values["rlmath_samples_done"] = sampling.done
+            values["rlmath_samples_wanted"] = sampling.wanted
+            values["rlmath_response_tokens_total"] = sampling.tokens
         run = {"run": self._run}
         samples: dict[str, list[tuple[dict[str, str], float]]] = {
             name: [(run, value)] for name, value in values.items()

@@ -125,6 +125,11 @@ class Generation:
     def _idle(self) -> bool:
         return not self._answers and not self._queue
 
+    @property
+    def unfinished(self) -> int:
+        """Requests without a sample."""
+        return len(self._unfinished)
+
     def idle_share(self) -> float:
         """Share of the engines' time in this round in which they had no work, from 0 to 1."""
         if not self.duration_s:

@@ -21,6 +21,7 @@ from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.evaluation.run import evaluate
 from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics
 from rlmath.monitor.collapse import CollapseDetectors, act
+from rlmath.rollout.progress import sampling_progress
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.checkpointing import HasState, Saver, open_saver, open_store
@@ -120,6 +121,7 @@ def open_run(config: Config) -> Iterator[Training]:
         states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}
         saver = stack.enter_context(open_saver(config, store, session, states))
         monitor.on_phase.append(saver.look)
+        monitor.sampling = functools.partial(sampling_progress, session.sampling.pool)
         if checkpoint is not None:
             saver.restore(checkpoint, session.sampling.pool)
         detectors = CollapseDetectors(config.collapse, read_metrics(run_dir))

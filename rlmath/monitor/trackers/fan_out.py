@@ -143,6 +143,6 @@ def failed(name: str, error: BaseException | str) -> str:
     """What is said of a tracker that failed."""
     what = error if isinstance(error, str) else f"{type(error).__name__}: {str(error)[:500]}"
     return (
-        f"runner.trackers: {name} failed and gets nothing more ({what}). The run goes on; "
-        "metrics.jsonl has all of its metrics"
+        f"runner.trackers: {name} failed and gets nothing more ({what}); metrics.jsonl "
+        "has all metrics"
     )

@@ -1,11 +1,13 @@
 import io
 import math
+import time
 
 import pytest
 from rich.console import Console
 
 from rlmath.monitor import ProgressDisplay
 from rlmath.monitor.progress import duration
+from rlmath.monitor.sampling import TokenRate
 
 METRICS = {
     "rollout/rewards": 1.5,
@@ -103,3 +105,38 @@ def test_time_left_is_the_mean_of_the_last_ten_steps():
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_long_phase_says_how_far_it_is(monkeypatch):
+    """In a terminal on the bar; elsewhere a line now and then."""
+    from rlmath.monitor import progress as module
+    from rlmath.monitor.sampling import SamplingProgress
+
+    def sampling():
+        return SamplingProgress(done=30, wanted=32, tokens=500, unfinished=(0, 2))
+
+    progress, output = display(terminal=True, sampling=sampling)
+    with progress:
+        progress.phase("generate")
+        progress._live.refresh()
+        assert "30/32 samples, engine 1 has 2 of the last 2" in output.getvalue()
+        progress.phase("update")
+    monkeypatch.setattr(module, "REPORT_S", 0.02)
+    progress, output = display(terminal=False, sampling=sampling)
+    with progress:
+        progress.step(3, METRICS)
+        progress.phase("generate")
+        deadline = time.monotonic() + 20
+        while "30/32" not in output.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert "step 4/20  generate  30/32 samples" in output.getvalue()
+
+
+def test_tokens_per_second_are_of_the_last_seconds():
+    rate = TokenRate()
+    assert rate.see(100, now_s=0.0) is None and rate.see(150, now_s=0.5) is None
+    assert rate.see(300, now_s=2.0) == 100.0
+    for second in range(3, 30):
+        found = rate.see(300 + 10 * (second - 2), now_s=float(second))
+    assert found == 10.0
+    assert rate.see(0, now_s=31.0) is None, "engines were started again"

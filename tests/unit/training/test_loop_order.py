@@ -95,7 +95,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 train_paths=[], max_prompt_tokens=1, train_weights=None, seed=0, shuffle=False
             ),
             rollout=SimpleNamespace(temperature=1.0),
-            actor=SimpleNamespace(optimizer=None),
+            actor=SimpleNamespace(optimizer=None, lora=SimpleNamespace(rank=0)),
             algorithm=SimpleNamespace(minibatches_per_step=1),
             collapse=None,
             watchdog=SimpleNamespace(stall_s=0),
