@@ -1,0 +1,53 @@
+"""Real runs are compared to the last bit, and a sample of one is explained and drawn again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.e2e import golden_curve
+from tests.e2e.runs import rlmath
+
+
+def test_a_token_of_the_data_is_found_in_a_real_run(
+    material: Path, learned: Path, tmp_path: Path
+) -> None:
+    """The first step of both is equal to the last bit, its update included. The second draws a
+    problem of which one digit is another."""
+    problem = json.loads((learned / "samples" / "step_000002.jsonl").read_text().splitlines()[0])
+    rows = (material / "data" / "train.jsonl").read_text().splitlines()
+    at = next(i for i, row in enumerate(rows) if json.loads(row)["prompt"] == problem["prompt"])
+    row = json.loads(rows[at])
+    digit = next(c for c in row["prompt"] if c.isdigit())
+    row["prompt"] = row["prompt"].replace(digit, str((int(digit) + 1) % 10), 1)
+    data = tmp_path / "data" / "train.jsonl"
+    data.parent.mkdir()
+    data.write_text("\n".join([*rows[:at], json.dumps(row), *rows[at + 1 :]]) + "\n")
+    other = tmp_path / "other"
+    run = rlmath(
+        "train",
+        *golden_curve.settings(material, other),
+        f"data.train_paths=[{data}]",
+        "runner.steps=2",
+        f"actor.optimizer.decay_steps={2 * golden_curve.STEPS}",
+    )
+    assert run.returncode == 0, run.stderr
+    found = rlmath("bisect", str(learned), str(other), "--json")
+    assert found.returncode == 1, found.stderr
+    parting = json.loads(found.stdout)["parting"]
+    assert (parting["step"], parting["phase"]) == (2, "prompts")
+    assert parting["equal"] == ["problems"] and parting["differing_items"] == 1
+    assert parting["items"][0]["a"] == parting["items"][0]["b"] == problem["problem_id"]
+
+
+def test_a_sample_is_explained_and_drawn_again(learned: Path) -> None:
+    """Of the first step, whose weights are those that the run began with."""
+    rows = (learned / "samples" / "step_000001.jsonl").read_text().splitlines()
+    row = json.loads(rows[5])
+    address = f"1/{row['problem_id']}/{row['index']}"
+    found = rlmath("why", str(learned), address, "--regenerate")
+    assert found.returncode == 0, found.stderr
+    assert "they are those that the engine got" in found.stdout
+    assert f"seed {row['seed']} (of runner.seed=0, step, problem and index)" in found.stdout
+    assert "equal to what the update used, bit by bit" in found.stdout
+    assert f"its {row['response_tokens']} tokens are the same" in found.stdout
