@@ -12,13 +12,14 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from rlmath.checkpoint.manifest import MANIFEST
+from rlmath.checks.made_with import made_with
 from rlmath.config.load import save, to_plain
 from rlmath.config.renamed import RENAMED, RENAMED_VALUES
 from rlmath.config.schema import Config
@@ -108,10 +109,12 @@ class Attempt:
     Attributes:
         after_step: It began after this step; 0: from the start.
         settings: In force, nested as in YAML.
+        made_with: See :func:`rlmath.checks.made_with.made_with`; empty for an older run.
     """
 
     after_step: int
     settings: Mapping[str, Any]
+    made_with: Mapping[str, str] = field(default_factory=dict)
 
 
 def continuation(config: Config, command: str = "train") -> Continuation | None:
@@ -216,7 +219,12 @@ def record(config: Config, after_step: int) -> None:
     name = f"{CONFIGS_FOLDER}/attempt_{len(lines) + 1:03d}.yaml"
     save(config, run_dir / name)
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    line = {"after_step": after_step, "config": name, "started": started}
+    line = {
+        "after_step": after_step,
+        "config": name,
+        "started": started,
+        "made_with": made_with(),
+    }
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")
 
@@ -234,7 +242,8 @@ def attempts(run_dir: Path) -> list[Attempt]:
         file = run_dir / line["config"]
         if file.is_file():
             found = [one for one in found if one.after_step < line["after_step"]]
-            found.append(Attempt(line["after_step"], _settings(file)))
+            made = line.get("made_with") or {}
+            found.append(Attempt(line["after_step"], _settings(file), made))
     if not found and (run_dir / CONFIG_FILE).is_file():
         found.append(Attempt(0, _settings(run_dir / CONFIG_FILE)))
     return found
@@ -247,8 +256,13 @@ def flat_settings(config: Config) -> dict[str, Any]:
 
 def in_force(found: Sequence[Attempt], step: int | None) -> Mapping[str, Any]:
     """Settings under which a step was trained; ``None``: the last one."""
+    return attempt_of(found, step).settings
+
+
+def attempt_of(found: Sequence[Attempt], step: int | None) -> Attempt:
+    """The attempt that trained a step; ``None``: the last one."""
     fitting = [one for one in found if step is None or one.after_step < step]
-    return (fitting or list(found))[-1].settings
+    return (fitting or list(found))[-1]
 
 
 def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[int, list[Change]]]:

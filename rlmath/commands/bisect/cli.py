@@ -67,6 +67,8 @@ def text(found: Comparison, lines: list[str]) -> Iterator[str]:
     """
     for setting in found.settings:
         yield f"setting {setting.key}: A {_value(setting.a)}, B {_value(setting.b)}"
+    for one in found.made_with:
+        yield f"made with other {one.key}: A {one.a or 'none'}, B {one.b or 'none'}"
     if not found.settings:
         yield "settings: the same"
     for name, steps in zip("AB", found.only, strict=True):

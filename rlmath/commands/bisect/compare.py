@@ -24,7 +24,8 @@ _AFTER = PHASES[-1].name
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that two runs do not share; ``None`` also where a run does not have it."""
+    """A setting that two runs do not share, or what they were made with (a version, the CPU);
+    ``None`` also where a run does not have it."""
 
     key: str
     a: Any
@@ -75,12 +76,14 @@ class Comparison:
 
     Attributes:
         settings: Those that differ, at the step where the runs part or at the last one.
+        made_with: Versions and machines that differ then.
         steps: Those that both runs have, ascending.
         only: By run, steps that the other does not have.
         parting: ``None``: all that both have is equal.
     """
 
     settings: tuple[Setting, ...]
+    made_with: tuple[Setting, ...]
     steps: tuple[int, ...]
     only: tuple[tuple[int, ...], tuple[int, ...]]
     parting: Parting | None
@@ -107,7 +110,17 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
             parting = _parting(run_a, run_b, step, *found)
             break
     at = steps[-1] if parting is None else parting.step
-    return Comparison(_settings(run_a, run_b, at), tuple(steps), only, parting)
+    made = [_attempt(run, at) for run in (run_a, run_b)]
+    settings = [{} if one is None else comparable(attempts.flat(one.settings)) for one in made]
+    # Of a run that did not note it, nothing differs.
+    versions = [one.made_with for one in made if one is not None and one.made_with]
+    return Comparison(
+        _differing(*settings),
+        _differing(*versions) if len(versions) == 2 else (),
+        tuple(steps),
+        only,
+        parting,
+    )
 
 
 def _lines(run: Path) -> dict[int, dict[str, Any]]:
@@ -171,8 +184,7 @@ def _at(values: Sequence[Any] | None, place: int) -> Any:
     return values[place] if values is not None and place < len(values) else None
 
 
-def _settings(run_a: Path, run_b: Path, step: int) -> tuple[Setting, ...]:
-    a, b = _in_force(run_a, step), _in_force(run_b, step)
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Setting, ...]:
     return tuple(
         Setting(key, a.get(key), b.get(key))
         for key in sorted(a.keys() | b.keys())
@@ -180,8 +192,8 @@ def _settings(run_a: Path, run_b: Path, step: int) -> tuple[Setting, ...]:
     )
 
 
-def _in_force(run: Path, step: int) -> dict[str, Any]:
-    """The settings of a step by full key; empty when the run has none."""
+def _attempt(run: Path, step: int) -> attempts.Attempt | None:
+    """The one that made a step; ``None`` when the run has not noted any."""
     found = attempts.attempts(run)
     # Step 0 is what was there before the first one.
-    return comparable(attempts.flat(attempts.in_force(found, max(step, 1)))) if found else {}
+    return attempts.attempt_of(found, max(step, 1)) if found else None

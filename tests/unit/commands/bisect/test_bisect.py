@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlmath.checks import attempts
 from rlmath.cli import main
 from rlmath.commands.bisect.compare import Comparison, compare
 from rlmath.monitor.digests import DIGESTS_FILE, comparable, details_path, read_digests
@@ -290,6 +291,25 @@ def test_settings_of_another_folder_are_the_same() -> None:
     assert (
         comparable(a) == comparable(b) == {"model.path": "${runner.run_dir}/model", "x": "runs/a2"}
     )
+
+
+def test_other_versions_are_named(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    here = attempts.made_with()
+    assert {"python", "torch", "megatron-core", "machine"} <= set(here)
+    monkeypatch.setattr(attempts, "made_with", lambda: {**here, "torch": "2.99", "gpus": "H100"})
+    other = Run(tmp_path / "b").go().folder
+    found = compare(base, other)
+    assert [(one.key, one.b) for one in found.made_with] == [("gpus", "H100"), ("torch", "2.99")]
+    text = said(base, other, capsys, code=0)
+    assert "made with other gpus: A none, B H100" in text
+    # A run of an earlier version has not noted it.
+    file = other / attempts.ATTEMPTS_FILE
+    line = json.loads(file.read_text())
+    del line["made_with"]
+    file.write_text(json.dumps(line) + "\n")
+    assert compare(base, other).made_with == ()
 
 
 def test_json(base: Path, tmp_path: Path, capsys: Any) -> None:
