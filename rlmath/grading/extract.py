@@ -69,6 +69,8 @@ _NEGATION = re.compile(
 _IS = re.compile(r"\b(?:is|are|equals)\b", re.IGNORECASE)
 _REASON = re.compile(r",? \b(?:because|since|which|where|so|as)\b", re.IGNORECASE)
 _CHOICE = re.compile(r"(?<![\w'])\(?([A-J])\)?(?![\w'])")
+_WHOLE = re.compile(r"(?<![\w.,/)])[-−]?\d{1,9} $")
+_FRACTION = re.compile(r"[1-9]\d{0,8}/[1-9]\d{0,8}\Z|\\[dt]?frac\b")
 _GROUP_END = re.compile(r"[^{}\n]{0,60}\}")
 _LIST_GAP = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|和)?[\s$,;.\\()\[\]]*")
 _CLOSERS = {"\\[": "\\]", "\\(": "\\)", "$$": "$$", "$": "$"}
@@ -306,6 +308,9 @@ def _last_number(text: str) -> str | None:
     if changed is not None:
         return changed
     before = text[max(text.rfind("\n", 0, start) + 1, start - 60) : start]
+    whole = _WHOLE.search(before)
+    if whole is not None and _FRACTION.match(word):  # 7 1/2, 3 \\frac{1}{2}
+        return whole.group() + word
     last = _last_match(_NUMBER, before + word)
     if last is not None and last.end() == len(before) + len(word):
         if last.start() <= len(before) or word[: last.start() - len(before)].isalpha():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from fractions import Fraction
@@ -165,7 +166,10 @@ class ScalarComparer(ABC):
         return verdict
 
     def decimal_match(self, a: Node, g: Node, x: Rational, y: Rational) -> bool:
-        """A decimal against a fraction that is no decimal: six digits and 1e-6 by default."""
+        """A decimal against a fraction: six digits, 1e-6 and one in the last digit by default.
+
+        `10.3333333333` is 31/3, but no other fraction that is as near as 1e-6.
+        """
         first, second = significant_digits(a), significant_digits(g)
         if (first is None) == (second is None):
             return False
@@ -177,9 +181,11 @@ class ScalarComparer(ABC):
             or isinstance(other, int)
         ):
             return False
-        return abs(Fraction(x - y)) <= Fraction(str(self.settings.decimal_rel_tol)) * abs(
-            Fraction(other)
-        )
+        size = abs(Fraction(other))
+        allowed = Fraction(str(self.settings.decimal_rel_tol)) * size
+        # Decimals of floating point have 16 digits, of which the last ones are noise.
+        last_digit = max(_last_digit(x if first is not None else y, digits), size / 10**14)
+        return abs(Fraction(x - y)) <= min(allowed, last_digit)
 
     def near_irrational(self, a: Node, g: Node, x: Rational | None, y: Rational | None) -> Verdict:
         decimal, value, other = (a, x, g) if x is not None else (g, y, a)
@@ -250,3 +256,12 @@ class ScalarComparer(ABC):
         if abs(x - y) > 1e-9 * size + noise:
             return False
         return True if size > 100 * noise or size == 0 else None
+
+
+def _last_digit(value: Rational, digits: int) -> Fraction:
+    """One in the last of the significant digits of a decimal other than 0."""
+    exact = abs(Fraction(value))
+    if not exact:
+        return exact
+    leading = math.floor(math.log10(exact.numerator) - math.log10(exact.denominator))
+    return Fraction(10) ** (leading + 1 - digits)

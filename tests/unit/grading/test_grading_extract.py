@@ -107,7 +107,10 @@ def test_the_source_is_reported() -> None:
         ("The result is 5\\text{ million}", "5", "wrong"),
         ("The result is 77 squared", "77", "wrong"),
         ("He needs 12 dozen eggs.", "12", "wrong"),
+        ("The result is 7 1/2", "1/2", "wrong"),
         # What looks alike and is right.
+        ("The result is 7 1/2", "7.5", "correct"),
+        ("So the answer is 42 \\frac{33}{100}.", "42.33", "correct"),
         ("The area is 25 squared units", "25", "correct"),
         ("The result is \\left(725\\right)", "725", "correct"),
         ("The result is 574\\text{ miles}", "574", "correct"),
@@ -122,3 +125,21 @@ def test_what_stands_beside_the_last_number(
 ) -> None:
     """Found by a search over rewritten answers of the public data sets."""
     assert grader.grade_one(response, gold).status == status
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "status"),
+    [
+        ("527292\\frac{2}{5}", "527292.0", "wrong"),
+        ("\\frac{466666666529}{700000000000}", "0.6666666667", "wrong"),
+        ("\\frac{2}{3}", "0.6666666667", "correct"),
+        ("\\frac{2}{3}", "0.666666", "correct"),
+        ("0.16666666666666669", "\\frac{1}{6}", "correct"),
+        ("10\\frac{1}{3}", "10.3333333333", "correct"),
+        ("333.333", "\\frac{1000}{3}", "correct"),
+    ],
+)
+def test_a_fraction_is_a_decimal_to_its_last_digit(
+    answer: str, gold: str, status: str, grader: MathGrader
+) -> None:
+    assert grader.grade_one(f"\\boxed{{{answer}}}", gold).status == status
