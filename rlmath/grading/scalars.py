@@ -166,7 +166,7 @@ class ScalarComparer(ABC):
         return verdict
 
     def decimal_match(self, a: Node, g: Node, x: Rational, y: Rational) -> bool:
-        """A decimal against a fraction: six digits, 1e-6 and one in the last digit by default.
+        """A decimal against a fraction: six digits, 1e-6 and two in the last digit by default.
 
         `10.3333333333` is 31/3, but no other fraction that is as near as 1e-6.
         """
@@ -184,8 +184,8 @@ class ScalarComparer(ABC):
         size = abs(Fraction(other))
         allowed = Fraction(str(self.settings.decimal_rel_tol)) * size
         # Decimals of floating point have 16 digits, of which the last ones are noise.
-        last_digit = max(_last_digit(x if first is not None else y, digits), size / 10**14)
-        return abs(Fraction(x - y)) <= min(allowed, last_digit)
+        last_digits = max(2 * _last_digit(x if first is not None else y, digits), size / 10**14)
+        return abs(Fraction(x - y)) <= min(allowed, last_digits)
 
     def near_irrational(self, a: Node, g: Node, x: Rational | None, y: Rational | None) -> Verdict:
         decimal, value, other = (a, x, g) if x is not None else (g, y, a)

@@ -82,6 +82,11 @@ ROWS = [
         "gloo groups share a device (rlmath/device/gloo.py)",
         has=("_timeout", "_devices", "_threads"),
     ),
+    Row(
+        "omegaconf:DictConfig",
+        "settings of a run that lack a field, or have an old one, are read (rlmath/config/load.py)",
+        has=("_get_node",),
+    ),
 ]
 
 
