@@ -6,6 +6,7 @@ own step around a stand-in model.
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections import Counter
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from rlmath.algorithms.peers import Alone
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.batching.shards import Shard
 from rlmath.model.parallel import Layout
+from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 TENSOR_PARALLEL, TOKENS = 2, 8192
 UPDATE = UpdateSettings(minibatches=2)
@@ -109,11 +111,23 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
     actor._workers = [network.worker(rank) for rank in range(ranks)]
     actor._dp = [rank // TENSOR_PARALLEL for rank in range(ranks)]
     batch = batch_of_sequences([((1,) * 3, (2,) * 13)] * (TOKENS // 16))
+    log_probs = torch.linspace(-3, 0, batch.engine_log_probs.numel())
+    batch = dataclasses.replace(batch, engine_log_probs=log_probs)
     actor.begin_step(batch, UPDATE, seed=0)
     alignment = actor.step_log_probs(now=0)
     assert sorted(alignment.places.tolist()) == list(range(len(batch)))
-    advantages = SequenceAdvantages(torch.ones(len(batch)))
-    assert actor.step_finish(TokenSettings(), advantages).any_advantage
+    advantages = SequenceAdvantages(torch.arange(len(batch)).float())
+    finished = actor.step_finish(TokenSettings(), advantages)
+    assert finished.any_advantage
+    # Of every sequence in its place, whichever rank has it.
+    values = {
+        "old_log_probs": log_probs,
+        "advantages": torch.repeat_interleave(advantages.values, 13),
+    }
+    whole = SequenceFingerprints.of(torch.arange(len(batch)), batch.response_lengths, values)
+    assert torch.equal(finished.fingerprints.places, whole.places)
+    for name in values:
+        assert torch.equal(finished.fingerprints.bits[name], whole.bits[name])
     result, again = actor.step_update(UPDATE, now=0)
     assert result.minibatches == [{"loss": 1.0}] and again is None
     return network
