@@ -55,7 +55,10 @@ def test_a_file_that_gives_nothing_is_refused() -> None:
 
 @pytest.mark.process  # The library takes seconds to import.
 def test_a_data_set_in_the_hubs_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # The variable HF_HUB_OFFLINE is read at the import; online, a set that does not exist is asked
+    # for again and again.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     folder = tmp_path / "set"
     folder.mkdir()
     (folder / "train.jsonl").write_text('{"q": "1+1", "a": "2"}\n{"q": "1+2", "a": "3"}\n')
