@@ -71,6 +71,9 @@ _REASON = re.compile(r",? \b(?:because|since|which|where|so|as)\b", re.IGNORECAS
 _CHOICE = re.compile(r"(?<![\w'])\(?([A-J])\)?(?![\w'])")
 _WHOLE = re.compile(r"(?<![\w.,/)])[-−]?\d{1,9} $")
 _FRACTION = re.compile(r"[1-9]\d{0,8}/[1-9]\d{0,8}\Z|\\[dt]?frac\b")
+_FORMULA_WORD = re.compile(
+    r"\\[A-Za-z]+\S*|[-+*/^=]|[-+(]?\d[\d./]*\)?[-+*/^]?|[b-zB-HJ-Z]"  # neither `a` nor `I`
+)
 _GROUP_END = re.compile(r"[^{}\n]{0,60}\}")
 _LIST_GAP = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|和)?[\s$,;.\\()\[\]]*")
 _CLOSERS = {"\\[": "\\]", "\\(": "\\)", "$$": "$$", "$": "$"}
@@ -311,6 +314,8 @@ def _last_number(text: str) -> str | None:
     whole = _WHOLE.search(before)
     if whole is not None and _FRACTION.match(word):  # 7 1/2, 3 \\frac{1}{2}
         return whole.group() + word
+    if "\\" in word:
+        return _EQUALS.split(_formula_before(before) + word)[-1].strip(_TRAILING)
     last = _last_match(_NUMBER, before + word)
     if last is not None and last.end() == len(before) + len(word):
         if last.start() <= len(before) or word[: last.start() - len(before)].isalpha():
@@ -321,6 +326,16 @@ def _last_number(text: str) -> str | None:
         if tail[0].isalpha() and (len(tail) > 1 or units.lookup(tail) is not None):
             return last.group().strip()
     return word or None
+
+
+def _formula_before(before: str) -> str:
+    """The words of a formula without dollar signs that stand before its last one: `8 \\sqrt{2}`."""
+    found: list[str] = []
+    for word in reversed(before.removesuffix(" ").split(" ")):
+        if not before.endswith(" ") or _FORMULA_WORD.fullmatch(word) is None:
+            break
+        found.insert(0, f"{word} ")
+    return "".join(found)
 
 
 def _left_open(word: str, rest: str) -> str:

@@ -108,8 +108,13 @@ def test_the_source_is_reported() -> None:
         ("The result is 77 squared", "77", "wrong"),
         ("He needs 12 dozen eggs.", "12", "wrong"),
         ("The result is 7 1/2", "1/2", "wrong"),
+        ("The result is 8 \\sqrt{2}", "\\sqrt{2}", "wrong"),
+        ("The result is 4 - \\sqrt{3}.", "\\sqrt{3}", "wrong"),
         # What looks alike and is right.
         ("The result is 7 1/2", "7.5", "correct"),
+        ("The result is 8 \\sqrt{2}", "8\\sqrt{2}", "correct"),
+        ("We get x = 4 - 2 \\sqrt{3}.", "4-2\\sqrt{3}", "correct"),
+        ("That is a \\sqrt{3}.", "\\sqrt{3}", "correct"),
         ("So the answer is 42 \\frac{33}{100}.", "42.33", "correct"),
         ("The area is 25 squared units", "25", "correct"),
         ("The result is \\left(725\\right)", "725", "correct"),
