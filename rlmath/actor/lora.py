@@ -25,15 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlmath.model.families import Rule
-from rlmath.model.lora import Lora
+from rlmath.model.lora import MERGED_ELEMENTS, Lora
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.adapters import AdapterLayout, adapter_layout, local_adapters
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.peft_folder import load_adapters
-
-# Of a merged matrix in float32 at once.
-_MERGED_ELEMENTS = 1 << 24
 
 
 class Adapter(nn.Module):
@@ -68,8 +65,13 @@ class Adapter(nn.Module):
         mask = None if bool(mask.all()) else mask.to(like.device, like.dtype)
         self.register_buffer("mask", mask, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """What is added to the layer's output for its input ``x [s, b, in]``."""
+    def forward(self, x: Tensor, output: Tensor) -> Tensor:
+        """The layer's output with the adapter's, in one new tensor.
+
+        Args:
+            x: ``[s, b, in]``, the layer's input.
+            output: ``[s, b, out]``, of the layer alone.
+        """
         from megatron.core import tensor_parallel as tp
 
         low = F.linear(x, self.a) * self.scale
@@ -82,7 +84,8 @@ class Adapter(nn.Module):
             low = tp.gather_from_sequence_parallel_region(low, tensor_parallel_output_grad=True)
         else:
             low = tp.copy_to_tensor_model_parallel_region(low)
-        return F.linear(low, self._wide(self.b))
+        wide = self._wide(self.b)
+        return torch.addmm(output.flatten(0, 1), low.flatten(0, 1), wide.t()).view_as(output)
 
     def _wide(self, b: Tensor, rows: slice = slice(None)) -> Tensor:
         """``[out, matrices * rank]``: each row of ``b`` under the ``A`` that it belongs to."""
@@ -106,7 +109,7 @@ class Adapter(nn.Module):
         first = start if dim == 0 else 0
         a = a.float() if dim == 0 else a.narrow(1, start, values.size(1)).float()
         result = torch.empty_like(values)
-        step = max(1, _MERGED_ELEMENTS // values.size(1))
+        step = max(1, MERGED_ELEMENTS // values.size(1))
         for low in range(0, values.size(0), step):
             part = values[low : low + step]
             rows = slice(first + low, first + low + len(part))
@@ -191,7 +194,7 @@ def _attach(linear: Any, adapter: Adapter) -> None:
 
     def with_adapter(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         output, bias = multiply(x, *args, **kwargs)
-        return (output + adapter(x) if adapter.enabled else output), bias
+        return (adapter(x, output) if adapter.enabled else output), bias
 
     def described(
         prefix: str = "", sharded_offsets: Any = (), metadata: Any = None

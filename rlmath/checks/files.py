@@ -20,11 +20,13 @@ from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.hub_names import is_hub, parts_of
+from rlmath.config.lora import adapters_of
 from rlmath.config.placeholders import unfilled_part
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
 from rlmath.errors import ConfigError, ModelError, UserError
 from rlmath.model.folder import TINY, has_chat_template
 from rlmath.model.hub import is_hub_model
+from rlmath.model.lora import adapter_parameters
 from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.utils.sizes import in_words
 
@@ -221,21 +223,34 @@ def memory(
         optimizer_bytes = 8 + (4 if value_bytes == 2 else 0)
         optimizers = 1 if config.actor.distributed_optimizer else layout.actor.copies
         actors, what = layout.actor.copies, "actor(s)"
-        if command == "train" and config.algorithm.advantage == "gae":
+        value_model = command == "train" and config.algorithm.advantage == "gae"
+        lora = adapters_of(config.actor.lora, model, seed=0)
+        if lora is not None:
+            # Every tensor rank has the half of an adapter that is not shared.
+            trained = actors * adapter_parameters(model, lora) * actor.tensor_parallel
+            frozen = f"{actors} actor(s) x {value_bytes} bytes a parameter, frozen"
+            parts.append((frozen, actors * of_a_copy * value_bytes))
+            each = value_bytes + 4 + optimizer_bytes
+            parts.append((f"adapters x {each} bytes a parameter", trained * each))
+            actors, optimizers = (actors, optimizers) if value_model else (0, 0)
+            what = "value model(s)"
+        elif value_model:
             optimizers, actors, what = 2 * optimizers, 2 * actors, "actor(s) and value model(s)"
-        parts.append(
-            (
-                f"{actors} {what} x {value_bytes + 4} bytes a parameter",
-                actors * of_a_copy * (value_bytes + 4),
+        if actors:
+            parts.append(
+                (
+                    f"{actors} {what} x {value_bytes + 4} bytes a parameter",
+                    actors * of_a_copy * (value_bytes + 4),
+                )
             )
-        )
-        parts.append(
-            (
-                f"{optimizers} optimizer state(s) x {optimizer_bytes} bytes a parameter",
-                optimizers * parameters * optimizer_bytes,
+            parts.append(
+                (
+                    f"{optimizers} optimizer state(s) x {optimizer_bytes} bytes a parameter",
+                    optimizers * parameters * optimizer_bytes,
+                )
             )
-        )
-    if command == "train" and config.algorithm.kl_coef > 0:
+    # Under LoRA the reference is the policy without its adapters.
+    if command == "train" and config.algorithm.kl_coef > 0 and not config.actor.lora.rank:
         # Beside the reference itself, the policy's weights while the reference is in their place.
         bytes_each = _reference_bytes(config) + value_bytes
         parts.append(
@@ -278,13 +293,17 @@ def disk(config: Config, model: ModelSpec, machine: Machine, command: str) -> It
     """
     runner, value_bytes, parameters = config.runner, _value_bytes(config), model.num_parameters
     algorithm = config.algorithm
-    checkpoint = checkpoint_bytes(parameters, value_bytes, config.actor.distributed_optimizer)
+    lora = adapters_of(config.actor.lora, model, seed=0)
+    trained = parameters if lora is None else adapter_parameters(model, lora)
+    checkpoint = checkpoint_bytes(trained, value_bytes, config.actor.distributed_optimizer)
     best, save_every, folder = 0, config.sft.save_every, "sft_checkpoints"
     if command == "train":
         if algorithm.advantage == "gae":  # The value model is of the policy's size.
-            checkpoint *= 2
+            checkpoint += checkpoint_bytes(
+                parameters, value_bytes, config.actor.distributed_optimizer
+            )
         if algorithm.kl_coef > 0 and algorithm.reference.kind is not ReferenceKind.frozen:
-            checkpoint += parameters * _reference_bytes(config)
+            checkpoint += trained * _reference_bytes(config)
         best = int(runner.best_metric is not None)
         save_every, folder = runner.save_every, "checkpoints"
     # A training run is saved at its end, whatever save_every says.

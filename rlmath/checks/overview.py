@@ -15,6 +15,7 @@ from rlmath.algorithms.advantages import needs_value_model
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.load import Composed
+from rlmath.config.lora import LoraConfig
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.schema import Config, OldLogProbs, RewardItem, Schedule
 from rlmath.model.hub import hub_name
@@ -33,6 +34,7 @@ def describe_training(config: Config) -> str:
     lines = [
         *_block("loss", _objective(config)),
         *_block("lr", [_learning_rate(config.actor.optimizer, updates)]),
+        *_lora(config.actor.lora),
     ]
     if needs_value_model(algorithm.advantage):
         value = [_learning_rate(config.value.optimizer, updates)]
@@ -71,6 +73,7 @@ def describe_sft(config: Config) -> str:
             ),
             *_block("loss", ["negative log-likelihood of the responses, mean over their tokens"]),
             *_block("lr", [_learning_rate(sft.optimizer, sft.steps)]),
+            *_lora(config.actor.lora),
         ]
     )
 
@@ -159,6 +162,17 @@ def _kl(config: Config) -> str:
         f"KL penalty {_number(algorithm.kl_coef)} x {algorithm.kl_estimator} in the {place}"
         f"{steered}; {algorithm.reference.kind.name} reference model"
     )
+
+
+def _lora(lora: LoraConfig) -> list[str]:
+    """What is trained, when it is not all weights."""
+    if not lora.rank:
+        return []
+    matrices = "every linear layer" if lora.targets is None else ", ".join(lora.targets)
+    layers = "" if lora.layers is None else f" of layers {', '.join(map(str, lora.layers))}"
+    begin = "" if lora.init_from is None else f", from {lora.init_from}"
+    text = f"rank {lora.rank}, alpha {lora.alpha:g}, on {matrices}{layers}{begin}"
+    return _block("LoRA", [text + "; all else is frozen"])
 
 
 def _options(options: Mapping[str, Any]) -> str:

@@ -19,6 +19,8 @@ from rlmath.model.spec import ModelSpec
 ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 TARGETS = ATTENTION_TARGETS + MLP_TARGETS
+# Of a matrix that is merged with its adapter, in float32 at once.
+MERGED_ELEMENTS = 1 << 24
 _WEIGHT = ".weight"
 
 

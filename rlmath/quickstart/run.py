@@ -18,6 +18,7 @@ from rlmath.checks import overview
 from rlmath.checks import run as checks
 from rlmath.checks.machine import Machine
 from rlmath.config import arithmetic, load
+from rlmath.config.lora import LoraConfig
 from rlmath.config.schema import Config
 from rlmath.monitor.summary import read_summary, update_summary
 from rlmath.utils.command_line import run_command
@@ -30,13 +31,14 @@ def main(overrides: Sequence[str]) -> int:
     config = load.load(["experiment=quickstart", *for_machine(machine, overrides), *overrides])
     run_dir = Path(config.runner.run_dir)
     _make_material(config)
-    checks.check(config, "sft", machine)
+    checks.check(_without_lora(config), "sft", machine)
     layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
 
     _say(f"1/2  light SFT on {config.sft.steps * config.sft.sequences_per_step} worked examples")
     from rlmath.training import sft
 
-    sft.run(config)
+    # A random model has nothing that adapters could be added to.
+    sft.run(_without_lora(config))
     config = _on_model(config, run_dir / "sft")
     checks.check(config, "train", machine)
     _say(f"2/2  GRPO, {config.runner.steps} steps")
@@ -74,6 +76,11 @@ def _make_material(config: Config) -> None:
 
 def _on_model(config: Config, folder: Path) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
+
+
+def _without_lora(config: Config) -> Config:
+    actor = dataclasses.replace(config.actor, lora=LoraConfig())
+    return dataclasses.replace(config, actor=actor)
 
 
 def _say(text: str) -> None:

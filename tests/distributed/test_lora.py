@@ -22,20 +22,24 @@ from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.checkpoint.state import begin_save, load_model, save_model
 from rlmath.device import Platform
 from rlmath.errors import UserError
-from rlmath.model.lora import TARGETS, Lora, adapter_shapes
+from rlmath.model.lora import ATTENTION_TARGETS, TARGETS, Lora, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import read_model_spec
+from rlmath.validation.convert import to_hf
 from rlmath.weights.adapters import local_adapters
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.gather import BucketGatherer
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     LAYOUTS,
+    TINY_SIZES,
     build,
     gather,
     make_batch,
+    make_model,
     tiny_model,  # noqa: F401
 )
+from tests.distributed.test_mixture import make_mixture
 
 TEMPERATURE = 0.7
 ALL = Lora(rank=4, alpha=6.0, targets=TARGETS)
@@ -79,7 +83,10 @@ def write_peft(folder: Path, model: str, lora: Lora, seed: int = 0) -> Lora:
 def dense(model: str, lora: Lora) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).requires_grad_(False)
+    # Its products of all experts at once know no float64.
+    found = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float64, experts_implementation="eager"
+    ).requires_grad_(False)
     tensors = load_file(f"{lora.init_from}/adapter_model.safetensors")
     for key in [key for key in tensors if key.endswith("lora_A.weight")]:
         stem = key.removesuffix(".lora_A.weight")
@@ -169,25 +176,25 @@ def adapters(
     }
 
 
+def expectation(model: str, lora: Lora) -> Any:
+    """Of the dense model in float64: a batch, log-probs, gradients by PEFT's names, their norm."""
+    batch, found = make_batch(), dense(model, lora)
+    log_probs, mask = dense_log_probs(found, batch), batch.loss_mask
+    # With the policy as its own old policy the ratio is 1, and its gradient that of log p.
+    (-(batch.advantages.double() * log_probs)[mask].sum() / mask.sum()).backward()
+    grads = {
+        f"{name}.lora_{kind.upper()}.weight": getattr(one, kind).grad
+        for name, one in found.named_modules()
+        if isinstance(one, Dense)
+        for kind in "ab"
+    }
+    norm = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
+    return batch, log_probs.detach(), grads, norm
+
+
 @pytest.fixture(scope="module")
 def expected(tiny_model: str, adapters: dict[str, Lora]) -> dict[str, Any]:  # noqa: F811
-    """Of the dense model in float64: log-probs, and gradients by PEFT's names."""
-    batch, result = make_batch(), {}
-    for which, lora in adapters.items():
-        model = dense(tiny_model, lora)
-        log_probs = dense_log_probs(model, batch)
-        mask = batch.loss_mask
-        # With the policy as its own old policy the ratio is 1, and its gradient that of log p.
-        (-(batch.advantages.double() * log_probs)[mask].sum() / mask.sum()).backward()
-        grads = {
-            f"{name}.lora_{kind.upper()}.weight": getattr(one, kind).grad
-            for name, one in model.named_modules()
-            if isinstance(one, Dense)
-            for kind in "ab"
-        }
-        norm = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
-        result[which] = batch, log_probs.detach(), grads, norm
-    return result
+    return {which: expectation(tiny_model, lora) for which, lora in adapters.items()}
 
 
 @pytest.mark.parametrize(("which", "layout", "changes"), CASES, ids=str)
@@ -200,8 +207,19 @@ def test_log_probs_and_gradients_are_those_of_a_dense_model(
     layout: Layout,
     changes: dict[str, Any],
 ) -> None:
-    batch, log_probs, grads, norm = expected[which]
-    results = ranks.run(layout, run, tiny_model, batch, adapters[which], changes)
+    check(ranks, tiny_model, adapters[which], expected[which], layout, changes)
+
+
+def check(
+    ranks: RankPool,
+    model: str,
+    lora: Lora,
+    expected: Any,
+    layout: Layout,
+    changes: dict[str, Any],
+) -> None:
+    batch, log_probs, grads, norm = expected
+    results = ranks.run(layout, run, model, batch, lora, changes)
     ours = gather(batch, [values for values, *_ in results])
     torch.testing.assert_close(ours.log_probs.double(), log_probs, atol=3e-5, rtol=0)
     seen = set()
@@ -215,6 +233,38 @@ def test_log_probs_and_gradients_are_those_of_a_dense_model(
             torch.testing.assert_close(value.double(), whole, atol=2e-6, rtol=2e-4)
             seen.add(name)
     assert seen == set(grads)
+
+
+def make_olmo2(folder: Path) -> str:
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Olmo2Config(**TINY_SIZES, eos_token_id=None, pad_token_id=None)
+    Olmo2ForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def make_tied(folder: Path) -> str:
+    return make_model(folder, tied=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "targets", "layout"),
+    [
+        # The output is normalized with the adapter in it.
+        (make_olmo2, TARGETS, Layout(2, 1, 1)),
+        # The frozen table is on both stages.
+        (make_tied, TARGETS, Layout(1, 2, 1)),
+        (make_mixture, ATTENTION_TARGETS, Layout(2, 1, 2, expert_parallel=2)),
+    ],
+    ids=str,
+)
+def test_other_families_are_those_of_a_dense_model(
+    ranks: RankPool, tmp_path: Path, make: Any, targets: tuple[str, ...], layout: Layout
+) -> None:
+    model = make(tmp_path / "model")
+    lora = write_peft(tmp_path / "peft", model, dataclasses.replace(ALL, targets=targets))
+    check(ranks, model, lora, expectation(model, lora), layout, PLAIN_OPTIMIZER)
 
 
 def run_new(layout: Layout, platform: Platform, model: str, batch: Any, steps: int) -> Any:
@@ -421,3 +471,84 @@ def test_other_adapters_and_another_base_model_are_refused(
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
     (said,) = ranks.run(layout, run_refused, str(other), folder, ALL)
     assert "model.path" in said and "base" in said
+
+
+def run_reset(
+    layout: Layout, platform: Platform, model: str, batch: Any, folder: str, lora: Lora
+) -> Any:
+    """Log-probs of the reference at first, of the policy when it is reset, of the reference after
+    one more update, and of that from a checkpoint."""
+    kind = ReferenceSettings("reset")
+    actor = build(layout, platform, model, lora=lora, reference=kind)
+    assert actor.reference is not None
+    assert len(actor.reference) == len(actor.adapters) * 2
+    first = actor.log_probs(batch, reference=True)
+    actor.update(batch, PLAIN, seed=0)
+    at_reset = actor.log_probs(batch)
+    actor.renew_reference(1.0, clear_optimizer=True)
+    actor.update(batch, PLAIN, seed=1)
+    save_model(actor, folder)
+    after = actor.log_probs(batch, reference=True)
+    loaded = build(layout, platform, model, lora=lora, reference=kind)
+    load_model(loaded, folder)
+    return first, at_reset, after, loaded.log_probs(batch, reference=True)
+
+
+def test_a_reset_reference_and_one_to_begin_with_are_adapters(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    adapters: dict[str, Lora],
+    expected: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    batch, log_probs, _, _ = expected["all"]
+    given = (tiny_model, batch, str(tmp_path), adapters["all"])
+    results = ranks.run(Layout(1, 2, 1), run_reset, *given)
+    first, at_reset, after, loaded = (
+        gather(batch, list(values)).log_probs for values in zip(*results, strict=True)
+    )
+    # With adapters to begin with, these are part of the reference.
+    torch.testing.assert_close(first.double(), log_probs, atol=3e-5, rtol=0)
+    assert torch.equal(after, at_reset) and torch.equal(loaded, at_reset)
+    assert not torch.equal(first, at_reset)
+
+
+def run_export(
+    layout: Layout, platform: Platform, model: str, batch: Any, folder: str, other: str
+) -> str:
+    """Export a trained run and its checkpoint; what is said of another base model."""
+    actor = build(layout, platform, model, lora=ALL)
+    actor.update(batch, PLAIN, seed=0)
+    worker = ActorWorker.__new__(ActorWorker)
+    worker.actor = actor
+    worker.save_hf(f"{folder}/hf", model, None)
+    save_model(actor, f"{folder}/saved")
+    to_hf(f"{folder}/saved", f"{folder}/of_checkpoint", model, platform)
+    try:
+        to_hf(f"{folder}/saved", f"{folder}/wrong", other, platform)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_checkpoint_is_exported_merged(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"][3] += 1e-3
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    given = (tiny_model, make_batch(), str(tmp_path), str(other))
+    (said,) = ranks.run(Layout(1, 1, 1), run_export, *given)
+    assert "adapters of another model" in said
+    ours, of_checkpoint, base = (
+        load_file(Path(folder) / "model.safetensors")
+        for folder in (tmp_path / "hf", tmp_path / "of_checkpoint", tiny_model)
+    )
+    assert all(torch.equal(ours[name], of_checkpoint[name]) for name in base)
+    assert not torch.equal(
+        ours["model.layers.0.mlp.up_proj.weight"], base["model.layers.0.mlp.up_proj.weight"]
+    )

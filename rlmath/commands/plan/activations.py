@@ -178,7 +178,9 @@ def backward_bytes(
     local = actor.layers == "local"
     kept = kept_bytes(spec, actor, in_flight, stage)
     # Transformer Engine adds a matrix's gradient to the float32 buffer as it computes it.
-    matrix = 2 * spec.hidden * width / tp if local else 0.0
+    # A frozen one has no gradient.
+    trains = actor.lora is None
+    matrix = 2 * spec.hidden * width / tp if local and trains else 0.0
     hidden = 2 * spec.hidden
     begin = {
         "activations": kept,

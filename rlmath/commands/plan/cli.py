@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from rlmath.algorithms.advantages import needs_value_model
+from rlmath.checks.lora import lora_model, lora_problems
 from rlmath.commands.plan.advice import plans_or_advice
 from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive, share
 from rlmath.commands.plan.experiment import train_command, write_experiment
@@ -18,8 +19,11 @@ from rlmath.commands.plan.report import as_json, as_text
 from rlmath.commands.plan.time import Work
 from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count
-from rlmath.config.schema import Layers, Logits, Recompute
-from rlmath.errors import UserError
+from rlmath.config.lora import adapters_of
+from rlmath.config.schema import Config, Layers, Logits, Recompute
+from rlmath.errors import ConfigError, UserError
+from rlmath.model.lora import Lora
+from rlmath.model.spec import ModelSpec
 
 # What a plan of layouts depends on. A setting of a layout that is not given is chosen.
 SETTINGS = (
@@ -46,6 +50,10 @@ SETTINGS = (
     "actor.layers",
     "actor.logits",
     "actor.offload",
+    "actor.lora.rank",
+    "actor.lora.alpha",
+    "actor.lora.targets",
+    "actor.lora.layers",
 )
 # Options that were settings all along.
 FLAGS = {
@@ -165,9 +173,18 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         layers="local" if config.actor.layers is Layers.local else "transformer_engine",
         whole_logits=config.actor.logits is Logits.whole,
         offload=None if (asked := given.get("actor.offload")) is None else asked.value,
+        lora=_adapters(config, spec),
         reference=algorithm.kl_coef > 0,
         value_model=needs_value_model(algorithm.advantage),
     )
+
+
+def _adapters(config: Config, spec: ModelSpec) -> Lora | None:
+    """Raises ``ConfigError``: the model has no such matrices or layers."""
+    problems = [*lora_problems(config, "sft"), *lora_model(config, spec)]
+    if problems:
+        raise ConfigError.of(problems)
+    return adapters_of(config.actor.lora, spec, seed=0)
 
 
 def _recomputed(given: Given) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlmath.checks import layout as check_layout
+from rlmath.checks.lora import lora_model
 from rlmath.commands.plan.colocated import (
     beside_sleeping_engine,
     engine_fixed_terms,
@@ -41,6 +42,7 @@ from rlmath.config.load import load
 from rlmath.config.schema import Config, Device, WeightsConfig
 from rlmath.config.settings import out_of_range
 from rlmath.errors import ConfigError, UserError
+from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
@@ -80,6 +82,7 @@ class Wish:
         reference: A KL term, which has a reference model.
         value_model: GAE, which has a value model.
         whole_logits: ``actor.logits=whole``.
+        lora: ``actor.lora``.
         offload: ``actor.offload``; ``None``: nothing is, unless :func:`with_least_offload`
             chooses.
     """
@@ -104,6 +107,7 @@ class Wish:
     reference: bool = False
     value_model: bool = False
     whole_logits: bool = False
+    lora: Lora | None = None
     offload: str | None = None
 
     @property
@@ -189,8 +193,19 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *(["actor.layers=local"] if wish.layers == "local" else []),
         *(["actor.logits=whole"] if wish.whole_logits else []),
         *([f"actor.offload={wish.offload}"] if wish.offload not in (None, "none") else []),
+        *(_lora_settings(wish.lora) if wish.lora else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
         *(["algorithm.advantage=gae"] if wish.value_model else []),
+    ]
+
+
+def _lora_settings(lora: Lora) -> list[str]:
+    layers = [] if lora.layers is None else [",".join(map(str, lora.layers))]
+    return [
+        f"actor.lora.rank={lora.rank}",
+        f"actor.lora.alpha={lora.alpha:g}",
+        f"actor.lora.targets=[{','.join(lora.targets)}]",
+        *(f"actor.lora.layers=[{numbers}]" for numbers in layers),
     ]
 
 
@@ -209,6 +224,7 @@ def checked(wish: Wish, settings: list[str]) -> tuple[Config, RunLayout]:
     problems += check_layout.lengths(config, wish.spec, "train")
     problems += check_layout.batch_divides(config, layout, "train")
     problems += check_layout.experts(config, wish.spec, layout)
+    problems += lora_model(config, wish.spec)
     if problems:
         raise ConfigError.of(problems)
     return config, layout
@@ -305,6 +321,7 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
                 0,
                 wish.longest_microbatch,
                 wish.layers,
+                lora=wish.lora,
             )
     if not found:
         asked = {

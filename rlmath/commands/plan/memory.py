@@ -7,6 +7,7 @@ and the phases.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from rlmath.commands.plan.activations import (
     logits_bytes,
 )
 from rlmath.commands.plan.models import (
+    adapter_sizes_of_rank,
     expert_parameters_of_rank,
     is_last_stage,
     largest_parameter_of_rank,
@@ -29,6 +31,7 @@ from rlmath.commands.plan.models import (
     telling_stages,
 )
 from rlmath.config.schema import RolloutConfig, WeightsConfig
+from rlmath.model.lora import MERGED_ELEMENTS, Lora
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes
@@ -56,12 +59,14 @@ class ActorShape:
         recompute_layers: Layers of each stage that keep their input alone.
         max_tokens: Longest micro-batch, over its context ranks.
         layers: ``transformer_engine`` or ``local``, see ``activations.py``.
+        lora: The policy's adapters, which alone are trained; ``None``: all weights are.
     """
 
     layout: Layout
     recompute_layers: int
     max_tokens: int
     layers: str = "transformer_engine"
+    lora: Lora | None = None
 
     @property
     def tokens(self) -> int:
@@ -168,7 +173,17 @@ def model_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> StateBy
     layout = actor.layout
     dense = parameters_of_rank(spec, layout, stage)
     experts = expert_parameters_of_rank(spec, layout, stage)
+    if actor.lora is not None:
+        frozen = StateBytes(2 * (dense + experts), 0.0, 0.0)
+        return frozen + state_bytes(trained_parameters(spec, actor, stage), layout.copies)
     return state_bytes(dense, layout.copies) + state_bytes(experts, layout.expert_copies)
+
+
+def trained_parameters(spec: ModelSpec, actor: ActorShape, stage: int) -> int:
+    """Of a rank of a stage: adapters, or all of its weights."""
+    if actor.lora is None:
+        return rank_parameters(spec, actor, stage)
+    return sum(adapter_sizes_of_rank(spec, actor.layout, stage, actor.lora))
 
 
 def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:
@@ -181,7 +196,8 @@ def value_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> StateBy
     """State of a value model's rank: the same stage without the output layer."""
     layout = actor.layout
     tp = layout.tensor_parallel
-    policy = model_state_bytes(spec, actor, stage)
+    # All of its weights are trained.
+    policy = model_state_bytes(spec, dataclasses.replace(actor, lora=None), stage)
     first, last = stage == 0, is_last_stage(layout, stage)
     tied_alone = spec.tied and first and last
     if not last or tied_alone:
@@ -225,7 +241,7 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
     pp = layout.pipeline_parallel
     last = is_last_stage(layout, stage)
     state, value = _models(spec, actor, step, stage)
-    weights = rank_parameters(spec, actor, stage)
+    trained = trained_parameters(spec, actor, stage)
     # One micro-batch forward, one backward: a stage has as many in flight as there are stages from
     # it to the last (Korthikanti et al. 2022, section 4.2.3).
     in_flight = max(1, min(pp - stage, step.microbatches))
@@ -280,8 +296,9 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
     phases.append(backward("training"))
     if step.value_model:
         phases.append(backward("value training"))
-    phases.append(phase("optimizer step", temporaries=optimizer_step_bytes(spec, actor, weights)))
-    phases.append(phase("weight sync", buckets=trainer_sync_bytes(spec, actor, step.bucket_bytes)))
+    phases.append(phase("optimizer step", temporaries=optimizer_step_bytes(spec, actor, trained)))
+    buckets = trainer_sync_bytes(spec, actor, step.bucket_bytes)
+    phases.append(phase("weight sync", buckets=buckets, merging=merging_bytes(spec, actor)))
     saved = checkpoint_bytes(spec, actor, stage)
     phases.append(phase("checkpoint", gathered=saved.gpu_bytes))
     return phases
@@ -301,6 +318,10 @@ def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> fl
     pp = layout.pipeline_parallel
     if actor.layers != "local":
         return 0.0
+    if actor.lora is not None:
+        stages = telling_stages(spec, layout)
+        sizes = (adapter_sizes_of_rank(spec, layout, stage, actor.lora) for stage in stages)
+        return 8 * min(weights / layout.copies, max(map(max, filter(None, sizes)), default=0))
     largest = largest_parameter_of_rank(spec, layout)
     if spec.tied and pp > 1:
         largest //= layout.copies  # The shared table is a bucket alone, which the copies cut.
@@ -323,6 +344,20 @@ def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) ->
         sizes = [2 * math.prod(size) for size in hf_shapes(spec).values()]
         _sync_peaks[key] = _sync_peak(sizes, bucket_bytes, several)
     return _sync_peaks[key]
+
+
+def merging_bytes(spec: ModelSpec, actor: ActorShape) -> float:
+    """What a matrix takes to be merged with its adapter: the result, and rows of it in float32.
+
+    ``rlmath.actor.lora.Adapter.merged``.
+    """
+    if actor.lora is None:
+        return 0.0
+    largest = spec.hidden * max(
+        spec.ffn if "gate_proj" in actor.lora.targets else 0, spec.heads * spec.head_dim
+    )
+    largest //= actor.layout.tensor_parallel
+    return 2 * largest + 8 * min(MERGED_ELEMENTS, largest)
 
 
 # By model, bucket and whether ranks share the model: a search asks thousands of times.
@@ -354,6 +389,11 @@ def checkpoint_bytes(
 ) -> CheckpointBytes:
     """What a rank takes to save its share of a checkpoint; experts are a separate part."""
     layout = actor.layout
+    if actor.lora is not None:
+        sizes = adapter_sizes_of_rank(spec, layout, stage, actor.lora)
+        return checkpoint_bytes_of_rank(
+            sum(sizes), layout.copies, max(sizes, default=0), background=background
+        )
     largest = largest_parameter_of_rank(spec, layout)
     dense = parameters_of_rank(spec, layout, stage)
     one = checkpoint_bytes_of_rank(dense, layout.copies, largest, background=background)
@@ -373,7 +413,8 @@ def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: in
     most = 0.0
     for stage in range(pp):
         saved = checkpoint_bytes(spec, actor, stage, background=True).host_bytes
-        reference = 2 * rank_parameters(spec, actor, stage)
+        # Without its adapters the policy is the reference.
+        reference = 0 if actor.lora else 2 * rank_parameters(spec, actor, stage)
         moved = sum(one.moved(step.offload) for one in _models(spec, actor, step, stage))
         most = max(most, saved + moved + (reference if step.reference else 0))
     return ranks_of_node * most

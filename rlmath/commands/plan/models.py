@@ -14,6 +14,7 @@ from rlmath.config.load import load
 from rlmath.errors import UserError
 from rlmath.model.families import Rule, When
 from rlmath.model.hub import is_hub_model
+from rlmath.model.lora import Lora, adapted_entries
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN, VERSIONS, published_config, published_name
 from rlmath.model.spec import ModelSpec, model_spec, padded_vocab_size, read_model_spec
@@ -160,6 +161,30 @@ def parameters_of_rank(spec: ModelSpec, layout: Layout, stage: int) -> int:
     alike = len(layers) * layer_norms(spec) + moe * spec.experts * spec.hidden
     tables = 1 if first and last and spec.tied else int(first) + int(last)
     return matrices // tp + alike + tables * table + (spec.hidden if last else 0)
+
+
+@functools.cache
+def adapter_sizes_of_rank(
+    spec: ModelSpec, layout: Layout, stage: int, lora: Lora
+) -> tuple[int, ...]:
+    """Elements of each parameter of adapters that one rank of a pipeline stage holds.
+
+    Of a matrix that tensor ranks share by rows ``b`` is shared and ``a`` is not; by columns the
+    other way round (``rlmath/weights/adapters.py``).
+    """
+    tp, layers = layout.tensor_parallel, layout.stage_layers(spec.layers, stage)
+    sizes: list[int] = []
+    for entry, layer in adapted_entries(spec, lora):
+        if layer not in layers:
+            continue
+        rows = sum(spec.size(tensor.dims[0]) for tensor in entry.hf)
+        columns = spec.size(entry.hf[0].dims[1])
+        parts = sum(lora.adapts(tensor.name.format(layer=layer)) for tensor in entry.hf)
+        if entry.rule is Rule.row:
+            sizes += [lora.rank * columns // tp, lora.rank * rows]
+        else:
+            sizes += [lora.rank * parts * columns, lora.rank * rows // tp]
+    return tuple(sizes)
 
 
 @functools.cache

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlmath.commands.plan.gpus import Efficiency, Gpu
-from rlmath.commands.plan.memory import ActorShape, engine_weights_bytes, kv_bytes
-from rlmath.commands.plan.models import (
-    active_matrices,
-    expert_parameters_of_rank,
-    parameters_of_rank,
+from rlmath.commands.plan.memory import (
+    ActorShape,
+    engine_weights_bytes,
+    kv_bytes,
+    trained_parameters,
 )
+from rlmath.commands.plan.models import active_matrices
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
@@ -131,14 +132,15 @@ def actor_time_s(
     launches = microbatches * work.minibatches * max(layout.stage_sizes(spec.layers))
     forward = max(forward, launches * efficiency.layer_launch_s)
     again = actor.recompute_layers * pp / spec.layers
-    parameters = parameters_of_rank(spec, layout, 0) + expert_parameters_of_rank(spec, layout, 0)
+    parameters = trained_parameters(spec, actor, 0)
     # Float32 gradients are reduce-scattered, bfloat16 weights gathered.
     copies = layout.copies
     data = work.minibatches * 6 * parameters * (copies - 1) / copies / rate(ranks)
     once = tensor + experts
     log_probs = (forward + once + context) * bubble if work.minibatches > 1 else 0.0
-    # Backward is two forward passes; a recomputed layer has one more (the same, section 3).
-    compute = forward * (3 + again)
+    # Backward is two forward passes, of which one is the gradients of weights, which frozen ones
+    # have none of; a recomputed layer has one more (the same, section 3).
+    compute = forward * ((2 if actor.lora else 3) + again)
     update = (compute + once * (2 + again) + context * (3 + again)) * bubble + data
     return log_probs, update
 

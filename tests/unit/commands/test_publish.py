@@ -93,3 +93,22 @@ def test_what_is_missing_is_said(
     (run_dir / "hf" / "config.json").unlink()
     assert main(["publish", str(run_dir), "me/mine"]) == 2
     assert "give eval.checkpoint" in capsys.readouterr().err
+
+
+def test_adapters_are_published_beside_the_model(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def push(folder: Path, *_: object, **__: object) -> str:
+        seen.extend(sorted(str(path.relative_to(folder)) for path in folder.rglob("*")))
+        return "there"
+
+    monkeypatch.setattr("rlmath.commands.publish.push", push)
+    assert "LoRA rank and alpha" in model_card(run_dir)
+    assert "hf_adapter" not in model_card(run_dir)
+    (run_dir / "hf_adapter").mkdir()
+    (run_dir / "hf_adapter" / "adapter_config.json").write_text("{}")
+    assert "hf_adapter" in model_card(run_dir) and "hf_adapter" not in model_card(run_dir, step=3)
+    assert main(["publish", str(run_dir), "me/mine"]) == 0
+    assert "hf_adapter/adapter_config.json" in seen and "config.json" in seen

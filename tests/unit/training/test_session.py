@@ -10,8 +10,9 @@ import pytest
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Device
+from rlmath.model.lora import Lora
 from rlmath.model.published import KNOWN
-from rlmath.training.session import actor_settings
+from rlmath.training.session import actor_settings, value_model_settings
 
 
 @pytest.mark.parametrize("logits", ["auto", "whole", "chunked"])
@@ -22,3 +23,15 @@ def test_the_ranks_are_told_how_to_take_logits(logits: str, tmp_path: Path) -> N
     layout = resolve_layout(config, Device.cpu)
     settings = actor_settings(config, layout, config.actor.optimizer, 1, 1.0)
     assert settings.model.logits == logits
+
+
+def test_the_policy_has_adapters_and_the_value_model_has_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen2.5-1.5B"]))
+    given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
+    given += ["cluster.device=cpu", "algorithm.advantage=gae", "runner.seed=5"]
+    config = load([*given, "actor.lora.rank=8", "actor.lora.targets=[v_proj,q_proj]"])
+    layout = resolve_layout(config, Device.cpu)
+    settings = actor_settings(config, layout, config.actor.optimizer, 1, 1.0)
+    assert settings.lora == Lora(8, 32.0, ("q_proj", "v_proj"), seed=5)
+    value = value_model_settings(config, settings, 1)
+    assert value is not None and value.lora is None

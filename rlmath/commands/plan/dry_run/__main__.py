@@ -20,6 +20,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     from rlmath.commands.plan.dry_run.jobs import Job
     from rlmath.commands.plan.dry_run.rank import count, prepare_process
+    from rlmath.model.lora import from_described
     from rlmath.model.parallel import Layout
 
     prepare_process()
@@ -29,6 +30,8 @@ def main() -> None:
         sizes = tuple(given["layout"].pop("pipeline_layers"))
         given["layout"] = Layout(**given["layout"], pipeline_layers=sizes)
         given["phases"] = tuple(given["phases"])
+        if given["lora"] is not None:
+            given["lora"] = from_described(given["lora"])
         try:
             answer = dataclasses.asdict(count(Job(**given)))
         except Exception:

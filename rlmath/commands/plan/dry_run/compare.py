@@ -55,7 +55,7 @@ class Row:
 
 def planned(job: Job) -> tuple[ActorShape, Step]:
     """The job in the plan's terms."""
-    actor = ActorShape(job.layout, job.recompute_layers, job.microbatch_tokens, layers="local")
+    actor = ActorShape(job.layout, job.recompute_layers, job.microbatch_tokens, "local", job.lora)
     step = Step(
         microbatches=job.microbatches,
         longest_tokens=max(sum(pair) for pair in job.lengths),

@@ -9,9 +9,12 @@ from typing import Any
 
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
+from rlmath.config.lora import adapters_of
 from rlmath.config.schema import Device, WeightsConfig
+from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
+from rlmath.model.spec import model_spec
 
 # Phases in the order in which they are counted.
 PHASES = ("state", "log-probs", "update", "optimizer step", "weight sync", "checkpoint")
@@ -38,6 +41,7 @@ class Job:
         lm_head_float32: The output layer multiplies in float32.
         whole_logits: Those of a micro-batch are there as a whole.
         offload: ``actor.offload``.
+        lora: The policy's adapters.
         phases: Which to count; the state always is.
     """
 
@@ -56,6 +60,7 @@ class Job:
     lm_head_float32: bool = False
     whole_logits: bool = False
     offload: str = "none"
+    lora: Lora | None = None
     phases: tuple[str, ...] = PHASES
 
     @property
@@ -166,6 +171,7 @@ def jobs_of(
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
         whole_logits=actor.logits.value == "whole",
         offload=actor.offload.value,
+        lora=adapters_of(actor.lora, model_spec(known), seed=0),
     )
     job = dataclasses.replace(job, **changes)
     return [dataclasses.replace(job, rank=rank) for rank in stage_ranks(job.layout)]

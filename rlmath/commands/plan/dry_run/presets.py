@@ -184,6 +184,15 @@ def layout_cases() -> list[Case]:
             budget,
         ),
         case(
+            "1.5B, LoRA and a KL term",
+            "r1_distill_qwen_1.5b",
+            1,
+            "actor.lora.rank=32",
+            "algorithm.kl_coef=0.001",
+            *small,
+            budget,
+        ),
+        case(
             "1.5B with a value model and a KL term, all offloaded",
             "r1_distill_qwen_1.5b",
             1,

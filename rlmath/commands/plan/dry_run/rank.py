@@ -6,6 +6,7 @@ For its own process; see :func:`prepare_process`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import tempfile
 import time
@@ -190,7 +191,13 @@ class _Rank:
         from rlmath.weights.gather import BucketGatherer
 
         actor = self.actor
-        gatherer = BucketGatherer([actor.module], actor.spec, actor.parallel, self.job.bucket_mib)
+        gatherer = BucketGatherer(
+            [actor.module],
+            actor.spec,
+            actor.parallel,
+            self.job.bucket_mib,
+            merge=actor.merger(),
+        )
         largest = max(meta.num_bytes for meta in gatherer.tensors)
         size = max(self.job.bucket_mib * MIB, largest)
         buffer = torch.empty(size, dtype=torch.uint8, device=META)
@@ -244,8 +251,9 @@ class _Rank:
             actor.release()
             value_model = None
             if job.value_model:
+                settings = dataclasses.replace(self._settings(), lora=None)
                 value_model = _with_own_share(value.ValueModel, job)(
-                    self._settings(), self.layout, PLATFORM
+                    settings, self.layout, PLATFORM
                 )
                 value_model.release()
         return actor, value_model
@@ -269,6 +277,7 @@ class _Rank:
             max_sequence_length=job.max_sequence_tokens,
             reference=ReferenceSettings("frozen" if job.reference else "none"),
             offload=job.offload,
+            lora=job.lora,
         )
 
     def _batch(self) -> TrainingBatch:

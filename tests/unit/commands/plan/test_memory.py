@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from rlmath.commands.plan.memory import (
     buffer_bytes,
     host_bytes,
     kv_bytes,
+    model_state_bytes,
     moved_bytes,
     stage_phases,
     state_bytes,
@@ -34,17 +36,21 @@ from rlmath.commands.plan.memory import (
 )
 from rlmath.commands.plan.models import (
     active_matrices,
+    adapter_sizes_of_rank,
     attention_matrices,
     expert_parameters_of_rank,
     feed_forward_matrices,
     layer_norms,
     parameters_of_rank,
 )
+from rlmath.model.lora import TARGETS, Lora, adapted_entries, adapter_parameters
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import ModelSpec, model_spec
+from rlmath.weights.adapters import adapter_layout
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
-from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.parameters import LocalParameter
+from rlmath.weights.pieces import hf_shapes, local_tensor
 from rlmath.weights.plan import SourceRank, plan_weights
 from rlmath.weights.sync_memory import sync_buffer_bytes
 
@@ -364,3 +370,40 @@ def test_a_phase_holds_what_it_has_loaded(
     assert held("training") == held("optimizer step") == 18 + resident / 2
     moved = {"none": 0, "optimizer": 12, "all": 14}[offload]
     assert moved_bytes(one, actor, step) == 2 * moved * parameters_of_rank(one, actor.layout, 0)
+
+
+def test_of_adapters_alone_there_are_gradients_and_optimizer_state() -> None:
+    one, layout = model_spec(KNOWN["Qwen2.5-7B"]), Layout(2, 2, 4)
+    lora = Lora(16, 32.0, TARGETS)
+    full = ActorShape(layout, recompute_layers=0, max_tokens=8192)
+    adapted = dataclasses.replace(full, lora=lora)
+    trained = [sum(adapter_sizes_of_rank(one, layout, stage, lora)) for stage in (0, 1)]
+    for stage in (0, 1):
+        state, whole = (model_state_bytes(one, each, stage) for each in (adapted, full))
+        assert state.weights == whole.weights + 2 * trained[stage]
+        assert state.gradients == 4 * trained[stage]
+        assert state.optimizer == 12 * trained[stage] / 4
+        # The value model is trained as a whole.
+        assert value_state_bytes(one, adapted, stage) == value_state_bytes(one, full, stage)
+    # Over stages and tensor ranks all of them, and what every tensor rank has once more.
+    columns = {"o_proj": 3584, "down_proj": 3584}  # Their B; of the others the A, each 3584 wide.
+    twice = 16 * 28 * (3584 * 5 + sum(columns.values()))
+    assert 2 * sum(trained) == adapter_parameters(one, lora) + twice
+    step = Step(microbatches=1, longest_tokens=8192, reference=True)
+    assert host_bytes(one, adapted, step, 8) < 0.05 * host_bytes(one, full, step, 8)
+    assert [phase.name for phase in stage_phases(one, adapted, step, 0)] == [
+        phase.name for phase in stage_phases(one, full, step, 0)
+    ]
+
+
+def test_adapters_of_the_plan_are_those_of_the_ranks() -> None:
+    """Against the arithmetic that ranks are built by, with more ranks than key-value heads."""
+    one, lora = model_spec(KNOWN["Qwen2.5-1.5B"]), Lora(8, 8.0, ("q_proj", "v_proj", "down_proj"))
+    for tp in (1, 4):
+        sizes = []
+        for entry, layer in adapted_entries(one, lora):
+            matrix = local_tensor(entry, one, 0, tp, one.vocab, layer)
+            found = adapter_layout(LocalParameter("", torch.empty(0), matrix, entry, layer), lora)
+            assert found is not None
+            sizes += [math.prod(found.a.shape), math.prod(found.b.shape)]
+        assert sizes == list(adapter_sizes_of_rank(one, Layout(tp), 0, lora))
