@@ -12,6 +12,7 @@ is read back from a packed matrix (``rlmath.weights.transports.packed``) has los
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 
@@ -62,12 +63,21 @@ def fingerprint(part: Tensor, first_row: int = 0, first_column: int = 0) -> int:
 
 
 def odd_factors(first: int, count: int, device: torch.device) -> Tensor:
-    """``[count]`` int64: an odd number for each place from ``first`` on."""
+    """``[count]`` int64: an odd number for each place from ``first`` on. Not to be written to."""
+    return (_kept_factors if count <= _KEPT_PLACES else _made_factors)(first, count, device)
+
+
+def _made_factors(first: int, count: int, device: torch.device) -> Tensor:
     mixed = (torch.arange(first, first + count, dtype=torch.int64, device=device) + 1) * _MIX_1
     mixed ^= mixed >> 29
     mixed *= _MIX_2
     mixed ^= mixed >> 32
     return mixed | 1
+
+
+# Making them takes most of a small tensor's time, and a model has few sizes: 16 MiB at most.
+_KEPT_PLACES = 1 << 16
+_kept_factors = functools.lru_cache(maxsize=32)(_made_factors)
 
 
 def add(first: int, second: int) -> int:
