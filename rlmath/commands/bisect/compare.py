@@ -112,10 +112,12 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
     at = steps[-1] if parting is None else parting.step
     made = [_attempt(run, at) for run in (run_a, run_b)]
     settings = [{} if one is None else comparable(attempts.flat(one.settings)) for one in made]
+    # What only one has comes from another version of rlmath, or is an option of another loss.
+    shared = settings[0].keys() & settings[1].keys()
     # Of a run that did not note it, nothing differs.
     versions = [one.made_with for one in made if one is not None and one.made_with]
     return Comparison(
-        _differing(*settings),
+        _differing(*({key: one[key] for key in shared} for one in settings)),
         _differing(*versions) if len(versions) == 2 else (),
         tuple(steps),
         only,
