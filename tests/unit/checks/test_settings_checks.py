@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -344,6 +345,12 @@ def test_memory_of_a_cpu_machine(refusal: Callable[..., str], make_model: MakeMo
     message = refusal(f"model.path={make_model(QWEN_7B, name='other')}", *averaged)
     # The average in float32, and the policy's bfloat16 weights while it is in their place.
     assert "1 reference model(s) of algorithm.kl_coef=0.1 x 6 bytes a parameter" in message
+    lora = ["model.dtype=float32", "actor.lora.rank=16", "algorithm.kl_coef=0.1"]
+    message = refusal(f"model.path={make_model(QWEN_7B, name='adapted')}", *lora)
+    # Frozen weights, and nothing for the reference, which the policy is without its adapters.
+    assert "1 actor(s) x 4 bytes a parameter, frozen" in message
+    assert "adapters x 16 bytes a parameter" in message
+    assert "reference model" not in message and "optimizer state" not in message
 
 
 def test_what_a_run_shall_go_on_from(refusal: Callable[..., str], tmp_path: Path) -> None:
@@ -368,6 +375,10 @@ def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
     assert "5 checkpoints" in best and "runner.keep_checkpoints=1" in best
     reset = ["algorithm.kl_coef=0.1", "algorithm.reference.kind=reset"]
     assert "x 26.5 GiB" in refusal(*overrides, *reset, machine=gpus)  # 2 bytes more.
+    # 18.5 million adapter parameters of rank 16 x 14 bytes.
+    few = dataclasses.replace(gpus, disk_bytes=2**30)
+    message = refusal(*overrides, "actor.lora.rank=16", machine=few)
+    assert "4 checkpoints (kept ones and one being written) x 0.2 GiB" in message
 
 
 def test_the_space_of_a_runs_own_checkpoints_counts_when_it_resumes(

@@ -1,0 +1,80 @@
+"""LoRA from the command line: engines get merged weights, and the folders belong together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.e2e.runs import metrics, quickstart_settings, rlmath
+
+
+def test_adapters_train_and_engines_have_them(material: Path, tmp_path: Path) -> None:
+    run = rlmath(
+        "train",
+        *quickstart_settings(material, tmp_path),
+        "actor.lora.rank=8",
+        "actor.lora.alpha=16",
+        "actor.optimizer.lr=1e-2",
+        "actor.offload=all",
+        "algorithm.kl_coef=0.1",
+        "eval.every=0",
+        "runner.save_every=1",
+        "runner.background_checkpoints=true",
+    )
+    assert run.returncode == 0, run.stderr
+    assert "LoRA     rank 8, alpha 16" in run.stdout
+    first, second = (line for line in metrics(tmp_path) if line["step"] > 0)
+    # The reference is the base model, which the policy is at first and then is not.
+    assert first["train/kl"] < second["train/kl"]
+    for line in (first, second):
+        assert line["train/grad_norm"] > 0
+        # In the second step adapters are in the weights that were sent.
+        assert line["alignment/max_abs_diff"] <= 1e-4
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
+    base, merged, adapters = (
+        load_file(folder)
+        for folder in (
+            material / "model" / "model.safetensors",
+            tmp_path / "hf" / "model.safetensors",
+            tmp_path / "hf_adapter" / "adapter_model.safetensors",
+        )
+    )
+    config = json.loads((tmp_path / "hf_adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (8, 16)
+    changed = 0
+    for name, weight in base.items():
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        whole = weight.double()
+        if f"{stem}.lora_A.weight" in adapters:
+            a, b = (adapters[f"{stem}.lora_{kind}.weight"].double() for kind in "AB")
+            whole, changed = whole + 2 * b @ a, changed + 1
+            assert b.any() and not torch.equal(merged[name], weight), name
+        torch.testing.assert_close(merged[name].double(), whole, atol=1e-6, rtol=1e-5)
+    assert 2 * changed == len(adapters) > 0
+    # Twice the adapters' bytes or so, and not the model's.
+    saved = sum(p.stat().st_size for p in (tmp_path / "checkpoints").rglob("*.distcp"))
+    weights = sum(weight.numel() for weight in base.values())
+    assert saved < 12 * weights
+
+
+@pytest.mark.long
+def test_a_run_begins_with_the_adapters_of_another(material: Path, tmp_path: Path) -> None:
+    lora = ["actor.lora.rank=4", "actor.lora.targets=[q_proj,v_proj]", "eval.every=0"]
+    given = [*quickstart_settings(material, tmp_path / "one"), *lora, "actor.optimizer.lr=1e-2"]
+    run = rlmath("train", *given, "runner.steps=1")
+    assert run.returncode == 0, run.stderr
+    settings = [*quickstart_settings(material, tmp_path / "two"), *lora, "runner.steps=1"]
+    settings += [f"actor.lora.init_from={tmp_path / 'one' / 'hf_adapter'}"]
+    settings += ["actor.optimizer.lr=0", "actor.optimizer.min_lr=0", "actor.pipeline_parallel=2"]
+    run = rlmath("train", *settings, "actor.tensor_parallel=1")
+    assert run.returncode == 0, run.stderr
+    one, two = (load_file(tmp_path / name / "hf" / "model.safetensors") for name in ("one", "two"))
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, atol=1e-7, rtol=1e-6)
+    run = rlmath("train", *settings, "actor.lora.alpha=8", "--check")
+    assert run.returncode != 0 and "lora_alpha" in run.stderr
