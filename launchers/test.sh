@@ -51,6 +51,8 @@ if [ "${1:-}" = cuda-wheels ]; then
   cuda_wheels "$@"
 fi
 bash launchers/setup.sh
+# Set in many images. pytest would then rewrite the assertions of all files in each process.
+unset PYTHONDONTWRITEBYTECODE
 
 .venv/bin/ruff format --check --quiet . || {
   echo "error: files above are not formatted; run .venv/bin/ruff format ." >&2
