@@ -78,7 +78,7 @@ class StubEngine:
                         log_probs=log_probs,
                         text=" ".join(map(hex, tokens.tolist()))[: 4 * count],
                         finish_reason="stop",
-                        weights_version=0,
+                        spans=((0, 0),),
                         seed=index,
                         engine=0,
                     )

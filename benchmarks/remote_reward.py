@@ -70,7 +70,7 @@ def measure(url: str, samples: int, **params: int) -> float:
                 log_probs=np.zeros(1, np.float32),
                 text="x" * (index + 1),
                 finish_reason="stop",
-                weights_version=0,
+                spans=((0, 0),),
                 seed=0,
                 engine=0,
             )

@@ -130,6 +130,17 @@ def _plan(arguments: list[str]) -> int:
         what.add_parser("layout", help="which layouts fit these GPUs, with peaks and step time")
     )
     weights = what.add_parser("weights", help="which bytes an update of the engines' weights moves")
+    schedule = what.add_parser(
+        "schedule", help="how long steps take by rollout.schedule, simulated with the real sampler"
+    )
+    if arguments[:1] == ["schedule"]:
+        from rlmath.commands.plan.schedule import cli as schedule_cli
+
+        schedule_cli.add_arguments(schedule)
+        given, rest = take_settings(
+            arguments, layout_cli.SETTINGS, layout_cli.FLAGS, BASE, any_with=()
+        )
+        return schedule_cli.run(parser.parse_args(rest), given)
     if arguments[:1] == ["layout"]:
         # What is printed or written for a run may have its other settings too.
         given, rest = take_settings(

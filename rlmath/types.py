@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "cut"]
+# Weights versions and the first token that each sampled, ascending in both, the first token 0.
+Spans = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,9 @@ class Sample:
         log_probs: ``[n]`` float32, the engine's log-probability of each of ``token_ids``, under the
             distribution that it sampled from (temperature applied). vLLM computes it in float32.
         text: The response without special tokens.
-        finish_reason: ``stop`` (the model ended it) or ``length`` (cut off at the limit).
-        weights_version: Version of the weights that produced it.
+        finish_reason: ``stop`` (the model ended it), ``length`` (truncated at the limit), or
+            ``cut`` (unfinished: a later step continues it). Training sees no cut ones.
+        spans: Which weights sampled which tokens: versions, each with the place of its first token.
         seed: Seed of this request's random stream.
         engine: Index of the engine that produced it.
     """
@@ -69,9 +72,22 @@ class Sample:
     log_probs: NDArray[np.float32]
     text: str
     finish_reason: FinishReason
-    weights_version: int
+    spans: Spans
     seed: int
     engine: int
+
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights that sampled the last token."""
+        return self.spans[-1][0]
+
+    def token_ages(self) -> NDArray[np.uint8]:
+        """``[n]``, how many versions older than the last token's weights each token's are."""
+        import numpy as np
+
+        versions, starts = np.array(self.spans, np.int64).T
+        lengths = np.diff(starts, append=len(self.token_ids))
+        return np.repeat(versions[-1] - versions, lengths).astype(np.uint8)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sample):
@@ -144,7 +160,7 @@ class TrainingBatch:
         prompt_lengths: ``[N]`` int64, in tokens.
         response_lengths: ``[N]`` int64, in tokens.
         group_ids: ``[N]`` int64; sequences of one problem share one.
-        weights_versions: ``[N]`` int64, of the engine that sampled.
+        weights_versions: ``[N]`` int64, that sampled the last token of each sequence.
         rewards: ``[N]`` float32.
         engine_log_probs: ``[R]`` float32, from the engine that sampled.
         loss_mask: ``[R]`` bool; false tokens are read but take no part in the loss.
@@ -155,6 +171,8 @@ class TrainingBatch:
             (mismatch correction, top entropy), not in the KL and entropy terms; ``None``: 1 each.
         values: ``[R]`` float32, of the value model before each token; ``None``: there is none.
         returns: ``[R]`` float32, what the value model learns.
+        token_ages: ``[R]`` uint8, how many weights versions older than those of its sequence's last
+            token the weights that sampled it are; ``None``: 0 each, no sequence has two versions.
     """
 
     tokens: Tensor
@@ -171,6 +189,7 @@ class TrainingBatch:
     policy_factors: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    token_ages: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.prompt_lengths.numel())
@@ -226,6 +245,7 @@ class TrainingBatch:
             policy_factors=responses(self.policy_factors),
             values=responses(self.values),
             returns=responses(self.returns),
+            token_ages=responses(self.token_ages),
         )
 
 

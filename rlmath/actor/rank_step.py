@@ -22,7 +22,7 @@ from rlmath.actor.settings import (
 )
 from rlmath.algorithms.advantages import SequenceAdvantages, gae, token_advantages
 from rlmath.algorithms.advantages.whiten import whiten
-from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.alignment import Alignment, token_lags
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionTotals, correct
 from rlmath.algorithms.entropy import top_entropy_mask
 from rlmath.algorithms.kl import kl_estimate
@@ -247,7 +247,7 @@ class RankStep:
             found.entropy,
             response_lengths=batch.response_lengths,
             loss_mask=batch.loss_mask,
-            lags=now - batch.weights_versions,
+            lags=token_lags(batch, now),
             places=places,
         )
 

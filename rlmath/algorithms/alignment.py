@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 from rlmath.algorithms.mismatch import Mismatch, measure, measure_by_lag
 from rlmath.algorithms.ragged import repeat
+from rlmath.types import TrainingBatch
 from rlmath.utils.lazy_torch import Tensor, torch
+
+
+def token_lags(batch: TrainingBatch, now: int) -> Tensor:
+    """``[R]`` int64, how many versions older than ``now`` the weights are that sampled each token.
+
+    Args:
+        batch: Of which the response tokens are.
+        now: A weights version.
+    """
+    lags = repeat(now - batch.weights_versions, batch.response_lengths)
+    return lags if batch.token_ages is None else lags + batch.token_ages
 
 
 @dataclass(frozen=True)
@@ -19,9 +31,10 @@ class Alignment:
         by_lag: Over the tokens of the loss, by the age of the weights that sampled.
         entropy_sum: Of the actor over the tokens of the loss, in nats.
         places: ``[N]`` int64, of the sequences in the step.
-        farthest: ``[N, 4]`` float64, of each sequence the token with the largest difference: the
-            difference in nats (infinite for one that is not a number), the token's place in the
-            response, and the log-probs of actor and engine.
+        farthest: ``[N, 4]`` float64, of each sequence the token with the largest difference, among
+            those that the newest of its weights sampled: the difference in nats (infinite for one
+            that is not a number), the token's place in the response, and the log-probs of actor and
+            engine.
     """
 
     fresh: Mismatch
@@ -50,20 +63,21 @@ class Alignment:
             entropy: ``[R]`` of the actor, in nats.
             response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
             loss_mask: ``[R]`` bool.
-            lags: ``[N]`` int64, the actor's weights version less the one that sampled.
+            lags: ``[R]`` int64, the actor's weights version less the one that sampled.
             places: ``[N]`` int64.
         """
-        is_fresh = repeat(lags == 0, response_lengths)
+        is_fresh = lags == 0
         fresh = measure(log_probs, engine_log_probs, is_fresh)
         if loss_mask.all() and is_fresh.all():
             by_lag = {0: fresh}  # The same tokens: millions of them are not measured twice.
         else:
-            by_lag = measure_by_lag(log_probs, engine_log_probs, response_lengths, lags, loss_mask)
+            by_lag = measure_by_lag(log_probs, engine_log_probs, lags, loss_mask)
         difference = (log_probs - engine_log_probs).abs().nan_to_num(nan=torch.inf)
         rows, start = [], 0
         for length in response_lengths.tolist():
-            own = difference[start : start + length]
-            at = int(own.argmax()) if length else 0
+            own, ages = difference[start : start + length], lags[start : start + length]
+            # Older tokens differ for a good reason, and would hide a fresh one that does not.
+            at = int(torch.where(ages == ages[-1], own, -1.0).argmax()) if length else 0
             token = start + at
             pair = (log_probs[token], engine_log_probs[token]) if length else (0.0, 0.0)
             rows.append([float(own[at]) if length else 0.0, float(at), *map(float, pair)])

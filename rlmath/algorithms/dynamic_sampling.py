@@ -78,16 +78,19 @@ class GroupPool(Generic[G]):
         self._right = 0
         self._graded = 0
 
-    def to_request(self, in_flight: int) -> int:
+    def to_request(self, in_flight: int, at_most: int | None = None) -> int:
         """Prompts to submit now, and count as submitted.
 
         Args:
             in_flight: Prompts submitted whose groups have not been offered.
+            at_most: A limit of the schedule; ``None``: there is none.
         """
         missing = self._target - len(self._kept) - in_flight
         if not self._requested and missing > 0:
             missing = math.ceil(missing * self._settings.oversample - 1e-9)
         more = max(0, min(missing, self._limit - self._requested))
+        if at_most is not None:
+            more = min(more, max(0, at_most))
         self._requested += more
         return more
 
@@ -141,6 +144,12 @@ class GroupPool(Generic[G]):
         )
         self._start_step()
         return [group for _, group in taken], counts
+
+    def request_more(self, count: int) -> int:
+        """Count prompts as submitted that the step does not have to have; gives their number."""
+        count = max(0, count)
+        self._requested += count
+        return count
 
     @property
     def carried_over(self) -> list[tuple[int, G]]:

@@ -74,6 +74,10 @@ class FilterConfig:
     )
 
 
+# Why a group is dropped that nothing could score.
+UNSCORED = "unscored"
+
+
 def reason_to_drop(
     settings: FilterConfig, rewards: Sequence[float | None], correct: Sequence[bool | None] = ()
 ) -> str | None:
@@ -96,13 +100,13 @@ def reason_to_drop(
     scored = [r for r in rewards if r is not None]
     unscored = len(rewards) - len(scored)
     if not scored or unscored > settings.max_unscored_share * len(rewards):
-        return "unscored"
+        return UNSCORED
     if settings.keep is GroupRule.variance and min(scored) == max(scored):
         return "equal_rewards"
     if settings.keep is GroupRule.accuracy:
         graded = {one for one in correct if one is not None}
         if not graded:
-            return "unscored"
+            return UNSCORED
         return None if len(graded) == 2 else "equal_accuracy"
     if settings.keep is GroupRule.mean_range:
         mean = math.fsum(scored) / len(scored)

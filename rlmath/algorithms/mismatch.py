@@ -155,26 +155,23 @@ def measure(
 def measure_by_lag(
     trainer_log_probs: Tensor,
     engine_log_probs: Tensor,
-    response_lengths: Tensor,
     lags: Tensor,
     mask: Tensor | None = None,
 ) -> dict[int, Mismatch]:
-    """``measure`` for the sequences of each lag on their own.
+    """``measure`` for the tokens of each lag on their own.
 
     Args:
         trainer_log_probs: ``[R]``, in nats.
         engine_log_probs: ``[R]``, in nats.
-        response_lengths: ``[N]`` int64, in tokens.
-        lags: ``[N]`` int64, weights versions between sampling and training.
+        lags: ``[R]`` int64, weights versions between sampling and training.
         mask: ``[R]`` bool; false tokens are left out.
     """
-    if len(set(lags.tolist())) == 1:
-        return {int(lags[0]): measure(trainer_log_probs, engine_log_probs, mask)}
-    of_tokens = torch.repeat_interleave(lags, response_lengths)
-    keep = torch.ones_like(of_tokens, dtype=torch.bool) if mask is None else mask
+    found: list[int] = torch.unique(lags).tolist()
+    if len(found) == 1:
+        return {found[0]: measure(trainer_log_probs, engine_log_probs, mask)}
+    keep = torch.ones_like(lags, dtype=torch.bool) if mask is None else mask
     return {
-        lag: measure(trainer_log_probs, engine_log_probs, keep & (of_tokens == lag))
-        for lag in sorted(set(lags.tolist()))
+        lag: measure(trainer_log_probs, engine_log_probs, keep & (lags == lag)) for lag in found
     }
 
 

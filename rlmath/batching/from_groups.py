@@ -16,7 +16,7 @@ from torch import Tensor
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.filters import TruncatedRule, duplicates, handle_truncated
 from rlmath.algorithms.ragged import repeat
-from rlmath.types import GradedSample, Group, TrainingBatch
+from rlmath.types import GradedSample, Group, Sample, TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SampledSequences:
         prompt_lengths: ``[N]`` int64, in tokens.
         response_lengths: ``[N]`` int64, in tokens.
         group_ids: ``[N]`` int64; sequences of one problem share one.
-        weights_versions: ``[N]`` int64, of the engine that sampled.
+        weights_versions: ``[N]`` int64, that sampled the last token of each sequence.
         rewards: ``[N]`` float32; 0 where nothing could score a sample.
         takes_part: ``[N]`` bool, whether the sequence is in the loss.
     """
@@ -74,6 +74,7 @@ class SampledSequences:
             rewards=self.rewards[rows],
             engine_log_probs=_concatenated([s.log_probs for _, s in chosen], np.float32),
             loss_mask=repeat(self.takes_part[rows], responses),
+            token_ages=_token_ages([s for _, s in chosen]),
         )
 
 
@@ -118,6 +119,13 @@ def sampled_sequences(
         rewards=rewards.nan_to_num(0.0),
         takes_part=takes_part,
     )
+
+
+def _token_ages(samples: Sequence[Sample]) -> Tensor | None:
+    """See ``TrainingBatch.token_ages``."""
+    if all(len(sample.spans) == 1 for sample in samples):
+        return None
+    return _concatenated([sample.token_ages() for sample in samples], np.uint8)
 
 
 def _concatenated(arrays: Sequence[NDArray[Any]], dtype: Any) -> Tensor:

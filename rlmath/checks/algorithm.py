@@ -8,13 +8,15 @@ from rlmath.algorithms.correction import BOUNDS, CorrectionKind
 from rlmath.algorithms.filters import GroupRule, TruncatedRule
 from rlmath.algorithms.losses.base import AGGREGATIONS_OF_LOSSES
 from rlmath.config.algorithm import KlPlace
-from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
+from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs, RolloutSchedule
 from rlmath.config.settings import by_key, value_of, value_text
 
 # Advantages that compare the samples of a problem with each other.
 _OF_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "batch_std", "gdpo", "pass_at_k")
 
 
+# Losses without a bound on the importance ratio.
+_UNBOUNDED = ("reinforce",)
 # Losses of which a token's gradient reaches all tokens of its sequence.
 _OF_SEQUENCES = ("gspo", "gmpo")
 
@@ -31,6 +33,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _kl_and_entropy(algorithm)
     yield from _filter(algorithm)
     yield from _curriculum(config)
+    yield from _carry_over(config)
 
 
 def _unused(config: Config) -> Iterator[str]:
@@ -55,6 +58,41 @@ def _unused(config: Config) -> Iterator[str]:
             yield (
                 f"{key}={value_text(value)}: does nothing while {rule.setting}="
                 f"{value_text(chosen)}; make that {rule.words}, or leave this at {default}"
+            )
+
+
+def _carry_over(config: Config) -> Iterator[str]:
+    """Tokens of older weights need a budget, a correction and a loss that bounds their ratio."""
+    rollout, algorithm = config.rollout, config.algorithm
+    if rollout.schedule is not RolloutSchedule.carry_over:
+        return
+    if rollout.carry_over_tokens is None:
+        quarter = -(-rollout.max_response_tokens // 4)
+        yield (
+            "rollout.carry_over_tokens=null: rollout.schedule=carry_over needs the tokens that a "
+            f"step adds to a response at most, such as {quarter} (a quarter of "
+            f"rollout.max_response_tokens={rollout.max_response_tokens})"
+        )
+    reasons = []
+    if not algorithm.correction.is_on:
+        reasons.append(
+            "algorithm.correction.kind=none: does not correct for it; take token_truncate"
+        )
+    if algorithm.loss in _UNBOUNDED:
+        reasons.append(
+            f"algorithm.loss={algorithm.loss}: does not bound the importance ratio; take ppo_clip"
+        )
+    if rollout.allow_uncorrected and not (reasons and rollout.max_lag):
+        yield (
+            "rollout.allow_uncorrected=true: does nothing, as nothing uncorrected is trained; "
+            "leave it at false"
+        )
+    if rollout.max_lag and not rollout.allow_uncorrected:
+        for reason in reasons:
+            yield (
+                f"{reason}, or rollout.allow_uncorrected=true: with rollout.schedule=carry_over "
+                f"tokens are up to rollout.max_lag={rollout.max_lag} steps older than the weights "
+                "that train on them"
             )
 
 

@@ -126,7 +126,7 @@ def _own_rewards(
             log_probs=np.zeros(0, np.float32),
             text=text,
             finish_reason="stop",
-            weights_version=0,
+            spans=((0, 0),),
             seed=index,
             engine=0,
         )

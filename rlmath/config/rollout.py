@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-from rlmath.utils.setting import setting
+from rlmath.utils.setting import OnlyWith, setting
+
+
+class RolloutSchedule(Enum):
+    synchronous = "synchronous"
+    carry_over = "carry_over"
 
 
 @dataclass
@@ -51,6 +57,32 @@ class RolloutConfig:
         "Maximum tokens per engine step; longer prompts are prefilled in chunks. More needs more "
         "memory. CUDA only; CPU engines prefill each prompt at once.",
         least=1,
+    )
+    schedule: RolloutSchedule = setting(
+        RolloutSchedule.synchronous,
+        "synchronous: each step samples its groups to the end with one version of the weights; "
+        "carry_over: a step adds at most carry_over_tokens to each response and trains on the "
+        "oldest groups that are finished; the others continue in the next step with its weights.",
+    )
+    carry_over_tokens: int | None = setting(
+        None,
+        "Maximum tokens that a step adds to a response before it is continued in the next step.",
+        least=1,
+        only_with=OnlyWith("schedule", (RolloutSchedule.carry_over,)),
+    )
+    max_lag: int = setting(
+        2,
+        "A group is trained at most this many steps after the one that admitted it; the step waits "
+        "for it. 0: nothing is carried over.",
+        least=0,
+        most=100,
+        only_with=OnlyWith("schedule", (RolloutSchedule.carry_over,)),
+    )
+    allow_uncorrected: bool = setting(
+        False,
+        "Allow tokens of older weights without algorithm.correction, or with a loss whose "
+        "importance ratio is not bounded.",
+        only_with=OnlyWith("schedule", (RolloutSchedule.carry_over,)),
     )
     async_scheduling: bool | None = setting(
         None,

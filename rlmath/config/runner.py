@@ -55,6 +55,13 @@ class RunnerConfig:
         "keep all. Evaluation's samples are always kept.",
         above=0,
     )
+    journal_keep_gib: float = setting(
+        20.0,
+        "Limit of journal/, in GiB: the samples of the steps since the last checkpoint, written as "
+        "they finish, so that a run that dies resumes with them; the oldest steps' are removed. 0: "
+        "no journal.",
+        least=0,
+    )
     tensorboard_samples: int = setting(
         4, "Sampled responses shown as text in TensorBoard per step.", least=0
     )

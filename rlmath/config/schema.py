@@ -29,7 +29,7 @@ from rlmath.config.model import DType, ModelConfig
 from rlmath.config.optimizer import OptimizerConfig, Schedule
 from rlmath.config.precision import PrecisionConfig, ProductDType
 from rlmath.config.reward import CompletionFormat, Fallback, OnRewardError, RewardConfig, RewardItem
-from rlmath.config.rollout import RolloutConfig
+from rlmath.config.rollout import RolloutConfig, RolloutSchedule
 from rlmath.config.runner import RunnerConfig
 from rlmath.config.sft import SftConfig
 from rlmath.config.value import ValueConfig
@@ -76,6 +76,7 @@ __all__ = [
     "RewardConfig",
     "RewardItem",
     "RolloutConfig",
+    "RolloutSchedule",
     "RunnerConfig",
     "Schedule",
     "SftConfig",

@@ -77,9 +77,12 @@ class Journal:
                 if number == 0:
                     if value.get("about") != self._about:
                         return 0
+                elif "spans" not in value:  # A journal of an earlier version.
+                    return 0
                 else:
                     for name, dtype in (("token_ids", np.int32), ("log_probs", np.float32)):
                         value[name] = np.array(value[name], dtype)
+                    value["spans"] = tuple((version, start) for version, start in value["spans"])
                     sample = Sample(**value)
                     self.samples[(sample.problem_id, sample.index)] = sample
                 end += len(line)

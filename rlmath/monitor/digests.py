@@ -231,12 +231,19 @@ class DigestLog:
             with replacing(self._path) as file:
                 file.writelines(f"{to_json(line)}\n".encode() for line in kept)
         self._settings = ""
+        last = kept[-1] if kept and kept[-1]["step"] == self._first else {}
+        self._weights = (self._first, last.get("weights"))
         self.now = StepDigests()
 
     def settings(self, values: Mapping[str, Any]) -> None:
         """The settings in force, by full key."""
         plain = comparable(values)
         self._settings = digest(*(f"{key}={to_json(plain[key])}" for key in sorted(plain)))
+
+    def weights_after(self, step: int) -> str | None:
+        """Digest of the weights after a step; ``None``: unknown, or the step trained nothing."""
+        of_step, found = self._weights
+        return found if of_step == step else None
 
     @property
     def wants_start(self) -> bool:
@@ -261,6 +268,7 @@ class DigestLog:
         with replacing(details_path(self._run_dir, step)) as file:
             file.write(f"{to_json({'step': step, **found.details()})}\n".encode())
         line = {"step": step, "settings": self._settings, **found.line()}
+        self._weights = (step, line.get("weights"))
         with self._path.open("a", encoding="utf-8") as lines:
             lines.write(f"{to_json(line)}\n")
 

@@ -182,6 +182,7 @@ def _row(step: int, problem: Problem, graded: GradedSample, dropped: str | None)
         "prompt_tokens": len(problem.prompt_token_ids),
         "response_tokens": len(sample.token_ids),
         "weights_version": sample.weights_version,
+        "spans": [list(span) for span in sample.spans],
         "engine": sample.engine,
         "seed": sample.seed,
     }

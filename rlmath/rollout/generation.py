@@ -23,6 +23,7 @@ from rlmath.rollout.requests import EngineError, Progress, Request
 from rlmath.types import Sample
 
 if TYPE_CHECKING:
+    from rlmath.rollout.journal import StepJournal
     from rlmath.rollout.pool import RolloutPool
 
 # An engine answers at least this often, so that a stall is seen and named.
@@ -43,6 +44,7 @@ class Generation:
         number: Larger than that of the generation before: engines drop what is of an older one.
         stall_timeout_s: Seconds without a token from an engine that has work, after which it
             counts as hung.
+        journal: Of the step; ``None``: there is none.
 
     Attributes:
         number: As given.
@@ -55,8 +57,17 @@ class Generation:
         duration_s: From the first request to the last sample; 0 until then.
     """
 
-    def __init__(self, pool: RolloutPool, number: int, stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        pool: RolloutPool,
+        number: int,
+        stall_timeout_s: float,
+        journal: StepJournal | None = None,
+    ) -> None:
         self._pool = pool
+        self._journal = journal
+        # Samples that the journal had.
+        self._found: list[Sample] = []
         self.number = number
         self._stall_timeout_s = stall_timeout_s
         self._answer_every_s = min(ANSWER_EVERY_S, stall_timeout_s / 4)
@@ -69,7 +80,6 @@ class Generation:
         self.finished_tokens = [0] * engines
         self._longest = 1
         self._queue: deque[Request] = deque()
-        self._seen: set[Key] = set()
         self._unfinished: set[Key] = set()
         # The answer that each busy engine owes, and how long it is waited for.
         self._answers: dict[Any, int] = {}
@@ -86,16 +96,21 @@ class Generation:
             ValueError: Two have one key, or one is longer than the engines' sequences.
         """
         keys = {request.key for request in requests}
-        if len(keys) != len(requests) or keys & self._seen:
+        new = keys - self._unfinished
+        if len(new) != len(requests):
             raise ValueError(
-                f"{len(requests)} requests have {len(keys - self._seen)} new keys (problem id, "
-                "index): each key may come once"
+                f"{len(requests)} requests have {len(new)} new keys (problem id, index): of the "
+                "unfinished requests each has another"
             )
         self._refuse_overlong(requests)
-        self._seen |= keys
         self._unfinished |= keys
-        self._longest = max([self._longest, *(request.max_tokens for request in requests)])
-        self._queue.extend(requests)
+        self._longest = max([self._longest, *(request.new_tokens for request in requests)])
+        for request in requests:
+            found = None if self._journal is None else self._journal.find(request)
+            if found is None:
+                self._queue.append(request)
+            else:
+                self._found.append(found)
 
     def samples(self, more: MoreRequests | None) -> Iterator[Sample]:
         """See :meth:`RolloutPool.generate`."""
@@ -105,9 +120,12 @@ class Generation:
                 if more is not None and (new := more(self._idle)):
                     self.add(new)
                     self._deal()
-                if self._idle:
+                if self._found:
+                    samples, self._found = self._found, []
+                elif self._idle:
                     break
-                samples = self._next_answers()
+                else:
+                    samples = self._next_answers()
                 # Engines first, so that they work on while the caller looks at the samples.
                 self._deal()
                 for sample in samples:
@@ -123,7 +141,7 @@ class Generation:
 
     @property
     def _idle(self) -> bool:
-        return not self._answers and not self._queue
+        return not self._answers and not self._queue and not self._found
 
     @property
     def unfinished(self) -> int:
@@ -265,7 +283,9 @@ class Generation:
             )
         self.tokens_held[index] = progress.tokens_held
         for sample in progress.samples:
-            del held[(sample.problem_id, sample.index)]
+            request = held.pop((sample.problem_id, sample.index))
+            if self._journal is not None:
+                self._journal.keep(request, sample)
             self.finished[index] += 1
             self.finished_tokens[index] += len(sample.token_ids)
         self._note_idle(index)

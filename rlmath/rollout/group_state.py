@@ -1,4 +1,4 @@
-"""Groups as plain JSON values, for the checkpoint of a run that keeps some for its next step."""
+"""Groups and samples as plain JSON values, for checkpoints of runs that keep some between steps."""
 
 from __future__ import annotations
 
@@ -15,24 +15,36 @@ from rlmath.types import GradedSample, Group, Problem, Sample
 _ARRAYS: dict[str, Any] = {"token_ids": np.dtype("<i4"), "log_probs": np.dtype("<f4")}
 
 
+def sample_to_state(sample: Sample) -> dict[str, Any]:
+    """A sample, with its arrays in base 64."""
+    state = {f.name: getattr(sample, f.name) for f in dataclasses.fields(Sample)}
+    for name, dtype in _ARRAYS.items():
+        state[name] = base64.b64encode(state[name].astype(dtype).tobytes()).decode("ascii")
+    return state | {"spans": [list(span) for span in sample.spans]}
+
+
+def sample_from_state(state: Mapping[str, Any]) -> Sample:
+    """What :func:`sample_to_state` was given."""
+    given = dict(state) | {name: _array(state[name], dtype) for name, dtype in _ARRAYS.items()}
+    # Checkpoints of earlier versions have one weights version.
+    spans = given.get("spans") or [[given.pop("weights_version"), 0]]
+    return Sample(**given | {"spans": tuple((version, start) for version, start in spans)})
+
+
 def group_to_state(group: Group) -> dict[str, Any]:
-    """A group without its problem's text, which the data has; arrays in base 64."""
-    samples = []
-    for graded in group.samples:
-        sample = {f.name: getattr(graded.sample, f.name) for f in dataclasses.fields(Sample)}
-        for name, dtype in _ARRAYS.items():
-            sample[name] = base64.b64encode(sample[name].astype(dtype).tobytes()).decode("ascii")
-        samples.append(
-            {
-                "sample": sample,
-                "reward": graded.reward,
-                "correct": graded.correct,
-                "status": graded.status,
-                "answer": graded.answer,
-                "rewards": dict(graded.rewards),
-                "method": graded.method,
-            }
-        )
+    """A group without its problem's text, which the data has."""
+    samples = [
+        {
+            "sample": sample_to_state(graded.sample),
+            "reward": graded.reward,
+            "correct": graded.correct,
+            "status": graded.status,
+            "answer": graded.answer,
+            "rewards": dict(graded.rewards),
+            "method": graded.method,
+        }
+        for graded in group.samples
+    ]
     return {"problem_id": group.problem.id, "samples": samples}
 
 
@@ -43,21 +55,19 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
         state: Its result.
         problem: Of the group, with the group's id.
     """
-    samples = []
-    for graded in state["samples"]:
-        arrays = {name: _array(graded["sample"][name], dtype) for name, dtype in _ARRAYS.items()}
-        samples.append(
-            GradedSample(
-                Sample(**graded["sample"] | arrays),
-                graded["reward"],
-                graded["correct"],
-                graded["status"],
-                graded["answer"],
-                graded["rewards"],
-                graded.get("method"),  # Checkpoints of earlier versions have none.
-            )
+    samples = tuple(
+        GradedSample(
+            sample_from_state(graded["sample"]),
+            graded["reward"],
+            graded["correct"],
+            graded["status"],
+            graded["answer"],
+            graded["rewards"],
+            graded.get("method"),  # Checkpoints of earlier versions have none.
         )
-    return Group(problem, tuple(samples))
+        for graded in state["samples"]
+    )
+    return Group(problem, samples)
 
 
 def _array(saved: str | list[float], dtype: np.dtype[Any]) -> NDArray[Any]:

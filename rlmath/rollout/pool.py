@@ -15,6 +15,7 @@ from rlmath.cluster.placement import EnginePlace
 from rlmath.cluster.processes import end_actors
 from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.generation import ANSWER_EVERY_S, Generation, MoreRequests
+from rlmath.rollout.journal import StepJournal
 from rlmath.rollout.requests import EngineError, EngineSpec, EngineStartError, Request
 from rlmath.types import Sample
 
@@ -140,7 +141,10 @@ class RolloutPool:
             raise
 
     def generate(
-        self, requests: Sequence[Request], more: MoreRequests | None = None
+        self,
+        requests: Sequence[Request],
+        more: MoreRequests | None = None,
+        journal: StepJournal | None = None,
     ) -> Iterator[Sample]:
         """Sample all requests; yields each sample once, as soon as it is there.
 
@@ -151,6 +155,7 @@ class RolloutPool:
             requests: To begin with.
             more: Asked after every answer of an engine for requests to add. It may wait when it
                 is told that no engine has work; nothing more from it then is the end.
+            journal: Samples that it has are not asked of the engines; it keeps the others.
 
         Raises:
             ValueError: Two requests have one key, or one is longer than the engines' sequences.
@@ -160,7 +165,7 @@ class RolloutPool:
             raise RuntimeError("generate was called while another generate is not yet finished")
         # Even numbers: an abort ends one by going to the number after it.
         number = 2 if self.generation is None else self.generation.number + 2
-        generation = Generation(self, number, self._stall_timeout_s)
+        generation = Generation(self, number, self._stall_timeout_s, journal)
         generation.add(requests)
         self.generation = generation
         self._generating = True

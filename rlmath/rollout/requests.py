@@ -31,13 +31,16 @@ class Request:
         problem_id: The problem that it answers.
         index: Its place in the problem's group, from 0.
         prompt_token_ids: What the engine continues; never tokenized again.
-        max_tokens: Longest response, in tokens.
+        max_tokens: Longest response, in tokens, with what was begun.
         temperature: Divides the logits; 0 takes the likeliest token.
         top_p: Mass of the likeliest tokens that are sampled from. Only samples at 1 have
             log-probabilities that the actor can reproduce, so others are never trained on.
         seed: Of its random stream.
         ignore_eos: Continue after an end-of-sequence token, up to ``max_tokens``: for measuring at
             a fixed length.
+        begun: What earlier steps sampled of it, which it continues; ``None``: nothing.
+        budget_tokens: Most tokens to add now; a sample that would go on is ``cut`` there. ``None``:
+            up to ``max_tokens``.
     """
 
     problem_id: str
@@ -48,6 +51,19 @@ class Request:
     top_p: float
     seed: int
     ignore_eos: bool = False
+    begun: Sample | None = None
+    budget_tokens: int | None = None
+
+    @property
+    def begun_tokens(self) -> int:
+        """Response tokens that it has already."""
+        return 0 if self.begun is None else len(self.begun.token_ids)
+
+    @property
+    def new_tokens(self) -> int:
+        """Most tokens that it adds."""
+        rest = self.max_tokens - self.begun_tokens
+        return rest if self.budget_tokens is None else min(rest, self.budget_tokens)
 
     @property
     def key(self) -> tuple[str, int]:

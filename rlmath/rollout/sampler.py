@@ -9,16 +9,23 @@ from typing import Any
 
 from rlmath.algorithms.curriculum import PassRates, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
+from rlmath.algorithms.filters import UNSCORED
 from rlmath.batching.from_groups import apply_truncation_penalty
-from rlmath.config.schema import Config
+from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.group_state import group_from_state, group_to_state
+from rlmath.rollout.journal import SampleJournal
+from rlmath.rollout.lag import lag_metrics
+from rlmath.rollout.ledger import Event, Ledger, LedgerError
+from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import Request, requests_for
+from rlmath.rollout.requests import requests_for
+from rlmath.rollout.schedule import live_target
+from rlmath.rollout.step_sampling import StepSampling
 from rlmath.types import Group, Problem
 
-DROP_REASONS = ("unscored", "equal_rewards", "equal_accuracy", "mean_out_of_range")
+DROP_REASONS = (UNSCORED, "equal_rewards", "equal_accuracy", "mean_out_of_range")
 
 
 @dataclass(frozen=True)
@@ -49,10 +56,17 @@ class Sampler:
         config: Checked settings.
         stream: The problems.
         at_least_groups: With fewer groups there is no step.
+        ledger: Of the run; ``None``: in memory alone.
+        journal: Of the run; ``None``: samples that a crash interrupts are lost.
     """
 
     def __init__(
-        self, config: Config, stream: ProblemStream[Problem], at_least_groups: int = 1
+        self,
+        config: Config,
+        stream: ProblemStream[Problem],
+        at_least_groups: int = 1,
+        ledger: Ledger | None = None,
+        journal: SampleJournal | None = None,
     ) -> None:
         algorithm = config.algorithm
         self._config, self._stream = config, stream
@@ -64,6 +78,17 @@ class Sampler:
         self._rates = PassRates(algorithm.curriculum)
         # Problems asked for so far, over all steps: the order of groups.
         self._asked = 0
+        self.ledger = ledger or Ledger()
+        self.journal = journal or SampleJournal()
+        carries_over = config.rollout.schedule is RolloutSchedule.carry_over
+        self._max_lag = config.rollout.max_lag if carries_over else 0
+        # Groups that are not finished, and steps that admitted those that wait for an update.
+        self._live: dict[int, LiveGroup] = {}
+        self._kept_since: dict[int, int] = {}
+        # Steps that trained fewer groups than prompts_per_step, which makes others older.
+        self._short_steps: list[int] = []
+        # Groups to have under way or waiting.
+        self._live_target = algorithm.prompts_per_step
 
     def sample(
         self,
@@ -71,6 +96,7 @@ class Sampler:
         pool: RolloutPool,
         collector: Collector,
         while_grading: Callable[[], Any],
+        weights: str | None = None,
     ) -> Sampled:
         """Sample and grade until the step has its groups, or may ask for no more.
 
@@ -80,64 +106,71 @@ class Sampler:
             collector: Grades.
             while_grading: A context manager for the time in which engines have nothing to do and
                 grades are waited for.
+            weights: What tells the weights that sample, for the journal; ``None``: unknown.
         """
-        algorithm = self._config.algorithm
-        grading = collector.begin(algorithm.group_size)
-        order: dict[str, int] = {}
-        seen: dict[str, int] = {}
-        finished: dict[int, Group] = {}
-        dropped: dict[str, str] = {}
+        seen = {self._data_id(g.problem.id): _number(g.problem.id) for g in self._live.values()}
         skipped = 0
 
-        def ask(count: int) -> list[Request]:
+        def admit(count: int) -> list[LiveGroup]:
             nonlocal skipped
-            problems, skipped = self._next_problems(count, step, seen)
-            skipped += skipped
-            for problem in problems:
-                order[problem.id] = self._asked
-                self._asked += 1
-            grading.expect(problems)
-            return self._requests(problems, step)
+            problems, more_skipped = self._next_problems(count, step, seen)
+            skipped += more_skipped
+            return [self._admit(problem, step) for problem in problems]
 
-        def add(groups: Sequence[Group]) -> None:
-            for group in groups:
-                group = apply_truncation_penalty(
-                    group,
-                    algorithm.truncated,
-                    algorithm.truncated_penalty,
-                    algorithm.truncated_factor,
-                )
-                place = order[group.problem.id]
-                finished[place] = group
-                reason = self._groups.add(
-                    place,
-                    group,
-                    [s.reward for s in group.samples],
-                    [s.correct for s in group.samples],
-                )
-                if reason is not None:
-                    dropped[group.problem.id] = reason
-
-        def more(engines_idle: bool) -> list[Request]:
-            add(grading.finished())
-            while not (count := self._groups.to_request(len(order) - len(finished))):
-                if not engines_idle or len(order) == len(finished):
-                    return []
-                with while_grading():
-                    add(grading.finished(block=True))
-            return ask(count)
-
-        for sample in pool.generate(ask(self._groups.to_request(0)), more):
-            grading.add(sample)
-        in_order = tuple(finished[place] for place in sorted(finished))
+        rollout, algorithm = self._config.rollout, self._config.algorithm
+        work = StepSampling(
+            step,
+            kept=self._groups,
+            kept_since=self._kept_since,
+            unfinished=self._live.values(),
+            groups_per_step=algorithm.prompts_per_step,
+            max_lag=self._max_lag,
+            budget_tokens=rollout.carry_over_tokens,
+            live_groups=self._live_target,
+            admit=admit,
+            grading=collector.begin(algorithm.group_size),
+            graded=self._with_penalty,
+            while_grading=while_grading,
+        )
+        with self.journal.step(step, weights) as journal:
+            for sample in pool.generate(work.begin(), work.more, journal):
+                work.take(sample)
+        if journal.reused:
+            print(f"step {step}: {journal.reused} samples came from the journal", flush=True)
+        self._live = dict(sorted(work.unfinished.items()))
+        for one in self._live.values():
+            one.graded.clear()
+        in_order = tuple(work.finished[place] for place in sorted(work.finished))
         if algorithm.curriculum.cooldown:
             for group in in_order:
                 graded = [s.correct for s in group.samples if s.correct is not None]
                 self._rates.update(self._data_id(group.problem.id), sum(graded), len(graded), step)
-        groups, counts = self._groups.pop(self._at_least)
+        groups, counts = self._pop(step, work)
         metrics = self._metrics(counts, len(groups), skipped, step)
+        if self._max_lag:
+            metrics |= self._carry_over_metrics(work, groups, step)
+            target = algorithm.prompts_per_step
+            self._live_target = live_target(len(work.cut_groups), target, self._max_lag)
         shortage = self._shortage(counts, len(groups))
-        return Sampled(tuple(groups), in_order, metrics, shortage, dropped)
+        return Sampled(tuple(groups), in_order, metrics, shortage, work.dropped)
+
+    def _pop(self, step: int, work: StepSampling) -> tuple[list[Group], PoolCounts]:
+        """The step's groups; writes what became of all groups to the ledger."""
+        groups, counts = self._groups.pop(self._at_least)
+        left = {ordinal for ordinal, _ in self._groups.carried_over}
+        trained = sorted(self._kept_since.keys() - left)
+        self._check_lag(step, trained)
+        self._kept_since = {ordinal: self._kept_since[ordinal] for ordinal in sorted(left)}
+        live = sorted(left | self._live.keys())
+        events = [{"event": Event.trained, "group": ordinal} for ordinal in trained]
+        events += [{"event": Event.carried_over, "group": ordinal} for ordinal in live]
+        # In an order that does not depend on engines: of each group what happened to it first.
+        happened = sorted(work.events, key=lambda event: event["group"])
+        self.ledger.write(step, [*happened, *events])
+        self.ledger.check(step, live)
+        if len(groups) < self._config.algorithm.prompts_per_step:
+            self._short_steps.append(step)
+        return groups, counts
 
     def max_response_tokens(self, step: int) -> int:
         """Longest response in a step, in tokens."""
@@ -168,10 +201,12 @@ class Sampler:
             problems.append(problem)
         return problems, skipped
 
-    def _requests(self, problems: Sequence[Problem], step: int) -> list[Request]:
+    def _admit(self, problem: Problem, step: int) -> LiveGroup:
         config = self._config
-        return requests_for(
-            problems,
+        ordinal = self._asked
+        self._asked += 1
+        requests = requests_for(
+            [problem],
             samples=config.algorithm.group_size,
             max_tokens=self.max_response_tokens(step),
             temperature=config.rollout.temperature,
@@ -179,6 +214,43 @@ class Sampler:
             step=step,
             ignore_eos=config.rollout.ignore_eos,
         )
+        return LiveGroup(ordinal, step, problem, tuple(requests))
+
+    def _with_penalty(self, group: Group) -> Group:
+        algorithm = self._config.algorithm
+        return apply_truncation_penalty(
+            group,
+            algorithm.truncated,
+            algorithm.truncated_penalty,
+            algorithm.truncated_factor,
+        )
+
+    def _check_lag(self, step: int, trained: Sequence[int]) -> None:
+        """No group is trained later than ``rollout.max_lag`` allows."""
+        if not self._max_lag:
+            return
+        for ordinal in trained:
+            admitted = self._kept_since[ordinal]
+            allowed = self._max_lag + sum(1 for one in self._short_steps if one >= admitted)
+            if step - admitted > allowed:
+                raise LedgerError(
+                    f"step {step} trains group {ordinal}, which step {admitted} admitted: "
+                    f"{step - admitted} steps are more than rollout.max_lag={self._max_lag} and "
+                    f"{allowed - self._max_lag} steps that trained too few groups. This is a "
+                    "defect of rlmath."
+                )
+
+    def _carry_over_metrics(
+        self, work: StepSampling, groups: Sequence[Group], step: int
+    ) -> dict[str, float]:
+        cut = [sample for group in self._live.values() for sample in group.cut.values()]
+        metrics = {
+            "sampling/live_groups": float(len(self._live)),
+            "sampling/cut_samples": float(len(cut)),
+            "sampling/continued_samples": float(work.continued),
+            "sampling/recomputed_tokens": float(work.recomputed_tokens),
+        }
+        return metrics | lag_metrics(groups, step - 1)
 
     def _data_id(self, problem_id: str) -> str:
         """The id in the data of a problem that may have come several times in a step."""
@@ -222,7 +294,7 @@ class Sampler:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Place in the data, carried-over groups and running pass rates."""
+        """Place in the data, carried-over and unfinished groups, and running pass rates."""
         return {
             "stream": self._stream.state_dict(),
             "asked": self._asked,
@@ -230,6 +302,10 @@ class Sampler:
                 [order, group_to_state(group)] for order, group in self._groups.carried_over
             ],
             "pass_rates": self._rates.state(),
+            "live": [group.to_state() for group in self._live.values()],
+            "kept_since": [[ordinal, step] for ordinal, step in self._kept_since.items()],
+            "short_steps": list(self._short_steps),
+            "live_target": self._live_target,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -244,10 +320,31 @@ class Sampler:
         carried_over = []
         # The name in checkpoints of earlier versions.
         for order, saved in state.get("carried_over", state.get("surplus", ())):
-            id_ = saved["problem_id"]
-            problem = dataclasses.replace(self._stream[self._data_id(id_)], id=id_)
+            problem = self._problem(saved["problem_id"])
             carried_over.append((int(order), group_from_state(saved, problem)))
         self._groups.set_carried_over(carried_over)
+        # Checkpoints of earlier versions have none of these.
+        since, now = dict(state.get("kept_since", ())), self.ledger.balance.step
+        self._kept_since = {ordinal: since.get(ordinal, now) for ordinal, _ in carried_over}
+        self._short_steps = list(state.get("short_steps", ()))
+        self._live_target = state.get("live_target", self._live_target)
+        self._live = {
+            saved["ordinal"]: LiveGroup.from_state(saved, self._problem(saved["problem_id"]))
+            for saved in state.get("live", ())
+        }
+        held = {ordinal: group.problem.id for ordinal, group in carried_over}
+        held |= {ordinal: group.problem.id for ordinal, group in self._live.items()}
+        self.ledger.adopt(self.ledger.balance.step, held)
+        self.ledger.check(self.ledger.balance.step, held)
+
+    def _problem(self, id_: str) -> Problem:
+        return dataclasses.replace(self._stream[self._data_id(id_)], id=id_)
+
+
+def _number(problem_id: str) -> int:
+    """How often a problem had come in a step when it was given this id."""
+    number = problem_id.rpartition("#")[2]
+    return int(number) if "#" in problem_id and number.isdigit() else 1
 
 
 def max_response_tokens(config: Config, step: int) -> int:

@@ -29,8 +29,9 @@ from rlmath.rollout.engine_workers import (
     worker_kv_cache_bytes,
 )
 from rlmath.rollout.requests import EngineSpec, Progress, Request
-from rlmath.types import Sample
+from rlmath.types import FinishReason, Sample
 from rlmath.utils.paused_collector import paused_collector
+from rlmath.utils.seed_stream import skip
 from rlmath.vllm_plugin.cpu_imports import without_compiler
 from rlmath.vllm_plugin.engine_precision import check_workers, worker_precision
 
@@ -63,7 +64,7 @@ class _Running:
     """A request in the engine and what it has produced so far."""
 
     request: Request
-    weights_version: int
+    spans: list[tuple[int, int]] = field(default_factory=list)
     token_ids: array.array[int] = field(default_factory=lambda: array.array("i"))
     log_probs: array.array[float] = field(default_factory=lambda: array.array("f"))
 
@@ -249,6 +250,7 @@ class StepLoop:
                 self._engine = LLMEngine.from_engine_args(vllm_arguments(spec))
             self._ask_workers(spec)
             self._tokenizer = self._engine.get_tokenizer()
+            self._engine.set_weight_version(str(self.weights_version))
 
     def _ask_workers(self, spec: EngineSpec) -> None:
         """Check what they made of the settings; take the size of their KV cache."""
@@ -281,11 +283,12 @@ class StepLoop:
         for request in requests:
             request_id = str(self._num_submitted)
             self._num_submitted += 1
+            running = _running(request)
             params = SamplingParams(
-                max_tokens=request.max_tokens,
+                max_tokens=request.new_tokens,
                 temperature=request.temperature,
                 top_p=request.top_p,
-                seed=request.seed,
+                seed=self._seed(request),
                 ignore_eos=request.ignore_eos,
                 logprobs=0,
                 detokenize=False,
@@ -293,17 +296,40 @@ class StepLoop:
             )
             core_request = self._engine.input_processor.process_inputs(
                 request_id,
-                {"type": "token", "prompt_token_ids": list(request.prompt_token_ids)},
+                {
+                    "type": "token",
+                    "prompt_token_ids": [*request.prompt_token_ids, *running.token_ids],
+                },
                 params,
                 supported_tasks=tasks,
             )
             self._engine.engine_core.add_request(core_request)
-            self._running[request_id] = _Running(request, self.weights_version)
+            self._running[request_id] = running
         with self._changed:
             if self._unfinished == 0:
                 self._last_token_s = time.monotonic()
             self._unfinished = len(self._running)
-            self._tokens_held += sum(len(request.prompt_token_ids) for request in requests)
+            self._tokens_held += sum(
+                len(request.prompt_token_ids) + request.begun_tokens for request in requests
+            )
+
+    def _seed(self, request: Request) -> int:
+        """A seed that continues a sample's random stream after the tokens that it has.
+
+        On CUDA the noise of a token comes from the seed and the token's place in the sequence, in
+        vLLM's second model runner; in its first one a generator would start again.
+        """
+        if not request.begun_tokens:
+            return request.seed
+        if self._spec.device == "cpu":
+            return skip(request.seed, request.begun_tokens)
+        if not self._engine.vllm_config.use_v2_model_runner:
+            raise RuntimeError(
+                f"{request.problem_id}, sample {request.index}: it cannot be continued, as vLLM's "
+                "first model runner would repeat its random numbers; use "
+                "rollout.schedule=synchronous, or unset VLLM_USE_V2_MODEL_RUNNER"
+            )
+        return request.seed
 
     def _drop_all(self, generation: int) -> None:
         """Begin a generation with an empty engine."""
@@ -332,9 +358,14 @@ class StepLoop:
         """
         finished = []
         tokens = dropped = 0
-        for output in self._engine.engine_core.get_output().outputs:
+        outputs = self._engine.engine_core.get_output()
+        # vLLM's own label of the weights that this very step ran with, not what is in force now.
+        version = int(outputs.weight_version or 0)
+        for output in outputs.outputs:
             running = self._running[output.request_id]
             tokens += len(output.new_token_ids)
+            if output.new_token_ids and (not running.spans or running.spans[-1][0] != version):
+                running.spans.append((version, len(running.token_ids)))
             running.token_ids.extend(output.new_token_ids)
             if output.new_logprobs is not None:
                 # Column 0 is the sampled token.
@@ -368,17 +399,33 @@ class StepLoop:
                 f"{request.problem_id}, sample {request.index}: vLLM gave "
                 f"{len(running.token_ids)} tokens and {len(running.log_probs)} log-probabilities"
             )
+        reason: FinishReason = "length" if finish_reason == "length" else "stop"
+        if reason == "length" and len(running.token_ids) < request.max_tokens:
+            reason = "cut"
         return Sample(
             problem_id=request.problem_id,
             index=request.index,
             token_ids=np.array(running.token_ids, np.int32),
             log_probs=np.array(running.log_probs, np.float32),
-            text=self._tokenizer.decode(running.token_ids.tolist(), skip_special_tokens=True),
-            finish_reason=finish_reason,  # type: ignore[arg-type]
-            weights_version=running.weights_version,
+            # Nobody reads an unfinished text.
+            text=""
+            if reason == "cut"
+            else self._tokenizer.decode(running.token_ids.tolist(), skip_special_tokens=True),
+            finish_reason=reason,
+            spans=tuple(running.spans) or ((self.weights_version, 0),),
             seed=request.seed,
             engine=self._index,
         )
+
+
+def _running(request: Request) -> _Running:
+    running = _Running(request)
+    if request.begun is not None:
+        running.token_ids.frombytes(request.begun.token_ids.astype(np.int32).tobytes())
+        running.log_probs.frombytes(request.begun.log_probs.astype(np.float32).tobytes())
+        if request.begun_tokens:
+            running.spans += request.begun.spans
+    return running
 
 
 def _plain(error: BaseException) -> BaseException:

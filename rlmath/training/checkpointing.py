@@ -73,6 +73,9 @@ class Saver:
         in_background: Write while training continues; :meth:`look` has to be called regularly.
         leave_gpus: Called before a run that is cut short is saved: engines may hold memory that
             the ranks need for it.
+
+    Attributes:
+        committed_step: Of the newest complete checkpoint; 0: there is none.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class Saver:
         # Where the ranks write, or wrote last.
         self._folder: Path | None = None
         self._saved_step = 0
+        # Of the newest complete checkpoint.
+        self.committed_step = 0
         # Of which the ranks' part is written, or being written, and no checkpoint made yet.
         self._written_step: int | None = None
         # Written by the ranks in the background, and then committed by a thread.
@@ -106,7 +111,7 @@ class Saver:
             part.load_state_dict(checkpoint.driver_state[name])
         if pool is not None:
             sync_weights(self._actor, pool, checkpoint.driver_state["weights_version"])
-        self._saved_step = checkpoint.step
+        self._saved_step = self.committed_step = checkpoint.step
         self.step_done(checkpoint.step, checkpoint.metrics)
         for skipped in checkpoint.skipped:
             print(f"skipped {skipped.path}: {skipped.reason}", flush=True)
@@ -253,7 +258,9 @@ class Saver:
             self._store.abandon(step)
 
     def _commit(self, point: _Point) -> Path:
-        return self._store.commit(point.step, point.driver_state, point.metrics)
+        path = self._store.commit(point.step, point.driver_state, point.metrics)
+        self.committed_step = point.step
+        return path
 
 
 def _bytes_in(folder: Path | None) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlmath.checkpoint import Checkpoint
 from rlmath.checks import attempts
 from rlmath.cluster.watchdog import watch_progress
 from rlmath.config.load import save, to_yaml
@@ -21,6 +22,9 @@ from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.evaluation.run import evaluate
 from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics
 from rlmath.monitor.collapse import CollapseDetectors, act
+from rlmath.rollout.journal import FOLDER as JOURNAL_FOLDER
+from rlmath.rollout.journal import SampleJournal
+from rlmath.rollout.ledger import LEDGER_FILE, Ledger
 from rlmath.rollout.progress import sampling_progress
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.algorithm_settings import least_groups
@@ -117,7 +121,10 @@ def open_run(config: Config) -> Iterator[Training]:
         contextlib.ExitStack() as stack,
     ):
         monitor.show_settings(to_yaml(config), attempts.flat_settings(config))
-        sampler = Sampler(config, stream, least_groups(config, session.layout))
+        journal = SampleJournal(run_dir / JOURNAL_FOLDER, config.runner.journal_keep_gib)
+        stack.callback(journal.close)
+        ledger = open_ledger(config, checkpoint)
+        sampler = Sampler(config, stream, least_groups(config, session.layout), ledger, journal)
         states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}
         saver = stack.enter_context(open_saver(config, store, session, states))
         monitor.on_phase.append(saver.look)
@@ -129,6 +136,13 @@ def open_run(config: Config) -> Iterator[Training]:
         probes = [*session.watchdog_probes(monitor), saver.watchdog_probe()]
         stack.enter_context(watch_progress(config.watchdog.stall_s, probes))
         yield Training(session, sampler, coefficients, monitor, saver, detectors, held_out, done)
+
+
+def open_ledger(config: Config, checkpoint: Checkpoint | None) -> Ledger:
+    """The run's ledger, as it was at a checkpoint; void before a new run or another run's."""
+    run_dir = Path(config.runner.run_dir)
+    is_own = checkpoint is not None and checkpoint.path.resolve().is_relative_to(run_dir.resolve())
+    return Ledger(run_dir / LEDGER_FILE, checkpoint.step if checkpoint and is_own else 0)
 
 
 def step_and_save(training: Training, step: int) -> TrainingBatch | None:
@@ -155,6 +169,7 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
     if save_due:
         with training.monitor.phase("save"):
             training.saver.save()
+    training.sampler.journal.drop(up_to=training.saver.committed_step)
     return batch
 
 

@@ -5,10 +5,14 @@ The names of its phases are those of the metrics ``timing/...``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rlmath.monitor import Monitor
+from rlmath.monitor.digests import digest
 from rlmath.rollout import weight_sync
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.sampler import Sampled, Sampler
@@ -21,6 +25,7 @@ from rlmath.training.digests import (
     digest_start,
     digest_weights,
 )
+from rlmath.training.gate import AlignmentError
 from rlmath.training.invariants import check_invariants
 from rlmath.training.metrics import rollout_metrics, update_metrics
 from rlmath.training.mismatch import check_mismatch
@@ -55,17 +60,28 @@ def train_step(
         # Engines that slept have no weights.
         synced = sync_weights(session, monitor, step, write)
         return sampled.metrics | synced, None
-    prepared = prepare(session, sampled.groups, passes, coefficients.kl_coef, monitor, step)
-    sequences = prepared.sequences
-    digest_sequences(monitor.digests, sequences, prepared.fingerprints)
-    digest_start(monitor, session.actor)
-    updated = update(session, prepared, passes, coefficients, monitor, step)
+    with forgetting_misaligned(sampler, step):
+        prepared = prepare(session, sampled.groups, passes, coefficients.kl_coef, monitor, step)
+        sequences = prepared.sequences
+        digest_sequences(monitor.digests, sequences, prepared.fingerprints)
+        digest_start(monitor, session.actor)
+        updated = update(session, prepared, passes, coefficients, monitor, step)
     digest_weights(monitor, session.actor)
     synced = sync_weights(session, monitor, step, write)
     monitor.count_tokens(int(sequences.sequence_lengths.sum()))
     count = min(session.config.runner.check_export_sequences, len(sequences))
     first = sequences.select(range(count)) if count else None
     return sampled.metrics | prepared.metrics | updated | synced, first
+
+
+@contextlib.contextmanager
+def forgetting_misaligned(sampler: Sampler, step: int) -> Iterator[None]:
+    """A resumed run must not find samples again that failed the alignment gate."""
+    try:
+        yield
+    except AlignmentError:
+        sampler.journal.forget(step)
+        raise
 
 
 def sample(session: Session, sampler: Sampler, monitor: Monitor, step: int) -> Sampled:
@@ -79,11 +95,35 @@ def sample(session: Session, sampler: Sampler, monitor: Monitor, step: int) -> S
     with monitor.phase("generate"):
         # Grading starts with the first finished sample.
         sampled = sampler.sample(
-            step, pool, sampling.collector, while_grading=lambda: monitor.phase("grade")
+            step,
+            pool,
+            sampling.collector,
+            while_grading=lambda: monitor.phase("grade"),
+            weights=sampled_from(session, monitor, step),
         )
     pool.sleep()
     more = pool.metrics() | rollout_metrics(sampled.finished) | sampling.rewards.metrics()
     return dataclasses.replace(sampled, metrics=sampled.metrics | more)
+
+
+def sampled_from(session: Session, monitor: Monitor, step: int) -> str | None:
+    """What tells the weights that a step samples from, and how engines compute with them.
+
+    Returns:
+        ``None``: it is not known.
+    """
+    config = session.config
+    if step > 1:
+        weights = monitor.digest_log.weights_after(step - 1)
+    else:
+        files = sorted(path for path in Path(config.model.path).glob("*") if path.is_file())
+        weights = digest(*(f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files))
+    if weights is None:
+        return None
+    vllm = importlib.util.find_spec("vllm")
+    installed = 0 if vllm is None or not vllm.origin else Path(vllm.origin).stat().st_mtime_ns
+    engine = (config.model, config.precision, session.layout.engine_tensor_parallel, installed)
+    return digest(weights, session.layout.device.value, repr(engine))
 
 
 def log_samples(sampled: Sampled, pool: RolloutPool, monitor: Monitor, step: int) -> None:

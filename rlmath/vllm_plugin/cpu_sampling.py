@@ -16,32 +16,14 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
-_MASK = 2**64 - 1
+from rlmath.utils.seed_stream import SeedStream
+
 _vllm_forward_cpu = TopKTopPSampler.forward_cpu
 _vllm_gather_logprobs = Sampler.gather_logprobs
 
 
-class _Stream:
-    """Seeds of one request's tokens: SplitMix64 (doi:10.1145/2660193.2660195), started at a hash
-    of the request's seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.state = _mixed(seed & _MASK)
-
-    def next(self) -> int:
-        self.state = (self.state + 0x9E3779B97F4A7C15) & _MASK
-        # Positive as int64.
-        return _mixed(self.state) >> 1
-
-
-def _mixed(x: int) -> int:
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
-
-
 # A request keeps its generator, and so its stream, when it is put aside and taken up again.
-_streams: WeakKeyDictionary[Generator, _Stream] = WeakKeyDictionary()
+_streams: WeakKeyDictionary[Generator, SeedStream] = WeakKeyDictionary()
 
 
 def forward_cpu(
@@ -76,7 +58,7 @@ def _seed(generator: Generator | None) -> int:
         return int(torch.randint(0, 2**63 - 1, ()))
     stream = _streams.get(generator)
     if stream is None:
-        stream = _streams[generator] = _Stream(generator.initial_seed())
+        stream = _streams[generator] = SeedStream(generator.initial_seed())
     return stream.next()
 
 

@@ -41,6 +41,10 @@ class Reference:
             parameter.add_(0.1 * parameter.std() * noise + 0.01 * noise)
         return self.tensors()
 
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take these weights."""
+        self._model.load_state_dict(tensors)
+
     @torch.no_grad()
     def logits(self, prompt: Sequence[int], sample: Sample) -> Tensor:
         """Float32 [response tokens, vocabulary], at temperature 1."""

@@ -111,7 +111,7 @@ program = ["```python\nprint(input())\n```"]
 tests = [{"language": "python", "test_cases": [{"input": "x", "output": "x"}]}]
 assert get_reward("code")(program, verification_info=tests) == [1.0]
 problem = Problem("1", "2+5?", (1,), ("7",))
-samples = [Sample("1", 0, (1, 2), (-0.1, -0.1), r"\boxed{7}", "stop", 0, 0, 0)]
+samples = [Sample("1", 0, (1, 2), (-0.1, -0.1), r"\boxed{7}", "stop", ((0, 0),), 0, 0)]
 names = ("math", "length", "repetition_penalty")
 with RewardMix.from_config([{"name": name} for name in names]) as mix:
     (scored,) = mix.score_group(problem, samples)

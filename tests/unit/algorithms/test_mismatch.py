@@ -72,9 +72,9 @@ def test_the_effective_sample_size_does_not_depend_on_the_size_of_the_weights(sh
         assert both["effective_sample_size"] == pytest.approx(4.5**2 / 6.25 / 8)
 
 
-def test_by_lag_splits_sequences():
-    d = torch.tensor([0.1, 0.1, 0.3])
-    got = measure_by_lag(d, torch.zeros(3), torch.tensor([2, 1]), torch.tensor([0, 3]))
+def test_by_lag_splits_tokens():
+    d = torch.tensor([0.1, 0.3, 0.1])
+    got = measure_by_lag(d, torch.zeros(3), torch.tensor([0, 3, 0]))
     assert {lag: round(m.metrics()["mean_abs_diff"], 6) for lag, m in got.items()} == {
         0: 0.1,
         3: 0.3,

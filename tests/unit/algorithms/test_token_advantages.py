@@ -44,7 +44,7 @@ def group(*rewards, cut_off=()):
         total = None if given is None else sum(given.values())
         reason = "length" if index in cut_off else "stop"
         tokens, log_probs = np.full(index + 1, 7, np.int32), np.full(index + 1, -0.5, np.float32)
-        sample = Sample("p", index, tokens, log_probs, "", reason, 0, 0, 0)
+        sample = Sample("p", index, tokens, log_probs, "", reason, ((0, 0),), 0, 0)
         samples.append(GradedSample(sample, total, None, "ungraded", rewards=given or {}))
     return Group(problem, tuple(samples))
 
@@ -167,7 +167,10 @@ def test_later_copies_of_a_response_can_be_masked():
     problem = Problem("p", "?", (1, 2), ("2",))
     samples = [
         GradedSample(
-            Sample("p", i, np.array(ids), np.zeros(2), "", "stop", 0, 0, 0), r, None, "ungraded"
+            Sample("p", i, np.array(ids), np.zeros(2), "", "stop", ((0, 0),), 0, 0),
+            r,
+            None,
+            "ungraded",
         )
         for i, (ids, r) in enumerate([((3, 4), 1.0), ((3, 5), 0.0), ((3, 4), 1.0)])
     ]

@@ -26,7 +26,7 @@ def groups(count: int = 6, size: int = 4, longest: int = 40) -> list[Group]:
             length = int(draw.integers(1, longest))
             tokens = draw.integers(150_000, size=length, dtype=np.int32)
             log_probs = -draw.random(length, dtype=np.float32)
-            sample = Sample(f"p{number}", index, tokens, log_probs, "", "stop", 3, 0, 0)
+            sample = Sample(f"p{number}", index, tokens, log_probs, "", "stop", ((3, 0),), 0, 0)
             reward = None if draw.random() < 0.2 else float(index)
             graded.append(GradedSample(sample, reward, None, "ungraded"))
         prompt = tuple(range(2 + number))

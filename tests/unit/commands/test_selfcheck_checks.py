@@ -140,7 +140,7 @@ def test_caches_of_different_sizes_are_named(tmp_path: Path, record: Record) -> 
 
 
 def sample(*tokens: int) -> Sample:
-    return Sample("p", 0, np.array(tokens), np.zeros(len(tokens)), "", "length", 0, 0, 0)
+    return Sample("p", 0, np.array(tokens), np.zeros(len(tokens)), "", "length", ((0, 0),), 0, 0)
 
 
 def test_samples_repeat_on_a_cpu_and_are_only_counted_on_gpus(

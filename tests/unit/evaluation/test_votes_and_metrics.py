@@ -19,7 +19,15 @@ from rlmath.types import GradedSample, Group, Problem, Sample
 
 def graded(index: int, answer: str | None, status: str, finish: str = "stop") -> GradedSample:
     sample = Sample(
-        "f:1", index, np.array([1, 2], np.int32), np.zeros(0, np.float32), "text", finish, 0, 7, 0
+        "f:1",
+        index,
+        np.array([1, 2], np.int32),
+        np.zeros(0, np.float32),
+        "text",
+        finish,
+        ((0, 0),),
+        7,
+        0,
     )  # type: ignore[arg-type]
     correct = {"correct": True, "wrong": False, "no_answer": False}.get(status)
     return GradedSample(sample, None, correct, status, answer)

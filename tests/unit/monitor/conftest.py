@@ -8,7 +8,7 @@ from rlmath.types import GradedSample, Group, Problem, Sample
 def group():
     """One problem with a right sample and one that nothing could score."""
     problem = Problem("train.jsonl:3", "What is 1+1? é", (1, 2), ("2",), {"level": 1})
-    common = {"problem_id": problem.id, "weights_version": 4, "engine": 1}
+    common = {"problem_id": problem.id, "spans": ((4, 0),), "engine": 1}
     right = Sample(
         index=0,
         token_ids=np.array([5, 6], np.int32),

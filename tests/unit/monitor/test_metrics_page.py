@@ -3,12 +3,13 @@
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rlmath.actor.settings import UpdateResult
-from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.alignment import Alignment, token_lags
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, CorrectionTotals
 from rlmath.algorithms.dynamic_sampling import PoolCounts
 from rlmath.algorithms.filters import TruncatedRule
@@ -89,7 +90,7 @@ def mismatch_tags(group):
     """With samples of two versions of the weights, and a correction."""
     samples = tuple(
         dataclasses.replace(
-            one, reward=1.0, sample=dataclasses.replace(one.sample, weights_version=4 + index)
+            one, reward=1.0, sample=dataclasses.replace(one.sample, spans=((4 + index, 0),))
         )
         for index, one in enumerate(group.samples)
     )
@@ -102,7 +103,7 @@ def mismatch_tags(group):
         batch.engine_log_probs,
         response_lengths=batch.response_lengths,
         loss_mask=batch.loss_mask,
-        lags=5 - batch.weights_versions,
+        lags=token_lags(batch, 5),
         places=torch.arange(2),
     )
     totals = CorrectionTotals(3, 2, 0, 0, 0, 3.0)
@@ -111,17 +112,19 @@ def mismatch_tags(group):
     return {re.sub(r"lag_\d+", "lag_<n>", tag) for tag in tags | set(figures)}
 
 
-def sampling_tags():
+def sampling_tags(group):
     config = load(["model.path=m", "runner.run_dir=r", "algorithm.curriculum.cooldown=true"])
     sampler = Sampler(config, ProblemStream([Problem("p", "?", (1,), ("2",))]))
-    return set(sampler._metrics(PoolCounts(1, 1, 1, {}, 0, 0.5), 1, 0, 1))
+    work = SimpleNamespace(continued=1, recomputed_tokens=2)
+    carried_over = sampler._carry_over_metrics(work, [group], 5)
+    return carried_over.keys() | sampler._metrics(PoolCounts(1, 1, 1, {}, 0, 0.5), 1, 0, 1)
 
 
 def test_what_the_loops_make_is_explained(group):
     alignment = {f"alignment/{name}" for name in measure(torch.zeros(1), torch.zeros(1)).metrics()}
     made = rollout_metrics([group]).keys() | eval_tags(group)
     made = made | update_tags() | reward_tags() | alignment | mismatch_tags(group)
-    made |= sampling_tags()
+    made |= sampling_tags(group)
     assert made <= DOCUMENTED, sorted(made - DOCUMENTED)
     prefixes = (
         "eval/<benchmark>/",

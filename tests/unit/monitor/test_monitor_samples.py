@@ -33,6 +33,7 @@ def test_every_sample_is_in_the_file(tmp_path, group):
         "prompt_tokens": 2,
         "response_tokens": 2,
         "weights_version": 4,
+        "spans": [[4, 0]],
         "engine": 1,
         "seed": 11,
     }

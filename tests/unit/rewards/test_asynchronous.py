@@ -39,7 +39,7 @@ def sample(number: int, index: int) -> Sample:
         log_probs=np.zeros(1, np.float32),
         text=text,
         finish_reason="stop",
-        weights_version=0,
+        spans=((0, 0),),
         seed=0,
         engine=0,
     )

@@ -87,7 +87,7 @@ def sample(index: int, text: str, finish_reason: str = "stop", tokens: int | Non
         log_probs=np.zeros(count, np.float32),
         text=text,
         finish_reason=finish_reason,
-        weights_version=0,
+        spans=((0, 0),),
         seed=0,
         engine=0,
     )

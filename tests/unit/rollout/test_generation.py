@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from benchmarks.virtual_engines import VirtualPool
+from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
 from rlmath.rollout.generation import Generation
 from rlmath.rollout.requests import Request
 from rlmath.types import Sample
@@ -16,7 +16,7 @@ from rlmath.types import Sample
 
 def requests(problems: int, samples: int, first: int = 0) -> list[Request]:
     return [
-        Request(f"p{problem}", index, (1, 2, 3), 1000, 1.0, 1.0, seed=0)
+        Request(f"p{problem}", index, (1, 2, 3), 30_000, 1.0, 1.0, seed=0)
         for problem in range(first, first + problems)
         for index in range(samples)
     ]

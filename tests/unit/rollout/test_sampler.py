@@ -33,7 +33,7 @@ class Engines:
         self._draw = random.Random(order_seed)
         self.requests: list[Request] = []
 
-    def generate(self, requests: Sequence[Request], more: Any) -> Iterator[Sample]:
+    def generate(self, requests: Sequence[Request], more: Any, journal: Any) -> Iterator[Sample]:
         queue = list(requests)
         while True:
             queue += more(not queue)
@@ -49,7 +49,7 @@ class Engines:
                 np.full(length, -0.1, np.float32),
                 str(request.seed % 5),
                 "length" if length == 3 else "stop",
-                0,
+                ((0, 0),),
                 request.seed,
                 0,
             )
@@ -165,7 +165,9 @@ def test_when_all_problems_rest_they_are_taken_all_the_same() -> None:
 
 def test_carried_over_arrays_are_compact_in_a_checkpoint_and_exact() -> None:
     log_probs = np.array([-0.1, -1e-38, -np.inf], np.float32)
-    sample = Sample("p0", 1, np.array([3, 70_000, 0], np.int32), log_probs, "", "stop", 0, 0, 0)
+    sample = Sample(
+        "p0", 1, np.array([3, 70_000, 0], np.int32), log_probs, "", "stop", ((0, 0),), 0, 0
+    )
     problem = Problem("p0", "?", (1,), ("1",))
     group = Group(problem, (GradedSample(sample, 1.0, True, "correct", method="sympy"),))
     state = json.loads(json.dumps(group_to_state(group)))

@@ -33,7 +33,17 @@ def test_a_grade_that_does_not_come_is_named(tmp_path: Path) -> None:
         grading.expect([problem])
         for index, text in enumerate(("two", "hang")):
             grading.add(
-                Sample(problem.id, index, np.array([5]), np.array([-1.0]), text, "stop", 0, 0, 0)
+                Sample(
+                    problem.id,
+                    index,
+                    np.array([5]),
+                    np.array([-1.0]),
+                    text,
+                    "stop",
+                    ((0, 0),),
+                    0,
+                    0,
+                )
             )
         try:
             with pytest.raises(Stalled) as said, watch_progress(0.5, [waiting.grades(collector)]):

@@ -114,7 +114,7 @@ def test_the_standard_error_of_a_reward_is_over_problems() -> None:
                 np.zeros(1, np.float32),
                 "x",
                 "stop",
-                0,
+                ((0, 0),),
                 0,
                 0,
             )

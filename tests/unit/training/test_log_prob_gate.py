@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.alignment import Alignment, token_lags
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, CorrectionTotals
 from rlmath.algorithms.losses.dppo import Divergence, DppoOptions
 from rlmath.config.load import load
@@ -65,7 +65,7 @@ def alignment_of(batch: TrainingBatch) -> Alignment:
                 torch.zeros(part.loss_mask.numel()),
                 response_lengths=part.response_lengths,
                 loss_mask=part.loss_mask,
-                lags=4 - part.weights_versions,
+                lags=token_lags(part, 4),
                 places=torch.tensor(rows),
             )
         )
@@ -83,6 +83,23 @@ def test_mismatch_by_lag() -> None:
     assert found["mismatch/lag_1/token_count"] == 1
     fresh = dataclasses.replace(batch, weights_versions=torch.tensor([4, 4]))
     assert not [k for k in mismatch_metrics(alignment_of(fresh)) if "lag" in k]
+
+
+def test_tokens_of_a_sequence_of_two_versions_count_by_their_own() -> None:
+    """The first two tokens were sampled by version 2, and differ for a good reason."""
+    batch = batch_of([[math.log(3.0), math.log(2.0), 1e-6], [0.0]], versions=[4, 4])
+    ages = torch.tensor([2, 2, 0, 0], dtype=torch.uint8)
+    batch = dataclasses.replace(batch, token_ages=ages)
+    found = alignment_of(batch)
+    assert found.fresh.tokens == 2 and found.fresh.abs_max == pytest.approx(1e-6, rel=0.2)
+    assert found.farthest[found.places.argsort()][0, 1] == 2
+    metrics = mismatch_metrics(found)
+    assert metrics["mismatch/lag_2/token_count"] == metrics["mismatch/lag_0/token_count"] == 2
+    assert metrics["mismatch/lag_2/mean_w"] == pytest.approx(2.5)
+    assert "alignment/mean_exp_abs_diff" in check(session_of("model.dtype=float32"), batch)
+    stale = dataclasses.replace(batch, token_ages=torch.tensor([2, 0, 0, 0], dtype=torch.uint8))
+    with pytest.raises(AlignmentError, match="response token 1 of sequence 0"):
+        check(session_of("model.dtype=float32"), stale)
 
 
 class Actor:

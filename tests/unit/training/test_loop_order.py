@@ -12,6 +12,7 @@ import pytest
 
 from rlmath.checkpoint import CheckpointStore
 from rlmath.device.residue import Residue
+from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.sampler import Sampled
 from rlmath.training import loop, step
 from rlmath.training.checkpointing import Saver
@@ -89,7 +90,12 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         rewards = SimpleNamespace(set_step=lambda *_: None, metrics=dict)
         config: Any = SimpleNamespace(
             runner=SimpleNamespace(
-                run_dir=str(tmp_path), steps=2, save_every=2, resume="auto", seed=0
+                journal_keep_gib=0.0,
+                run_dir=str(tmp_path),
+                steps=2,
+                save_every=2,
+                resume="auto",
+                seed=0,
             ),
             data=SimpleNamespace(
                 train_paths=[], max_prompt_tokens=1, train_weights=None, seed=0, shuffle=False
@@ -130,7 +136,9 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "open_session": lambda *_, **__: contextlib.nullcontext(session),
             "open_monitor": lambda *_: contextlib.nullcontext(monitor),
             "least_groups": lambda *_: 1,
-            "Sampler": lambda *_: SimpleNamespace(sample=lambda *_, **__: nothing),
+            "Sampler": lambda *_: SimpleNamespace(
+                sample=lambda *_, **__: nothing, journal=SampleJournal()
+            ),
             "open_saver": lambda *_: contextlib.closing(saver),
             "read_metrics": lambda _: [],
             "CollapseDetectors": lambda *_: SimpleNamespace(see=lambda *_: []),
@@ -144,6 +152,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, value in replaced.items():
             monkeypatch.setattr(loop, name, value)
         monkeypatch.setattr(step, "Passes", SimpleNamespace(of=lambda *_: None))
+        monkeypatch.setattr(step, "sampled_from", lambda *_: None)
         assert loop.train(config) == 0
         assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
         return parts

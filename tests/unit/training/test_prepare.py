@@ -98,7 +98,7 @@ def groups() -> list[Group]:
                 i % 2,
                 np.arange(10 * i, 10 * i + n, dtype=np.int32),
                 np.full(n, -1.0, np.float32),
-                *("", "stop", 4, 0, 0),
+                *("", "stop", ((4, 0),), 0, 0),
             ),
             reward,
             None,

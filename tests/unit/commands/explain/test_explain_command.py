@@ -39,7 +39,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     log_probs=np.zeros(10, np.float32),
                     text="x",
                     finish_reason="length" if index == 2 else "stop",
-                    weights_version=0,
+                    spans=((0, 0),),
                     seed=0,
                     engine=0,
                 )

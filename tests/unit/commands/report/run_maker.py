@@ -34,7 +34,7 @@ def group(id_: str, rewards: list[float | None], texts: list[str], step: int) ->
             log_probs=np.full(3 + index + step, -0.5, np.float32),
             text=text,
             finish_reason=finish,
-            weights_version=step - 1,
+            spans=((step - 1, 0),),
             seed=2**60 + index,
             engine=0,
         )

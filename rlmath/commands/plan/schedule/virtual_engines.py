@@ -2,7 +2,8 @@
 
 An engine's decode step takes ``step_s + token_s * tokens held``: the weights are read once, and so
 are keys and values of every running sequence (Pope et al. 2022, "Efficiently Scaling Transformer
-Inference"). Response lengths are given, as a sample's seed decides them. Prompts cost nothing.
+Inference"). Response lengths are given, as a sample's seed decides them. Prompts, and what was
+begun of a response, cost ``prefill_token_s`` for each token, in which the engine decodes nothing.
 """
 
 from __future__ import annotations
@@ -38,19 +39,26 @@ class VirtualEngine:
     lengths: Callable[[Request], int]
     step_s: float
     token_s: float
+    prefill_token_s: float = 0.0
+    version: int = 0
     now_s: float = 0.0
     steps: float = 0.0
-    running: list[tuple[float, float, tuple[str, int]]] = field(default_factory=list)
-    started: float = 0.0  # Sum of the first steps of what runs.
+    running: list[tuple[float, float, int, Request]] = field(default_factory=list)
+    started: float = 0.0  # Sum of the steps at which what runs would have begun in one go.
+    added: int = 0
     finished: list[tuple[float, Sample]] = field(default_factory=list)
     generated: float = 0.0
     most_held: int = 0
 
     def add(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            end = self.steps + self.lengths(request)
-            heapq.heappush(self.running, (end, self.steps, request.key))
-            self.started += self.steps
+            begun = request.begun_tokens
+            start = self.steps - begun
+            end = start + min(self.lengths(request), begun + request.new_tokens)
+            self.added += 1  # Of requests that end together the first one comes first.
+            heapq.heappush(self.running, (end, start, self.added, request))
+            self.started += start
+            self.now_s += self.prefill_token_s * (len(request.prompt_token_ids) + begun)
         self.most_held = max(self.most_held, len(self.running))
 
     def advance(self, until_s: float) -> None:
@@ -62,9 +70,9 @@ class VirtualEngine:
             self.generated += tokens * len(self.running)
             self.steps += tokens
             while self.running and self.running[0][0] <= self.steps + 1e-6:
-                _, start, key = heapq.heappop(self.running)
+                end, start, _, request = heapq.heappop(self.running)
                 self.started -= start
-                self.finished.append((self.now_s, self._sample(key, self.steps - start)))
+                self.finished.append((self.now_s, self._sample(request, round(end - start))))
             if tokens < left:
                 break
         self.now_s = max(self.now_s, until_s)
@@ -90,16 +98,19 @@ class VirtualEngine:
         """Tokens of what runs."""
         return len(self.running) * self.steps - self.started
 
-    def _sample(self, key: tuple[str, int], tokens: float) -> Sample:
+    def _sample(self, request: Request, tokens: int) -> Sample:
+        spans = () if request.begun is None else request.begun.spans
+        if not spans or spans[-1][0] != self.version:
+            spans = (*spans, (self.version, request.begun_tokens))
         return Sample(
-            problem_id=key[0],
-            index=key[1],
-            token_ids=np.broadcast_to(np.int32(0), round(tokens)),
-            log_probs=np.broadcast_to(np.float32(0), round(tokens)),
+            problem_id=request.problem_id,
+            index=request.index,
+            token_ids=np.broadcast_to(np.int32(0), tokens),
+            log_probs=np.broadcast_to(np.float32(0), tokens),
             text="",
-            finish_reason="stop",
-            weights_version=0,
-            seed=0,
+            finish_reason="stop" if tokens >= self.lengths(request) else "cut",
+            spans=spans,
+            seed=request.seed,
             engine=self.index,
         )
 
@@ -139,12 +150,33 @@ class VirtualPool:
         capacity: int = 256,
         step_s: float = 0.01,
         token_s: float = 0.0,
+        prefill_token_s: float = 0.0,
     ) -> None:
         self.now_s = 0.0
+        self.generation: generation.Generation | None = None
         self.spec = SimpleNamespace(max_running_sequences=capacity, max_sequence_tokens=10**9)
-        self.engines_ = [VirtualEngine(i, lengths, step_s, token_s) for i in range(engines)]
+        self.engines_ = [
+            VirtualEngine(i, lengths, step_s, token_s, prefill_token_s) for i in range(engines)
+        ]
         self.processes = [self._process(engine) for engine in self.engines_]
         self.engines = tuple(process.handle for process in self.processes)
+
+    def generate(
+        self, requests: Sequence[Request], more: Any = None, journal: Any = None
+    ) -> Iterator[Sample]:
+        """As ``RolloutPool.generate``, with the pool's real dealing."""
+        number = 2 if self.generation is None else self.generation.number + 2
+        with self.patched():
+            self.generation = one = generation.Generation(self, number, 1e12)  # type: ignore[arg-type]
+            one.add(requests)
+            yield from one.samples(more)
+
+    def take_weights(self, version: int, seconds: float) -> None:
+        """The engines wait that long, and sample with weights of this version from then on."""
+        self.now_s += seconds
+        for engine in self.engines_:
+            engine.advance(self.now_s)
+            engine.version = version
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:

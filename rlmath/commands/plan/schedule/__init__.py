@@ -1,0 +1,1 @@
+"""``rlmath plan schedule``: a run's schedule under a virtual clock."""

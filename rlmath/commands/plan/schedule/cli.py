@@ -1,0 +1,133 @@
+"""``rlmath plan schedule``: which schedule of a run is fastest, by simulation."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlmath.commands.plan import cli as layout_cli
+from rlmath.commands.plan.advice import plans_or_advice
+from rlmath.commands.plan.layouts import Plan, Wish
+from rlmath.commands.plan.memory import engine_weights_bytes, kv_bytes
+from rlmath.commands.plan.schedule.lengths import (
+    Lengths,
+    budgets,
+    lengths_of_run,
+    log_normal_lengths,
+)
+from rlmath.commands.plan.schedule.simulation import Choice, Outcome, Setup, Times, simulate
+from rlmath.commands.plan.time import ALL_REDUCES_PER_LAYER, forward_flops
+from rlmath.config.command_line import Given, count
+
+# Shares of the responses that keep within the budgets that are tried.
+BUDGET_SHARES = (0.5, 0.75, 0.9, 0.97)
+LAGS = (1, 2, 4)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command besides its settings: those of ``plan layout``, and its own."""
+    layout_cli.add_arguments(parser)
+    add = parser.add_argument
+    add("--run", type=Path, metavar="RUN", help="take the response lengths of a run's samples")
+    add("--steps", type=count, default=6, metavar="N", help="steps to play (default: 6)")
+
+
+def run(arguments: argparse.Namespace, given: Given) -> int:
+    """Print each schedule's figures, the fastest first.
+
+    Raises:
+        UserError: No layout fits, or the run has no samples.
+    """
+    wish, plans = plans_or_advice(layout_cli.wish_of(arguments, given))
+    plan, work = plans[0], wish.work
+    steps = arguments.steps
+    if arguments.run is not None:
+        lengths = lengths_of_run(arguments.run, work.group_size)
+    else:
+        problems = work.prompts * (steps + max(LAGS) + 2)
+        mean, longest = work.mean_response_tokens, work.response_tokens
+        lengths = log_normal_lengths(problems, work.group_size, mean, longest)
+    setup = setup_of(wish, plan, lengths)
+    choices = [Choice()]
+    choices += [Choice(budget, lag) for budget in budgets(lengths, BUDGET_SHARES) for lag in LAGS]
+    outcomes = [simulate(given.config, setup, choice, steps) for choice in choices]
+    outcomes.sort(key=lambda one: one.step_s)
+    if arguments.json:
+        print(json.dumps(as_json(wish, setup, outcomes), indent=1))
+    else:
+        print(as_text(wish, plan, setup, outcomes))
+    return 0
+
+
+def setup_of(wish: Wish, plan: Plan, lengths: Lengths) -> Setup:
+    """Engines and times of the fastest layout; see ``time.decoding`` for the formula."""
+    spec, gpu, efficiency, tp = wish.spec, wish.gpu, wish.efficiency, plan.engine_tp
+    bandwidth = gpu.memory_gb_per_s * 1e9 * efficiency.decode_bandwidth
+    latency = efficiency.all_reduce_s * ALL_REDUCES_PER_LAYER * spec.layers if tp > 1 else 0.0
+    peak = tp * gpu.peak_tflops * 1e12 * efficiency.mfu
+    mean = float(lengths.tokens.mean())
+    trained_s = plan.seconds["log_probs"] + plan.seconds["update"]
+    times = Times(
+        step_s=engine_weights_bytes(spec, tp) / bandwidth + latency + efficiency.decode_step_s,
+        token_s=kv_bytes(spec, tp) / bandwidth,
+        prefill_token_s=forward_flops(spec, wish.work.mean_tokens) / peak,
+        train_token_s=trained_s / wish.work.tokens,
+        fixed_s=plan.seconds["weight_sync"] + plan.seconds["offload"],
+    )
+    held = wish.work.prompt_tokens + mean
+    capacity = max(1, min(wish.max_running, int(plan.cache_tokens // held)))
+    return Setup(plan.engines, capacity, wish.work.prompt_tokens, lengths, times)
+
+
+def as_json(wish: Wish, setup: Setup, outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """Everything: what was asked, what was assumed, and each schedule, the fastest first."""
+    tokens = setup.lengths.tokens
+    return {
+        "simulated": True,
+        "model": wish.path,
+        "gpus": wish.gpus,
+        "engines": setup.engines,
+        "running_sequences": setup.capacity,
+        "mean_response_tokens": float(tokens.mean()),
+        "longest_response_tokens": int(tokens.max()),
+        "times": dataclasses.asdict(setup.times),
+        "schedules": [
+            dataclasses.asdict(one) | {"settings": one.choice.settings} for one in outcomes
+        ],
+    }
+
+
+def as_text(wish: Wish, plan: Plan, setup: Setup, outcomes: Sequence[Outcome]) -> str:
+    """A table, and what to set."""
+    tokens, work = setup.lengths.tokens, wish.work
+    lines = [
+        f"{wish.path} on {wish.gpus} x {wish.gpu.name}: {work.prompts} x {work.group_size} samples "
+        f"of {tokens.mean():,.0f} tokens on average, {tokens.max():,} at most; {setup.engines} "
+        f"engines of {plan.engine_tp} GPUs, {setup.capacity} sequences at once. Simulated.",
+        "",
+        f"{'schedule':<11} {'tokens':>7} {'lag':>4} {'step s':>8} {'generate':>9} {'idle':>6} "
+        f"{'tokens/s':>10} {'mean lag':>9} {'p99':>4} {'mixed':>6} {'read again':>11}",
+    ]
+    for one in outcomes:
+        choice = one.choice
+        name = "synchronous" if choice.budget_tokens is None else "carry_over"
+        budget = "" if choice.budget_tokens is None else str(choice.budget_tokens)
+        lag = "" if choice.budget_tokens is None else str(choice.max_lag)
+        lines.append(
+            f"{name:<11} {budget:>7} {lag:>4} {one.step_s:8.1f} {one.generate_s:9.1f} "
+            f"{one.idle_share:6.1%} {one.tokens_per_s:10,.0f} {one.lag_mean:9.2f} "
+            f"{one.lag_p99:4.0f} {one.mixed_share:6.1%} {one.recomputed_share:11.1%}"
+        )
+    base = next(one for one in outcomes if one.choice.budget_tokens is None)
+    best = outcomes[0]
+    lines.append("")
+    if best is base:
+        lines.append("Nothing is gained by carrying samples over.")
+    else:
+        gain = best.tokens_per_s / base.tokens_per_s
+        lines.append(f"The fastest trains {gain:.2f} times the tokens per second of synchronous:")
+        lines.append("  " + " ".join(best.choice.settings))
+    return "\n".join(lines)

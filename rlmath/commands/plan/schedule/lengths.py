@@ -1,0 +1,88 @@
+"""Response lengths for a simulated run: log-normal, or those of a run's own samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmath.errors import UserError
+from rlmath.monitor.samples import FOLDER, data_id, read_samples
+from rlmath.rollout.requests import Request
+
+# Of the logarithm of a length: between problems, and between the samples of a problem. Published
+# step times of RLinf's 1.5B recipe fit these with 3 ms a decode step (docs/performance.md).
+PROBLEM_SD, OWN_SD = 0.5, 0.7
+
+
+class Lengths:
+    """Lengths of all samples of a run, by problem and index.
+
+    Args:
+        tokens: ``[problems, samples]``, in tokens.
+    """
+
+    def __init__(self, tokens: NDArray[np.int64]) -> None:
+        self.tokens = tokens
+
+    def __call__(self, request: Request) -> int:
+        """The length of a sample; problems are named by their number, and may come again."""
+        return int(self.tokens[int(data_id(request.problem_id)), request.index])
+
+    def quantile(self, share: float) -> int:
+        """The length that this share of all samples does not exceed, in tokens."""
+        return int(np.quantile(self.tokens, share))
+
+
+def log_normal_lengths(
+    problems: int, samples: int, mean: float, longest: int, seed: int = 0
+) -> Lengths:
+    """Log-normal lengths, truncated at the longest, with this mean."""
+    draw = np.random.default_rng(seed)
+    level = _level(mean, longest, math.hypot(PROBLEM_SD, OWN_SD))
+    of_problem = level + draw.normal(0, PROBLEM_SD, (problems, 1))
+    own = draw.normal(0, OWN_SD, (problems, samples))
+    return Lengths(np.clip(np.exp(of_problem + own), 1, longest).astype(np.int64))
+
+
+def lengths_of_run(run_dir: Path, samples: int) -> Lengths:
+    """The lengths in a run's ``samples/``, problem by problem in the order of the steps.
+
+    Raises:
+        UserError: There are no samples, or fewer of each problem than asked for.
+    """
+    rows: list[list[int]] = []
+    for path in sorted((run_dir / FOLDER).glob("step_*.jsonl*")):
+        of_problem: dict[str, list[int]] = {}
+        for row in read_samples(path):
+            of_problem.setdefault(row["problem_id"], []).append(row["response_tokens"])
+        rows += of_problem.values()
+    whole = [row[:samples] for row in rows if len(row) >= samples]
+    if not whole:
+        found = max(map(len, rows), default=0)
+        raise UserError(
+            f"--run {run_dir}: its samples/ has {len(rows)} groups of at most {found} samples, and "
+            f"algorithm.group_size={samples} needs as many of each; give algorithm.group_size="
+            f"{found or 'N'}, or another run"
+        )
+    return Lengths(np.array(whole, np.int64))
+
+
+def _level(mean: float, longest: int, sd: float) -> float:
+    """Mean logarithm of the lengths whose mean, cut off at the longest, is ``mean``."""
+    spread = np.random.default_rng(0).normal(0, sd, 100_000)
+    low, high = 0.0, 25.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        cut = np.minimum(np.exp(middle + spread), longest)
+        low, high = (middle, high) if cut.mean() < mean else (low, middle)
+    return low
+
+
+def budgets(lengths: Lengths, shares: Sequence[float]) -> list[int]:
+    """Token budgets that these shares of the samples keep within, rounded up to 128 tokens."""
+    found = {-(-lengths.quantile(share) // 128) * 128 for share in shares}
+    return sorted(found)

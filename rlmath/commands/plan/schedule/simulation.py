@@ -1,0 +1,223 @@
+"""A run under a virtual clock: the real sampler, pool dealing, schedule and ledger; stub engines.
+
+What is real decides which samples are asked for, cut, continued and trained, and which engine gets
+which. What is simulated is time: decode steps, prefill, and the actor's work on a step's tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlmath.commands.plan.schedule.lengths import Lengths
+from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
+from rlmath.config.schema import Config, RolloutSchedule
+from rlmath.data import ProblemStream
+from rlmath.rollout.sampler import Sampler
+from rlmath.types import GradedSample, Group, Problem, Sample
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long things take.
+
+    Attributes:
+        step_s: Of a decode step, without what grows with the tokens held.
+        token_s: Of a decode step, for each token held.
+        prefill_token_s: Of reading a token of a prompt, or of what was begun.
+        train_token_s: Of the actor, for each prompt and response token of a step.
+        fixed_s: Of a step besides: weight sync, moving state.
+    """
+
+    step_s: float
+    token_s: float
+    prefill_token_s: float
+    train_token_s: float
+    fixed_s: float
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What runs, whatever the schedule.
+
+    Attributes:
+        engines: Engines.
+        capacity: Sequences that an engine runs at once.
+        prompt_tokens: Of each prompt.
+        lengths: Of the responses.
+        times: See there.
+    """
+
+    engines: int
+    capacity: int
+    prompt_tokens: int
+    lengths: Lengths
+    times: Times
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule.
+
+    Attributes:
+        budget_tokens: ``rollout.carry_over_tokens``; ``None``: synchronous.
+        max_lag: ``rollout.max_lag``.
+    """
+
+    budget_tokens: int | None = None
+    max_lag: int = 0
+
+    @property
+    def settings(self) -> list[str]:
+        if self.budget_tokens is None:
+            return ["rollout.schedule=synchronous"]
+        return [
+            "rollout.schedule=carry_over",
+            f"rollout.carry_over_tokens={self.budget_tokens}",
+            f"rollout.max_lag={self.max_lag}",
+        ]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a schedule gives, as the mean over the steps after the first ``max_lag + 1``.
+
+    Attributes:
+        choice: The schedule.
+        step_s: Seconds of a step.
+        generate_s: Of these, for generation.
+        idle_share: Of the engines' time during generation.
+        tokens_per_s: Response tokens that are trained on, per second.
+        lag_mean: Of the tokens that are trained on, in steps.
+        lag_p99: The same.
+        mixed_share: Samples of more than one weights version.
+        recomputed_share: Tokens that engines read again / response tokens that are trained on.
+    """
+
+    choice: Choice
+    step_s: float
+    generate_s: float
+    idle_share: float
+    tokens_per_s: float
+    lag_mean: float
+    lag_p99: float
+    mixed_share: float
+    recomputed_share: float
+
+
+def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcome:
+    """Play a run.
+
+    Args:
+        config: Of which the algorithm's sizes and the longest response count.
+        setup: Engines, lengths and times.
+        choice: The schedule.
+        steps: To play, after the first ``max_lag + 1``, which fill the schedule.
+    """
+    config = _with(config, choice)
+    prompt = (0,) * setup.prompt_tokens
+    problems = len(setup.lengths.tokens)
+    stream = ProblemStream(
+        [Problem(str(i), "", prompt, ()) for i in range(problems)], shuffle=False
+    )
+    sampler = Sampler(config, stream)
+    times = setup.times
+    pool = VirtualPool(
+        setup.engines,
+        setup.lengths,
+        capacity=setup.capacity,
+        step_s=times.step_s,
+        token_s=times.token_s,
+        prefill_token_s=times.prefill_token_s,
+    )
+    collector: Any = _Grades()
+    found: list[dict[str, float]] = []
+    for step in range(1, choice.max_lag + 1 + steps + 1):
+        began_s = pool.now_s
+        sampled = sampler.sample(step, pool, collector, contextlib.nullcontext)  # type: ignore[arg-type]
+        generated_s = pool.now_s
+        assert pool.generation is not None
+        responses = sum(len(s.sample.token_ids) for g in sampled.groups for s in g.samples)
+        sequences = sum(len(group.samples) for group in sampled.groups)
+        tokens = responses + sequences * setup.prompt_tokens
+        pool.take_weights(step, times.fixed_s + tokens * times.train_token_s)
+        found.append(
+            {
+                "step_s": pool.now_s - began_s,
+                "generate_s": generated_s - began_s,
+                "idle_share": pool.generation.idle_share(),
+                "responses": responses,
+                "lag_mean": sampled.metrics.get("rollout/lag_mean", 0.0),
+                "lag_p99": sampled.metrics.get("rollout/lag_p99", 0.0),
+                "mixed_share": sampled.metrics.get("rollout/mixed_sample_share", 0.0),
+                "recomputed": sampled.metrics.get("sampling/recomputed_tokens", 0.0),
+            }
+        )
+    measured = found[choice.max_lag + 1 :]
+
+    def mean(name: str) -> float:
+        return statistics.fmean(one[name] for one in measured)
+
+    return Outcome(
+        choice=choice,
+        step_s=mean("step_s"),
+        generate_s=mean("generate_s"),
+        idle_share=mean("idle_share"),
+        tokens_per_s=mean("responses") / mean("step_s"),
+        lag_mean=mean("lag_mean"),
+        lag_p99=mean("lag_p99"),
+        mixed_share=mean("mixed_share"),
+        recomputed_share=mean("recomputed") / mean("responses"),
+    )
+
+
+class _Grades:
+    """In place of the collector and its grading: every sample is right at once."""
+
+    def begin(self, group_size: int) -> _Grades:
+        self._group_size = group_size
+        self._problems: dict[str, Problem] = {}
+        self._samples: dict[str, list[Sample]] = {}
+        self._done: list[Group] = []
+        return self
+
+    def expect(self, problems: Sequence[Problem]) -> None:
+        for problem in problems:
+            self._problems[problem.id], self._samples[problem.id] = problem, []
+
+    def add(self, sample: Sample) -> None:
+        samples = self._samples[sample.problem_id]
+        samples.append(sample)
+        if len(samples) == self._group_size:
+            graded = tuple(
+                GradedSample(one, 1.0, None, "ungraded")
+                for one in sorted(samples, key=lambda one: one.index)
+            )
+            self._done.append(Group(self._problems[sample.problem_id], graded))
+
+    def finished(self, block: bool = False) -> list[Group]:
+        done, self._done = self._done, []
+        return done
+
+
+def _with(config: Config, choice: Choice) -> Config:
+    """The settings with a schedule, and without what depends on rewards."""
+    carries_over = choice.budget_tokens is not None
+    rollout = dataclasses.replace(
+        config.rollout,
+        schedule=RolloutSchedule.carry_over if carries_over else RolloutSchedule.synchronous,
+        carry_over_tokens=choice.budget_tokens,
+        max_lag=choice.max_lag,
+    )
+    algorithm = dataclasses.replace(
+        config.algorithm, filter=type(config.algorithm.filter)(), curriculum=_no_curriculum(config)
+    )
+    return dataclasses.replace(config, rollout=rollout, algorithm=algorithm)
+
+
+def _no_curriculum(config: Config) -> Any:
+    return type(config.algorithm.curriculum)()

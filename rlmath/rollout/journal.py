@@ -1,0 +1,220 @@
+"""Samples on disk as soon as an engine has made them, so that a run that dies does not lose them.
+
+``journal/step_000012.bin`` has the samples of one step, until a checkpoint covers the step. A run
+that resumes before it finds them by request, if the weights are the same to the last bit, and asks
+the engines for the others alone. A record is its length, its CRC-32, and a zlib stream: a line of
+JSON and the two arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from rlmath.rollout.requests import Request
+from rlmath.types import Sample
+
+FOLDER = "journal"
+_FRAME = struct.Struct("<II")
+_COMPRESSION = 1
+
+
+class StepJournal:
+    """The samples of one step: those of an earlier start of the run, and those that are added.
+
+    Args:
+        path: Of the file; ``None``: nothing is kept nor found.
+        weights: What tells the weights that sample; samples of others are not used.
+        threads: Where samples are compressed and written; of one thread.
+    """
+
+    def __init__(self, path: Path | None, weights: str, threads: ThreadPoolExecutor | None) -> None:
+        self._path, self._weights, self._threads = path, weights, threads
+        self._known: dict[str, Sample] = {}
+        self._file: IO[bytes] | None = None
+        self._writing: list[Future[None]] = []
+        self.reused = 0
+
+    def open(self) -> None:
+        """Read what is there; what a process did not finish writing is cut off."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        end = 0
+        if self._path.exists():
+            data = self._path.read_bytes()
+            for payload, after in _records(data):
+                key, sample = _unpacked(payload)
+                self._known[key] = sample
+                end = after
+        self._file = self._path.open("r+b" if end else "wb")
+        self._file.truncate(end)
+        self._file.seek(end)
+
+    def close(self) -> None:
+        """Wait for what is being written, and close the file."""
+        writing, self._writing = self._writing, []
+        for one in writing:
+            one.result()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def find(self, request: Request) -> Sample | None:
+        """The sample of a request, if it is there; it keeps the engine that made it."""
+        if not self._known:
+            return None
+        found = self._known.pop(self._key(request), None)
+        if found is None:
+            return None
+        self.reused += 1
+        if request.begun is None:
+            return found
+        # What was begun is in the request, and is not written again.
+        tokens = np.concatenate([request.begun.token_ids, found.token_ids])
+        log_probs = np.concatenate([request.begun.log_probs, found.log_probs])
+        return replace(found, token_ids=tokens, log_probs=log_probs)
+
+    def keep(self, request: Request, sample: Sample) -> None:
+        """Write a sample that an engine gave for a request."""
+        if self._file is None or self._threads is None:
+            return
+        new = slice(request.begun_tokens, None)
+        sample = replace(sample, token_ids=sample.token_ids[new], log_probs=sample.log_probs[new])
+        self._writing.append(self._threads.submit(self._write, self._key(request), sample))
+
+    def _write(self, key: str, sample: Sample) -> None:
+        assert self._file is not None
+        payload = _packed(key, sample)
+        self._file.write(_FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
+        self._file.flush()
+
+    def _key(self, request: Request) -> str:
+        """Of all that decides what is sampled: request, weights, and what was begun."""
+        digest = hashlib.blake2b(digest_size=16)
+        begun = request.begun
+        plain = (
+            self._weights,
+            request.problem_id,
+            request.index,
+            request.new_tokens,
+            request.max_tokens,
+            request.temperature,
+            request.top_p,
+            request.seed,
+            request.ignore_eos,
+            () if begun is None else begun.spans,
+        )
+        digest.update(repr(plain).encode())
+        digest.update(np.array(request.prompt_token_ids, np.int32).tobytes())
+        if begun is not None:
+            digest.update(begun.token_ids.tobytes() + begun.log_probs.tobytes())
+        return digest.hexdigest()
+
+
+class SampleJournal:
+    """The journals of a run, one for each step since its last checkpoint.
+
+    Args:
+        folder: Made when there is something to write; ``None``: nothing is kept.
+        keep_gib: The oldest steps' files are removed when all take more than this.
+    """
+
+    def __init__(self, folder: Path | None = None, keep_gib: float = 0.0) -> None:
+        self._folder = folder if keep_gib else None
+        self._keep_bytes = keep_gib * 2**30
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="journal")
+
+    @contextlib.contextmanager
+    def step(self, step: int, weights: str | None) -> Iterator[StepJournal]:
+        """The journal of a step, open.
+
+        Args:
+            step: Optimization step, from 1.
+            weights: What tells the weights that sample it; ``None``: it is not known, and nothing
+                is kept.
+        """
+        path = None
+        if self._folder is not None and weights is not None:
+            path = self._folder / f"step_{step:06d}.bin"
+            self._limit(path)
+        journal = StepJournal(path, weights or "", self._threads)
+        journal.open()
+        try:
+            yield journal
+        finally:
+            journal.close()
+
+    def drop(self, up_to: int) -> None:
+        """Remove the files of steps that a checkpoint covers."""
+        for path in self._files():
+            if int(path.stem.rpartition("_")[2]) <= up_to:
+                path.unlink(missing_ok=True)
+
+    def forget(self, step: int) -> None:
+        """Remove the samples of a step: their engines had other weights than they should."""
+        for path in self._files():
+            if path.stem == f"step_{step:06d}":
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End its thread."""
+        self._threads.shutdown(wait=True)
+
+    def _limit(self, newest: Path) -> None:
+        files = [path for path in self._files() if path < newest]
+        sizes = [path.stat().st_size for path in files]
+        total = sum(sizes)
+        for path, size in zip(files, sizes, strict=True):
+            if total <= self._keep_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+    def _files(self) -> list[Path]:
+        return [] if self._folder is None else sorted(self._folder.glob("step_*.bin"))
+
+
+def _packed(key: str, sample: Sample) -> bytes:
+    plain: dict[str, Any] = dict(vars(sample)) | {"key": key}
+    tokens = plain.pop("token_ids").astype("<i4")
+    log_probs = plain.pop("log_probs").astype("<f4")
+    # JSON's own escapes hold half surrogates, which UTF-8 could not.
+    head = json.dumps(plain, separators=(",", ":")).encode("ascii") + b"\n"
+    return zlib.compress(head + tokens.tobytes() + log_probs.tobytes(), _COMPRESSION)
+
+
+def _unpacked(payload: bytes) -> tuple[str, Sample]:
+    head, _, arrays = zlib.decompress(payload).partition(b"\n")
+    plain = json.loads(head)
+    key = plain.pop("key")
+    half = len(arrays) // 2
+    plain["spans"] = tuple((version, start) for version, start in plain["spans"])
+    return key, Sample(
+        **plain,
+        token_ids=np.frombuffer(arrays[:half], "<i4").astype(np.int32),
+        log_probs=np.frombuffer(arrays[half:], "<f4").astype(np.float32),
+    )
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Payloads that are whole, each with the place where it ends."""
+    start = 0
+    while start + _FRAME.size <= len(data):
+        length, checksum = _FRAME.unpack_from(data, start)
+        end = start + _FRAME.size + length
+        payload = data[start + _FRAME.size : end]
+        if len(payload) < length or zlib.crc32(payload) != checksum:
+            return
+        yield payload, end
+        start = end

@@ -1,0 +1,99 @@
+"""A group that was admitted and is not finished: its samples, finished and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlmath.rollout.group_state import sample_from_state, sample_to_state
+from rlmath.rollout.requests import Request
+from rlmath.types import Problem, Sample
+
+
+@dataclass
+class LiveGroup:
+    """A problem's samples under way.
+
+    Attributes:
+        ordinal: Its place in the order of admission, over all steps.
+        step: That admitted it.
+        problem: With the group's id.
+        requests: As they were first made, without a budget; each sample keeps its seed.
+        finished: Samples by index.
+        cut: Unfinished samples by index.
+        graded: Indices of the samples that were handed to grading in this step.
+    """
+
+    ordinal: int
+    step: int
+    problem: Problem
+    requests: tuple[Request, ...]
+    finished: dict[int, Sample] = field(default_factory=dict)
+    cut: dict[int, Sample] = field(default_factory=dict)
+    graded: set[int] = field(default_factory=set)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all samples are finished."""
+        return len(self.finished) == len(self.requests)
+
+    def add(self, sample: Sample) -> None:
+        """Take in what an engine gave."""
+        if sample.finish_reason == "cut":
+            self.cut[sample.index] = sample
+        else:
+            self.finished[sample.index] = sample
+
+    def first_requests(self, budget_tokens: int | None) -> list[Request]:
+        """What to ask of the engines for a new group."""
+        return [replace(one, budget_tokens=budget_tokens) for one in self.requests]
+
+    def take_cut(self, budget_tokens: int | None) -> list[Request]:
+        """What to ask of the engines to continue the samples that are cut, which then are not."""
+        cut, self.cut = self.cut, {}
+        return [
+            replace(self.requests[index], begun=cut[index], budget_tokens=budget_tokens)
+            for index in sorted(cut)
+        ]
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain JSON values, without the problem's text, which the data has."""
+        first = self.requests[0]
+        return {
+            "ordinal": self.ordinal,
+            "step": self.step,
+            "problem_id": self.problem.id,
+            "max_tokens": first.max_tokens,
+            "temperature": first.temperature,
+            "ignore_eos": first.ignore_eos,
+            "seeds": [one.seed for one in self.requests],
+            "finished": [sample_to_state(self.finished[i]) for i in sorted(self.finished)],
+            "cut": [sample_to_state(self.cut[i]) for i in sorted(self.cut)],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], problem: Problem) -> LiveGroup:
+        """What :meth:`to_state` was called on.
+
+        Args:
+            state: Its result.
+            problem: With the group's id.
+        """
+        requests = tuple(
+            Request(
+                problem.id,
+                index,
+                problem.prompt_token_ids,
+                state["max_tokens"],
+                state["temperature"],
+                1.0,
+                seed,
+                state["ignore_eos"],
+            )
+            for index, seed in enumerate(state["seeds"])
+        )
+        found = cls(state["ordinal"], state["step"], problem, requests)
+        for sample in (*state["finished"], *state["cut"]):
+            found.add(sample_from_state(sample))
+        return found

@@ -1,0 +1,212 @@
+"""The sampling of one step under way: which groups run, which are decided, and what comes next.
+
+A step runs more groups than it trains, each for ``rollout.carry_over_tokens``, and trains on the
+oldest of those that finish; the others are left to the next step. Two kinds run to their end:
+groups that are due for their age, and, when too few finish, the oldest of those that were cut. What
+a step admits and finishes follows from what becomes of its groups and not from when: it is the same
+whatever the number of engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rlmath.algorithms.dynamic_sampling import GroupPool
+from rlmath.algorithms.filters import UNSCORED
+from rlmath.rollout.collect import Grading
+from rlmath.rollout.ledger import Event
+from rlmath.rollout.live_group import LiveGroup
+from rlmath.rollout.requests import Request
+from rlmath.rollout.schedule import may_admit, must_train
+from rlmath.types import Group, Sample
+
+
+class StepSampling:
+    """What :meth:`Sampler.sample` works with.
+
+    Args:
+        step: The optimization step, from 1.
+        kept: Groups that passed the filter, those of earlier steps included.
+        kept_since: Steps that admitted them, by ordinal; those that this step keeps are added.
+        unfinished: Groups that earlier steps left unfinished, by ordinal.
+        groups_per_step: Groups that a step trains.
+        max_lag: See ``rollout.max_lag``; 0 without carry-over.
+        budget_tokens: Tokens that the step may add to a sample that it does not have to finish;
+            ``None``: as many as it takes.
+        live_groups: Groups to have under way or waiting.
+        admit: Makes that many new groups.
+        grading: Grades.
+        graded: Told of each group once it is graded; gives it as it is to be filtered.
+        while_grading: A context manager for the time in which grades are waited for.
+
+    Attributes:
+        finished: Groups that were graded in this step, by ordinal.
+        dropped: By problem, why the filter dropped its group.
+        cut_groups: Ordinals of the groups of which a sample was cut, also if it was finished later.
+        events: For the ledger.
+        continued: Samples that were continued.
+        recomputed_tokens: Prompt and response tokens that were read again for these.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        *,
+        kept: GroupPool[Group],
+        kept_since: dict[int, int],
+        unfinished: Iterable[LiveGroup],
+        groups_per_step: int,
+        max_lag: int,
+        budget_tokens: int | None,
+        live_groups: int,
+        admit: Callable[[int], Sequence[LiveGroup]],
+        grading: Grading,
+        graded: Callable[[Group], Group],
+        while_grading: Callable[[], Any],
+    ) -> None:
+        self._step = step
+        self._kept, self._kept_since = kept, kept_since
+        self._target, self._max_lag = groups_per_step, max_lag
+        self._budget_tokens = budget_tokens if max_lag else None
+        self._live_groups = live_groups
+        self._admit, self._grading = admit, grading
+        self._graded, self._while_grading = graded, while_grading
+        self._order = list(unfinished)
+        self._groups = {group.problem.id: group for group in self._order}
+        # Groups of which a sample was cut in this step.
+        self.cut_groups: set[int] = set()
+        self.finished: dict[int, Group] = {}
+        self.dropped: dict[str, str] = {}
+        self.events: list[dict[str, Any]] = []
+        self.continued = 0
+        self.recomputed_tokens = 0
+
+    @property
+    def unfinished(self) -> dict[int, LiveGroup]:
+        """Groups that are not decided, by ordinal; those that a step leaves to the next one."""
+        return {g.ordinal: g for g in self._order if g.ordinal not in self.finished}
+
+    def begin(self) -> list[Request]:
+        """The requests to begin with: to continue what earlier steps left, and of new groups."""
+        due, requests = self._due(), []
+        for group in self._order:
+            self._grading.expect([group.problem])
+            requests += self._continue(group, None if group.ordinal in due else self._budget_tokens)
+        requests += self._new(self._to_request())
+        if self._max_lag:
+            wanted = min(self._live_groups - self._num_live(), self._may_admit())
+            requests += self._new(self._kept.request_more(wanted))
+        return requests
+
+    def take(self, sample: Sample) -> None:
+        """Take in a sample that an engine gave.
+
+        Samples are graded as they come. Where groups may be cut, those of a group are graded
+        together when the last one is there, so that none is graded again in another step.
+        """
+        group = self._groups[sample.problem_id]
+        group.add(sample)
+        if sample.finish_reason == "cut":
+            self.cut_groups.add(group.ordinal)
+        elif group.is_complete:
+            self._grade(group, range(len(group.requests)))
+        elif self._budget_tokens is None:
+            self._grade(group, [sample.index])
+
+    def more(self, engines_idle: bool) -> list[Request]:
+        """See ``RolloutPool.generate``: requests to add, or none."""
+        self._decide(self._grading.finished())
+        while not (requests := self._new(self._to_request())):
+            if not engines_idle:
+                return []
+            if not any(group.is_complete for group in self.unfinished.values()):
+                return self._finish_the_oldest()
+            with self._while_grading():
+                self._decide(self._grading.finished(block=True))
+        return requests
+
+    def _finish_the_oldest(self) -> list[Request]:
+        """When all that ran has finished or was cut: what the step still lacks, of those cut."""
+        lacking = max(0, self._target - len(self._kept.carried_over))
+        requests = []
+        for _, group in sorted(self.unfinished.items())[:lacking]:
+            requests += self._continue(group, None)
+        return requests
+
+    def _due(self) -> set[int]:
+        """Ordinals of the unfinished groups that this step has to finish for their age."""
+        if not self._max_lag:
+            return {group.ordinal for group in self._order}
+        since = dict(self._kept_since)
+        since |= {group.ordinal: group.step for group in self._order}
+        oldest = sorted(since)
+        count = must_train([since[o] for o in oldest], self._step, self._target, self._max_lag)
+        return set(oldest[:count]) - self._kept_since.keys()
+
+    def _to_request(self) -> int:
+        """New groups that the step needs even if all that it has are kept."""
+        at_most = self._may_admit() if self._max_lag else None
+        return self._kept.to_request(len(self.unfinished), at_most)
+
+    def _num_live(self) -> int:
+        return len(self._kept.carried_over) + len(self.unfinished)
+
+    def _may_admit(self) -> int:
+        return may_admit(self._num_live(), self._target, self._max_lag)
+
+    def _new(self, count: int) -> list[Request]:
+        requests: list[Request] = []
+        for group in self._admit(count):
+            self._order.append(group)
+            self._groups[group.problem.id] = group
+            self._grading.expect([group.problem])
+            first = group.requests[0]
+            version = self._step - 1
+            self._note(
+                Event.admitted,
+                group.ordinal,
+                problem=group.problem.id,
+                version=version,
+                seed=first.seed,
+            )
+            requests += group.first_requests(self._budget_tokens)
+        return requests
+
+    def _continue(self, group: LiveGroup, budget_tokens: int | None) -> list[Request]:
+        requests = group.take_cut(budget_tokens)
+        self.continued += len(requests)
+        self.recomputed_tokens += sum(
+            len(one.prompt_token_ids) + one.begun_tokens for one in requests
+        )
+        return requests
+
+    def _grade(self, group: LiveGroup, indices: Iterable[int]) -> None:
+        for index in indices:
+            if index not in group.graded:
+                group.graded.add(index)
+                self._grading.add(group.finished[index])
+
+    def _decide(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            live = self._groups[group.problem.id]
+            ordinal = live.ordinal
+            group = self._graded(group)
+            self.finished[ordinal] = group
+            tokens = sum(len(one.sample.token_ids) for one in group.samples)
+            self._note(Event.finished, ordinal, tokens=tokens)
+            reason = self._kept.add(
+                ordinal,
+                group,
+                [one.reward for one in group.samples],
+                [one.correct for one in group.samples],
+            )
+            if reason is None:
+                self._kept_since[ordinal] = live.step
+            else:
+                self.dropped[group.problem.id] = reason
+                failed = reason == UNSCORED
+                self._note(Event.failed if failed else Event.filtered, ordinal, reason=reason)
+
+    def _note(self, event: Event, ordinal: int, **more: Any) -> None:
+        self.events.append({"event": event, "group": ordinal, **more})

@@ -1,0 +1,56 @@
+"""A sequence of seeds from one, which can be entered at any place.
+
+SplitMix64 (doi:10.1145/2660193.2660195): a counter with a fixed stride, and a mixing function that
+has an inverse. The counter starts at the mixed seed.
+"""
+
+from __future__ import annotations
+
+_MASK = 2**64 - 1
+_STRIDE = 0x9E3779B97F4A7C15
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_INVERSE_FACTORS = tuple(pow(factor, -1, 2**64) for factor in _FACTORS)
+
+
+class SeedStream:
+    """Numbers in ``[0, 2**63)``, one after another.
+
+    Args:
+        seed: Taken modulo ``2**64``.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._state = _mixed(seed & _MASK)
+
+    def next(self) -> int:
+        """The next number."""
+        self._state = (self._state + _STRIDE) & _MASK
+        return _mixed(self._state) >> 1  # Positive as int64.
+
+
+def skip(seed: int, count: int) -> int:
+    """The seed of the stream that begins after the first ``count`` numbers of another.
+
+    Args:
+        seed: Of the other stream.
+        count: At least 0.
+
+    Returns:
+        A number in ``[0, 2**64)``.
+    """
+    return _unmixed((_mixed(seed & _MASK) + count * _STRIDE) & _MASK)
+
+
+def _mixed(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _FACTORS[0]) & _MASK
+    x = ((x ^ (x >> 27)) * _FACTORS[1]) & _MASK
+    return x ^ (x >> 31)
+
+
+def _unmixed(x: int) -> int:
+    """The number that :func:`_mixed` makes ``x`` of."""
+    x = x ^ (x >> 31) ^ (x >> 62)
+    x = (x * _INVERSE_FACTORS[1]) & _MASK
+    x = x ^ (x >> 27) ^ (x >> 54)
+    x = (x * _INVERSE_FACTORS[0]) & _MASK
+    return x ^ (x >> 30) ^ (x >> 60)

@@ -1,0 +1,132 @@
+"""``rlmath plan schedule``: the real sampler under a virtual clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlmath.cli import main
+from rlmath.commands.plan.schedule.lengths import (
+    Lengths,
+    budgets,
+    lengths_of_run,
+    log_normal_lengths,
+)
+from rlmath.commands.plan.schedule.simulation import Choice, Outcome, Setup, Times, simulate
+from rlmath.config.load import load
+from rlmath.errors import UserError
+
+TIMES = Times(step_s=0.01, token_s=1e-6, prefill_token_s=1e-6, train_token_s=1e-5, fixed_s=2.0)
+CONFIG = load(
+    [
+        "model.path=m",
+        "runner.run_dir=r",
+        "algorithm.prompts_per_step=16",
+        "algorithm.group_size=4",
+        "rollout.max_response_tokens=8000",
+    ]
+)
+
+
+def played(lengths: Lengths, choice: Choice, engines: int = 4) -> Outcome:
+    setup = Setup(engines, 64, 100, lengths, TIMES)
+    return simulate(CONFIG, setup, choice, steps=5)
+
+
+def test_steps_of_equal_lengths_take_what_the_formula_says() -> None:
+    lengths = Lengths(np.full((16, 4), 1000))
+    found = played(lengths, Choice())
+    # 16 samples on each of 4 engines: 1,000 steps, in the middle of which they hold 500 tokens
+    # each; 100 prompt tokens of each to read; and GATHER_S.
+    generate_s = 1000 * (0.01 + 1e-6 * 16 * 500) + 16 * 100 * 1e-6 + 0.1
+    assert found.generate_s == pytest.approx(generate_s, rel=1e-4)
+    assert found.step_s == pytest.approx(generate_s + 2 + 64 * 1100 * 1e-5, rel=1e-4)
+    assert found.tokens_per_s == pytest.approx(64_000 / found.step_s)
+    assert (found.idle_share, found.lag_mean, found.mixed_share) == (
+        pytest.approx(0, abs=1e-2),
+        0,
+        0,
+    )
+
+
+def test_a_budget_that_no_response_reaches_changes_nothing() -> None:
+    lengths = log_normal_lengths(200, 4, 1500, 8000)
+    usual, budget = played(lengths, Choice()), played(lengths, Choice(8000, 2))
+    # The first steps, which fill the schedule, are not counted: other steps are.
+    assert budget.lag_mean == budget.mixed_share == budget.recomputed_share == 0
+    assert budget.step_s == pytest.approx(usual.step_s, rel=0.2)
+    same = played(lengths, Choice(8000, 0))
+    assert same.step_s == usual.step_s and same.tokens_per_s == usual.tokens_per_s
+
+
+def test_long_tails_are_what_carrying_over_is_for() -> None:
+    draw = np.random.default_rng(0)
+    tokens = np.where(draw.random((300, 4)) < 0.03, 8000, 500)
+    lengths = Lengths(tokens)
+    usual = played(lengths, Choice())
+    found = {lag: played(lengths, Choice(2000, lag)) for lag in (1, 4)}
+    assert found[4].tokens_per_s > 1.5 * usual.tokens_per_s
+    assert found[4].step_s < found[1].step_s < usual.step_s
+    assert 0 < found[1].lag_p99 <= 1 < found[4].lag_p99 <= 4
+    # Most samples are short, and of one version.
+    assert 0 < found[4].mixed_share < 0.05
+
+
+def test_lengths() -> None:
+    lengths = log_normal_lengths(2000, 8, 3000, 10_000)
+    assert lengths.tokens.mean() == pytest.approx(3000, rel=0.03)
+    assert lengths.tokens.max() == 10_000 and lengths.tokens.min() >= 1
+    assert budgets(Lengths(np.array([[100, 200], [300, 1000]])), (0.5, 0.9)) == [256, 896]
+
+
+def run_folder(folder: Path, groups: int, samples: int) -> Path:
+    (folder / "samples").mkdir(parents=True)
+    rows = [
+        {"problem_id": f"p{group}", "index": index, "response_tokens": 100 * (group + 1) + index}
+        for group in range(groups)
+        for index in range(samples)
+    ]
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (folder / "samples" / "step_000001.jsonl").write_text(text)
+    return folder
+
+
+ARGUMENTS = [
+    "plan",
+    "schedule",
+    "model.path=Qwen2.5-1.5B",
+    "algorithm.prompts_per_step=8",
+    "algorithm.group_size=4",
+    "algorithm.minibatches_per_step=1",
+    "rollout.max_response_tokens=2048",
+    "--steps",
+    "2",
+]
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ARGUMENTS, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["simulated"] and found["engines"] >= 1
+    schedules = found["schedules"]
+    assert [one["step_s"] for one in schedules] == sorted(one["step_s"] for one in schedules)
+    assert sum(one["settings"] == ["rollout.schedule=synchronous"] for one in schedules) == 1
+    assert {one["choice"]["max_lag"] for one in schedules} == {0, 1, 2, 4}
+    assert all(one["lag_p99"] <= one["choice"]["max_lag"] for one in schedules)
+
+
+def test_the_command_with_the_lengths_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder(tmp_path / "run", groups=5, samples=4)
+    assert main([*ARGUMENTS, "--run", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "of 302 tokens on average, 503 at most" in out and "Simulated." in out
+    with pytest.raises(
+        UserError, match=r"at most 4 samples, and algorithm.group_size=8 .* as many"
+    ):
+        lengths_of_run(run, 8)
+    assert main([*ARGUMENTS, "--run", str(tmp_path / "none")]) == 2

@@ -1,0 +1,331 @@
+"""Samples that several steps make: nothing is lost, nothing is too old, and order does not matter.
+
+The real sampler, stream, grading, filters and ledger; samples of made-up lengths for engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlmath.checkpoint.driver_state import read_driver_state, write_driver_state
+from rlmath.config.load import load
+from rlmath.data import ProblemStream
+from rlmath.rewards.loading import FunctionReward
+from rlmath.rewards.mix import RewardMix
+from rlmath.rewards.mix_items import MixItem
+from rlmath.rollout.collect import Collector
+from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
+from rlmath.rollout.requests import Request
+from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.rollout.schedule import must_train
+from rlmath.types import Problem, Sample
+
+PROBLEMS = [Problem(f"d:{i}", f"p{i}", (1, i), ("0",)) for i in range(10)]
+LONGEST = 40
+
+
+class Engines:
+    """Continues samples to lengths drawn from their seeds; tokens tell place and seed.
+
+    Args:
+        order_seed: Of the order in which requests are answered.
+        version: Of the weights.
+        spread: Lengths are mostly short for 0, and any for 1.
+    """
+
+    def __init__(self, order_seed: int, version: int, spread: float = 0.5) -> None:
+        self._draw = random.Random(order_seed)
+        self._version, self._spread = version, spread
+        self.requests: list[Request] = []
+
+    def length(self, seed: int) -> int:
+        own = random.Random(seed)
+        return own.randint(1, LONGEST if own.random() < self._spread else 4)
+
+    def generate(self, requests: Sequence[Request], more: Any, journal: Any) -> Iterator[Sample]:
+        queue = list(requests)
+        while True:
+            queue += more(not queue)
+            assert len({one.key for one in queue}) == len(queue)
+            if not queue:
+                return
+            yield self._answer(queue.pop(self._draw.randrange(len(queue))))
+
+    def _answer(self, request: Request) -> Sample:
+        self.requests.append(request)
+        whole, begun = self.length(request.seed), request.begun_tokens
+        end = min(whole, begun + request.new_tokens)
+        assert end > begun
+        spans = () if request.begun is None else request.begun.spans
+        return Sample(
+            request.problem_id,
+            request.index,
+            (np.arange(end) + request.seed % 1000).astype(np.int32),
+            np.full(end, -0.1, np.float32),
+            str(request.seed % 5),
+            "cut" if end < whole else "stop",
+            spans if spans and spans[-1][0] == self._version else (*spans, (self._version, begun)),
+            request.seed,
+            self._draw.randrange(3),
+        )
+
+
+def score(completions: Sequence[str], **_: Any) -> list[float | None]:
+    """1 for small numbers; a 4 cannot be scored."""
+    return [None if text == "4" else float(text in "01") for text in completions]
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with RewardMix([MixItem(FunctionReward(score, "small"), "small")], answer_grader=None) as mix:
+        made = Collector(mix)
+        yield made
+        made.close()
+
+
+def sampler_of(*overrides: str, ledger: Ledger | None = None, problems: int = 10) -> Sampler:
+    given = [
+        "model.path=m",
+        "runner.run_dir=r",
+        "algorithm.prompts_per_step=4",
+        "algorithm.group_size=2",
+        f"rollout.max_response_tokens={LONGEST}",
+    ]
+    config = load([*given, *overrides])
+    return Sampler(config, ProblemStream(PROBLEMS[:problems]), ledger=ledger)
+
+
+CARRY_OVER = ("rollout.schedule=carry_over", "rollout.carry_over_tokens=8")
+FILTERED = (
+    "algorithm.filter.keep=variance",
+    "algorithm.filter.max_rounds=12",
+    "algorithm.filter.oversample=2",
+)
+
+
+def sample(
+    sampler: Sampler, step: int, collector: Collector, order_seed: int = 0, spread: float = 0.5
+) -> tuple[Sampled, Engines]:
+    engines = Engines(order_seed, step - 1, spread)
+    found = sampler.sample(step, engines, collector, contextlib.nullcontext)  # type: ignore[arg-type]
+    return found, engines
+
+
+def through_a_checkpoint(sampler: Sampler, folder: Path) -> dict[str, Any]:
+    write_driver_state(folder, sampler.state_dict())
+    return read_driver_state(folder)
+
+
+def without_engines(state: dict[str, Any]) -> str:
+    return re.sub(r'"engine": \d+', "", json.dumps(state))
+
+
+def anywhere(sampled: Sampled) -> Any:
+    """Without what depends on the engine that sampled."""
+    return [
+        [(replace(one.sample, engine=0), one.reward) for one in group.samples]
+        for group in sampled.groups
+    ], sampled.metrics
+
+
+@pytest.mark.parametrize("extra", [(), FILTERED, ("rollout.max_lag=1",), ("rollout.max_lag=5",)])
+def test_steps_do_not_depend_on_order_nor_on_a_restart(
+    collector: Collector, extra: tuple[str, ...], tmp_path: Path
+) -> None:
+    straight = sampler_of(*CARRY_OVER, *extra)
+    other = sampler_of(*CARRY_OVER, *extra, ledger=Ledger(tmp_path / LEDGER_FILE))
+    cut = mixed = 0.0
+    for step in range(1, 12):
+        one, _ = sample(straight, step, collector, order_seed=step)
+        two, _ = sample(other, step, collector, order_seed=-step)
+        assert anywhere(one) == anywhere(two)
+        assert len(one.groups) == 4
+        cut += one.metrics["sampling/cut_samples"]
+        mixed += one.metrics["rollout/mixed_sample_share"]
+        state = through_a_checkpoint(other, tmp_path)
+        other = sampler_of(*CARRY_OVER, *extra, ledger=Ledger(tmp_path / LEDGER_FILE, step))
+        other.load_state_dict(state)
+    assert cut and mixed
+    assert straight.ledger.balance == other.ledger.balance
+
+
+def test_each_sample_is_whole_and_says_who_sampled_what(collector: Collector) -> None:
+    sampler = sampler_of(*CARRY_OVER, "rollout.max_lag=3")
+    most = 0
+    for step in range(1, 15):
+        found, engines = sample(sampler, step, collector)
+        for group in found.groups:
+            for graded in group.samples:
+                one = graded.sample
+                length = engines.length(one.seed)
+                assert one.finish_reason == "stop" and len(one.token_ids) == length
+                assert one.token_ids.tolist() == [one.seed % 1000 + i for i in range(length)]
+                versions, starts = zip(*one.spans, strict=True)
+                assert starts[0] == 0 and list(versions) == sorted(set(versions))
+                assert step - 1 - versions[0] <= 3
+                most = max(most, len(versions))
+    assert most >= 3
+
+
+def test_a_budget_as_long_as_the_longest_response_is_synchronous(collector: Collector) -> None:
+    for extra in (("rollout.carry_over_tokens=40",), (CARRY_OVER[1], "rollout.max_lag=0")):
+        for rules in ((), FILTERED[:2]):
+            usual = sampler_of(*rules)
+            other = sampler_of(CARRY_OVER[0], *extra, *rules)
+            for step in range(1, 8):
+                one, two = (
+                    sample(sampler, step, collector, order_seed=step)[0]
+                    for sampler in (usual, other)
+                )
+                assert anywhere(one)[0] == anywhere(two)[0]
+                assert one.metrics == {name: two.metrics[name] for name in one.metrics}
+                assert one.dropped == two.dropped
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(0, 5),
+    st.integers(1, 45),
+    st.floats(0, 1),
+    st.integers(0, 999),
+    st.booleans(),
+)
+def test_whatever_the_lengths_no_group_is_lost_or_too_old(
+    collector: Collector,
+    groups: int,
+    max_lag: int,
+    budget: int,
+    spread: float,
+    seed: int,
+    filtered: bool,
+) -> None:
+    """The sampler itself stops when a group is lost or older than it may be."""
+    sampler = sampler_of(
+        *(CARRY_OVER[0], f"rollout.carry_over_tokens={budget}", f"rollout.max_lag={max_lag}"),
+        *(f"algorithm.prompts_per_step={groups}", f"runner.seed={seed}"),
+        *(FILTERED if filtered else ()),
+        problems=3,
+    )
+    trained = 0
+    for step in range(1, 9):
+        found, engines = sample(sampler, step, collector, seed + step, spread)
+        trained += len(found.groups)
+        if not filtered:
+            assert len(found.groups) == groups
+            assert found.metrics.get("rollout/lag_max", 0) <= max_lag
+            live = found.metrics.get("sampling/live_groups", 0)
+            assert live + found.metrics["sampling/carried_over_groups"] <= max_lag * groups
+        keys = [one.key for one in engines.requests if one.budget_tokens is None]
+        assert len(keys) == len(set(keys)), "a sample without a budget is asked for once"
+    balance = sampler.ledger.balance
+    assert balance.ended[Event.trained] == trained
+    assert balance.admitted == sum(balance.ended.values()) + len(balance.live)
+
+
+def test_long_samples_are_finished_when_their_group_is_due(collector: Collector) -> None:
+    """With a budget of one token nearly nothing finishes before it has to."""
+    sampler = sampler_of(CARRY_OVER[0], "rollout.carry_over_tokens=1", "rollout.max_lag=2")
+    lags = Counter()
+    for step in range(1, 12):
+        found, engines = sample(sampler, step, collector, spread=1.0)
+        lags[found.metrics["rollout/lag_max"]] += 1
+        assert len(found.groups) == 4
+        if step > 2:
+            assert any(one.begun and one.budget_tokens == 1 for one in engines.requests)
+            assert any(one.budget_tokens is None for one in engines.requests)
+    assert lags[2.0] > 5
+
+
+def test_what_has_to_be_trained_leaves_no_more_than_later_steps_can_train() -> None:
+    assert must_train([], 5, 4, 2) == 0
+    assert must_train([3] * 4 + [4] * 4, 5, 4, 2) == 4  # All of the third step's are due.
+    assert must_train([4] * 6 + [5], 5, 4, 2) == 2  # Six are due in the next step, which takes 4.
+    assert must_train([4] * 8, 5, 4, 2) == 4
+    assert must_train([5] * 12, 5, 4, 2) == 0
+
+
+def test_the_ledger_says_what_became_of_each_group(collector: Collector, tmp_path: Path) -> None:
+    path = tmp_path / LEDGER_FILE
+    sampler = sampler_of(*CARRY_OVER, *FILTERED[:2], ledger=Ledger(path))
+    states = []
+    for step in range(1, 5):
+        sample(sampler, step, collector)
+        states.append(through_a_checkpoint(sampler, tmp_path))
+    lines = events(path)
+    assert {line["event"] for line in lines} == set(Event) - {Event.resumed}
+    admitted = [line for line in lines if line["event"] == Event.admitted]
+    assert [line["group"] for line in admitted] == list(range(len(admitted)))
+    assert all(line["version"] == line["step"] - 1 and line["seed"] for line in admitted)
+    assert {line["reason"] for line in lines if "reason" in line} >= {"equal_rewards", "unscored"}
+    # A run that was killed while it wrote, and continues after step 2.
+    with path.open("a") as file:
+        file.write('{"step": 5, "event": "admi')
+    again = sampler_of(*CARRY_OVER, *FILTERED[:2], ledger=Ledger(path, after_step=2))
+    again.load_state_dict(states[1])
+    for step in (3, 4):
+        sample(again, step, collector)
+    assert events(path) == lines
+    last = through_a_checkpoint(again, tmp_path)
+    assert without_engines(last) == without_engines(states[3])
+    assert again.ledger.balance == sampler.ledger.balance == Ledger(path, 4).balance
+    assert Ledger(path, 0).balance.admitted == 0
+
+
+def test_a_step_finishes_no_more_than_it_lacks(collector: Collector) -> None:
+    """Groups of short responses finish within the budget, in a step that has its groups already."""
+    sampler = sampler_of(CARRY_OVER[0], "rollout.carry_over_tokens=30", "rollout.max_lag=4")
+    waited = 0.0
+    for step in range(1, 14):
+        found, engines = sample(sampler, step, collector, spread=0.9)
+        waited = max(waited, found.metrics["sampling/carried_over_groups"])
+        finished = {one.problem_id for one in engines.requests if one.budget_tokens is None}
+        assert len(finished) <= 4 + len(found.dropped)
+    assert waited >= 1
+
+
+def test_a_lost_group_stops_the_run(collector: Collector, tmp_path: Path) -> None:
+    sampler = sampler_of(*CARRY_OVER)
+    for step in (1, 2):
+        sample(sampler, step, collector)
+    state = sampler.state_dict()
+    lost = state["live"].pop()["ordinal"]
+    other = sampler_of(*CARRY_OVER, ledger=sampler.ledger)
+    with pytest.raises(LedgerError, match=rf"step 2: .* lost: \[{lost}\]"):
+        other.load_state_dict(state)
+    with pytest.raises(LedgerError, match="group 0 is admitted a second time"):
+        sampler.ledger.write(3, [{"event": Event.admitted, "group": 0}])
+    with pytest.raises(LedgerError, match="group 99 is trained, but it is not live"):
+        sampler.ledger.write(3, [{"event": Event.trained, "group": 99}])
+
+
+def test_a_group_that_is_too_old_stops_the_run(collector: Collector) -> None:
+    sampler = sampler_of(*CARRY_OVER)
+    for step in (1, 2):
+        sample(sampler, step, collector)
+    with pytest.raises(LedgerError, match=r"more than rollout.max_lag=2"):
+        sample(sampler, 9, collector)
+
+
+def test_checkpoints_of_other_runs_are_taken_over(collector: Collector) -> None:
+    """Their groups are in no ledger of this run."""
+    sampler = sampler_of(*CARRY_OVER)
+    for step in (1, 2):
+        sample(sampler, step, collector)
+    other = sampler_of(*CARRY_OVER)
+    other.load_state_dict(sampler.state_dict())
+    assert other.ledger.balance.live == sampler.ledger.balance.live
+    sample(other, 3, collector)

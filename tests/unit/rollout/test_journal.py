@@ -1,0 +1,189 @@
+"""Samples that a run finds again after it died: the same to the last bit, or not at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
+from rlmath.rollout.generation import Generation
+from rlmath.rollout.journal import FOLDER, SampleJournal
+from rlmath.rollout.requests import Request
+from rlmath.training.gate import AlignmentError
+from rlmath.training.step import forgetting_misaligned
+from rlmath.types import Sample
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[SampleJournal]:
+    made = SampleJournal(tmp_path / FOLDER, keep_gib=1)
+    yield made
+    made.close()
+
+
+def request(index: int = 0, **changes: object) -> Request:
+    plain = Request(f"p{index // 4}", index % 4, (1, 2, 3 + index), 64, 1.0, 1.0, seed=index)
+    return replace(plain, **changes)
+
+
+def answer(of: Request, length: int = 5) -> Sample:
+    draw = np.random.default_rng(of.seed)
+    begun = of.begun_tokens
+    tokens, log_probs = draw.integers(0, 2**17, length, np.int32), -draw.random(length, np.float32)
+    log_probs[0] = -np.inf
+    spans = ((3, 0),)
+    if of.begun is not None:
+        tokens = np.concatenate([of.begun.token_ids, tokens])
+        log_probs = np.concatenate([of.begun.log_probs, log_probs])
+        spans = (*of.begun.spans, (4, begun))
+    # Half a surrogate, as a byte-level tokenizer may give.
+    return Sample(
+        of.problem_id, of.index, tokens, log_probs, "a\n\ud800 é", "cut", spans, of.seed, 1
+    )
+
+
+def written(journal: SampleJournal, requests: list[Request], weights: str = "w") -> None:
+    with journal.step(3, weights) as step:
+        for one in requests:
+            step.keep(one, answer(one))
+
+
+def test_samples_come_back_bit_for_bit_and_once(journal: SampleJournal) -> None:
+    requests = [request(i) for i in range(20)]
+    written(journal, requests)
+    with journal.step(3, "w") as step:
+        for one in reversed(requests):
+            assert step.find(one) == answer(one)
+            assert step.find(one) is None
+        assert step.reused == 20
+
+
+def test_what_was_begun_is_not_written_again_and_is_part_of_the_request(
+    journal: SampleJournal, tmp_path: Path
+) -> None:
+    long = replace(answer(request()), token_ids=np.arange(9000, dtype=np.int32))
+    long = replace(long, log_probs=-np.random.default_rng(0).random(9000, np.float32))
+    continued = request(begun=long, budget_tokens=7)
+    written(journal, [continued])
+    assert (tmp_path / FOLDER / "step_000003.bin").stat().st_size < 1000
+    moved = replace(long, log_probs=long.log_probs * 2)
+    with journal.step(3, "w") as step:
+        assert step.find(replace(continued, begun=moved)) is None
+        assert step.find(replace(continued, begun=None)) is None
+        assert step.find(continued) == answer(continued)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 9},
+        {"temperature": 0.7},
+        {"top_p": 0.9},
+        {"max_tokens": 65},
+        {"budget_tokens": 8},
+        {"ignore_eos": True},
+        {"prompt_token_ids": (1, 2)},
+        {"problem_id": "q"},
+        {"index": 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_request_finds_nothing(journal: SampleJournal, change: dict[str, object]) -> None:
+    written(journal, [request()])
+    with journal.step(3, "w") as step:
+        assert step.find(request(**change)) is None
+        assert step.find(request()) is not None
+
+
+def test_samples_of_other_weights_or_of_unknown_ones_are_not_used(journal: SampleJournal) -> None:
+    written(journal, [request()])
+    for weights in ("other", None):
+        with journal.step(3, weights) as step:
+            assert step.find(request()) is None
+    with journal.step(4, "w") as step:
+        assert step.find(request()) is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_file_that_ends_anywhere_or_is_damaged_gives_what_is_whole(
+    journal: SampleJournal, tmp_path: Path, seed: int
+) -> None:
+    requests = [request(i) for i in range(8)]
+    written(journal, requests)
+    path = tmp_path / FOLDER / "step_000003.bin"
+    data, draw = bytearray(path.read_bytes()), random.Random(seed)
+    if seed % 2:
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    else:
+        del data[draw.randrange(len(data)) :]
+    path.write_bytes(data)
+    with journal.step(3, "w") as step:
+        found = [step.find(one) for one in requests]
+        for one, sample in zip(requests, found, strict=True):
+            assert sample is None or sample == answer(one)
+            if sample is None:
+                step.keep(one, answer(one))
+    assert None in found
+    with journal.step(3, "w") as step:
+        assert [step.find(one) for one in requests] == [answer(one) for one in requests]
+
+
+def test_files_go_when_a_checkpoint_covers_them_or_the_limit_is_reached(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    made = SampleJournal(folder, keep_gib=1500 / 2**30)
+    for number in range(1, 6):
+        with made.step(number, "w") as step:
+            for index in range(4):
+                step.keep(request(index), answer(request(index)))
+    names = sorted(path.name for path in folder.iterdir())
+    assert names[-1] == "step_000005.bin" and 2 <= len(names) < 5
+    made.drop(up_to=4)
+    assert [path.name for path in folder.iterdir()] == ["step_000005.bin"]
+    made.close()
+    off = SampleJournal(tmp_path / "none", keep_gib=0)
+    written(off, [request()])
+    off.close()
+    assert not (tmp_path / "none").exists()
+
+
+def test_samples_that_failed_the_gate_are_not_found_again(journal: SampleJournal) -> None:
+    written(journal, [request()])
+    sampler: Any = SimpleNamespace(journal=journal)
+    with pytest.raises(ValueError), forgetting_misaligned(sampler, 3):
+        raise ValueError("of something else")
+    with journal.step(3, "w") as step:
+        assert step.find(request()) is not None
+    with pytest.raises(AlignmentError), forgetting_misaligned(sampler, 3):
+        raise AlignmentError("stale")
+    with journal.step(3, "w") as step:
+        assert step.find(request()) is None
+
+
+def test_a_generation_asks_engines_only_for_what_is_missing(journal: SampleJournal) -> None:
+    requests = [request(i) for i in range(12)]
+    written(journal, requests[:5])
+    pool = VirtualPool(2, lambda _: 50)
+    asked: list[Request] = []
+
+    def more(idle: bool) -> list[Request]:
+        if idle and not asked:
+            asked.append(requests[4])  # Of the journal, when engines have nothing left to do.
+            return [requests[4], requests[11]]
+        return []
+
+    with pool.patched(), journal.step(3, "w") as step:
+        one = Generation(pool, 2, stall_timeout_s=1e9, journal=step)  # type: ignore[arg-type]
+        one.add(requests[:4] + requests[5:11])
+        samples = list(one.samples(more))
+    assert sorted((s.problem_id, s.index) for s in samples) == sorted(r.key for r in requests)
+    assert sum(one.finished) == 7 and step.reused == 5
+    # What engines made is there the next time.
+    with journal.step(3, "w") as step:
+        assert all(step.find(one) is not None for one in requests)

@@ -1,0 +1,30 @@
+"""Seeds that can be entered at any place of their sequence."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlmath.utils.seed_stream import SeedStream, skip
+
+
+def first(seed: int, count: int) -> list[int]:
+    stream = SeedStream(seed)
+    return [stream.next() for _ in range(count)]
+
+
+def test_the_numbers_are_those_of_splitmix64() -> None:
+    """Of a seed that mixes to 0 they are the generator's published first outputs for seed 0."""
+    assert first(0, 3) == [
+        0xE220A8397B1DCDAF >> 1,
+        0x6E789E6AA1B965F4 >> 1,
+        0x06C45D188009454F >> 1,
+    ]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 60), st.integers(0, 60))
+def test_a_stream_goes_on_where_another_ended(seed: int, begun: int, more: int) -> None:
+    later = skip(seed, begun)
+    assert 0 <= later < 2**64
+    assert first(later, 5) == first(seed, begun + 5)[begun:]
+    assert skip(later, more) == skip(seed, begun + more)
