@@ -154,7 +154,8 @@ def run(
 # Of data-parallel ranks with the distributed optimizer each has a part of the summed gradient.
 PLAIN_OPTIMIZER = {"optimizer": {"distributed": False}}
 CASES = [
-    ("all", LAYOUTS[0], {}),
+    # A fault of one rank shows on several too.
+    pytest.param("all", LAYOUTS[0], {}, marks=pytest.mark.long),
     ("all", LAYOUTS[1], PLAIN_OPTIMIZER),
     ("all", LAYOUTS[2], PLAIN_OPTIMIZER),
     ("all", Layout(2, 1, 1), {"model": ModelSettings(torch.float32, recompute="full")}),
@@ -254,7 +255,7 @@ def make_tied(folder: Path) -> str:
         # The output is normalized with the adapter in it.
         (make_olmo2, TARGETS, Layout(2, 1, 1)),
         # The frozen table is on both stages.
-        (make_tied, TARGETS, Layout(1, 2, 1)),
+        pytest.param(make_tied, TARGETS, Layout(1, 2, 1), marks=pytest.mark.long),
         (make_mixture, ATTENTION_TARGETS, Layout(2, 1, 2, expert_parallel=2)),
     ],
     ids=str,
@@ -297,7 +298,7 @@ def test_new_adapters_change_nothing_and_the_reference_is_the_base_model(
     assert all(one["grad_norm"] > 0 for one in metrics)
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS[1:], Layout(1, 1, 2)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
 def test_new_adapters_train_alike_on_every_layout(
     ranks: RankPool,
     tiny_model: str,  # noqa: F811
@@ -337,7 +338,7 @@ def run_merged(layout: Layout, platform: Platform, model: str, folder: str, lora
 
 @pytest.mark.parametrize(
     ("which", "layout"),
-    [("all", Layout(1, 1, 1)), ("all", Layout(2, 2, 1)), ("some", Layout(4, 1, 1))],
+    [("all", Layout(2, 2, 1)), ("some", Layout(4, 1, 1))],
     ids=str,
 )
 def test_what_is_sent_is_the_merged_model(
@@ -408,7 +409,10 @@ def run_resumed(
     ("layout", "changes"),
     [
         (Layout(1, 1, 2), {"offload": "optimizer"}),
-        (Layout(2, 1, 1), {"optimizer": {"distributed": False}}),
+        (
+            Layout(2, 1, 1),
+            {"optimizer": {"distributed": False}, "model": ModelSettings(torch.bfloat16)},
+        ),
     ],
     ids=str,
 )
