@@ -56,6 +56,11 @@ def _source(step: Step) -> tuple[Path, bool]:
         UserError: They are not kept.
     """
     version, run_dir = int(step.row["weights_version"]), step.files.folder
+    if len(step.row.get("spans") or ()) > 1:
+        raise UserError(
+            "--regenerate: several weights versions sampled this one; those that one version "
+            "sampled can be drawn again"
+        )
     if version == 0:
         return Path(step.config.model.path), False
     checkpoints = run_dir / "checkpoints"

@@ -59,13 +59,19 @@ def generation_lines(step: Step, whole: bool) -> Iterator[str]:
     config, row, address = step.config, step.row, step.address
     seed = request_seed(config.runner.seed, address.step, address.problem, address.index)
     of = f"of runner.seed={config.runner.seed}, step, problem and index"
-    yield f"seed {row['seed']}" + (f" ({of})" if seed == row["seed"] else f", but {seed} is {of}")
+    # A later step may have continued it (rollout.schedule).
+    other = f", of the step that began it; {seed} would be {of}"
+    yield f"seed {row['seed']}" + (f" ({of})" if seed == row["seed"] else other)
     limit = max_response_tokens(config, address.step)
     yield (
         f"engine {row.get('engine')}, weights version {row.get('weights_version')} (those after "
         f"step {row.get('weights_version')}), temperature {config.rollout.temperature:g}, at most "
         f"{limit} tokens"
     )
+    spans = row.get("spans") or []
+    if len(spans) > 1:
+        parts = ", ".join(f"version {version} from token {first}" for version, first in spans)
+        yield f"sampled by several weights: {parts}"
     ends = {"stop": "the model ended it", "length": "it was cut off at the limit"}
     reason = row.get("finish_reason")
     yield f"{row['response_tokens']} tokens; finish reason {reason}: {ends.get(str(reason), '?')}"

@@ -126,7 +126,7 @@ def test_the_graders_way(tmp_path: Path, capsys: Any) -> None:
 
 def test_seed_engine_weights_and_end(tmp_path: Path, capsys: Any) -> None:
     text = why(Varied(tmp_path / "run").go(last=2).folder, "2/train.jsonl:20/3", capsys)
-    assert f"seed {2**60 + 3}, but " in text  # The made-up run draws its seeds otherwise.
+    assert f"seed {2**60 + 3}, of " in text  # The made-up run draws its seeds otherwise.
     assert "weights version 1 (those after step 1)" in text
     assert "finish reason length: it was cut off at the limit" in text
 
@@ -201,6 +201,29 @@ def test_weights_that_are_not_kept(tmp_path: Path, capsys: Any) -> None:
     run = Varied(tmp_path / "run").go(last=2)
     text = why(run.folder, SAMPLE, capsys, "--regenerate", code=2)
     assert "weights after step 1" in text and "no checkpoint" in text
+
+
+def test_a_sample_of_several_weights(tmp_path: Path, capsys: Any) -> None:
+    class Continued(Varied):
+        def groups(self, step: int) -> list[Group]:
+            return [
+                dataclasses.replace(
+                    one,
+                    samples=tuple(
+                        dataclasses.replace(
+                            graded,
+                            sample=dataclasses.replace(graded.sample, spans=((0, 0), (1, 2))),
+                        )
+                        for graded in one.samples
+                    ),
+                )
+                for one in super().groups(step)
+            ]
+
+    run = Continued(tmp_path / "run").go(last=2)
+    text = why(run.folder, SAMPLE, capsys)
+    assert "version 0 from token 0, version 1 from token 2" in text
+    assert "several weights" in why(run.folder, SAMPLE, capsys, "--regenerate", code=2)
 
 
 def test_a_problems_id_may_hold_slashes() -> None:
