@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlmath.commands.why.batch import Step
-from rlmath.commands.why.sampled import prompt_tokens
+from rlmath.commands.why.sampled import admitted_in, prompt_tokens, spans_of
 from rlmath.config.schema import Config
 from rlmath.errors import UserError
 from rlmath.monitor.digests import digest_log_probs, digest_tokens, same_item
@@ -55,12 +55,13 @@ def _source(step: Step) -> tuple[Path, bool]:
     Raises:
         UserError: They are not kept.
     """
-    version, run_dir = int(step.row["weights_version"]), step.files.folder
-    if len(step.row.get("spans") or ()) > 1:
+    versions = [version for version, _ in spans_of(step)]
+    if len(versions) > 1:
         raise UserError(
-            "--regenerate: several weights versions sampled this one; those that one version "
-            "sampled can be drawn again"
+            f"--regenerate: weights versions {', '.join(map(str, versions))} sampled parts of this "
+            "response (rollout.schedule=carry_over); only samples of one version are drawn again"
         )
+    version, run_dir = int(step.row["weights_version"]), step.files.folder
     if version == 0:
         return Path(step.config.model.path), False
     checkpoints = run_dir / "checkpoints"
@@ -110,7 +111,7 @@ def _sample(config: Config, step: Step, folder: Path) -> Sample:
         problem_id=step.address.problem,
         index=step.address.index,
         prompt_token_ids=prompt_tokens(step),
-        max_tokens=max_response_tokens(step.config, step.address.step),
+        max_tokens=max_response_tokens(step.config, admitted_in(step)),
         temperature=config.rollout.temperature,
         top_p=1.0,
         seed=int(step.row["seed"]),

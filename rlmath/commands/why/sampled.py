@@ -54,24 +54,34 @@ def prompt_tokens(step: Step) -> tuple[int, ...]:
     return tokens
 
 
+def spans_of(step: Step) -> list[tuple[int, int]]:
+    """Weights versions of the sample, each with its first token; of one that is not in the file
+    (of an earlier rlmath) the version that it names."""
+    spans = step.row.get("spans") or [[step.row["weights_version"], 0]]
+    return [(int(version), int(start)) for version, start in spans]
+
+
+def admitted_in(step: Step) -> int:
+    """The step that began the sample, of which its seed and limit are."""
+    return spans_of(step)[0][0] + 1
+
+
 def generation_lines(step: Step, whole: bool) -> Iterator[str]:
     """Seed, engine, weights and end of the sample, and its text."""
     config, row, address = step.config, step.row, step.address
-    seed = request_seed(config.runner.seed, address.step, address.problem, address.index)
-    of = f"of runner.seed={config.runner.seed}, step, problem and index"
-    # A later step may have continued it (rollout.schedule).
-    other = f", of the step that began it; {seed} would be {of}"
-    yield f"seed {row['seed']}" + (f" ({of})" if seed == row["seed"] else other)
-    limit = max_response_tokens(config, address.step)
+    admitted = admitted_in(step)
+    seed = request_seed(config.runner.seed, admitted, address.problem, address.index)
+    of = f"of runner.seed={config.runner.seed}, step {admitted}, problem and index"
+    yield f"seed {row['seed']}" + (f" ({of})" if seed == row["seed"] else f", but {seed} is {of}")
+    limit = max_response_tokens(config, admitted)
     yield (
         f"engine {row.get('engine')}, weights version {row.get('weights_version')} (those after "
         f"step {row.get('weights_version')}), temperature {config.rollout.temperature:g}, at most "
         f"{limit} tokens"
     )
-    spans = row.get("spans") or []
-    if len(spans) > 1:
-        parts = ", ".join(f"version {version} from token {first}" for version, first in spans)
-        yield f"sampled by several weights: {parts}"
+    if len(spans_of(step)) > 1:
+        parts = [f"{version} from token {start}" for version, start in spans_of(step)]
+        yield f"sampled by {len(parts)} versions of the weights: {', '.join(parts)}"
     ends = {"stop": "the model ended it", "length": "it was cut off at the limit"}
     reason = row.get("finish_reason")
     yield f"{row['response_tokens']} tokens; finish reason {reason}: {ends.get(str(reason), '?')}"

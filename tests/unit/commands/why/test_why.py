@@ -18,6 +18,7 @@ from rlmath.cli import main
 from rlmath.commands.why.batch import Address
 from rlmath.model.tiny_tokenizer import fast_tokenizer
 from rlmath.monitor.digests import details_path
+from rlmath.rollout.seeds import request_seed
 from rlmath.training.algorithm_settings import update_settings
 from rlmath.types import Group
 from tests.unit.commands.made_run import Run
@@ -126,7 +127,7 @@ def test_the_graders_way(tmp_path: Path, capsys: Any) -> None:
 
 def test_seed_engine_weights_and_end(tmp_path: Path, capsys: Any) -> None:
     text = why(Varied(tmp_path / "run").go(last=2).folder, "2/train.jsonl:20/3", capsys)
-    assert f"seed {2**60 + 3}, of " in text  # The made-up run draws its seeds otherwise.
+    assert f"seed {2**60 + 3}, but " in text  # The made-up run draws its seeds otherwise.
     assert "weights version 1 (those after step 1)" in text
     assert "finish reason length: it was cut off at the limit" in text
 
@@ -197,33 +198,25 @@ def test_a_sample_that_is_not_there(sample: str, says: str, tmp_path: Path, caps
     assert says in why(run.folder, sample, capsys, code=2)
 
 
+def test_a_sample_of_several_versions(tmp_path: Path, capsys: Any) -> None:
+    run = Varied(tmp_path / "run").go(last=2)
+    file = run.folder / "samples" / "step_000002.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        row["spans"] = [[0, 0], [1, 2]]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    text = why(run.folder, SAMPLE, capsys)
+    assert "2 versions of the weights: 0 from token 0, 1 from token 2" in text
+    seed = request_seed(0, 1, "train.jsonl:21", 1)
+    assert f"{seed} is of runner.seed=0, step 1," in text
+    text = why(run.folder, SAMPLE, capsys, "--regenerate", code=2)
+    assert "weights versions 0, 1 sampled parts of this response" in text
+
+
 def test_weights_that_are_not_kept(tmp_path: Path, capsys: Any) -> None:
     run = Varied(tmp_path / "run").go(last=2)
     text = why(run.folder, SAMPLE, capsys, "--regenerate", code=2)
     assert "weights after step 1" in text and "no checkpoint" in text
-
-
-def test_a_sample_of_several_weights(tmp_path: Path, capsys: Any) -> None:
-    class Continued(Varied):
-        def groups(self, step: int) -> list[Group]:
-            return [
-                dataclasses.replace(
-                    one,
-                    samples=tuple(
-                        dataclasses.replace(
-                            graded,
-                            sample=dataclasses.replace(graded.sample, spans=((0, 0), (1, 2))),
-                        )
-                        for graded in one.samples
-                    ),
-                )
-                for one in super().groups(step)
-            ]
-
-    run = Continued(tmp_path / "run").go(last=2)
-    text = why(run.folder, SAMPLE, capsys)
-    assert "version 0 from token 0, version 1 from token 2" in text
-    assert "several weights" in why(run.folder, SAMPLE, capsys, "--regenerate", code=2)
 
 
 def test_a_problems_id_may_hold_slashes() -> None:
