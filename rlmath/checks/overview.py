@@ -17,7 +17,7 @@ from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.load import Composed
 from rlmath.config.lora import LoraConfig
 from rlmath.config.optimizer import OptimizerConfig
-from rlmath.config.schema import Config, OldLogProbs, RewardItem, Schedule
+from rlmath.config.schema import Config, OldLogProbs, RewardItem, RolloutSchedule, Schedule
 from rlmath.model.hub import hub_name
 from rlmath.model.spec import ModelSpec
 from rlmath.rewards.base import Range
@@ -35,6 +35,7 @@ def describe_training(config: Config) -> str:
         *_block("loss", _objective(config)),
         *_block("lr", [_learning_rate(config.actor.optimizer, updates)]),
         *_lora(config.actor.lora),
+        *_schedule(config),
     ]
     if needs_value_model(algorithm.advantage):
         value = [_learning_rate(config.value.optimizer, updates)]
@@ -150,6 +151,17 @@ def _objective(config: Config) -> list[str]:
     if algorithm.truncated.name != "keep":
         lines.append(f"truncated responses: {algorithm.truncated.name}")
     return lines
+
+
+def _schedule(config: Config) -> list[str]:
+    rollout = config.rollout
+    if rollout.schedule is not RolloutSchedule.carry_over:
+        return []
+    budget = f"{rollout.carry_over_tokens:,}" if rollout.carry_over_tokens else "?"
+    lines = [f"carry_over: {budget} tokens a step, at most {rollout.max_lag} steps older"]
+    if rollout.allow_uncorrected:
+        lines.append("older tokens are not corrected for (rollout.allow_uncorrected)")
+    return _block("schedule", lines)
 
 
 def _kl(config: Config) -> str:

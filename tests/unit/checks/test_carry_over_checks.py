@@ -1,0 +1,61 @@
+"""``rollout.schedule=carry_over``: what is refused, and what ``--check`` says of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlmath.checks.algorithm import algorithm_problems
+from rlmath.checks.overview import describe_training
+from rlmath.config.load import load
+
+BASE = ["model.path=m", "runner.run_dir=r", "rollout.schedule=carry_over"]
+BUDGET = "rollout.carry_over_tokens=4096"
+CORRECTED = "algorithm.correction.kind=token_truncate"
+
+
+def problems(*overrides: str) -> list[str]:
+    return list(algorithm_problems(load([*BASE, *overrides])))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [BUDGET, CORRECTED],
+        [BUDGET, "algorithm.correction.veto_below=1e-4"],
+        [BUDGET, "rollout.max_lag=0"],
+        [BUDGET, "rollout.allow_uncorrected=true"],
+        [BUDGET, CORRECTED, "algorithm.loss=reinforce", "rollout.allow_uncorrected=true"],
+    ],
+)
+def test_what_works(overrides: list[str]) -> None:
+    assert problems(*overrides) == []
+
+
+def test_a_budget_is_needed_and_one_that_would_do_is_named() -> None:
+    (found,) = problems(CORRECTED, "rollout.max_response_tokens=8192")
+    assert "rollout.carry_over_tokens=null" in found and "such as 2048" in found
+
+
+def test_tokens_of_older_weights_are_corrected_for_or_it_is_asked_for() -> None:
+    (found,) = problems(BUDGET, "rollout.max_lag=3")
+    assert "algorithm.correction.kind=none" in found and "rollout.max_lag=3 steps older" in found
+    assert "take token_truncate, or rollout.allow_uncorrected=true" in found
+    (found,) = problems(BUDGET, CORRECTED, "algorithm.loss=reinforce")
+    assert "algorithm.loss=reinforce: does not bound the importance ratio; take ppo_clip" in found
+
+
+def test_what_does_nothing_is_refused() -> None:
+    (found,) = problems(BUDGET, CORRECTED, "rollout.allow_uncorrected=true")
+    assert "rollout.allow_uncorrected=true: does nothing" in found
+    for setting in (BUDGET, "rollout.max_lag=1", "rollout.allow_uncorrected=true"):
+        config = load(["model.path=m", "runner.run_dir=r", setting])
+        (found,) = algorithm_problems(config)
+        assert "rollout.schedule=synchronous does not read it" in found
+
+
+def test_check_says_it() -> None:
+    text = describe_training(load([*BASE, BUDGET, CORRECTED]))
+    assert "carry_over: 4,096 tokens a step, at most 2 steps older" in text
+    text = describe_training(load([*BASE, BUDGET, "rollout.allow_uncorrected=true"]))
+    assert "older tokens are not corrected for" in text
+    assert "carry_over" not in describe_training(load(BASE[:2]))
