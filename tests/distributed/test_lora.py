@@ -431,10 +431,10 @@ def test_a_run_resumes_bit_by_bit_and_in_other_layouts(
         assert one[0] == other[0]
         if one[1] is not None:
             assert torch.equal(one[1].log_probs, other[1].log_probs)
-    # Adapters, and three float32 tensors of each; the model is far larger.
+    # Adapters, and up to three float32 tensors of each, with headers; all weights take over 2 MB.
     trained = sum(math.prod(s) for s in adapter_shapes(read_model_spec(tiny_model), ALL).values())
     held = sum(p.stat().st_size for p in (tmp_path / "actor").glob("*.distcp"))
-    assert 12 * trained <= held < 16 * trained + 300_000
+    assert 12 * trained <= held < 16 * trained + 500_000
     if layout.tensor_parallel == 1:
         other = Layout(2, 2, 1)
         for metrics, _ in ranks.run(other, run_resumed, *given, (0, 2), {}):
