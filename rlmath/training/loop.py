@@ -27,6 +27,7 @@ from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Ledger
 from rlmath.rollout.progress import sampling_progress
 from rlmath.rollout.sampler import Sampler
+from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.checkpointing import HasState, Saver, open_saver, open_store
 from rlmath.training.controllers import Coefficients
@@ -131,6 +132,10 @@ def open_run(config: Config) -> Iterator[Training]:
         monitor.sampling = functools.partial(sampling_progress, session.sampling.pool)
         if checkpoint is not None:
             saver.restore(checkpoint, session.sampling.pool)
+        elif config.actor.lora.init_from is not None:
+            # Engines have read the base model.
+            session.sampling.pool.sleep()
+            sync_weights(session.actor, session.sampling.pool, 0)
         detectors = CollapseDetectors(config.collapse, read_metrics(run_dir))
         stack.enter_context(saver.saving_when_cut_short())
         probes = [*session.watchdog_probes(monitor), saver.watchdog_probe()]
