@@ -77,7 +77,12 @@ class Verification:
 
 
 def sync_weights(
-    sender: WeightSender, pool: RolloutPool, version: int, verification: Verification | None = None
+    sender: WeightSender,
+    pool: RolloutPool,
+    version: int,
+    verification: Verification | None = None,
+    *,
+    again: bool = False,
 ) -> tuple[Sequence[Residue], Sequence[Residue]]:
     """Send the actor's present weights to all engines.
 
@@ -89,9 +94,10 @@ def sync_weights(
     Args:
         sender: The actor.
         pool: Its engines, without unfinished requests.
-        version: Larger than the pool's.
+        version: Larger than the pool's, or the pool's with ``again``.
         verification: When to compare what the engines then hold with the actor's weights.
             ``None``: not this time.
+        again: The engines read other weights for this version than the actor has.
 
     Returns:
         What ``make_room`` said before the engines took memory for weights, and for the KV cache.
@@ -101,7 +107,7 @@ def sync_weights(
         ValueError: The version is not new.
         EngineError: An engine did not take the weights.
     """
-    if version <= pool.weights_version:
+    if version < pool.weights_version + (not again):
         raise ValueError(f"weights version {version} is not after {pool.weights_version}")
     due = verification is not None and verification.due(pool, time.monotonic())
     pool.settle()

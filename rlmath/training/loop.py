@@ -135,7 +135,7 @@ def open_run(config: Config) -> Iterator[Training]:
         elif config.actor.lora.init_from is not None:
             # Engines have read the base model.
             session.sampling.pool.sleep()
-            sync_weights(session.actor, session.sampling.pool, 1)
+            sync_weights(session.actor, session.sampling.pool, 0, again=True)
         detectors = CollapseDetectors(config.collapse, read_metrics(run_dir))
         stack.enter_context(saver.saving_when_cut_short())
         probes = [*session.watchdog_probes(monitor), saver.watchdog_probe()]

@@ -122,8 +122,9 @@ def sampled_from(session: Session, monitor: Monitor, step: int) -> str | None:
         return None
     vllm = importlib.util.find_spec("vllm")
     installed = 0 if vllm is None or not vllm.origin else Path(vllm.origin).stat().st_mtime_ns
-    engine = (config.model, config.precision, session.layout.engine_tensor_parallel, installed)
-    return digest(weights, session.layout.device.value, repr(engine))
+    layout = session.layout
+    engine = (config.model, config.precision, layout.engine_tensor_parallel, installed)
+    return digest(weights, layout.device.value, repr(engine), repr(config.actor.lora))
 
 
 def log_samples(sampled: Sampled, pool: RolloutPool, monitor: Monitor, step: int) -> None:
