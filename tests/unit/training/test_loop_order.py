@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlmath.checkpoint import CheckpointStore
+from rlmath.config.lora import LoraConfig
 from rlmath.device.residue import Residue
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.sampler import Sampled
@@ -101,7 +102,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 train_paths=[], max_prompt_tokens=1, train_weights=None, seed=0, shuffle=False
             ),
             rollout=SimpleNamespace(temperature=1.0),
-            actor=SimpleNamespace(optimizer=None, lora=SimpleNamespace(rank=0)),
+            actor=SimpleNamespace(optimizer=None, lora=LoraConfig()),
             algorithm=SimpleNamespace(minibatches_per_step=1),
             collapse=None,
             watchdog=SimpleNamespace(stall_s=0),
