@@ -2,12 +2,12 @@
 
 A simulation: the driver's real dealing (``rlmath/rollout/generation.py``) and other ways, with
 stand-in engines under a virtual clock (``rlmath/commands/plan/schedule``). The 1.5B recipe: 512
-problems x 16
-samples on 128 engines of one GPU, log-normal response lengths of at most 27,648 tokens. A token
-held costs what reading its keys and values takes at 80 % of an H100's memory bandwidth. The rest of
-a decode step and how alike a problem's lengths are (``--step-ms``, ``--problem-sd``) are not
-known: by default they are such that whole groups take 260 s at a mean of 14 thousand tokens, as
-published for RLinf's run of this recipe, and so are 2 ms with 0.7 and 4 ms with 0.3.
+problems x 16 samples on 128 engines of one GPU, log-normal response lengths of at most 27,648
+tokens. A token held costs what reading its keys and values takes at 80 % of an H100's memory
+bandwidth. The rest of a decode step and how alike a problem's lengths are (``--step-ms``,
+``--problem-sd``) are not known: by default they are such that whole groups take 260 s at a mean of
+14 thousand tokens, as published for RLinf's run of this recipe, and so are 2 ms with 0.7 and 4 ms
+with 0.3.
 
 Prints one JSON line: of each mean length and way of dealing, seconds and idle share, as the mean
 over the seeds, and two lower bounds in seconds: of the longest response alone on an engine,
@@ -32,13 +32,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from rlmath.commands.plan.schedule.lengths import OWN_SD, log_level  # noqa: E402
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool  # noqa: E402
 from rlmath.rollout.generation import Generation  # noqa: E402
 from rlmath.rollout.requests import Request  # noqa: E402
 
 ENGINES, PROBLEMS, GROUP_SIZE, LONGEST = 128, 512, 16, 27648
-# Of the logarithm of a length, within a problem.
-OWN_SD = 0.7
 # Keys and values of Qwen2.5-1.5B in bfloat16: 28 layers, 2 heads of 128.
 TOKEN_BYTES = 2 * 28 * 2 * 128 * 2
 TOKEN_S = TOKEN_BYTES / (0.8 * 3.35e12)
@@ -56,7 +55,7 @@ class Lengths:
 
     def __init__(self, seed: int, mean: float, problem_sd: float, problems: int) -> None:
         draw = np.random.default_rng(seed)
-        level = _level(mean, math.hypot(problem_sd, OWN_SD))
+        level = log_level(mean, LONGEST, math.hypot(problem_sd, OWN_SD))
         self.level = level + draw.normal(0, problem_sd, problems)
         own = draw.normal(0, OWN_SD, (problems, GROUP_SIZE))
         lengths = np.exp(self.level[:, None] + own)
@@ -220,17 +219,6 @@ def play(
 def group(problem: str) -> list[Request]:
     """The requests of a problem."""
     return [Request(problem, i, (1,), LONGEST, 1.0, 1.0, seed=0) for i in range(GROUP_SIZE)]
-
-
-def _level(mean: float, sd: float) -> float:
-    """Mean logarithm of the lengths whose mean, cut off at the longest, is ``mean``."""
-    spread = np.random.default_rng(0).normal(0, sd, 100_000)
-    low, high = 0.0, 20.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        cut = np.minimum(np.exp(middle + spread), LONGEST)
-        low, high = (middle, high) if cut.mean() < mean else (low, middle)
-    return low
 
 
 def _mean(values: Iterator[float]) -> float:

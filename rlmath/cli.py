@@ -35,7 +35,8 @@ _COMMANDS = {
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, a quarter of an hour and one file to send",
     "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
-    "plan": "before a run: plan layout model.path=MODEL (what fits), plan weights model.path=MODEL",
+    "plan": "before a run: plan layout model.path=MODEL (what fits), plan weights model.path=MODEL,"
+    " plan schedule model.path=MODEL (which rollout.schedule is fastest)",
 }
 # Modules whose ``run(config)`` a command with settings calls.
 _MODULES = {

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,6 +44,7 @@ class StepJournal:
         self._known: dict[str, Sample] = {}
         self._file: IO[bytes] | None = None
         self._writing: list[Future[None]] = []
+        self._failed: OSError | None = None
         self.reused = 0
 
     def open(self) -> None:
@@ -67,8 +69,16 @@ class StepJournal:
         for one in writing:
             one.result()
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # What a full disk did not take.
+                self._file.close()
             self._file = None
+        if self._failed is not None:
+            print(
+                f"warning: {self._path}: {self._failed}; samples of this step are not kept, and a "
+                "run that dies generates them again (runner.journal_keep_gib)",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def find(self, request: Request) -> Sample | None:
         """The sample of a request, if it is there; it keeps the engine that made it."""
@@ -95,9 +105,14 @@ class StepJournal:
 
     def _write(self, key: str, sample: Sample) -> None:
         assert self._file is not None
+        if self._failed is not None:
+            return  # Behind half a record nothing is found.
         payload = _packed(key, sample)
-        self._file.write(_FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
-        self._file.flush()
+        try:
+            self._file.write(_FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
+            self._file.flush()
+        except OSError as error:
+            self._failed = error
 
     def _key(self, request: Request) -> str:
         """Of all that decides what is sampled: request, weights, and what was begun."""

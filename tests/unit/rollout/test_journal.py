@@ -153,6 +153,17 @@ def test_files_go_when_a_checkpoint_covers_them_or_the_limit_is_reached(tmp_path
     assert not (tmp_path / "none").exists()
 
 
+def test_a_full_disk_costs_the_journal_and_not_the_run(
+    journal: SampleJournal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "wb") as full, journal.step(3, "w") as step:
+        step._file = full
+        for index in range(3):
+            step.keep(request(index), answer(request(index)))
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and said.count("\n") == 1
+
+
 def test_samples_that_failed_the_gate_are_not_found_again(journal: SampleJournal) -> None:
     written(journal, [request()])
     sampler: Any = SimpleNamespace(journal=journal)

@@ -42,7 +42,7 @@ def log_normal_lengths(
 ) -> Lengths:
     """Log-normal lengths, truncated at the longest, with this mean."""
     draw = np.random.default_rng(seed)
-    level = _level(mean, longest, math.hypot(PROBLEM_SD, OWN_SD))
+    level = log_level(mean, longest, math.hypot(PROBLEM_SD, OWN_SD))
     of_problem = level + draw.normal(0, PROBLEM_SD, (problems, 1))
     own = draw.normal(0, OWN_SD, (problems, samples))
     return Lengths(np.clip(np.exp(of_problem + own), 1, longest).astype(np.int64))
@@ -71,8 +71,14 @@ def lengths_of_run(run_dir: Path, samples: int) -> Lengths:
     return Lengths(np.array(whole, np.int64))
 
 
-def _level(mean: float, longest: int, sd: float) -> float:
-    """Mean logarithm of the lengths whose mean, cut off at the longest, is ``mean``."""
+def log_level(mean: float, longest: int, sd: float) -> float:
+    """Mean logarithm of the log-normal lengths whose mean, truncated at the longest, is ``mean``.
+
+    Args:
+        mean: In tokens.
+        longest: In tokens.
+        sd: Standard deviation of the logarithm.
+    """
     spread = np.random.default_rng(0).normal(0, sd, 100_000)
     low, high = 0.0, 25.0
     for _ in range(40):
