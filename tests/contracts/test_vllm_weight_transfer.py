@@ -216,7 +216,7 @@ def rank_of(patch: pytest.MonkeyPatch) -> ActorWorker:
     module = modules_like(DENSE, 0, parallel, dtype=torch.bfloat16)
     state = DeviceState(module, None, None, CUDA)
     rank.actor = SimpleNamespace(  # type: ignore[assignment]
-        module=module, spec=DENSE, parallel=parallel, device_state=state
+        merger=lambda: None, module=module, spec=DENSE, parallel=parallel, device_state=state
     )
     return rank
 

@@ -48,6 +48,6 @@ def test_a_sample_is_explained_and_drawn_again(learned: Path) -> None:
     found = rlmath("why", str(learned), address, "--regenerate")
     assert found.returncode == 0, found.stderr
     assert "they are those that the engine got" in found.stdout
-    assert f"seed {row['seed']} (of runner.seed=0, step, problem and index)" in found.stdout
+    assert f"seed {row['seed']} (of runner.seed=0, step 1, problem and index)" in found.stdout
     assert "equal to what the update used, bit by bit" in found.stdout
     assert f"its {row['response_tokens']} tokens are the same" in found.stdout

@@ -97,9 +97,9 @@ class FakePool:
         for one in wanted:
             tokens = np.arange(one.max_tokens, dtype=np.int32)
             log_probs = np.full(one.max_tokens, -1.0, np.float32)
-            version = self.weights_version
+            spans = ((self.weights_version, 0),)
             yield Sample(
-                one.problem_id, one.index, tokens, log_probs, "", "length", version, one.seed, 0
+                one.problem_id, one.index, tokens, log_probs, "", "length", spans, one.seed, 0
             )
 
 
