@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlmath.algorithms.aggregation import AGGREGATIONS
+from rlmath.algorithms.alignment import token_lags
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching import minibatches
 from rlmath.batching.from_groups import SampledSequences, sampled_sequences
@@ -62,6 +63,35 @@ def test_each_sequence_is_in_one_shard_with_all_that_it_has(ranks: int) -> None:
             assert set(share.places.tolist()) <= set(members)
     # Ranks wait for each other in every micro-batch.
     assert len({tuple(len(counts) for counts in one.counts) for one in found}) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_each_token_keeps_the_version_that_sampled_it(ranks: int) -> None:
+    """From spans to the lags that a rank measures by, also where one rank has no mixed sample."""
+    made, versions = [], []
+    for number, group in enumerate(groups(count=4, size=2, longest=12)):
+        graded = []
+        for one in group.samples:
+            length = len(one.sample.token_ids)
+            cuts = sorted({0, min(1, length - 1), length // 2}) if number else [0]
+            spans = tuple((5 + 2 * place, start) for place, start in enumerate(cuts))
+            sample = dataclasses.replace(one.sample, spans=spans)
+            graded.append(dataclasses.replace(one, sample=sample))
+            versions.append([max(v for v, start in spans if start <= t) for t in range(length)])
+        made.append(Group(group.problem, tuple(graded)))
+    given = sampled_sequences(made, truncated=TruncatedRule.keep, mask_duplicates=False)
+    seen = []
+    for shard in dealt(given, ranks, minibatches=1):
+        batch = pickle.loads(pickle.dumps(shard)).batch
+        expected = [12 - version for place in shard.places.tolist() for version in versions[place]]
+        assert token_lags(batch, 12).tolist() == expected
+        for place in range(len(batch)):
+            part = batch.part(place, 1)
+            wanted = [12 - version for version in versions[int(shard.places[place])]]
+            assert token_lags(part, 12).tolist() == wanted
+        seen.append(batch.token_ages is None)
+    assert any(max(row) > min(row) for row in versions) and not all(seen)
+    assert sequences().select([0, 1]).token_ages is None
 
 
 @pytest.mark.parametrize("kind", AGGREGATIONS.names())
