@@ -38,6 +38,14 @@ _COMMANDS = {
     "plan": "before a run: plan layout model.path=MODEL (what fits), plan weights model.path=MODEL,"
     " plan schedule model.path=MODEL (which rollout.schedule is fastest)",
 }
+# Modules of ``rlmath.commands`` with the options and the work of a command that reads a run.
+_OF_A_RUN = {
+    "report": "report.cli",
+    "watch": "watch",
+    "explain": "explain.cli",
+    "bisect": "bisect.cli",
+    "why": "why.cli",
+}
 # Modules whose ``run(config)`` a command with settings calls.
 _MODULES = {
     "train": "rlmath.training.loop",
@@ -97,16 +105,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"rlmath has no command {command!r}; it has {', '.join(_COMMANDS)}")
     if command == "plan":
         return _plan(rest)
-    if command == "report":
-        return _report(rest)
-    if command == "watch":
-        return _watch(rest)
-    if command == "explain":
-        return _explain(rest)
-    if command == "bisect":
-        return _bisect(rest)
-    if command == "why":
-        return _why(rest)
+    if command in _OF_A_RUN:
+        return _of_a_run(command, rest)
     if command == "publish":
         return _publish(rest)
     if command == "doctor":
@@ -180,44 +180,12 @@ def _grade(arguments: list[str]) -> int:
     return grading_cli.run(parser.parse_args(arguments))
 
 
-def _report(arguments: list[str]) -> int:
-    from rlmath.commands.report import cli as report_cli
-
-    parser = _Parser(prog="rlmath report", description=_COMMANDS["report"])
-    report_cli.add_arguments(parser)
-    return report_cli.run(parser.parse_args(arguments))
-
-
-def _watch(arguments: list[str]) -> int:
-    from rlmath.commands import watch
-
-    parser = _Parser(prog="rlmath watch", description=_COMMANDS["watch"])
-    watch.add_arguments(parser)
-    return watch.run(parser.parse_args(arguments))
-
-
-def _explain(arguments: list[str]) -> int:
-    from rlmath.commands.explain import cli as explain_cli
-
-    parser = _Parser(prog="rlmath explain", description=_COMMANDS["explain"])
-    explain_cli.add_arguments(parser)
-    return explain_cli.run(parser.parse_args(arguments))
-
-
-def _bisect(arguments: list[str]) -> int:
-    from rlmath.commands.bisect import cli as bisect_cli
-
-    parser = _Parser(prog="rlmath bisect", description=_COMMANDS["bisect"])
-    bisect_cli.add_arguments(parser)
-    return bisect_cli.run(parser.parse_args(arguments))
-
-
-def _why(arguments: list[str]) -> int:
-    from rlmath.commands.why import cli as why_cli
-
-    parser = _Parser(prog="rlmath why", description=_COMMANDS["why"])
-    why_cli.add_arguments(parser)
-    return why_cli.run(parser.parse_args(arguments))
+def _of_a_run(command: str, arguments: list[str]) -> int:
+    """A command that reads the folder of a run, and takes no settings."""
+    module = importlib.import_module(f"rlmath.commands.{_OF_A_RUN[command]}")
+    parser = _Parser(prog=f"rlmath {command}", description=_COMMANDS[command])
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(arguments)))
 
 
 def _publish(arguments: list[str]) -> int:

@@ -297,6 +297,25 @@ def test_a_step_finishes_no_more_than_it_lacks(collector: Collector) -> None:
     assert waited >= 1
 
 
+def test_no_more_groups_are_live_than_may_be(collector: Collector) -> None:
+    """Where the filter asks for four times the groups at once."""
+    many = ("algorithm.filter.keep=variance", "algorithm.filter.oversample=4")
+    sampler = sampler_of(*CARRY_OVER, *many, "rollout.max_lag=1")
+    asked: list[int] = []
+
+    class Counting(Engines):
+        def generate(
+            self, requests: Sequence[Request], more: Any, journal: Any
+        ) -> Iterator[Sample]:
+            asked.append(len({one.problem_id for one in requests}))
+            return super().generate(requests, more, journal)
+
+    for step in range(1, 6):
+        engines: Any = Counting(step, step - 1)
+        sampler.sample(step, engines, collector, contextlib.nullcontext)
+    assert max(asked) == 8 == asked[0]
+
+
 def test_a_lost_group_stops_the_run(collector: Collector, tmp_path: Path) -> None:
     sampler = sampler_of(*CARRY_OVER)
     for step in (1, 2):
