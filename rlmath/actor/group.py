@@ -41,6 +41,7 @@ from rlmath.utils.sizes import in_words
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 if TYPE_CHECKING:
+    from rlmath.weights.gather import WeightChanges
     from rlmath.weights.transports import TransportPlan
 
 
@@ -257,10 +258,11 @@ class ActorGroup:
         found: dict[str, int] = self._all("weights_fingerprints")[0]
         return found
 
-    def all_fingerprints(self) -> list[dict[str, int]]:
-        """Of each rank what :meth:`weights_fingerprints` gives: alike on all ranks, unless a
-        data-parallel copy of the model has other weights."""
-        return self._all("weights_fingerprints")
+    def weights_changes(self) -> list[WeightChanges]:
+        """Of each rank what :meth:`weights_fingerprints` gives, which is alike on all ranks unless
+        a data-parallel copy of the model has other weights; and what has not changed on it since
+        the last call."""
+        return self._all("weights_changes")
 
     def save_hf(self, folder: str | Path, card: str | None = None) -> None:
         """Write the model as a Hugging Face folder, with the files of the one it came from."""

@@ -20,6 +20,7 @@ from rlmath.utils.paused_collector import paused_collector
 if TYPE_CHECKING:
     from rlmath.actor.settings import StartedRank
     from rlmath.batching.shards import Shard
+    from rlmath.weights.gather import WeightChanges
 
 log = logging.getLogger(__name__)
 
@@ -221,6 +222,11 @@ class ActorWorker:
     def weights_fingerprints(self) -> dict[str, int]:
         """Fingerprint of each tensor as it is sent. Collective."""
         return self.gatherer.fingerprints()
+
+    def weights_changes(self) -> WeightChanges:
+        """The same, and which of this rank's parts are as they were at the last call.
+        Collective."""
+        return self.gatherer.changes()
 
     def save_hf(self, folder: str, source: str, card: str | None) -> None:
         """Write the model as a Hugging Face folder. Collective."""

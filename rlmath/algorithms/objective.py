@@ -25,6 +25,8 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
       KL before its coefficient);
     - ``weighted/signal``: ``sum w (f |A| + kl_coef + |entropy_coef|)``, which is 0 only when
       nothing in the minibatch can move a weight;
+    - ``weighted/loss_weight``, ``weighted/loss_weight_squares``: sums of the tokens' weights and of
+      their squares, which follow from the lengths and the aggregation alone;
     - ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of
       old against current policy), ``token/entropy`` when given, ``token/kl`` with a reference;
     - with ``off_policy_mask_kl`` ``token/off_policy_masked``;
@@ -103,6 +105,8 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         .sum()
         .double(),
         "token/approx_kl": (torch.expm1(log_ratio) - log_ratio).sum(),
+        "weighted/loss_weight": weights.double().sum(),
+        "weighted/loss_weight_squares": weights.double().square().sum(),
         "count/token": inputs.mask.sum().double(),
         "count/nonfinite": (inputs.mask & ~finite).sum().double(),
         "count/log_ratio_clamped": (raw_log_ratio.abs() > LOG_RATIO_LIMIT).sum().double(),

@@ -26,7 +26,7 @@ class CollapseConfig:
         "and continue with a lower learning rate.",
     )
     stop_on: list[str] = setting(
-        lambda: ["unscored"],
+        lambda: ["unscored", "grading_failed", "sandbox_timeouts"],
         "Detectors that stop the run regardless of action, such as [unscored, mismatch_k3].",
     )
     rollback_on: list[str] = setting(
@@ -51,6 +51,18 @@ class CollapseConfig:
     )
     unscored: float | None = setting(
         0.3, "Maximum fraction of samples that the rewards could not score.", least=0, most=1
+    )
+    grading_failed: float | None = setting(
+        0.5,
+        "Maximum fraction of samples whose grade is a timeout or an error.",
+        least=0,
+        most=1,
+    )
+    sandbox_timeouts: float | None = setting(
+        0.9,
+        "Maximum fraction of program runs in sandboxes that time out.",
+        least=0,
+        most=1,
     )
     truncated: float | None = setting(
         0.7, "Maximum fraction of truncated responses.", least=0, most=1

@@ -62,6 +62,13 @@ class DataConfig:
     malformed_rows: MalformedRow = setting(
         MalformedRow.stop, "Malformed rows: stop with file, line and field, or skip and count."
     )
+    max_leaked_answers: float = setting(
+        0.2,
+        "Maximum fraction of prompts that contain their own answer, beyond the fraction that "
+        "contain the next problem's; 1 disables.",
+        least=0,
+        most=1,
+    )
     shuffle: bool = setting(True, "Shuffle the training problems in each epoch.")
     seed: int = setting(0, "Seed of the data order.", least=0, most=2**32 - 1)
     max_eval_problems: int | None = setting(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlmath.config.schema import DataConfig, MalformedRow, OverlongPrompt
+from rlmath.data import leaks
 from rlmath.data.answers import accepted_answers
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.data.prompts import Encoder, PromptRenderer
@@ -84,6 +85,8 @@ def load_problems(
         )
         for draft, ids in zip(drafts, tokens, strict=True)
     ]
+    shares = leaks.shares([draft.prompt for draft in drafts], [draft.target for draft in drafts])
+    leaks.check(shares, len(drafts), settings.max_leaked_answers, paths)
     report = replace(report, num_bad_answers=len(bad), bad_answers=tuple(bad[:_ROWS_IN_REPORT]))
     return problems, report
 

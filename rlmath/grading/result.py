@@ -8,6 +8,9 @@ from typing import Literal
 Status = Literal["correct", "wrong", "no_answer", "bad_gold", "timeout", "error"]
 STATUSES: tuple[Status, ...] = ("correct", "wrong", "no_answer", "bad_gold", "timeout", "error")
 
+# The grader could not tell; the response counts as wrong.
+FAILED_GRADES: tuple[Status, ...] = ("timeout", "error")
+
 
 @dataclass(frozen=True, slots=True)
 class Grade:

@@ -100,6 +100,8 @@ class CollapseDetectors:
         rules: dict[str, tuple[str, Rule]] = {
             "repetition": ("rollout/repetitive_share", _above),
             "unscored": ("rewards/total/none_share", _above),
+            "grading_failed": ("grading/failed_share", _above),
+            "sandbox_timeouts": ("rewards/sandbox_timeout_share", _above),
             "truncated": ("rollout/truncated_share", _above),
             "truncated_groups": ("rollout/truncated_groups_share", _above),
             "entropy_low": ("train/entropy_loss", _below),

@@ -92,7 +92,7 @@ class CodeforcesCode(CodeReward):
             row.get("memory_limit") or self.limits.memory_mib,
         )
         passed = 0
-        with self.provider.prepare(program, allowed) as prepared:
+        with self.prepare(program, allowed) as prepared:
             if prepared.compile_error is not None:
                 return self.no_compile_reward
             for test in tests:
@@ -122,7 +122,7 @@ class CodeforcesCode(CodeReward):
         names = ("input.txt", "correct_output.txt", "solution_output.txt")
         files = dict(zip(names, (given, wanted, printed), strict=True))
         # The checker is the data's own: it gets the default limits, whatever the problem's are.
-        with self.provider.prepare(Program("python", checker, args=names), self.limits) as judge:
+        with self.prepare(Program("python", checker, args=names), self.limits) as judge:
             verdict = judge.run("", files)
         if verdict.status == "timeout":
             raise ProviderError("the problem's checker ran out of time")

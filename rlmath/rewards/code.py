@@ -53,7 +53,7 @@ class Code(CodeReward):
         if source is None:
             return 0.0
         passed = 0
-        with self.provider.prepare(Program(language, source), self.limits) as program:
+        with self.prepare(Program(language, source), self.limits) as program:
             if program.compile_error is not None:
                 return 0.0
             for test in tests:

@@ -84,7 +84,7 @@ class IOICode(CodeReward):
     ) -> list[float]:
         allowed = limits(row.get("time_limit") or self.limits.cpu_s, self._memory_mib(row))
         scores: list[float] = []
-        with self.provider.prepare(Program("cpp", with_includes(source)), allowed) as program:
+        with self.prepare(Program("cpp", with_includes(source)), allowed) as program:
             if program.compile_error is not None:
                 return [0.0]
             for given, wanted in tests:
@@ -117,7 +117,7 @@ class IOICode(CodeReward):
         """One request for each test; the server's runtime compiles and compares."""
         allowed = Limits(cpu_s=run_s, wall_s=float(run_s), memory_mib=self._memory_mib(row))
         scores: list[float] = []
-        with provider.prepare_files("cms_ioi", files, allowed) as package:
+        with self.counted(provider.prepare_files("cms_ioi", files, allowed)) as package:
             for given, wanted in tests:
                 result = package.run("", {"input.txt": given, "correct_output.txt": wanted})
                 ended = result.status in ("timeout", "memory", "output_limit", "disk_limit")
@@ -145,9 +145,7 @@ class IOICode(CodeReward):
             memory_mib=max(_COMPILE_MIB, self._memory_mib(row)),
             file_size_mib=self.limits.file_size_mib + 2 * size_mib,
         )
-        with self.provider.prepare(
-            Program("bash", _RUN_PACKAGE, files=content), allowed
-        ) as package:
+        with self.prepare(Program("bash", _RUN_PACKAGE, files=content), allowed) as package:
             result = package.run()
         if result.exit_code == _NO_COMPILE:
             return [0.0]

@@ -34,6 +34,7 @@ from rlmath.rewards.columns import ADDED_COLUMNS, function_columns, group_column
 from rlmath.rewards.failure import reward_error
 from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix_items import MixItem, build_items
+from rlmath.rewards.program_tests import SANDBOX_RUNS, SANDBOX_TIMEOUTS
 from rlmath.rewards.required_columns import check_required
 from rlmath.rewards.scored import Partial, ScoredSample
 from rlmath.rewards.stats import RewardStats
@@ -292,9 +293,15 @@ class RewardMix:
         The totals are under ``rewards/total``.
         """
         result = self._stats.drain()
+        sandbox = {SANDBOX_RUNS: 0.0, SANDBOX_TIMEOUTS: 0.0}
         for item in self.items:
             for name, value in item.reward.drain_metrics().items():
                 result[f"rewards/{item.label}/{name}"] = value
+                if name in sandbox:
+                    sandbox[name] += value
+        if sandbox[SANDBOX_RUNS]:
+            share = sandbox[SANDBOX_TIMEOUTS] / sandbox[SANDBOX_RUNS]
+            result["rewards/sandbox_timeout_share"] = share
         return result
 
     def close(self) -> None:

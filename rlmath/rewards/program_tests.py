@@ -11,8 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlmath.rewards.base import Reward, RewardSettingError, Value, Values, texts_of
-from rlmath.rewards.sandbox import CodeProvider, Limits, ProviderError, get_provider
+from rlmath.rewards.sandbox import (
+    CodeProvider,
+    Limits,
+    PreparedProgram,
+    Program,
+    ProviderError,
+    get_provider,
+)
+from rlmath.rewards.sandbox.counted import CountedProgram, RunCounts
 from rlmath.rewards.sandbox.provider import language_names
+
+# Metrics of a reward.
+SANDBOX_RUNS = "sandbox_runs"
+SANDBOX_TIMEOUTS = "sandbox_timeouts"
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +141,15 @@ class CodeReward(Reward):
         )
         self._lock = threading.Lock()
         self._provider_errors = 0
+        self._counts = RunCounts()
+
+    def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
+        """See :meth:`CodeProvider.prepare`; its runs are counted."""
+        return self.counted(self.provider.prepare(program, limits))
+
+    def counted(self, program: PreparedProgram) -> PreparedProgram:
+        """The program with its runs counted."""
+        return CountedProgram(program, self._counts)
 
     def judge_all(self, completions: Sequence[Any], judge: Callable[[int, str], Value]) -> Values:
         """``judge(index, text)`` for each completion, several at once, in order."""
@@ -148,7 +169,12 @@ class CodeReward(Reward):
     def drain_metrics(self) -> dict[str, float]:
         with self._lock:
             count, self._provider_errors = self._provider_errors, 0
-        return {"provider_errors": float(count)}
+        runs, timeouts = self._counts.drain()
+        return {
+            "provider_errors": float(count),
+            SANDBOX_RUNS: float(runs),
+            SANDBOX_TIMEOUTS: float(timeouts),
+        }
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -8,6 +8,7 @@ from rlmath.actor.group import ActorGroup
 from rlmath.batching.from_groups import SampledSequences
 from rlmath.monitor import Monitor
 from rlmath.monitor.digests import StepDigests, digest, of_number, sample_key
+from rlmath.weights.gather import WeightChanges
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
@@ -52,14 +53,20 @@ def digest_start(monitor: Monitor, actor: ActorGroup) -> None:
     the ranks have their weights where they compute."""
     if monitor.digest_log.wants_start:
         with monitor.phase("digests"):
-            monitor.digest_log.start(actor.weights_fingerprints())
+            monitor.digest_log.start(actor.weights_changes()[0].fingerprints)
 
 
-def digest_weights(monitor: Monitor, actor: ActorGroup) -> None:
-    """The weights by tensor after an update; and which ranks have others than rank 0."""
+def digest_weights(monitor: Monitor, actor: ActorGroup) -> list[WeightChanges]:
+    """The weights by tensor after an update; and which ranks have others than rank 0.
+
+    Returns:
+        Of each rank, with what did not change.
+    """
     with monitor.phase("digests"):
-        first, *others = actor.all_fingerprints()
+        changes = actor.weights_changes()
+    first, *others = (one.fingerprints for one in changes)
     odd = [rank for rank, one in enumerate(others, 1) if one != first]
     digests = monitor.digests
     digests.add("weights", "tensors", list(first), list(map(of_number, first.values())))
     digests.odd_ranks = odd
+    return changes

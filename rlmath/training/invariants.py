@@ -3,18 +3,22 @@
 The first minibatch is computed from the very weights that the old log-probs are from, so its
 importance ratio is 1; the reference model of a run's first step is the policy, so their KL is 0;
 with a learning rate of 0 the ratio stays 1 in every minibatch; and samples whose advantages are all
-0 have no gradient. A step that violates one of them does not train what the settings say: log-probs
-at another temperature, a split that loses tokens, a reference from another model.
+0 have no gradient. The tokens of a minibatch have the number and the weights that follow from the
+lengths (``rlmath.training.weight_sums``). A step that violates one of them does not train what the
+settings say: log-probs at another temperature, a split that loses tokens, a reference from another
+model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import Config, DType, OldLogProbs, OnMisalignment
 from rlmath.errors import UserError
 from rlmath.monitor import Monitor
+from rlmath.training.weight_sums import WeightSums, wrong_sums
 
 if TYPE_CHECKING:
     from rlmath.actor.settings import UpdateResult
@@ -29,14 +33,33 @@ class InvariantError(UserError):
 
 
 def check_invariants(
-    config: Config, any_advantage: bool, result: UpdateResult, step: int, monitor: Monitor
+    config: Config,
+    any_advantage: bool,
+    result: UpdateResult,
+    step: int,
+    monitor: Monitor,
+    sums: Sequence[WeightSums] = (),
 ) -> None:
     """Check an update's metrics; ``alignment.on_fail`` decides between an error and a warning.
+
+    Args:
+        sums: What the tokens of each minibatch weigh by the lengths alone; see
+            :func:`rlmath.training.weight_sums.expected_sums`.
 
     Raises:
         InvariantError: An invariant is violated, with ``alignment.on_fail=stop``.
     """
     broken = violations(config, any_advantage, result, first_step=step == 1)
+    broken += wrong_sums(sums, result.minibatches)
+    report(config, broken, step, monitor)
+
+
+def report(config: Config, broken: Sequence[str], step: int, monitor: Monitor) -> None:
+    """Fail, or warn, as ``alignment.on_fail`` says, if any invariant is violated.
+
+    Raises:
+        InvariantError: With ``alignment.on_fail=stop``.
+    """
     if not broken:
         return
     message = f"step {step}: " + "; ".join(broken)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import stdev
 from typing import TYPE_CHECKING
 
-from rlmath.grading.result import STATUSES
+from rlmath.grading.result import FAILED_GRADES, STATUSES
 from rlmath.monitor.repetition import repetition
 from rlmath.types import GradedSample, Group
 
@@ -47,6 +47,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
     for status in STATUSES:
         metrics[f"grading/{status}_share"] = _mean([s.status == status for s in samples])
+    metrics["grading/failed_share"] = _mean([s.status in FAILED_GRADES for s in samples])
     return metrics
 
 
@@ -66,8 +67,8 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name in minibatches[0] if minibatches else ():
         values = [one[name] for one in minibatches]
-        if name == "discarded":
-            continue
+        if name == "discarded" or name.startswith("loss_weight"):
+            continue  # For the invariants, and no figure of the run.
         if name.endswith("_max"):
             metrics[f"train/{name}"] = max(values)
         elif name == "lr" or name.endswith("_count"):

@@ -26,13 +26,16 @@ from rlmath.training.digests import (
     digest_weights,
 )
 from rlmath.training.gate import AlignmentError
-from rlmath.training.invariants import check_invariants
+from rlmath.training.independent import check_independence
+from rlmath.training.invariants import InvariantError, check_invariants
 from rlmath.training.metrics import rollout_metrics, update_metrics
 from rlmath.training.mismatch import check_mismatch
 from rlmath.training.passes import Passes
 from rlmath.training.prepare import Prepared, prepare
 from rlmath.training.session import Session
+from rlmath.training.unchanged import check_changes
 from rlmath.training.values import update_values
+from rlmath.training.weight_sums import expected_sums
 from rlmath.types import TrainingBatch
 
 
@@ -61,12 +64,14 @@ def train_step(
         synced = sync_weights(session, monitor, step, write)
         return sampled.metrics | synced, None
     with forgetting_misaligned(sampler, step):
+        check_independence(session.config, sampled.groups, step, monitor)
         prepared = prepare(session, sampled.groups, passes, coefficients.kl_coef, monitor, step)
         sequences = prepared.sequences
         digest_sequences(monitor.digests, sequences, prepared.fingerprints)
         digest_start(monitor, session.actor)
         updated = update(session, prepared, passes, coefficients, monitor, step)
-    digest_weights(monitor, session.actor)
+    changes = digest_weights(monitor, session.actor)
+    check_changes(session.config, changes, updated, step, monitor)
     synced = sync_weights(session, monitor, step, write)
     monitor.count_tokens(int(sequences.sequence_lengths.sum()))
     count = min(session.config.runner.check_export_sequences, len(sequences))
@@ -76,10 +81,10 @@ def train_step(
 
 @contextlib.contextmanager
 def forgetting_misaligned(sampler: Sampler, step: int) -> Iterator[None]:
-    """A resumed run must not find samples again that failed the alignment gate."""
+    """A resumed run must not find samples again that failed the gate or an invariant."""
     try:
         yield
-    except AlignmentError:
+    except (AlignmentError, InvariantError):
         sampler.journal.forget(step)
         raise
 
@@ -184,7 +189,8 @@ def update_policy(
     settings = update_settings(config, kl_coef, entropy_coef)
     now = session.sampling.pool.weights_version
     result, alignment = session.actor.step_update(settings, now)
-    check_invariants(config, prepared.any_advantage, result, step, monitor)
+    sums = expected_sums(config, prepared.sequences, config.runner.seed + step)
+    check_invariants(config, prepared.any_advantage, result, step, monitor, sums)
     metrics = update_metrics(result)
     digest_gradient(monitor.digests, result.minibatches)
     if result.fingerprints is not None:

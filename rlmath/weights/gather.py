@@ -8,7 +8,7 @@ stages, expert) need no special cases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,20 @@ class Run:
     def of(self, whole: Tensor) -> Tensor:
         """This run of the whole tensor, as a view."""
         return whole.narrow(self.dim, self.start, self.length)
+
+
+@dataclass(frozen=True)
+class WeightChanges:
+    """What a rank says of its weights after an update.
+
+    Attributes:
+        fingerprints: Of each whole tensor; alike on all ranks of a copy of the model.
+        unchanged: This rank's own parts that are as they were at the last call; ``None``: it was
+            the first call.
+    """
+
+    fingerprints: dict[str, int]
+    unchanged: tuple[Run, ...] | None
 
 
 @dataclass(frozen=True)
@@ -131,6 +145,7 @@ class BucketGatherer:
     ) -> None:
         self.parallel = parallel
         self.ranks = parallel.global_ranks
+        self._before: dict[Run, int] | None = None
         self._local: dict[Run, _Place] = {}
         # Of a tied embedding, on the last stage; the first stage sends the original.
         self._copies: dict[Run, _Place] = {}
@@ -254,12 +269,40 @@ class BucketGatherer:
 
         Collective over the group; all ranks get the same. See ``rlmath.weights.fingerprint``.
         """
+        return self._add_up(self._own_fingerprints(self._is_sender))
+
+    @torch.no_grad()
+    def changes(self) -> WeightChanges:
+        """The same fingerprints, and which of this rank's own parts are as they were at the last
+        call. Collective over the group.
+        """
+        own = self._own_fingerprints(lambda run: run in self._local)
+        before, self._before = self._before, own
+        unchanged = None
+        if before is not None:
+            unchanged = tuple(run for run, value in own.items() if before.get(run) == value)
+        senders = {run: value for run, value in own.items() if self._is_sender(run)}
+        return WeightChanges(self._add_up(senders), unchanged)
+
+    def _is_sender(self, run: Run) -> bool:
+        """Whether this rank is the first of those that hold a run."""
+        return self._holders[run][0] == self.parallel.global_rank
+
+    def _own_fingerprints(self, wanted: Callable[[Run], bool]) -> dict[Run, int]:
+        """What each of this rank's runs adds to the fingerprint of its tensor."""
+        return {
+            run: fingerprint(self._local[run].values().to(meta.dtype), *run.corner)
+            for meta in self.tensors
+            for run in self._runs[meta.name]
+            if wanted(run)
+        }
+
+    def _add_up(self, own: Mapping[Run, int]) -> dict[str, int]:
+        """The fingerprints of whole tensors, over all ranks of the group."""
         sums = torch.zeros(len(self.tensors), dtype=torch.int64, device=self.device)
-        for place, meta in enumerate(self.tensors):
-            for run in self._runs[meta.name]:
-                if self._holders[run][0] == self.parallel.global_rank:
-                    part = self._local[run].values().to(meta.dtype)
-                    sums[place] += fingerprint(part, *run.corner)
+        places = {meta.name: place for place, meta in enumerate(self.tensors)}
+        for run, value in own.items():
+            sums[places[run.name]] += value
         if self.parallel.group is not None:
             dist.all_reduce(sums, group=self.parallel.group)
         return {meta.name: value for meta, value in zip(self.tensors, sums.tolist(), strict=True)}

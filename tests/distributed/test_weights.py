@@ -193,6 +193,7 @@ def _check_round_trip(ranks: Ranks, folder: Path, case: Case) -> None:
         _same(result["to_all"], expected)
         _same(result["written"], expected)
         assert result["fingerprints"] == fingerprints(expected.items())
+        assert result["changes"]
         assert result["buckets"] > 5
         assert result["padding"] is None or not result["padding"].any()
     if case.ep == 1 and case.etp is None:

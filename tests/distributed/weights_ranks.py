@@ -323,6 +323,7 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
         "to_all": to_all,
         "written": _written(gatherer),
         "fingerprints": gatherer.fingerprints(),
+        "changes": _changes(gatherer),
         "sends": {
             (run.name, run.dim, run.start, run.length): rank
             for bucket in gatherer.buckets
@@ -332,6 +333,22 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
         "buckets": len(gatherer.buckets),
         "padding": padding,
     }
+
+
+def _changes(gatherer: Any) -> bool:
+    """Of this rank's parts, all are new at first, and then all but the one that is changed stay."""
+    first = gatherer.changes()
+    if first.unchanged is not None or first.fingerprints != gatherer.fingerprints():
+        return False
+    run, place = next(iter(gatherer._local.items()))
+    values = place.parameter.detach().narrow(place.dim, place.start, place.length)
+    kept = values.clone()
+    values += 1
+    changed = gatherer.changes()
+    values.copy_(kept)
+    again = gatherer.changes()
+    others = {one for one in gatherer._local if one != run}
+    return set(changed.unchanged) == others == set(again.unchanged)
 
 
 def _written(gatherer: Any) -> dict[str, Tensor]:

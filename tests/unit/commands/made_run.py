@@ -23,6 +23,7 @@ from rlmath.training.digests import (
 )
 from rlmath.types import Group
 from rlmath.weights.fingerprint import fingerprints
+from rlmath.weights.gather import WeightChanges
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 from tests.unit.commands.report.run_maker import group
 
@@ -48,11 +49,9 @@ class Run:
         self.weights = {f"layer.{i}.weight": torch.full((4, 3), float(i)) for i in range(3)}
         self.copies: list[dict[str, torch.Tensor]] = []
 
-    def all_fingerprints(self) -> list[dict[str, int]]:
-        return [dict(fingerprints(one.items())) for one in (self.weights, *self.copies)]
-
-    def weights_fingerprints(self) -> dict[str, int]:
-        return self.all_fingerprints()[0]
+    def weights_changes(self) -> list[WeightChanges]:
+        held = (self.weights, *self.copies)
+        return [WeightChanges(dict(fingerprints(one.items())), None) for one in held]
 
     def groups(self, step: int) -> list[Group]:
         return [group(f"train.jsonl:{step}{i}", [1.0, -1.0], ["2", "3"], step) for i in range(3)]

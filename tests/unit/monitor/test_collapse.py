@@ -16,6 +16,8 @@ HEALTHY = [
         "step": step,
         "rollout/repetitive_share": RNG.uniform(0.0, 0.1),
         "rewards/total/none_share": 0.1,
+        "grading/failed_share": RNG.uniform(0.0, 0.05),
+        "rewards/sandbox_timeout_share": RNG.uniform(0.1, 0.6),
         "rollout/truncated_share": RNG.uniform(0.1, 0.4),
         "rollout/truncated_groups_share": RNG.uniform(0.0, 0.2),
         "train/entropy_loss": 0.5 * math.exp(-step / 150) + RNG.uniform(0.0, 0.1),
@@ -32,6 +34,8 @@ HEALTHY = [
 COLLAPSES = {
     "repetition": ("rollout/repetitive_share", lambda k: 0.35 + 0.1 * k),
     "unscored": ("rewards/total/none_share", lambda k: 1.0),
+    "grading_failed": ("grading/failed_share", lambda k: 0.6),
+    "sandbox_timeouts": ("rewards/sandbox_timeout_share", lambda k: 1.0),
     "truncated": ("rollout/truncated_share", lambda k: 0.75 + 0.05 * k),
     "truncated_groups": ("rollout/truncated_groups_share", lambda k: 0.6),
     "entropy_low": ("train/entropy_loss", lambda k: 0.009 / (k + 1)),

@@ -122,7 +122,7 @@ def test_code_without_tests_cannot_be_scored(local):
     ]
     texts = [fenced(ADD)] * 3 + [fenced("x", "cobol")]
     assert reward(texts, verification_info=infos) == [None] * 4
-    assert reward.drain_metrics() == {"provider_errors": 1.0}
+    assert reward.drain_metrics()["provider_errors"] == 1.0
     with pytest.raises(RewardSettingError, match="'verification_info' is missing"):
         reward(texts)
     with pytest.raises(RewardSettingError, match="is no JSON object"):
@@ -160,7 +160,7 @@ def test_a_provider_that_fails_is_none_and_not_zero():
         with get_reward(name, provider=Broken()) as reward:
             language = "cpp" if name == "ioi_code" else "python"
             assert reward([fenced("x", language)], **columns) == [None]
-            assert reward.drain_metrics() == {"provider_errors": 1.0}
+            assert reward.drain_metrics()["provider_errors"] == 1.0
 
 
 def test_in_a_mix(local):

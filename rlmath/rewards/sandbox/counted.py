@@ -1,0 +1,49 @@
+"""How many runs of programs there were, and how many timed out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from rlmath.rewards.sandbox.provider import Execution, PreparedProgram
+
+
+class RunCounts:
+    """Counts since the last :meth:`drain`. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs = self._timeouts = 0
+
+    def add(self, execution: Execution) -> None:
+        """A run that has ended."""
+        with self._lock:
+            self._runs += 1
+            self._timeouts += execution.status == "timeout"
+
+    def drain(self) -> tuple[int, int]:
+        """Runs and timeouts, and start over."""
+        with self._lock:
+            found = self._runs, self._timeouts
+            self._runs = self._timeouts = 0
+        return found
+
+
+class CountedProgram(PreparedProgram):
+    """A prepared program whose runs are counted."""
+
+    def __init__(self, program: PreparedProgram, counts: RunCounts) -> None:
+        self._program, self._counts = program, counts
+
+    @property
+    def compile_error(self) -> str | None:  # type: ignore[override]
+        """Of the program; with a remote compiler known after the first run only."""
+        return self._program.compile_error
+
+    def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
+        execution = self._program.run(stdin, files)
+        self._counts.add(execution)
+        return execution
+
+    def close(self) -> None:
+        self._program.close()

@@ -1,0 +1,100 @@
+"""Samples of a problem are independent: how probable is it that two of them are the same?
+
+Two requests with one seed, or an engine that ignores seeds, give a group its samples twice, and
+the group's advantages mean nothing. Identical responses alone prove nothing, as a sure policy
+repeats itself. But the log-probs say how sure it is: given one response, another sample of the
+problem is the same with the probability of that response.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlmath.config.schema import Config
+from rlmath.monitor import Monitor
+from rlmath.training.invariants import report
+from rlmath.types import Group, Sample
+
+# Of a false alarm, in each step.
+CHANCE = 1e-9
+
+
+def check_independence(
+    config: Config, groups: Sequence[Group], step: int, monitor: Monitor
+) -> None:
+    """Check the groups of a step; ``alignment.on_fail`` decides between an error and a warning.
+
+    Raises:
+        InvariantError: Samples of a problem share a seed, or are identical beyond chance, with
+            ``alignment.on_fail=stop``.
+    """
+    report(config, dependent_samples([_samples(group) for group in groups]), step, monitor)
+
+
+def dependent_samples(groups: Sequence[Sequence[Sample]]) -> list[str]:
+    """A sentence if samples of the same problem are not independent.
+
+    Args:
+        groups: The samples of each problem.
+    """
+    for samples in groups:
+        first: dict[int, int] = {}
+        for sample in samples:
+            earlier = first.setdefault(sample.seed, sample.index)
+            if earlier != sample.index:
+                return [
+                    f"samples {earlier} and {sample.index} of problem {sample.problem_id} have one "
+                    f"seed ({sample.seed})"
+                ]
+    # Pairs that share no sample are independent of each other.
+    pairs = [pair for group in groups for pair in zip(group[::2], group[1::2], strict=False)]
+    same = [(one, other) for one, other in pairs if _is_same(one, other)]
+    if not same:
+        return []
+    log_chance = log_tail([_log_probability(one) for one, _ in pairs], len(same))
+    if log_chance >= math.log(CHANCE):
+        return []
+    rarest, copy = min(same, key=lambda pair: _log_probability(pair[0]))
+    return [
+        f"{len(same)} of {len(pairs)} pairs of samples of one problem are identical, of which the "
+        f"chance is at most 1e{log_chance / math.log(10):.0f} by their log-probs (such as samples "
+        f"{rarest.index} and {copy.index} of problem {rarest.problem_id}): they are not "
+        "independent"
+    ]
+
+
+def log_tail(log_probabilities: Sequence[float], count: int) -> float:
+    """Bound of the log-probability that ``count`` or more of independent events happen.
+
+    Chernoff's: ``min over s >= 0 of sum_i log(1 + p_i (exp(s) - 1)) - s count``.
+
+    Args:
+        log_probabilities: Of each event.
+        count: From 1.
+    """
+    p = np.exp(np.minimum(np.asarray(log_probabilities, dtype=np.float64), 0.0))
+    best = 0.0
+    # Any s gives a bound, so a grid may be coarse; p below 1e-300 counts as that.
+    p = np.maximum(p, 1e-300)
+    for s in np.geomspace(1e-3, 800.0, 256):
+        # log(1 + p (e^s - 1)), without an overflow of e^s.
+        terms = np.logaddexp(np.log1p(-np.minimum(p, 1 - 1e-16)), np.log(p) + s)
+        best = min(best, float(terms.sum() - s * count))
+    return best
+
+
+def _samples(group: Group) -> list[Sample]:
+    return [graded.sample for graded in group.samples]
+
+
+def _is_same(one: Sample, other: Sample) -> bool:
+    return one.finish_reason == other.finish_reason and np.array_equal(
+        one.token_ids, other.token_ids
+    )
+
+
+def _log_probability(sample: Sample) -> float:
+    return float(sample.log_probs.sum(dtype=np.float64))

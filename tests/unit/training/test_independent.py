@@ -1,0 +1,77 @@
+"""Identical samples of a problem: by chance, and beyond it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from rlmath.training.independent import dependent_samples, log_tail
+from rlmath.types import Sample
+
+RNG = np.random.default_rng(3)
+SEEDS = itertools.count()
+
+
+def sample(index: int, tokens: list[int], log_prob: float, seed: int | None = None) -> Sample:
+    """A sample whose tokens have ``log_prob`` each."""
+    return Sample(
+        problem_id="p",
+        index=index,
+        token_ids=np.array(tokens, np.int32),
+        log_probs=np.full(len(tokens), log_prob, np.float32),
+        text="",
+        finish_reason="stop",
+        spans=((1, 0),),
+        seed=next(SEEDS) if seed is None else seed,
+        engine=0,
+    )
+
+
+def drawn(groups: int, size: int, choices: int, length: int) -> list[list[Sample]]:
+    """Groups of samples of ``length`` tokens, each of ``choices`` alike ones."""
+    p = -math.log(choices)
+    return [
+        [sample(i, RNG.integers(0, choices, length).tolist(), p) for i in range(size)]
+        for _ in range(groups)
+    ]
+
+
+def test_one_seed_twice() -> None:
+    group = [sample(0, [1], -1.0, seed=7), sample(1, [2], -1.0), sample(2, [3], -1.0, seed=7)]
+    (sentence,) = dependent_samples([group])
+    assert "samples 0 and 2 of problem p have one seed (7)" in sentence
+
+
+@pytest.mark.parametrize(("choices", "length"), [(1, 20), (2, 1), (2, 4), (10, 2), (50, 20)])
+def test_chance_is_no_alarm(choices: int, length: int) -> None:
+    """From a policy that always says the same to one that never does."""
+    for _ in range(20):
+        assert dependent_samples(drawn(32, 8, choices, length)) == []
+
+
+@pytest.mark.parametrize(("choices", "length", "groups"), [(2, 4, 32), (50, 20, 1), (2, 1, 64)])
+def test_copies_are_an_alarm(choices: int, length: int, groups: int) -> None:
+    made = drawn(groups, 8, choices, length)
+    copies = [
+        [sample(i, g[0].token_ids.tolist(), -math.log(choices)) for i in range(8)] for g in made
+    ]
+    (sentence,) = dependent_samples(copies)
+    assert f"{groups * 4} of {groups * 4} pairs" in sentence and "not independent" in sentence
+
+
+def test_one_copy_of_a_long_response_is_enough() -> None:
+    made = drawn(32, 8, 50, 20)
+    made[3][5] = sample(5, made[3][4].token_ids.tolist(), -math.log(50))
+    (sentence,) = dependent_samples(made)
+    assert "1 of 128 pairs" in sentence and "samples 4 and 5" in sentence
+
+
+def test_the_bound_is_above_the_binomial_tail() -> None:
+    for n, p, k in [(10, 0.1, 5), (40, 0.5, 40), (100, 0.01, 8), (5, 1e-30, 1)]:
+        exact = sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+        bound = log_tail([math.log(p)] * n, k)
+        assert math.log(exact) - 1e-9 <= bound <= math.log(exact) + 5
+    assert log_tail([0.0] * 20, 20) == pytest.approx(0.0, abs=1e-9)

@@ -1,0 +1,61 @@
+"""Which parts of the weights an update has to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlmath.config.load import load
+from rlmath.config.schema import DType
+from rlmath.training.invariants import InvariantError
+from rlmath.training.unchanged import check_changes, unchanged_parts
+from rlmath.weights.gather import Run, WeightChanges
+
+UP = Run("model.layers.1.mlp.up_proj.weight", 0, 64, (64, 128))
+UPDATE = {"train/lr": 1e-5, "train/grad_norm": 0.5, "train/discarded_minibatches": 0.0}
+
+
+def changes(*unchanged: tuple[Run, ...] | None) -> list[WeightChanges]:
+    return [WeightChanges({}, one) for one in unchanged]
+
+
+def check(found: list[WeightChanges], *overrides: str, **update: float) -> None:
+    config = load(["experiment=quickstart", *overrides])
+    metrics = UPDATE | {f"train/{key}": value for key, value in update.items()}
+    monitor: Any = None
+    check_changes(config, found, metrics, 3, monitor)
+
+
+def test_a_half_updated_rank_is_named() -> None:
+    with pytest.raises(InvariantError, match=r"step 3: .*up_proj\.weight on rank 1 \(rows 64 to"):
+        check(changes((), (UP,)))
+
+
+def test_a_frozen_layer_names_its_tensors() -> None:
+    runs = tuple(Run(f"model.layers.0.{i}.weight", 1, 0, (128, 64)) for i in range(5))
+    with pytest.raises(InvariantError, match=r"0\.0\.weight on rank 0 \(columns .* and 2 more"):
+        check(changes(runs, None))
+
+
+def test_steps_without_an_update_are_not_judged() -> None:
+    stuck = changes((UP,), (UP,))
+    check(stuck, lr=0.0)
+    check(stuck, grad_norm=0.0)
+    check(stuck, discarded_minibatches=2.0)
+    check(stuck, "actor.lora.rank=4")
+    check(changes(None, None))
+    check_changes(load(["experiment=quickstart"]), stuck, {}, 3, None)  # type: ignore[arg-type]
+
+
+def test_parts_that_a_right_update_leaves_alone() -> None:
+    left = (
+        Run("model.embed_tokens.weight", 0, 0, (4096, 128)),
+        Run("model.layers.0.mlp.experts.3.up_proj.weight", 0, 0, (128, 128)),
+        Run("model.norm.weight", 0, 0, (4096,)),
+        Run("model.layers.0.small.weight", 0, 0, (8, 8)),
+    )
+    assert unchanged_parts(DType.float32, [left]) == []
+    medium = Run("model.layers.0.medium.weight", 0, 0, (32, 32))
+    assert unchanged_parts(DType.float32, [(medium,)])
+    assert unchanged_parts(DType.bfloat16, [(medium,)]) == []
