@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rlmath.algorithms.filters import FilterConfig, reason_to_drop
 
@@ -160,3 +160,20 @@ class GroupPool(Generic[G]):
         """Take over the carried-over groups of a checkpoint."""
         self._kept = list(carried_over)
         self._start_step()
+
+    def tally(self) -> dict[str, Any]:
+        """Counts of the step under way as plain JSON values, for a checkpoint before ``pop``."""
+        return {
+            "requested": self._requested,
+            "finished": self._finished,
+            "passed": self._passed,
+            "dropped": dict(self._dropped),
+            "right": self._right,
+            "graded": self._graded,
+        }
+
+    def set_tally(self, tally: Mapping[str, Any]) -> None:
+        """Take over what :meth:`tally` gave, after :meth:`set_carried_over`."""
+        self._requested, self._finished = tally["requested"], tally["finished"]
+        self._passed, self._dropped = tally["passed"], Counter(tally["dropped"])
+        self._right, self._graded = tally["right"], tally["graded"]

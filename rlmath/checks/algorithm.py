@@ -8,6 +8,7 @@ from rlmath.algorithms.correction import BOUNDS, CorrectionKind
 from rlmath.algorithms.filters import GroupRule, TruncatedRule
 from rlmath.algorithms.losses.base import AGGREGATIONS_OF_LOSSES
 from rlmath.config.algorithm import KlPlace
+from rlmath.config.rollout import max_lag
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs, RolloutSchedule
 from rlmath.config.settings import by_key, value_of, value_text
 
@@ -33,7 +34,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _kl_and_entropy(algorithm)
     yield from _filter(algorithm)
     yield from _curriculum(config)
-    yield from _carry_over(config)
+    yield from _schedule(config)
 
 
 def _unused(config: Config) -> Iterator[str]:
@@ -61,18 +62,21 @@ def _unused(config: Config) -> Iterator[str]:
             )
 
 
-def _carry_over(config: Config) -> Iterator[str]:
-    """Tokens of older weights need a budget, a correction and a loss that bounds their ratio."""
+def _schedule(config: Config) -> Iterator[str]:
+    """Tokens of older weights need a correction and a loss that bounds their ratio."""
     rollout, algorithm = config.rollout, config.algorithm
-    if rollout.schedule is not RolloutSchedule.carry_over:
+    name, lag = rollout.schedule.name, max_lag(rollout)
+    if rollout.schedule is RolloutSchedule.synchronous:
         return
-    if rollout.carry_over_tokens is None:
+    if rollout.schedule is RolloutSchedule.carry_over and rollout.carry_over_tokens is None:
         quarter = -(-rollout.max_response_tokens // 4)
         yield (
             "rollout.carry_over_tokens=null: rollout.schedule=carry_over needs the tokens that a "
             f"step adds to a response at most, such as {quarter} (a quarter of "
             f"rollout.max_response_tokens={rollout.max_response_tokens})"
         )
+    if rollout.schedule is RolloutSchedule.pipelined:
+        yield from _pipelined(config)
     reasons = []
     if not algorithm.correction.is_on:
         reasons.append(
@@ -82,18 +86,33 @@ def _carry_over(config: Config) -> Iterator[str]:
         reasons.append(
             f"algorithm.loss={algorithm.loss}: does not bound the importance ratio; take ppo_clip"
         )
-    if rollout.allow_uncorrected and not (reasons and rollout.max_lag):
+    if rollout.allow_uncorrected and not (reasons and lag):
         yield (
             "rollout.allow_uncorrected=true: does nothing, as nothing uncorrected is trained; "
             "leave it at false"
         )
-    if rollout.max_lag and not rollout.allow_uncorrected:
+    if lag and not rollout.allow_uncorrected:
         for reason in reasons:
             yield (
-                f"{reason}, or rollout.allow_uncorrected=true: with rollout.schedule=carry_over "
-                f"tokens are up to rollout.max_lag={rollout.max_lag} steps older than the weights "
+                f"{reason}, or rollout.allow_uncorrected=true: with rollout.schedule={name} "
+                f"tokens are up to rollout.max_lag={lag} steps older than the weights "
                 "that train on them"
             )
+
+
+def _pipelined(config: Config) -> Iterator[str]:
+    rollout, filters = config.rollout, config.algorithm.filter
+    if rollout.max_lag is not None and rollout.max_lag > 1:
+        yield (
+            f"rollout.max_lag={rollout.max_lag}: rollout.schedule=pipelined samples one step "
+            "ahead; take 1, or null"
+        )
+    if filters.oversample > 1:
+        yield (
+            f"algorithm.filter.oversample={filters.oversample:g}: with rollout.schedule=pipelined "
+            "the groups that are too many would be trained two steps after the weights that "
+            "sampled them; take 1, which asks for another group where one is dropped"
+        )
 
 
 def _value_model(config: Config) -> Iterator[str]:

@@ -17,6 +17,7 @@ from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.load import Composed
 from rlmath.config.lora import LoraConfig
 from rlmath.config.optimizer import OptimizerConfig
+from rlmath.config.rollout import max_lag
 from rlmath.config.schema import Config, OldLogProbs, RewardItem, RolloutSchedule, Schedule
 from rlmath.model.hub import hub_name
 from rlmath.model.spec import ModelSpec
@@ -154,11 +155,19 @@ def _objective(config: Config) -> list[str]:
 
 
 def _schedule(config: Config) -> list[str]:
-    rollout = config.rollout
-    if rollout.schedule is not RolloutSchedule.carry_over:
+    rollout, lag = config.rollout, max_lag(config.rollout)
+    if rollout.schedule is RolloutSchedule.synchronous:
         return []
-    budget = f"{rollout.carry_over_tokens:,}" if rollout.carry_over_tokens else "?"
-    lines = [f"carry_over: {budget} tokens a step, at most {rollout.max_lag} steps older"]
+    if rollout.schedule is RolloutSchedule.carry_over:
+        budget = f"{rollout.carry_over_tokens:,}" if rollout.carry_over_tokens else "?"
+        lines = [f"carry_over: {budget} tokens a step, at most {lag} steps older"]
+    else:
+        lines = [
+            "pipelined: engines sample the next step while the actor trains, with weights one step "
+            "older"
+            if lag
+            else "pipelined with rollout.max_lag=0: as synchronous"
+        ]
     if rollout.allow_uncorrected:
         lines.append("older tokens are not corrected for (rollout.allow_uncorrected)")
     return _block("schedule", lines)

@@ -41,6 +41,7 @@ from rlmath.config.schema import (
     Placement,
     Recompute,
     RewardItem,
+    RolloutSchedule,
     Schedule,
     Transport,
 )
@@ -311,6 +312,13 @@ def _optimizer(name: str, optimizer: OptimizerConfig, steps: int) -> Iterator[st
 def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
     cluster, transport = config.cluster, config.weights.transport
     local = cluster.ray_address is None
+    colocated = device is Device.cuda and cluster.placement is Placement.colocated
+    if config.rollout.schedule is RolloutSchedule.pipelined and colocated:
+        yield (
+            "rollout.schedule=pipelined: engines sample while the actor trains, on GPUs of their "
+            "own; set cluster.placement=separate, or take rollout.schedule=carry_over, which works "
+            "on shared GPUs"
+        )
     if cluster.nodes > 1 and local:
         yield (
             f"cluster.nodes={cluster.nodes}: a run over several nodes joins a Ray cluster that is "
@@ -336,7 +344,7 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
     works = Transport.shared_memory if cluster.nodes == 1 else Transport.object_store
     if device is Device.cuda:
         works = Transport.nccl
-    if device is Device.cuda and cluster.placement is Placement.colocated:
+    if colocated:
         works = Transport.ipc
     if transport is Transport.nccl_m2n and works is Transport.nccl:
         yield from _many_to_many(config)

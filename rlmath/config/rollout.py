@@ -11,6 +11,7 @@ from rlmath.utils.setting import OnlyWith, setting
 class RolloutSchedule(Enum):
     synchronous = "synchronous"
     carry_over = "carry_over"
+    pipelined = "pipelined"
 
 
 @dataclass
@@ -62,7 +63,9 @@ class RolloutConfig:
         RolloutSchedule.synchronous,
         "synchronous: each step samples its groups to the end with one version of the weights; "
         "carry_over: a step adds at most carry_over_tokens to each response and trains on the "
-        "oldest groups that are finished; the others continue in the next step with its weights.",
+        "oldest groups that are finished; the others continue in the next step with its weights; "
+        "pipelined: engines on separate GPUs sample the next step's groups while the actor "
+        "trains on this one's.",
     )
     carry_over_tokens: int | None = setting(
         None,
@@ -70,19 +73,20 @@ class RolloutConfig:
         least=1,
         only_with=OnlyWith("schedule", (RolloutSchedule.carry_over,)),
     )
-    max_lag: int = setting(
-        2,
+    max_lag: int | None = setting(
+        None,
         "A group is trained at most this many steps after the one that admitted it; the step waits "
-        "for it. 0: nothing is carried over.",
+        "for it. null: 2 with carry_over, and 1 with pipelined, which takes no more. 0: as "
+        "synchronous.",
         least=0,
         most=100,
-        only_with=OnlyWith("schedule", (RolloutSchedule.carry_over,)),
+        only_with=OnlyWith("schedule", (RolloutSchedule.carry_over, RolloutSchedule.pipelined)),
     )
     allow_uncorrected: bool = setting(
         False,
         "Allow tokens of older weights without algorithm.correction, or with a loss whose "
         "importance ratio is not bounded.",
-        only_with=OnlyWith("schedule", (RolloutSchedule.carry_over,)),
+        only_with=OnlyWith("schedule", (RolloutSchedule.carry_over, RolloutSchedule.pipelined)),
     )
     async_scheduling: bool | None = setting(
         None,
@@ -99,3 +103,12 @@ class RolloutConfig:
         "Maximum number of engine restarts after a crash or hang, per start of the run.",
         least=0,
     )
+
+
+def max_lag(rollout: RolloutConfig) -> int:
+    """``rollout.max_lag`` with its default, in steps; 0 where a step waits for what it trains."""
+    if rollout.schedule is RolloutSchedule.synchronous:
+        return 0
+    if rollout.max_lag is not None:
+        return rollout.max_lag
+    return 1 if rollout.schedule is RolloutSchedule.pipelined else 2

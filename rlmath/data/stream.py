@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from rlmath.errors import UserError
@@ -87,6 +88,11 @@ class ProblemStream(Generic[Item]):
             "num_problems": len(self._items),
             "fingerprint": self._fingerprint,
         }
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """:meth:`state_dict` as it is now."""
+        state = copy.deepcopy(self.state_dict())
+        return lambda: state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position.

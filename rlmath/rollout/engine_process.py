@@ -30,6 +30,7 @@ class EngineProcess:
     Attributes:
         handle: Ray's handle of the actor.
         starting: The answer to ``start`` that is still waited for; ``None``: none is.
+        waits_for_weights: It has started again and can sample only after the next weight sync.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class EngineProcess:
         # Whatever goes wrong with its imports, its start says.
         self.handle.prepare.remote()
         self.starting: Any = None
+        self.waits_for_weights = False
         self._deadline_s = 0.0
 
     def start(self) -> None:
@@ -81,6 +83,11 @@ class EngineProcess:
                 f"engine {self.index} was not ready after {self.start_timeout_s:g} s"
                 + self.end_of_log()
             )
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether it has started, with the weights in force."""
+        return self.starting is None and not self.waits_for_weights
 
     def place(self) -> ProcessPlace | None:
         """Where its process is; ``None`` when it died before it could say."""

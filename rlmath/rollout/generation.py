@@ -168,7 +168,7 @@ class Generation:
         """Deal requests to the engines that are not waited for, and wait for all busy ones."""
         processes = self._pool.processes
         owing = set(self._answers.values())
-        alive = [i for i, one in enumerate(processes) if one.starting is None]
+        alive = [i for i, one in enumerate(processes) if one.can_sample]
         free = [i for i in alive if i not in owing]
         dealt: dict[int, list[Request]] = {index: [] for index in free}
         for index, request in self._choose(free, alive):
@@ -243,6 +243,12 @@ class Generation:
         """Wait for an engine; what failed or hangs is started again."""
         waiting_since = time.monotonic()
         starting = self._pool.starting()
+        if not self._answers and not starting:
+            raise EngineError(
+                f"{self.unfinished} samples are left, and no engine has weights version "
+                f"{self._pool.weights_version} any more: those that were started again wait for "
+                "the next weight sync, as the actor is past that version"
+            )
         ready, _ = ray.wait(
             [*self._answers, *starting], num_returns=1, timeout=self._answer_every_s
         )

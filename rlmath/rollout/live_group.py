@@ -57,6 +57,10 @@ class LiveGroup:
             for index in sorted(cut)
         ]
 
+    def copy(self) -> LiveGroup:
+        """With its own record of which samples there are."""
+        return replace(self, finished=dict(self.finished), cut=dict(self.cut), graded=set())
+
     def to_state(self) -> dict[str, Any]:
         """Plain JSON values, without the problem's text, which the data has."""
         first = self.requests[0]

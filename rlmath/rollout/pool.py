@@ -44,6 +44,8 @@ class RolloutPool:
         reconnect: Called when engines were connected one by one and all have to be again.
         make_room: Called before an engine is started again on a GPU that it shares with the actor,
             to have the actor give back the memory that it does not use.
+        has_weights_at_hand: Whether the trainer still has the weights in force. While it updates
+            them an engine that is started again waits for the next weight sync.
         restarts: Engines started again so far.
         generation: The present ``generate``, or the last one.
         weights_version: Of the weights in force; 0 are those of the model folder.
@@ -77,6 +79,7 @@ class RolloutPool:
         self.bring_up: Callable[[Sequence[Any], int], None] | None = None
         self.reconnect: Callable[[], None] | None = None
         self.make_room: Callable[[], None] | None = None
+        self.has_weights_at_hand = True
         self.restarts = 0
         self._restarts_told = 0
         self._generating = False
@@ -186,10 +189,11 @@ class RolloutPool:
                     f"engine {index} has weights version {found} after the update to {version}"
                 )
         self.weights_version = version
+        self.has_weights_at_hand = True
 
     def settle(self) -> None:
         """Wait for engines that were started again, and have all of them connected; before new
-        weights are sent.
+        weights are sent, which those get that wait for weights.
 
         Raises:
             EngineError: One did not start, and no more restarts are left.
@@ -201,6 +205,8 @@ class RolloutPool:
         if self._apart and self.reconnect is not None:
             self.reconnect()
         self._apart = False
+        for engine in self._engines:
+            engine.waits_for_weights = False
 
     def sleep(self) -> None:
         """Give GPU memory back to the actor; engines that do not share it keep theirs."""
@@ -336,6 +342,10 @@ class RolloutPool:
     def _bring_up(self, engine: EngineProcess) -> None:
         self._started(engine)
         self._apart = True
+        if self.weights_version and not self.has_weights_at_hand:
+            engine.waits_for_weights = True
+            self.verified_syncs = 0
+            return
         if self.weights_version and self.bring_up is not None:
             self.bring_up([engine.handle], self.weights_version)
         found = engine.get(engine.handle.weights_version.remote())

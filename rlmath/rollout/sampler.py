@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from rlmath.algorithms.curriculum import PassRates, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
 from rlmath.algorithms.filters import UNSCORED
 from rlmath.batching.from_groups import apply_truncation_penalty
+from rlmath.config.rollout import max_lag
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
 from rlmath.rollout.collect import Collector
@@ -21,6 +23,7 @@ from rlmath.rollout.ledger import Event, Ledger, LedgerError
 from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import requests_for
+from rlmath.rollout.round import Round
 from rlmath.rollout.schedule import live_target
 from rlmath.rollout.step_sampling import StepSampling
 from rlmath.types import Group, Problem
@@ -40,6 +43,7 @@ class Sampled:
         shortage: In words, why there are fewer groups than ``prompts_per_step``; empty when there
             are not.
         dropped: By problem, why the filter dropped its group.
+        engines: What each engine did for it; see ``Generation.summary``.
     """
 
     groups: tuple[Group, ...]
@@ -47,6 +51,7 @@ class Sampled:
     metrics: dict[str, float]
     shortage: str
     dropped: dict[str, str]
+    engines: Mapping[str, Any] | None = None
 
 
 class Sampler:
@@ -80,8 +85,8 @@ class Sampler:
         self._asked = 0
         self.ledger = ledger or Ledger()
         self.journal = journal or SampleJournal()
-        carries_over = config.rollout.schedule is RolloutSchedule.carry_over
-        self._max_lag = config.rollout.max_lag if carries_over else 0
+        self._max_lag = max_lag(config.rollout)
+        self._carries_over = config.rollout.schedule is RolloutSchedule.carry_over
         # Groups that are not finished, and steps that admitted those that wait for an update.
         self._live: dict[int, LiveGroup] = {}
         self._kept_since: dict[int, int] = {}
@@ -89,6 +94,9 @@ class Sampler:
         self._short_steps: list[int] = []
         # Groups to have under way or waiting.
         self._live_target = algorithm.prompts_per_step
+        # Sampled and not taken by its step yet, and its events that the ledger has not.
+        self.round: Round | None = None
+        self._events: list[dict[str, Any]] = []
 
     def sample(
         self,
@@ -98,16 +106,34 @@ class Sampler:
         while_grading: Callable[[], Any],
         weights: str | None = None,
     ) -> Sampled:
-        """Sample and grade until the step has its groups, or may ask for no more.
+        """Sample the groups of a step, unless they are there, and take them."""
+        if self.round is None:
+            self.generate(step, pool, collector, while_grading, weights)
+        return self.take(step)
+
+    def generate(
+        self,
+        step: int,
+        pool: RolloutPool,
+        collector: Collector,
+        while_grading: Callable[[], Any],
+        weights: str | None = None,
+        *,
+        ahead: bool = False,
+    ) -> Round:
+        """Sample and grade until a step has its groups, or may ask for no more.
 
         Args:
-            step: The optimization step, from 1.
+            step: The optimization step that the groups are for, from 1.
             pool: The engines.
             collector: Grades.
             while_grading: A context manager for the time in which engines have nothing to do and
                 grades are waited for.
             weights: What tells the weights that sample, for the journal; ``None``: unknown.
+            ahead: The step before it is still being made: the engines have that one's weights, and
+                the ledger has the groups as admitted in it.
         """
+        now = step - ahead
         seen = {self._data_id(g.problem.id): _number(g.problem.id) for g in self._live.values()}
         skipped = 0
 
@@ -115,16 +141,16 @@ class Sampler:
             nonlocal skipped
             problems, more_skipped = self._next_problems(count, step, seen)
             skipped += more_skipped
-            return [self._admit(problem, step) for problem in problems]
+            return [self._admit(problem, step, now) for problem in problems]
 
         rollout, algorithm = self._config.rollout, self._config.algorithm
         work = StepSampling(
-            step,
+            now,
             kept=self._groups,
             kept_since=self._kept_since,
             unfinished=self._live.values(),
             groups_per_step=algorithm.prompts_per_step,
-            max_lag=self._max_lag,
+            max_lag=self._max_lag if self._carries_over else 0,
             budget_tokens=rollout.carry_over_tokens,
             live_groups=self._live_target,
             admit=admit,
@@ -140,21 +166,43 @@ class Sampler:
         self._live = dict(sorted(work.unfinished.items()))
         for one in self._live.values():
             one.graded.clear()
-        in_order = tuple(work.finished[place] for place in sorted(work.finished))
         if algorithm.curriculum.cooldown:
-            for group in in_order:
+            for _, group in sorted(work.finished.items()):
                 graded = [s.correct for s in group.samples if s.correct is not None]
                 self._rates.update(self._data_id(group.problem.id), sum(graded), len(graded), step)
-        groups, counts = self._pop(step, work)
-        metrics = self._metrics(counts, len(groups), skipped, step)
-        if self._max_lag:
-            metrics |= self._carry_over_metrics(work, groups, step)
+        self.round = Round(step, work.finished, work.dropped, self._work_metrics(work, skipped))
+        if self._carries_over and self._max_lag:
             target = algorithm.prompts_per_step
             self._live_target = live_target(len(work.cut_groups), target, self._max_lag)
-        shortage = self._shortage(counts, len(groups))
-        return Sampled(tuple(groups), in_order, metrics, shortage, work.dropped)
+        # In an order that does not depend on engines: of each group what happened to it first.
+        events = sorted(work.events, key=lambda event: event["group"])
+        if ahead:
+            kept = [ordinal for ordinal, _ in self._groups.carried_over]
+            events += [{"event": Event.carried_over, "group": ordinal} for ordinal in sorted(kept)]
+            self.ledger.write(now, events)
+            self.ledger.check(now, kept)
+        else:
+            self._events = events
+        return self.round
 
-    def _pop(self, step: int, work: StepSampling) -> tuple[list[Group], PoolCounts]:
+    def take(self, step: int) -> Sampled:
+        """The groups of a step, of what :meth:`generate` sampled for it."""
+        done, self.round = self.round, None
+        assert done is not None and done.step == step, f"nothing was sampled for step {step}"
+        groups, counts = self._pop(step)
+        metrics = done.metrics | self._metrics(counts, len(groups), step)
+        if self._max_lag:
+            metrics |= lag_metrics(groups, step - 1)
+        return Sampled(
+            groups=tuple(groups),
+            finished=tuple(done.finished[ordinal] for ordinal in sorted(done.finished)),
+            metrics=metrics,
+            shortage=self._shortage(counts, len(groups)),
+            dropped=done.dropped,
+            engines=done.engines,
+        )
+
+    def _pop(self, step: int) -> tuple[list[Group], PoolCounts]:
         """The step's groups; writes what became of all groups to the ledger."""
         groups, counts = self._groups.pop(self._at_least)
         left = {ordinal for ordinal, _ in self._groups.carried_over}
@@ -164,8 +212,7 @@ class Sampler:
         live = sorted(left | self._live.keys())
         events = [{"event": Event.trained, "group": ordinal} for ordinal in trained]
         events += [{"event": Event.carried_over, "group": ordinal} for ordinal in live]
-        # In an order that does not depend on engines: of each group what happened to it first.
-        happened = sorted(work.events, key=lambda event: event["group"])
+        happened, self._events = self._events, []
         self.ledger.write(step, [*happened, *events])
         self.ledger.check(step, live)
         if len(groups) < self._config.algorithm.prompts_per_step:
@@ -201,7 +248,7 @@ class Sampler:
             problems.append(problem)
         return problems, skipped
 
-    def _admit(self, problem: Problem, step: int) -> LiveGroup:
+    def _admit(self, problem: Problem, step: int, now: int) -> LiveGroup:
         config = self._config
         ordinal = self._asked
         self._asked += 1
@@ -214,7 +261,7 @@ class Sampler:
             step=step,
             ignore_eos=config.rollout.ignore_eos,
         )
-        return LiveGroup(ordinal, step, problem, tuple(requests))
+        return LiveGroup(ordinal, now, problem, tuple(requests))
 
     def _with_penalty(self, group: Group) -> Group:
         algorithm = self._config.algorithm
@@ -240,25 +287,26 @@ class Sampler:
                     "defect of rlmath."
                 )
 
-    def _carry_over_metrics(
-        self, work: StepSampling, groups: Sequence[Group], step: int
-    ) -> dict[str, float]:
-        cut = [sample for group in self._live.values() for sample in group.cut.values()]
-        metrics = {
-            "sampling/live_groups": float(len(self._live)),
-            "sampling/cut_samples": float(len(cut)),
-            "sampling/continued_samples": float(work.continued),
-            "sampling/recomputed_tokens": float(work.recomputed_tokens),
-        }
-        return metrics | lag_metrics(groups, step - 1)
+    def _work_metrics(self, work: StepSampling, skipped: int) -> dict[str, float]:
+        """What only the sampling itself knows."""
+        metrics: dict[str, float] = {}
+        if self._config.algorithm.curriculum.cooldown:
+            metrics["curriculum/skipped_problems"] = float(skipped)
+        if self._carries_over and self._max_lag:
+            cut = [sample for group in self._live.values() for sample in group.cut.values()]
+            metrics |= {
+                "sampling/live_groups": float(len(self._live)),
+                "sampling/cut_samples": float(len(cut)),
+                "sampling/continued_samples": float(work.continued),
+                "sampling/recomputed_tokens": float(work.recomputed_tokens),
+            }
+        return metrics
 
     def _data_id(self, problem_id: str) -> str:
         """The id in the data of a problem that may have come several times in a step."""
         return problem_id if problem_id in self._stream else problem_id.rpartition("#")[0]
 
-    def _metrics(
-        self, counts: PoolCounts, trained: int, skipped: int, step: int
-    ) -> dict[str, float]:
+    def _metrics(self, counts: PoolCounts, trained: int, step: int) -> dict[str, float]:
         metrics: dict[str, float] = {
             "sampling/requested_groups": counts.requested,
             "sampling/kept_groups": counts.kept,
@@ -271,7 +319,6 @@ class Sampler:
             metrics["sampling/pass_rate"] = counts.pass_rate
         if self._config.algorithm.curriculum.cooldown:
             metrics["curriculum/problems_on_cooldown"] = self._rates.on_cooldown(step + 1)
-            metrics["curriculum/skipped_problems"] = skipped
         return {name: float(value) for name, value in metrics.items()}
 
     def _shortage(self, counts: PoolCounts, trained: int) -> str:
@@ -294,19 +341,34 @@ class Sampler:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Place in the data, carried-over and unfinished groups, and running pass rates."""
-        return {
-            "stream": self._stream.state_dict(),
+        """Place in the data, groups that are not trained yet, and running pass rates."""
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """The state of now, put into words when it is called: groups of a step are a lot to
+        encode, and most steps make no checkpoint."""
+        plain: dict[str, Any] = {
+            "stream": self._stream.snapshot()(),
             "asked": self._asked,
-            "carried_over": [
-                [order, group_to_state(group)] for order, group in self._groups.carried_over
-            ],
-            "pass_rates": self._rates.state(),
-            "live": [group.to_state() for group in self._live.values()],
-            "kept_since": [[ordinal, step] for ordinal, step in self._kept_since.items()],
+            "pass_rates": copy.deepcopy(self._rates.state()),
+            "kept_since": [[ordinal, step] for ordinal, step in sorted(self._kept_since.items())],
             "short_steps": list(self._short_steps),
             "live_target": self._live_target,
+            "tally": self._groups.tally(),
         }
+        # Groups and samples do not change, only what holds them.
+        kept = sorted(self._groups.carried_over, key=lambda pair: pair[0])
+        done = self.round
+        live = [group.copy() for group in self._live.values()]
+
+        def encode() -> dict[str, Any]:
+            return plain | {
+                "carried_over": [[order, group_to_state(group)] for order, group in kept],
+                "live": [group.to_state() for group in live],
+                "round": None if done is None else done.to_state(dict(kept)),
+            }
+
+        return encode
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint.
@@ -324,6 +386,10 @@ class Sampler:
             carried_over.append((int(order), group_from_state(saved, problem)))
         self._groups.set_carried_over(carried_over)
         # Checkpoints of earlier versions have none of these.
+        if (tally := state.get("tally")) is not None:
+            self._groups.set_tally(tally)
+        if (done := state.get("round")) is not None:
+            self.round = Round.from_state(done, dict(carried_over), self._problem)
         since, now = dict(state.get("kept_since", ())), self.ledger.balance.step
         self._kept_since = {ordinal: since.get(ordinal, now) for ordinal, _ in carried_over}
         self._short_steps = list(state.get("short_steps", ()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import difflib
 import os
 import sys
@@ -35,9 +34,13 @@ def open_store(config: Config) -> CheckpointStore:
 
 
 class HasState(Protocol):
-    """A part of the driver whose state is in checkpoints; of plain JSON values."""
+    """A part of the driver whose state is in checkpoints; of plain JSON values.
 
-    def state_dict(self) -> dict[str, Any]: ...
+    ``snapshot`` is called at the end of every step and keeps that moment's state; what it returns
+    is called when a checkpoint is made of it, maybe by another thread.
+    """
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
@@ -46,8 +49,12 @@ class _Point:
     """The end of a step: what a checkpoint of it holds beside the ranks' part."""
 
     step: int
-    driver_state: dict[str, Any]
+    parts: Mapping[str, Callable[[], dict[str, Any]]]
     metrics: Mapping[str, float]
+
+    def driver_state(self) -> dict[str, Any]:
+        own = {name: encode() for name, encode in self.parts.items()}
+        return own | {"weights_version": self.step}
 
 
 @contextlib.contextmanager
@@ -119,8 +126,8 @@ class Saver:
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is finished and logged; it is never repeated from here on."""
-        own = {name: copy.deepcopy(part.state_dict()) for name, part in self._states.items()}
-        self._last = _Point(step, own | {"weights_version": step}, metrics)
+        parts = {name: part.snapshot() for name, part in self._states.items()}
+        self._last = _Point(step, parts, metrics)
         self._actor.changed = False
         self._look(wait=False)
 
@@ -258,7 +265,7 @@ class Saver:
             self._store.abandon(step)
 
     def _commit(self, point: _Point) -> Path:
-        path = self._store.commit(point.step, point.driver_state, point.metrics)
+        path = self._store.commit(point.step, point.driver_state(), point.metrics)
         self.committed_step = point.step
         return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from rlmath.algorithms.entropy import active_entropy_coef, next_entropy_coef
@@ -71,6 +72,11 @@ class Coefficients:
         if self._algorithm.entropy_target is not None:
             state["entropy_coef"] = self.entropy_coef
         return state
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """:meth:`state_dict` as it is now."""
+        state = self.state_dict()
+        return lambda: state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore. A coefficient that had no target before starts from its setting."""

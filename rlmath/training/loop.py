@@ -31,6 +31,7 @@ from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.checkpointing import HasState, Saver, open_saver, open_store
 from rlmath.training.controllers import Coefficients
+from rlmath.training.feed import Feed, feed_of
 from rlmath.training.model_card import HF_ADAPTER, write_card
 from rlmath.training.session import Session, open_session, with_model_folder
 from rlmath.training.step import train_step
@@ -49,6 +50,7 @@ class Training:
     """
 
     session: Session
+    feed: Feed
     sampler: Sampler
     coefficients: Coefficients
     monitor: Monitor
@@ -126,6 +128,8 @@ def open_run(config: Config) -> Iterator[Training]:
         stack.callback(journal.close)
         ledger = open_ledger(config, checkpoint)
         sampler = Sampler(config, stream, least_groups(config, session.layout), ledger, journal)
+        feed = feed_of(session, sampler, monitor)
+        stack.callback(feed.close)
         states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}
         saver = stack.enter_context(open_saver(config, store, session, states))
         monitor.on_phase.append(saver.look)
@@ -140,7 +144,9 @@ def open_run(config: Config) -> Iterator[Training]:
         stack.enter_context(saver.saving_when_cut_short())
         probes = [*session.watchdog_probes(monitor), saver.watchdog_probe()]
         stack.enter_context(watch_progress(config.watchdog.stall_s, probes))
-        yield Training(session, sampler, coefficients, monitor, saver, detectors, held_out, done)
+        yield Training(
+            session, feed, sampler, coefficients, monitor, saver, detectors, held_out, done
+        )
 
 
 def open_ledger(config: Config, checkpoint: Checkpoint | None) -> Ledger:
@@ -163,7 +169,7 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
     early = save_due and training.session.sampling.pool.spec.sleeps
     write = functools.partial(training.saver.write, step) if early else None
     metrics, batch = train_step(
-        training.session, training.sampler, training.coefficients, training.monitor, step, write
+        training.session, training.feed, training.coefficients, training.monitor, step, write
     )
     if training.held_out and every and (last or step % every == 0):
         metrics |= evaluate_held_out(training, step)

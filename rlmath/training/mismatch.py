@@ -54,18 +54,40 @@ def check_mismatch(
     Raises:
         AlignmentError: The difference is above the limit.
     """
-    metrics = {}
-    if alignment.fresh.tokens:
-        found = alignment.fresh.metrics()
-        metrics = {f"alignment/{name}": value for name, value in found.items()}
-    if gate and metrics:
+    found = check_alignment(
+        session, alignment, sequences, monitor, step, gate=gate, updated=updated
+    )
+    return found | mismatch_metrics(alignment)
+
+
+def check_alignment(
+    session: Session,
+    alignment: Alignment,
+    sequences: Sequences,
+    monitor: Monitor,
+    step: int,
+    *,
+    gate: bool,
+    updated: bool = False,
+) -> dict[str, float]:
+    """Log how far engine and actor are apart under the same weights, and apply the gate; see
+    :func:`check_mismatch`.
+
+    Returns:
+        ``alignment/...``; nothing when all tokens are of older weights.
+    """
+    if not alignment.fresh.tokens:
+        return {}
+    found = alignment.fresh.metrics()
+    metrics = {f"alignment/{name}": value for name, value in found.items()}
+    if gate:
         try:
             metrics |= session.gate.check(session, alignment, sequences, step=step, updated=updated)
         except AlignmentError as error:
             if session.config.alignment.on_fail is OnMisalignment.stop:
                 raise
             monitor.warn(f"step {step}: {error}")
-    return metrics | mismatch_metrics(alignment)
+    return metrics
 
 
 def mismatch_metrics(alignment: Alignment) -> dict[str, float]:

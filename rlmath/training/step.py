@@ -1,4 +1,4 @@
-"""One training step: sample, prepare, update, sync, log.
+"""One training step: take samples, prepare, update, sync, log.
 
 The names of its phases are those of the metrics ``timing/...``.
 """
@@ -6,17 +6,13 @@ The names of its phases are those of the metrics ``timing/...``.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from rlmath.monitor import Monitor
-from rlmath.monitor.digests import digest
 from rlmath.rollout import weight_sync
-from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.rollout.sampler import Sampled
 from rlmath.training.algorithm_settings import reference_share, update_settings
+from rlmath.training.alignment_probe import check_probe, sample_probe
 from rlmath.training.controllers import Coefficients
 from rlmath.training.digests import (
     add_fingerprints,
@@ -25,6 +21,7 @@ from rlmath.training.digests import (
     digest_start,
     digest_weights,
 )
+from rlmath.training.feed import Feed
 from rlmath.training.gate import AlignmentError
 from rlmath.training.independent import check_independence
 from rlmath.training.invariants import InvariantError, check_invariants
@@ -41,13 +38,13 @@ from rlmath.types import TrainingBatch
 
 def train_step(
     session: Session,
-    sampler: Sampler,
+    feed: Feed,
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
     write: Callable[[], None] | None = None,
 ) -> tuple[dict[str, float], TrainingBatch | None]:
-    """Sample and grade groups, update from them, and sync the weights to the engines.
+    """Take the step's groups, update from them, and sync the weights to the engines.
 
     Args:
         write: Writes the ranks' part of this step's checkpoint, before the engines wake.
@@ -57,86 +54,62 @@ def train_step(
         ``runner.check_export_sequences`` sequences; ``None`` when there are none.
     """
     passes = Passes.of(session.config, step)
-    sampled = sample(session, sampler, monitor, step)
-    log_samples(sampled, session.sampling.pool, monitor, step)
-    if not sampled.groups:
-        # Engines that slept have no weights.
-        synced = sync_weights(session, monitor, step, write)
-        return sampled.metrics | synced, None
-    with forgetting_misaligned(sampler, step):
-        check_independence(session.config, sampled.groups, step, monitor)
-        prepared = prepare(session, sampled.groups, passes, coefficients.kl_coef, monitor, step)
-        sequences = prepared.sequences
-        digest_sequences(monitor.digests, sequences, prepared.fingerprints)
-        digest_start(monitor, session.actor)
-        updated = update(session, prepared, passes, coefficients, monitor, step)
+    sampled = feed.take(step)
+    metrics = sampled.metrics | rollout_metrics(sampled.finished)
+    log_samples(sampled, monitor, step)
+    first = None
+    with forgetting_misaligned(feed, step):
+        probe = sample_probe(session, sampled.groups, passes, monitor, step)
+        with feed.sampling_ahead(step):
+            metrics |= check_probe(session, probe, monitor, step)
+            if sampled.groups:
+                found, first = train(session, sampled, passes, coefficients, monitor, step)
+                metrics |= found
+    # Engines that slept have no weights, also where nothing was trained.
+    metrics |= sync_weights(session, monitor, step, write)
+    return metrics | feed.metrics(), first
+
+
+def train(
+    session: Session,
+    sampled: Sampled,
+    passes: Passes,
+    coefficients: Coefficients,
+    monitor: Monitor,
+    step: int,
+) -> tuple[dict[str, float], TrainingBatch | None]:
+    """Prepare a step's groups and update from them.
+
+    Returns:
+        Metrics, and the first sequences; see :func:`train_step`.
+    """
+    check_independence(session.config, sampled.groups, step, monitor)
+    prepared = prepare(session, sampled.groups, passes, coefficients.kl_coef, monitor, step)
+    sequences = prepared.sequences
+    digest_sequences(monitor.digests, sequences, prepared.fingerprints)
+    digest_start(monitor, session.actor)
+    updated = update(session, prepared, passes, coefficients, monitor, step)
     changes = digest_weights(monitor, session.actor)
     check_changes(session.config, changes, updated, step, monitor)
-    synced = sync_weights(session, monitor, step, write)
     monitor.count_tokens(int(sequences.sequence_lengths.sum()))
     count = min(session.config.runner.check_export_sequences, len(sequences))
     first = sequences.select(range(count)) if count else None
-    return sampled.metrics | prepared.metrics | updated | synced, first
+    return prepared.metrics | updated, first
 
 
 @contextlib.contextmanager
-def forgetting_misaligned(sampler: Sampler, step: int) -> Iterator[None]:
+def forgetting_misaligned(feed: Feed, step: int) -> Iterator[None]:
     """A resumed run must not find samples again that failed the gate or an invariant."""
     try:
         yield
     except (AlignmentError, InvariantError):
-        sampler.journal.forget(step)
+        feed.forget(step)
         raise
 
 
-def sample(session: Session, sampler: Sampler, monitor: Monitor, step: int) -> Sampled:
-    """Sample and grade the groups of a step; the engines sleep when this returns.
-
-    Returns:
-        The groups, with the metrics of sampling, engines, rollouts and rewards.
-    """
-    sampling, pool = session.sampling, session.sampling.pool
-    sampling.rewards.set_step(step, session.config.runner.steps)
-    with monitor.phase("generate"):
-        # Grading starts with the first finished sample.
-        sampled = sampler.sample(
-            step,
-            pool,
-            sampling.collector,
-            while_grading=lambda: monitor.phase("grade"),
-            weights=sampled_from(session, monitor, step),
-        )
-    pool.sleep()
-    more = pool.metrics() | rollout_metrics(sampled.finished) | sampling.rewards.metrics()
-    return dataclasses.replace(sampled, metrics=sampled.metrics | more)
-
-
-def sampled_from(session: Session, monitor: Monitor, step: int) -> str | None:
-    """What tells the weights that a step samples from, and how engines compute with them.
-
-    Returns:
-        ``None``: it is not known.
-    """
-    config = session.config
-    if step > 1:
-        weights = monitor.digest_log.weights_after(step - 1)
-    else:
-        files = sorted(path for path in Path(config.model.path).glob("*") if path.is_file())
-        weights = digest(*(f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files))
-    if weights is None:
-        return None
-    vllm = importlib.util.find_spec("vllm")
-    installed = 0 if vllm is None or not vllm.origin else Path(vllm.origin).stat().st_mtime_ns
-    layout = session.layout
-    engine = (config.model, config.precision, layout.engine_tensor_parallel, installed)
-    return digest(weights, layout.device.value, repr(engine), repr(config.actor.lora))
-
-
-def log_samples(sampled: Sampled, pool: RolloutPool, monitor: Monitor, step: int) -> None:
+def log_samples(sampled: Sampled, monitor: Monitor, step: int) -> None:
     """Write the samples to a file, and warn when there are too few groups."""
-    generation = pool.generation
-    engines = None if generation is None else generation.summary()
-    monitor.log_samples(step, sampled.finished, dropped=sampled.dropped, engines=engines)
+    monitor.log_samples(step, sampled.finished, dropped=sampled.dropped, engines=sampled.engines)
     if sampled.shortage:
         monitor.warn(f"step {step}: {sampled.shortage}")
 

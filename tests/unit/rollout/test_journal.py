@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
 from rlmath.rollout.generation import Generation
 from rlmath.rollout.journal import FOLDER, SampleJournal
 from rlmath.rollout.requests import Request
+from rlmath.training.feed import Feed
 from rlmath.training.gate import AlignmentError
 from rlmath.training.step import forgetting_misaligned
 from rlmath.types import Sample
@@ -166,12 +167,13 @@ def test_a_full_disk_costs_the_journal_and_not_the_run(
 
 def test_samples_that_failed_the_gate_are_not_found_again(journal: SampleJournal) -> None:
     written(journal, [request()])
-    sampler: Any = SimpleNamespace(journal=journal)
-    with pytest.raises(ValueError), forgetting_misaligned(sampler, 3):
+    unused: Any = None
+    feed = Feed(unused, cast(Any, SimpleNamespace(journal=journal)), unused)
+    with pytest.raises(ValueError), forgetting_misaligned(feed, 3):
         raise ValueError("of something else")
     with journal.step(3, "w") as step:
         assert step.find(request()) is not None
-    with pytest.raises(AlignmentError), forgetting_misaligned(sampler, 3):
+    with pytest.raises(AlignmentError), forgetting_misaligned(feed, 3):
         raise AlignmentError("stale")
     with journal.step(3, "w") as step:
         assert step.find(request()) is None

@@ -62,6 +62,25 @@ class Run:
         self.events.append("export")
 
 
+class Feed:
+    """Steps without a group."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def take(self, step: int) -> Sampled:
+        self._run.sleep()
+        return Sampled(metrics={}, finished=(), shortage="", groups=(), dropped={})
+
+    def sampling_ahead(self, step: int) -> Any:
+        return contextlib.nullcontext()
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None: ...
+
+
 class Monitor:
     """Only the log of steps."""
 
@@ -118,7 +137,6 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             verification=None,
             residue=ResidueWatch(1.0),
         )
-        nothing = Sampled(metrics={}, finished=(), shortage="", groups=(), dropped={})
         saver = Saver(store, parts, {})  # type: ignore[arg-type]
         evaluated = lambda *_, **__: parts.events.append("evaluate") or {}  # noqa: E731
         report = SimpleNamespace(describe=lambda _: "")
@@ -137,9 +155,8 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "open_session": lambda *_, **__: contextlib.nullcontext(session),
             "open_monitor": lambda *_: contextlib.nullcontext(monitor),
             "least_groups": lambda *_: 1,
-            "Sampler": lambda *_: SimpleNamespace(
-                sample=lambda *_, **__: nothing, journal=SampleJournal()
-            ),
+            "Sampler": lambda *_: SimpleNamespace(journal=SampleJournal()),
+            "feed_of": lambda *_: Feed(parts),
             "open_saver": lambda *_: contextlib.closing(saver),
             "read_metrics": lambda _: [],
             "CollapseDetectors": lambda *_: SimpleNamespace(see=lambda *_: []),
@@ -153,7 +170,6 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, value in replaced.items():
             monkeypatch.setattr(loop, name, value)
         monkeypatch.setattr(step, "Passes", SimpleNamespace(of=lambda *_: None))
-        monkeypatch.setattr(step, "sampled_from", lambda *_: None)
         assert loop.train(config) == 0
         assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
         return parts

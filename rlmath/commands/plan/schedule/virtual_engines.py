@@ -202,7 +202,7 @@ class VirtualPool:
 
         return SimpleNamespace(
             index=engine.index,
-            starting=None,
+            can_sample=True,
             handle=SimpleNamespace(
                 exchange=SimpleNamespace(remote=exchange),
                 abort=SimpleNamespace(remote=lambda number: _Answer(engine, self.now_s, 0.0)),

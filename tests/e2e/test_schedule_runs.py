@@ -1,13 +1,10 @@
-"""A run that carries samples over, killed while it samples: nothing of it is lost, or different."""
+"""Runs of other schedules, killed while they sample: nothing of them is lost, or different."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import ROOT, RUN_TIMEOUT_S, environment, metrics, quickstart_settings, rlmath
+from tests.e2e.runs import ROOT, metrics, quickstart_settings, rlmath
+from tests.faults.broken import Run
 
 # What a clock decides.
-VARIES = ("timing/", "throughput/", "time_s", "rollout/idle_share")
+VARIES = ("timing/", "throughput/", "time_s", "rollout/idle_share", "schedule/")
 SETTINGS = [
     "actor.tensor_parallel=1",
     "eval.every=0",
@@ -27,29 +25,63 @@ SETTINGS = [
     "runner.steps=4",
     "runner.check_export_sequences=0",
     f"reward.items=[{{name: '{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd'}}]",
+    "algorithm.correction.kind=token_truncate",
+]
+CARRY_OVER = [
     "rollout.schedule=carry_over",
     "rollout.carry_over_tokens=20",
     "rollout.max_lag=2",
-    "algorithm.correction.kind=token_truncate",
 ]
 
 
-def test_a_killed_run_continues_with_what_was_sampled(material: Path, tmp_path: Path) -> None:
+def carried_over(lines: list[dict[str, float]]) -> None:
+    assert lines[-1]["rollout/lag_max"] == 2 and lines[-1]["rollout/mixed_sample_share"] > 0
+    # Tokens of older weights differ, those of the present ones do not.
+    assert lines[-1]["mismatch/lag_1/k3"] > 100 * lines[-1]["mismatch/lag_0/k3"] > 0
+
+
+def pipelined(lines: list[dict[str, float]]) -> None:
+    assert [line["rollout/lag_mean"] for line in lines] == [0, 1, 1, 1]
+    assert not any(line["rollout/mixed_sample_share"] for line in lines)
+    # The gate has tokens of the present weights all the same.
+    assert all(0 < line["alignment/max_abs_diff"] < 1e-3 for line in lines)
+    assert lines[-1]["mismatch/lag_1/k3"] > 1e-6
+    assert all("schedule/engines_waited_s" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "look", "killed_at"),
+    [
+        pytest.param(CARRY_OVER, carried_over, 3, id="carry_over"),
+        # Sampled while step 3 trains.
+        pytest.param(["rollout.schedule=pipelined"], pipelined, 4, id="pipelined"),
+    ],
+)
+def test_a_killed_run_continues_with_what_was_sampled(
+    schedule: list[str],
+    look: Callable[[Any], None],
+    killed_at: int,
+    material: Path,
+    tmp_path: Path,
+) -> None:
     straight, killed = tmp_path / "straight", tmp_path / "killed"
 
     def settings(folder: Path, *more: str) -> list[str]:
-        return ["train", *quickstart_settings(material, folder), *SETTINGS, *more]
+        return ["train", *quickstart_settings(material, folder), *SETTINGS, *schedule, *more]
 
     run = rlmath(*settings(straight, "rollout.engines=2"))
     assert run.returncode == 0, run.stderr
     lines = metrics(straight)
-    assert lines[-1]["rollout/lag_max"] == 2 and lines[-1]["rollout/mixed_sample_share"] > 0
-    # Tokens of older weights differ, those of the present ones do not.
-    assert lines[-1]["mismatch/lag_1/k3"] > 100 * lines[-1]["mismatch/lag_0/k3"] > 0
+    look(lines)
     assert all(line["alignment/max_abs_diff"] < 1e-3 for line in lines)
     assert not list((straight / "journal").glob("*")), "a checkpoint covers all steps"
 
-    _kill_while_sampling(settings(killed, "rollout.engines=2"), killed, step=3)
+    first = Run(killed, settings(killed, "rollout.engines=2")[1:], tmp_path / "first.log")
+    # While it samples for the next step, the actor trains: a new engine gets the next weights.
+    first.until_step(1)
+    first.send(signal.SIGKILL, "RolloutEngine.exchange")
+    _kill_while_sampling(first, killed_at)
+    assert "is started again (1 of rollout.max_engine_restarts" in first.output()
     assert len(metrics(killed)) == 2
     run = rlmath(*settings(killed, "rollout.engines=1"))
     assert run.returncode == 0, run.stderr
@@ -66,29 +98,17 @@ def test_a_killed_run_continues_with_what_was_sampled(material: Path, tmp_path: 
         found = {k: v for k, v in other.items() if k in expected}
         # Sequences share an engine's batch with others as they come, which may change a last digit
         # of their log-probs.
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
     weights, again = (load_file(f / "hf" / "model.safetensors") for f in (straight, killed))
     for name, weight in weights.items():
         torch.testing.assert_close(weight, again[name], rtol=0, atol=1e-5, msg=name)
 
 
-def _kill_while_sampling(arguments: list[str], folder: Path, step: int) -> None:
-    """Run until samples of a step are in the journal, and kill all of it."""
-    journal = folder / "journal" / f"step_{step:06d}.bin"
-    command = [sys.executable, "-m", "rlmath", *arguments]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
-        deadline = time.monotonic() + RUN_TIMEOUT_S
-        while not (journal.exists() and journal.stat().st_size):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
+def _kill_while_sampling(run: Run, step: int) -> None:
+    """Kill all of a run once samples of a step are in the journal."""
+    journal = run.run_dir / "journal" / f"step_{step:06d}.bin"
+    run.until(lambda: journal.exists() and journal.stat().st_size > 0, f"samples of step {step}")
+    assert run.end(signal.SIGKILL) == -signal.SIGKILL
 
 
 def _ledger(folder: Path) -> list[dict[str, Any]]:

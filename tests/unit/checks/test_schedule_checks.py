@@ -1,4 +1,4 @@
-"""``rollout.schedule=carry_over``: what is refused, and what ``--check`` says of it."""
+"""``rollout.schedule``: what is refused, and what ``--check`` says of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pytest
 
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.overview import describe_training
+from rlmath.checks.run import check
 from rlmath.config.load import load
+from rlmath.errors import ConfigError
+from tests.unit.checks.config_cases import GPU_MACHINE
 
 BASE = ["model.path=m", "runner.run_dir=r", "rollout.schedule=carry_over"]
 BUDGET = "rollout.carry_over_tokens=4096"
@@ -59,3 +62,34 @@ def test_check_says_it() -> None:
     text = describe_training(load([*BASE, BUDGET, "rollout.allow_uncorrected=true"]))
     assert "older tokens are not corrected for" in text
     assert "carry_over" not in describe_training(load(BASE[:2]))
+
+
+PIPELINED = ["model.path=m", "runner.run_dir=r", "rollout.schedule=pipelined"]
+
+
+def pipelined(*overrides: str) -> list[str]:
+    return list(algorithm_problems(load([*PIPELINED, *overrides])))
+
+
+def test_pipelined_needs_a_correction_and_no_more_groups_than_it_trains() -> None:
+    assert pipelined(CORRECTED) == pipelined("rollout.max_lag=0") == []
+    (found,) = pipelined()
+    assert "with rollout.schedule=pipelined tokens are up to rollout.max_lag=1 steps" in found
+    (found,) = pipelined(CORRECTED, "rollout.max_lag=2")
+    assert "rollout.max_lag=2: rollout.schedule=pipelined samples one step ahead" in found
+    rules = ["algorithm.filter.keep=variance", "algorithm.filter.max_rounds=4"]
+    (found,) = pipelined(CORRECTED, *rules, "algorithm.filter.oversample=1.5")
+    assert "would be trained two steps after" in found
+    (found,) = pipelined(CORRECTED, BUDGET)
+    assert "rollout.schedule=pipelined does not read it" in found
+    text = describe_training(load([*PIPELINED, CORRECTED]))
+    assert "pipelined: engines sample the next step while the actor trains" in text
+
+
+def test_pipelined_needs_gpus_of_its_own_for_the_engines() -> None:
+    shared = [*PIPELINED, CORRECTED, "cluster.device=cuda", "cluster.gpus_per_node=8"]
+    with pytest.raises(ConfigError, match=r"set cluster\.placement=separate, or take"):
+        check(load(shared), machine=GPU_MACHINE)
+    with pytest.raises(ConfigError) as refused:
+        check(load([*shared, "cluster.placement=separate"]), machine=GPU_MACHINE)
+    assert "pipelined" not in str(refused.value)

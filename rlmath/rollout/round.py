@@ -1,0 +1,70 @@
+"""What was sampled for a step, until the step takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlmath.rollout.group_state import group_from_state, group_to_state
+from rlmath.types import Group, Problem
+
+
+@dataclass
+class Round:
+    """A step's sampling.
+
+    Attributes:
+        step: The optimization step that it is for, from 1.
+        finished: Groups that were graded, by ordinal, those that the filter dropped included.
+        dropped: By problem, why the filter dropped its group.
+        metrics: Known when the sampling ends.
+        engines: What each engine did for it; see ``Generation.summary``.
+    """
+
+    step: int
+    finished: dict[int, Group]
+    dropped: dict[str, str]
+    metrics: dict[str, float] = field(default_factory=dict)
+    engines: Mapping[str, Any] | None = None
+
+    def to_state(self, kept: Mapping[int, Group]) -> dict[str, Any]:
+        """Plain JSON values.
+
+        Args:
+            kept: Groups that the checkpoint has elsewhere, by ordinal.
+        """
+        return {
+            "step": self.step,
+            "finished": [
+                [ordinal, None if ordinal in kept else group_to_state(group)]
+                for ordinal, group in sorted(self.finished.items())
+            ],
+            "dropped": dict(sorted(self.dropped.items())),
+            "metrics": dict(self.metrics),
+            "engines": self.engines,
+        }
+
+    @classmethod
+    def from_state(
+        cls,
+        state: Mapping[str, Any],
+        kept: Mapping[int, Group],
+        problem: Callable[[str], Problem],
+    ) -> Round:
+        """What :meth:`to_state` was called on.
+
+        Args:
+            state: Its result.
+            kept: As it was given.
+            problem: Gives a group's problem by its id.
+        """
+        finished = {
+            ordinal: kept[ordinal]
+            if saved is None
+            else group_from_state(saved, problem(saved["problem_id"]))
+            for ordinal, saved in state["finished"]
+        }
+        return cls(
+            state["step"], finished, dict(state["dropped"]), state["metrics"], state["engines"]
+        )

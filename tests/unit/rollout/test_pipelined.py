@@ -1,0 +1,260 @@
+"""Groups that are sampled while the step before trains: the real sampler, grading and ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmath.rollout.collect import Collector
+from rlmath.rollout.journal import SampleJournal
+from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
+from rlmath.rollout.requests import EngineError
+from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.training import feed as feed_module
+from rlmath.training.feed import Feed, PipelinedFeed, feed_of
+from rlmath.types import Sample
+from tests.unit.rollout.test_carry_over import (
+    Engines,
+    anywhere,
+    sampler_of,
+    through_a_checkpoint,
+    without_engines,
+)
+
+PIPELINED = "rollout.schedule=pipelined"
+FILTERED = ("algorithm.filter.keep=variance", "algorithm.filter.max_rounds=12")
+STEPS = 9
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    from rlmath.rewards.loading import FunctionReward
+    from rlmath.rewards.mix import RewardMix
+    from rlmath.rewards.mix_items import MixItem
+    from tests.unit.rollout.test_carry_over import score
+
+    with RewardMix([MixItem(FunctionReward(score, "small"), "small")], answer_grader=None) as mix:
+        made = Collector(mix)
+        yield made
+        made.close()
+
+
+def generate(sampler: Sampler, step: int, collector: Collector, order_seed: int = 0) -> None:
+    """Ahead of its step, but for the first."""
+    ahead = step > 1
+    engines: Any = Engines(order_seed, step - 1 - ahead)
+    sampler.generate(step, engines, collector, contextlib.nullcontext, ahead=ahead)
+
+
+@pytest.mark.parametrize("extra", [(), FILTERED])
+def test_steps_do_not_depend_on_order_nor_on_a_restart(
+    collector: Collector, extra: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Each checkpoint is made when the next step's groups are there already."""
+    straight = sampler_of(PIPELINED, *extra)
+    other = sampler_of(PIPELINED, *extra, ledger=Ledger(tmp_path / LEDGER_FILE))
+    generate(straight, 1, collector)
+    generate(other, 1, collector)
+    dropped = 0
+    for step in range(1, STEPS):
+        one, two = straight.take(step), other.take(step)
+        assert anywhere(one) == anywhere(two)
+        assert one.dropped == two.dropped
+        assert [g.problem.id for g in one.finished] == [g.problem.id for g in two.finished]
+        dropped += len(one.dropped)
+        assert one.metrics["rollout/lag_mean"] == (step > 1)
+        generate(straight, step + 1, collector, order_seed=step)
+        generate(other, step + 1, collector, order_seed=-step)
+        state = through_a_checkpoint(other, tmp_path)
+        assert without_engines(state) == without_engines(straight.state_dict())
+        other = sampler_of(PIPELINED, *extra, ledger=Ledger(tmp_path / LEDGER_FILE, step))
+        other.load_state_dict(state)
+    assert dropped
+    assert straight.ledger.balance == other.ledger.balance
+
+
+def test_without_a_lag_its_samples_are_those_of_synchronous(collector: Collector) -> None:
+    usual, other = sampler_of(), sampler_of(PIPELINED, "rollout.max_lag=0")
+    for step in range(1, 5):
+        one, two = (
+            sampler.sample(step, Engines(step, step - 1), collector, contextlib.nullcontext)  # type: ignore[arg-type]
+            for sampler in (usual, other)
+        )
+        assert anywhere(one) == anywhere(two)
+
+
+def test_the_ledger_has_groups_as_admitted_in_the_step_before(
+    collector: Collector, tmp_path: Path
+) -> None:
+    path = tmp_path / LEDGER_FILE
+    sampler = sampler_of(PIPELINED, ledger=Ledger(path))
+    generate(sampler, 1, collector)
+    for step in range(1, 5):
+        sampler.take(step)
+        generate(sampler, step + 1, collector)
+    lines = events(path)
+    ended = {line["group"]: line for line in lines if line["event"] == Event.trained}
+    late = 0
+    for line in lines:
+        if line["event"] == Event.admitted:
+            assert line["version"] == line["step"] - 1
+            if line["group"] in ended:
+                late += ended[line["group"]]["step"] == line["step"] + 1
+    # Those of the first step are trained in it.
+    assert late == 12 and len(ended) == 16
+    # A checkpoint of step 4 has the groups of step 5; a lost one is noticed.
+    state = sampler.state_dict()
+    lost = state["carried_over"].pop()[0]
+    state["round"] = None
+    with pytest.raises(LedgerError, match=rf"lost: \[{lost}\]"):
+        sampler_of(PIPELINED, ledger=Ledger(path, 4)).load_state_dict(state)
+
+
+def test_a_state_is_that_of_its_moment(collector: Collector) -> None:
+    """It is encoded when a checkpoint is made, while the next step may be under way."""
+    sampler = sampler_of(PIPELINED)
+    generate(sampler, 1, collector)
+    sampler.take(1)
+    generate(sampler, 2, collector)
+    encode, expected = sampler.snapshot(), sampler.state_dict()
+    sampler.take(2)
+    generate(sampler, 3, collector)
+    assert encode() == expected != sampler.state_dict()
+
+
+class Pool(Engines):
+    """Engines whose weights are those of the last sync.
+
+    Args:
+        gate: Sampling ahead waits for it, when it is given.
+    """
+
+    def __init__(self, gate: threading.Event | None = None) -> None:
+        super().__init__(1, 0)
+        self.gate = gate
+        self.spec = SimpleNamespace(sleeps=False)
+        self.generation = None
+        self.has_weights_at_hand = True
+        self.fails = False
+        self.sampled_with: list[int] = []
+
+    def generate(self, requests: Sequence[Any], more: Any, journal: Any) -> Iterator[Sample]:
+        self.sampled_with.append(self._version)
+        if self.gate is not None and not self.has_weights_at_hand:
+            assert self.gate.wait(10)
+        if self.fails:
+            raise EngineError("engine 0 failed")
+        yield from super().generate(requests, more, journal)
+
+    def sync(self, version: int) -> None:
+        self._version, self.has_weights_at_hand = version, True
+
+    def sleep(self) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+class Parts:
+    """A session, a monitor and a feed."""
+
+    def __init__(self, collector: Collector, pool: Pool, monkeypatch: Any, *more: str) -> None:
+        self.set_step: list[int] = []
+        self.sampler = sampler_of(PIPELINED, f"runner.steps={STEPS}", *more)
+        self.pool = pool
+        rewards = SimpleNamespace(
+            set_step=lambda step, steps: self.set_step.append(step), metrics=dict
+        )
+        session: Any = SimpleNamespace(
+            config=self.sampler._config,
+            sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
+        )
+        monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(feed_module, "weights_digest", lambda *_: None)
+        self.feed = feed_of(session, self.sampler, monitor)
+
+    def step(self, step: int) -> Sampled:
+        sampled = self.feed.take(step)
+        with self.feed.sampling_ahead(step):
+            if self.pool.gate is not None:
+                self.pool.gate.set()
+        if self.pool.gate is not None:
+            self.pool.gate.clear()
+        self.pool.sync(step)
+        return sampled
+
+
+def test_engines_sample_while_the_actor_trains_and_are_done_before_its_weights_come(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were sampling ahead not beside the block, it would wait for the gate for ever."""
+    parts = Parts(collector, Pool(threading.Event()), monkeypatch)
+    assert isinstance(parts.feed, PipelinedFeed)
+    for step in range(1, STEPS + 1):
+        found = parts.step(step)
+        versions = {s.sample.weights_version for g in found.groups for s in g.samples}
+        assert versions == {max(0, step - 2)}
+        assert set(parts.feed.metrics()) == {
+            "schedule/actor_waited_s",
+            "schedule/engines_waited_s",
+        }
+        # What is graded after it, as an evaluation, belongs to this step.
+        assert parts.set_step[-1] == step
+    assert parts.pool.sampled_with == [0, *range(STEPS - 1)], "the last step has no next one"
+    parts.feed.close()
+
+
+def test_a_failed_step_ends_what_is_sampled_ahead(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(threading.Event())
+    parts = Parts(collector, pool, monkeypatch)
+    parts.feed.take(1)
+    with pytest.raises(KeyboardInterrupt), parts.feed.sampling_ahead(1):
+        raise KeyboardInterrupt
+    assert pool.gate is not None
+    pool.gate.set()
+    parts.feed.close()
+    assert parts.sampler.round is None, "it was not sampled to the end"
+
+
+def test_an_engine_that_fails_for_good_fails_the_step(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts(collector, Pool(), monkeypatch)
+    parts.feed.take(1)
+    parts.pool.fails = True
+    with pytest.raises(EngineError, match="engine 0 failed"), parts.feed.sampling_ahead(1):
+        pass
+    parts.feed.close()
+
+
+def test_what_failed_the_gate_is_forgotten_with_what_its_engines_sampled_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collector: Collector
+) -> None:
+    parts = Parts(collector, Pool(), monkeypatch)
+    journal = parts.sampler.journal = SampleJournal(tmp_path, 1.0)
+    for step in (3, 4, 5):
+        (tmp_path / f"step_{step:06d}.bin").touch()
+    parts.feed.forget(4)
+    journal.close()
+    parts.feed.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000003.bin"]
+
+
+def test_other_schedules_sample_in_the_step(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts(collector, Pool(), monkeypatch, "rollout.max_lag=0")
+    assert type(parts.feed) is Feed
+    for step in range(1, 4):
+        found = parts.step(step)
+        versions = {s.sample.weights_version for g in found.groups for s in g.samples}
+        assert versions == {step - 1}
+    assert parts.feed.metrics() == {}
