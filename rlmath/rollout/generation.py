@@ -81,9 +81,14 @@ class Generation:
         self._longest = 1
         self._queue: deque[Request] = deque()
         self._unfinished: set[Key] = set()
-        # The answer that each busy engine owes, and how long it is waited for.
+        # The answer that each busy engine owes, and the engines that owe one.
         self._answers: dict[Any, int] = {}
-        self._waited_s = [0.0] * engines
+        self._owing: set[int] = set()
+        # Seconds spent waiting for any answer, and how many there were when each engine was asked:
+        # what the driver does meanwhile is no engine's fault.
+        self._waited_s = 0.0
+        self._waited_before_s = [0.0] * engines
+        self._next_check_s = self._answer_every_s
         self.idle_s = [0.0] * engines
         self.duration_s = 0.0
         self._began_s = time.monotonic()
@@ -167,29 +172,30 @@ class Generation:
     def _deal(self) -> None:
         """Deal requests to the engines that are not waited for, and wait for all busy ones."""
         processes = self._pool.processes
-        owing = set(self._answers.values())
-        alive = [i for i, one in enumerate(processes) if one.can_sample]
-        free = [i for i in alive if i not in owing]
+        free = [i for i, one in enumerate(processes) if i not in self._owing and one.can_sample]
         dealt: dict[int, list[Request]] = {index: [] for index in free}
-        for index, request in self._choose(free, alive):
-            self.held[index][request.key] = request
-            dealt[index].append(request)
+        if self._queue:
+            for index, request in self._choose(free):
+                self.held[index][request.key] = request
+                dealt[index].append(request)
         for index in free:
             if self.held[index]:
                 self._note_work(index)
                 engine = processes[index].handle
                 arguments = (self.number, dealt[index], self._answer_every_s)
                 self._answers[engine.exchange.remote(*arguments)] = index
+                self._owing.add(index)
+                self._waited_before_s[index] = self._waited_s
 
-    def _choose(self, free: Sequence[int], alive: Sequence[int]) -> Iterator[tuple[int, Request]]:
+    def _choose(self, free: Sequence[int]) -> Iterator[tuple[int, Request]]:
         """Requests from the queue, each with the engine that gets it.
 
         Args:
             free: Engines that can be given requests now. Others owe an answer, and take their
                 share when they give it, in seconds; meanwhile they have work, or they would have
                 answered.
-            alive: All engines that have started.
         """
+        alive = [i for i, one in enumerate(self._pool.processes) if one.can_sample]
         rest = self.expected_rest()
         loads = {index: self.load(index, rest) for index in alive}
         share = (sum(loads.values()) + rest * len(self._queue)) / max(1, len(alive))
@@ -249,32 +255,44 @@ class Generation:
                 f"{self._pool.weights_version} any more: those that were started again wait for "
                 "the next weight sync, as the actor is past that version"
             )
-        ready, _ = ray.wait(
-            [*self._answers, *starting], num_returns=1, timeout=self._answer_every_s
-        )
-        waited_s = time.monotonic() - waiting_since
-        for index in self._answers.values():
-            self._waited_s[index] += waited_s
+        owed = [*self._answers, *starting]
+        ready, others = ray.wait(owed, num_returns=1, timeout=self._answer_every_s)
+        self._waited_s += time.monotonic() - waiting_since
+        if ready and others:
+            # With hundreds of engines, many have answered since the last look.
+            more, _ = ray.wait(others, num_returns=len(others), timeout=0)
+            ready = [*ready, *more]
         samples: list[Sample] = []
         for ref in ready:
             if ref in starting:
                 continue
-            index = self._answers.pop(ref)
-            self._waited_s[index] = 0.0
+            index = self._answered(ref)
             try:
                 samples += self._take(ref, index)
             except EngineError as error:
                 self._replace(index, error)
-        for ref, index in list(self._answers.items()):
-            try:
-                self._check_stall(index, self._waited_s[index], len(self.held[index]))
-            except EngineError as error:
-                del self._answers[ref]
-                self._waited_s[index] = 0.0
-                self._replace(index, error)
+        if self._waited_s >= self._next_check_s:
+            self._next_check_s = self._waited_s + self._answer_every_s / 4
+            self._replace_stalled()
         for index, why in self._pool.bring_up_started(starting, ready):
             self._replace(index, why)
         return samples
+
+    def _answered(self, ref: Any) -> int:
+        """Take an answer off those that are owed; the engine that owed it."""
+        index = self._answers.pop(ref)
+        self._owing.discard(index)
+        return index
+
+    def _replace_stalled(self) -> None:
+        """Have engines started again that owe an answer for too long."""
+        for ref, index in list(self._answers.items()):
+            waited_s = self._waited_s - self._waited_before_s[index]
+            try:
+                self._check_stall(index, waited_s, len(self.held[index]))
+            except EngineError as error:
+                self._answered(ref)
+                self._replace(index, error)
 
     def _take(self, ref: Any, index: int) -> Sequence[Sample]:
         """The samples of an engine's answer; nothing has changed when it raises."""

@@ -41,6 +41,7 @@ class StepSampling:
         while_grading: A context manager for the time in which grades are waited for.
 
     Attributes:
+        unfinished: Groups that are not decided, by ordinal; in the end what later steps continue.
         finished: Groups that were graded in this step, by ordinal.
         dropped: By problem, why the filter dropped its group.
         cut_groups: Ordinals of the groups of which a sample was cut, also if it was finished later.
@@ -72,8 +73,8 @@ class StepSampling:
         self._live_groups = live_groups
         self._admit, self._grading = admit, grading
         self._graded, self._while_grading = graded, while_grading
-        self._order = list(unfinished)
-        self._groups = {group.problem.id: group for group in self._order}
+        self.unfinished = {group.ordinal: group for group in unfinished}
+        self._groups = {group.problem.id: group for group in self.unfinished.values()}
         # Groups of which a sample was cut in this step.
         self.cut_groups: set[int] = set()
         self.finished: dict[int, Group] = {}
@@ -82,15 +83,10 @@ class StepSampling:
         self.continued = 0
         self.recomputed_tokens = 0
 
-    @property
-    def unfinished(self) -> dict[int, LiveGroup]:
-        """Groups that are not decided, by ordinal; those that a step leaves to the next one."""
-        return {g.ordinal: g for g in self._order if g.ordinal not in self.finished}
-
     def begin(self) -> list[Request]:
         """The requests to begin with: to continue what earlier steps left, and of new groups."""
         due, requests = self._due(), []
-        for group in self._order:
+        for group in self.unfinished.values():
             self._grading.expect([group.problem])
             requests += self._continue(group, None if group.ordinal in due else self._budget_tokens)
         requests += self._new(self._to_request())
@@ -137,9 +133,9 @@ class StepSampling:
     def _due(self) -> set[int]:
         """Ordinals of the unfinished groups that this step has to finish for their age."""
         if not self._max_lag:
-            return {group.ordinal for group in self._order}
+            return {group.ordinal for group in self.unfinished.values()}
         since = dict(self._kept_since)
-        since |= {group.ordinal: group.step for group in self._order}
+        since |= {group.ordinal: group.step for group in self.unfinished.values()}
         oldest = sorted(since)
         count = must_train([since[o] for o in oldest], self._step, self._target, self._max_lag)
         return set(oldest[:count]) - self._kept_since.keys()
@@ -158,7 +154,7 @@ class StepSampling:
     def _new(self, count: int) -> list[Request]:
         requests: list[Request] = []
         for group in self._admit(count):
-            self._order.append(group)
+            self.unfinished[group.ordinal] = group
             self._groups[group.problem.id] = group
             self._grading.expect([group.problem])
             first = group.requests[0]
@@ -193,6 +189,7 @@ class StepSampling:
             ordinal = live.ordinal
             group = self._graded(group)
             self.finished[ordinal] = group
+            del self.unfinished[ordinal]
             tokens = sum(len(one.sample.token_ids) for one in group.samples)
             self._note(Event.finished, ordinal, tokens=tokens)
             reason = self._kept.add(

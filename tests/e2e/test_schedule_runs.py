@@ -16,7 +16,10 @@ from tests.e2e.runs import ROOT, metrics, quickstart_settings, rlmath
 from tests.faults.broken import Run
 
 # What a clock decides.
-VARIES = ("timing/", "throughput/", "time_s", "rollout/idle_share", "schedule/")
+VARIES = (
+    *("timing/", "throughput/", "time_s", "schedule/"),
+    *("rollout/idle_share", "rollout/engine_restarts"),
+)
 SETTINGS = [
     "actor.tensor_parallel=1",
     "eval.every=0",

@@ -25,6 +25,8 @@ from rlmath.config.command_line import Given, count
 # Shares of the responses that keep within the budgets that are tried.
 BUDGET_SHARES = (0.5, 0.75, 0.9, 0.97)
 LAGS = (1, 2, 4)
+# Shares of the GPUs that engines get where they do not share them with the actor.
+ENGINE_SHARES = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +54,9 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
         lengths = log_normal_lengths(problems, work.group_size, mean, longest)
     setup = setup_of(wish, plan, lengths)
     choices = [Choice()]
-    choices += [Choice(budget, lag) for budget in budgets(lengths, BUDGET_SHARES) for lag in LAGS]
+    for budget in budgets(lengths, BUDGET_SHARES):
+        choices += [Choice.carry_over(budget, lag) for lag in LAGS]
+    choices += [Choice.pipelined(engines) for engines in splits(setup.engines)]
     outcomes = [simulate(given.config, setup, choice, steps) for choice in choices]
     outcomes.sort(key=lambda one: one.step_s)
     if arguments.json:
@@ -60,6 +64,11 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     else:
         print(as_text(wish, plan, setup, outcomes))
     return 0
+
+
+def splits(engines: int) -> list[int]:
+    """How many of the engines that the GPUs have room for are tried beside an actor."""
+    return sorted({round(share * engines) for share in ENGINE_SHARES} - {0, engines})
 
 
 def setup_of(wish: Wish, plan: Plan, lengths: Lengths) -> Setup:
@@ -94,10 +103,13 @@ def as_json(wish: Wish, setup: Setup, outcomes: Sequence[Outcome]) -> dict[str, 
         "mean_response_tokens": float(tokens.mean()),
         "longest_response_tokens": int(tokens.max()),
         "times": dataclasses.asdict(setup.times),
-        "schedules": [
-            dataclasses.asdict(one) | {"settings": one.choice.settings} for one in outcomes
-        ],
+        "schedules": [_outcome(one) for one in outcomes],
     }
+
+
+def _outcome(one: Outcome) -> dict[str, object]:
+    choice = dataclasses.asdict(one.choice) | {"schedule": one.choice.schedule.name}
+    return dataclasses.asdict(one) | {"choice": choice, "settings": one.choice.settings}
 
 
 def as_text(wish: Wish, plan: Plan, setup: Setup, outcomes: Sequence[Outcome]) -> str:
@@ -108,24 +120,25 @@ def as_text(wish: Wish, plan: Plan, setup: Setup, outcomes: Sequence[Outcome]) -
         f"of {tokens.mean():,.0f} tokens on average, {tokens.max():,} at most; {setup.engines} "
         f"engines of {plan.engine_tp} GPUs, {setup.capacity} sequences at once. Simulated.",
         "",
-        f"{'schedule':<11} {'tokens':>7} {'lag':>4} {'step s':>8} {'generate':>9} {'idle':>6} "
-        f"{'tokens/s':>10} {'mean lag':>9} {'p99':>4} {'mixed':>6} {'read again':>11}",
+        f"{'schedule':<11} {'tokens':>7} {'lag':>4} {'engines':>8} {'step s':>8} {'generate':>9} "
+        f"{'idle':>6} {'actor idle':>11} {'tokens/s':>10} {'mean lag':>9} {'p99':>4} {'mixed':>6} "
+        f"{'read again':>11}",
     ]
     for one in outcomes:
         choice = one.choice
-        name = "synchronous" if choice.budget_tokens is None else "carry_over"
         budget = "" if choice.budget_tokens is None else str(choice.budget_tokens)
-        lag = "" if choice.budget_tokens is None else str(choice.max_lag)
+        lag = str(choice.max_lag or "")
         lines.append(
-            f"{name:<11} {budget:>7} {lag:>4} {one.step_s:8.1f} {one.generate_s:9.1f} "
-            f"{one.idle_share:6.1%} {one.tokens_per_s:10,.0f} {one.lag_mean:9.2f} "
+            f"{choice.schedule.name:<11} {budget:>7} {lag:>4} {choice.engines or setup.engines:>8} "
+            f"{one.step_s:8.1f} {one.generate_s:9.1f} {one.idle_share:6.1%} "
+            f"{one.actor_idle_share:11.1%} {one.tokens_per_s:10,.0f} {one.lag_mean:9.2f} "
             f"{one.lag_p99:4.0f} {one.mixed_share:6.1%} {one.recomputed_share:11.1%}"
         )
-    base = next(one for one in outcomes if one.choice.budget_tokens is None)
+    base = next(one for one in outcomes if one.choice == Choice())
     best = outcomes[0]
     lines.append("")
     if best is base:
-        lines.append("Nothing is gained by carrying samples over.")
+        lines.append("No other schedule is faster.")
     else:
         gain = best.tokens_per_s / base.tokens_per_s
         lines.append(f"The fastest trains {gain:.2f} times the tokens per second of synchronous:")

@@ -64,22 +64,35 @@ class Choice:
     """A schedule.
 
     Attributes:
-        budget_tokens: ``rollout.carry_over_tokens``; ``None``: synchronous.
+        schedule: ``rollout.schedule``.
+        budget_tokens: ``rollout.carry_over_tokens``; of ``carry_over`` alone.
         max_lag: ``rollout.max_lag``.
+        engines: Of all that fit into the GPUs, how many there are, where the actor has the other
+            GPUs; ``None``: they share them, and take turns.
     """
 
+    schedule: RolloutSchedule = RolloutSchedule.synchronous
     budget_tokens: int | None = None
     max_lag: int = 0
+    engines: int | None = None
+
+    @classmethod
+    def carry_over(cls, budget_tokens: int, max_lag: int) -> Choice:
+        return cls(RolloutSchedule.carry_over, budget_tokens, max_lag)
+
+    @classmethod
+    def pipelined(cls, engines: int) -> Choice:
+        return cls(RolloutSchedule.pipelined, max_lag=1, engines=engines)
 
     @property
     def settings(self) -> list[str]:
-        if self.budget_tokens is None:
-            return ["rollout.schedule=synchronous"]
-        return [
-            "rollout.schedule=carry_over",
-            f"rollout.carry_over_tokens={self.budget_tokens}",
-            f"rollout.max_lag={self.max_lag}",
-        ]
+        found = [f"rollout.schedule={self.schedule.name}"]
+        if self.budget_tokens is not None:
+            found.append(f"rollout.carry_over_tokens={self.budget_tokens}")
+            found.append(f"rollout.max_lag={self.max_lag}")
+        if self.engines is not None:
+            found += ["cluster.placement=separate", f"rollout.engines={self.engines}"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -89,8 +102,9 @@ class Outcome:
     Attributes:
         choice: The schedule.
         step_s: Seconds of a step.
-        generate_s: Of these, for generation.
+        generate_s: From the first request to the last sample of a step.
         idle_share: Of the engines' time during generation.
+        actor_idle_share: Of the actor's time in the whole step.
         tokens_per_s: Response tokens that are trained on, per second.
         lag_mean: Of the tokens that are trained on, in steps.
         lag_p99: The same.
@@ -102,6 +116,7 @@ class Outcome:
     step_s: float
     generate_s: float
     idle_share: float
+    actor_idle_share: float
     tokens_per_s: float
     lag_mean: float
     lag_p99: float
@@ -126,30 +141,40 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
     )
     sampler = Sampler(config, stream)
     times = setup.times
+    engines = choice.engines or setup.engines
     pool = VirtualPool(
-        setup.engines,
+        engines,
         setup.lengths,
         capacity=setup.capacity,
         step_s=times.step_s,
         token_s=times.token_s,
         prefill_token_s=times.prefill_token_s,
     )
+    # The actor's share of the GPUs, on which the same work takes longer.
+    actor_share = 1.0 if choice.engines is None else 1 - choice.engines / setup.engines
     collector: Any = _Grades()
     found: list[dict[str, float]] = []
-    for step in range(1, choice.max_lag + 1 + steps + 1):
-        began_s = pool.now_s
-        sampled = sampler.sample(step, pool, collector, contextlib.nullcontext)  # type: ignore[arg-type]
-        generated_s = pool.now_s
-        assert pool.generation is not None
+    steps_in_all = choice.max_lag + 1 + steps
+    for step in range(1, steps_in_all + 1):
+        began_s, generate_s, idle_share = pool.now_s, 0.0, 0.0
+        if sampler.round is None:
+            generate_s, idle_share = _generate(sampler, step, pool, collector)
+        sampled = sampler.take(step)
         responses = sum(len(s.sample.token_ids) for g in sampled.groups for s in g.samples)
         sequences = sum(len(group.samples) for group in sampled.groups)
         tokens = responses + sequences * setup.prompt_tokens
-        pool.take_weights(step, times.fixed_s + tokens * times.train_token_s)
+        train_s = tokens * times.train_token_s / actor_share
+        trained_at_s = pool.now_s + train_s
+        if choice.schedule is RolloutSchedule.pipelined:
+            generate_s, idle_share = _generate(sampler, step + 1, pool, collector, ahead=True)
+        pool.take_weights(step, max(0.0, trained_at_s - pool.now_s) + times.fixed_s)
+        step_s = pool.now_s - began_s
         found.append(
             {
-                "step_s": pool.now_s - began_s,
-                "generate_s": generated_s - began_s,
-                "idle_share": pool.generation.idle_share(),
+                "step_s": step_s,
+                "generate_s": generate_s,
+                "idle_share": idle_share,
+                "actor_idle_share": 1 - (train_s + times.fixed_s) / step_s,
                 "responses": responses,
                 "lag_mean": sampled.metrics.get("rollout/lag_mean", 0.0),
                 "lag_p99": sampled.metrics.get("rollout/lag_p99", 0.0),
@@ -167,12 +192,23 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
         step_s=mean("step_s"),
         generate_s=mean("generate_s"),
         idle_share=mean("idle_share"),
+        actor_idle_share=mean("actor_idle_share"),
         tokens_per_s=mean("responses") / mean("step_s"),
         lag_mean=mean("lag_mean"),
         lag_p99=mean("lag_p99"),
         mixed_share=mean("mixed_share"),
         recomputed_share=mean("recomputed") / mean("responses"),
     )
+
+
+def _generate(
+    sampler: Sampler, step: int, pool: VirtualPool, collector: Any, ahead: bool = False
+) -> tuple[float, float]:
+    """Sample for a step. Returns the seconds that it took, and the engines' idle share of them."""
+    began_s = pool.now_s
+    sampler.generate(step, pool, collector, contextlib.nullcontext, ahead=ahead)  # type: ignore[arg-type]
+    assert pool.generation is not None
+    return pool.now_s - began_s, pool.generation.idle_share()
 
 
 class _Grades:
@@ -206,10 +242,9 @@ class _Grades:
 
 def _with(config: Config, choice: Choice) -> Config:
     """The settings with a schedule, and without what depends on rewards."""
-    carries_over = choice.budget_tokens is not None
     rollout = dataclasses.replace(
         config.rollout,
-        schedule=RolloutSchedule.carry_over if carries_over else RolloutSchedule.synchronous,
+        schedule=choice.schedule,
         carry_over_tokens=choice.budget_tokens,
         max_lag=choice.max_lag,
     )

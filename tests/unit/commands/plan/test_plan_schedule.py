@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from rlmath.cli import main
+from rlmath.commands.plan.schedule.cli import splits
 from rlmath.commands.plan.schedule.lengths import (
     Lengths,
     budgets,
@@ -54,11 +56,11 @@ def test_steps_of_equal_lengths_take_what_the_formula_says() -> None:
 
 def test_a_budget_that_no_response_reaches_changes_nothing() -> None:
     lengths = log_normal_lengths(200, 4, 1500, 8000)
-    usual, budget = played(lengths, Choice()), played(lengths, Choice(8000, 2))
+    usual, budget = played(lengths, Choice()), played(lengths, Choice.carry_over(8000, 2))
     # The first steps, which fill the schedule, are not counted: other steps are.
     assert budget.lag_mean == budget.mixed_share == budget.recomputed_share == 0
     assert budget.step_s == pytest.approx(usual.step_s, rel=0.2)
-    same = played(lengths, Choice(8000, 0))
+    same = played(lengths, Choice.carry_over(8000, 0))
     assert same.step_s == usual.step_s and same.tokens_per_s == usual.tokens_per_s
 
 
@@ -67,12 +69,35 @@ def test_long_tails_are_what_carrying_over_is_for() -> None:
     tokens = np.where(draw.random((300, 4)) < 0.03, 8000, 500)
     lengths = Lengths(tokens)
     usual = played(lengths, Choice())
-    found = {lag: played(lengths, Choice(2000, lag)) for lag in (1, 4)}
+    found = {lag: played(lengths, Choice.carry_over(2000, lag)) for lag in (1, 4)}
     assert found[4].tokens_per_s > 1.5 * usual.tokens_per_s
     assert found[4].step_s < found[1].step_s < usual.step_s
     assert 0 < found[1].lag_p99 <= 1 < found[4].lag_p99 <= 4
     # Most samples are short, and of one version.
     assert 0 < found[4].mixed_share < 0.05
+
+
+def test_a_pipelined_step_takes_as_long_as_the_slower_side() -> None:
+    """2 of 4 engines, and half the GPUs for the actor."""
+    lengths = Lengths(np.full((16, 4), 1000))
+    generate_s = 1000 * (0.01 + 1e-6 * 32 * 500) + 32 * 100 * 1e-6 + 0.1
+    found = played(lengths, Choice.pipelined(2))
+    assert found.generate_s == pytest.approx(generate_s, rel=1e-4)
+    assert found.step_s == pytest.approx(generate_s + 2, rel=1e-4)
+    train_s = 64 * 1100 * 1e-5 / 0.5
+    assert found.actor_idle_share == pytest.approx(1 - (train_s + 2) / found.step_s, rel=1e-4)
+    assert (found.lag_mean, found.lag_p99, found.mixed_share) == (1, 1, 0)
+    # With slow training it is the actor that the step waits for.
+    slow = dataclasses.replace(TIMES, train_token_s=1e-3)
+    setup = Setup(4, 64, 100, lengths, slow)
+    found = simulate(CONFIG, setup, Choice.pipelined(2), steps=5)
+    assert found.step_s == pytest.approx(64 * 1100 * 1e-3 / 0.5 + 2, rel=1e-4)
+    assert found.actor_idle_share == pytest.approx(0, abs=1e-6)
+
+
+def test_splits() -> None:
+    assert splits(128) == [32, 48, 64, 80, 96, 112]
+    assert splits(2) == [1] and splits(1) == []
 
 
 def test_lengths() -> None:
