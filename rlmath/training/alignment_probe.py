@@ -22,7 +22,7 @@ from rlmath.types import GradedSample, Group
 
 SEQUENCES_PER_ENGINE = 8
 MAX_TOKENS = 64
-# The probe has random streams of its own, apart from training's and evaluation's.
+# The probe's random streams are neither training's nor evaluation's.
 SEED_OFFSET = 2_000_003
 
 
