@@ -91,7 +91,9 @@ class StubModel(Alone):
 
     is_last_stage = reports = True
 
-    def shard_log_probs(self, shard: Shard, reference: bool = False) -> TokenValues:
+    def shard_log_probs(
+        self, shard: Shard, reference: bool = False, keep_routes: bool = False
+    ) -> TokenValues:
         tokens = shard.batch.loss_mask.numel()
         self._read(shard.whole())
         return TokenValues(torch.arange(tokens), -torch.rand(tokens), torch.rand(tokens))

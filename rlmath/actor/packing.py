@@ -38,6 +38,8 @@ class PackedMicroBatch:
         context: ``None`` without context parallelism. With it ``rows`` and ``targets`` are this
             rank's alone, the others are of all ranks.
         num_sequences: In this micro-batch; ``None``: as many as ``sequence_ids`` names.
+        text_tokens: Of its sequences on all context ranks, without padding; without context
+            parallelism the row begins with them.
     """
 
     tokens: Tensor
@@ -49,6 +51,7 @@ class PackedMicroBatch:
     response_rows: Tensor
     context: ContextShare | None = None
     num_sequences: int | None = None
+    text_tokens: int = 0
 
 
 def pack(
@@ -118,6 +121,7 @@ def pack(
         response_rows=_cat(response_rows),
         context=context.to(device) if context else None,
         num_sequences=len(indices),
+        text_tokens=sum(int(lengths[i]) for i in indices),
     )
 
 

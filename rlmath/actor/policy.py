@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 
+if TYPE_CHECKING:
+    from rlmath.actor.routing_replay import RoutingReplay
+
 T = TypeVar("T")
 
 
@@ -41,6 +44,8 @@ class MegatronActor(RankModel):
     Attributes:
         reference: What the reference model has in place of what is trained, in host memory;
             ``None``: there is no reference, or it is the model without its adapters.
+        routing: Records the routes of the old-log-prob pass and replays them in the update;
+            ``None``: no pass replays any.
     """
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
@@ -52,6 +57,12 @@ class MegatronActor(RankModel):
             # An average in bfloat16 would lose each step's small share.
             dtype = torch.float32 if settings.reference.kind == "averaged" else None
             self.reference = [p.detach().to("cpu", dtype, copy=True) for p in self._trained()]
+        self.routing: RoutingReplay | None = None
+        if settings.routing_replay != "none":
+            from rlmath.actor.routing_replay import RoutingReplay
+
+            modules = [self.module]
+            self.routing = RoutingReplay(modules, self.spec, layout, self.parallel, platform)
 
     def _trained(self) -> list[Tensor]:
         """What training changes, and so all in which the reference differs: under LoRA adapters."""
@@ -89,7 +100,11 @@ class MegatronActor(RankModel):
 
     @torch.no_grad()
     def shard_log_probs(
-        self, shard: Shard, reference: bool = False, noise_seed: int | None = None
+        self,
+        shard: Shard,
+        reference: bool = False,
+        noise_seed: int | None = None,
+        keep_routes: bool = False,
     ) -> TokenValues | None:
         """Log-probs and entropies of the shard's response tokens.
 
@@ -97,6 +112,7 @@ class MegatronActor(RankModel):
             reference: Under the reference model's weights instead of the current ones.
             noise_seed: Round activations otherwise than usual, at random; see
                 :func:`rlmath.actor.rounding_noise.rounding_noise`.
+            keep_routes: Under routing replay, record them for the shard's update.
 
         Returns:
             The values in the shard's order, on all ranks of the last stage; else ``None``.
@@ -107,6 +123,8 @@ class MegatronActor(RankModel):
                 stack.enter_context(self._reference_weights())
             if noise_seed is not None:
                 stack.enter_context(rounding_noise(self.module, noise_seed))
+            if keep_routes and self.routing is not None:
+                stack.enter_context(self.routing.recording(shard, micro_batches))
             values = self.forward(micro_batches, self._of_log_probs(_keep_values))
         return _concatenate(values) if self.is_last_stage else None
 
@@ -157,7 +175,8 @@ class MegatronActor(RankModel):
             settings: The algorithm.
 
         Raises:
-            ValueError: No advantages, or several minibatches without old log-probs.
+            ValueError: No advantages, several minibatches without old log-probs, or routing replay
+                without the routes of a pass over this shard.
         """
         batch = shard.batch
         if batch.advantages is None:
@@ -167,6 +186,8 @@ class MegatronActor(RankModel):
                 f"{settings.minibatches} minibatches need old_log_probs: after the first one the "
                 "policy is no longer the one that sampled"
             )
+        if self.routing is not None:
+            self.routing.check(shard)
         metrics: list[dict[str, float]] = []
         stopped: dict[int, str] = {}
         clamped: dict[int, str] = {}
@@ -175,19 +196,25 @@ class MegatronActor(RankModel):
             if stopped and settings.early_stop_rest:
                 stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
                 continue
-            one, decision, values, farthest = self._update_minibatch(minibatch, settings)
+            begin = sum(map(len, shard.counts[:index]))
+            one, decision, values, farthest = self._update_minibatch(minibatch, settings, begin)
             first = values if index == 0 else first
             if one["log_ratio_clamped_count"]:
                 clamped[index] = say_clamped(one, farthest)
             metrics.append(one)
             if decision.kind == "early_stop":
                 stopped[index] = decision.reason
-        return UpdateResult(metrics, stopped, first, clamped)
+        routing = {} if self.routing is None else self.routing.finish()
+        return UpdateResult(metrics, stopped, first, clamped, routing=routing)
 
     def _update_minibatch(
-        self, share: Share, settings: UpdateSettings
+        self, share: Share, settings: UpdateSettings, begin: int
     ) -> tuple[dict[str, float], Decision, TokenValues | None, Farthest]:
-        """One optimizer step, unless the minibatch has to be discarded."""
+        """One optimizer step, unless the minibatch has to be discarded.
+
+        Args:
+            begin: Where its micro-batches begin in the shard.
+        """
         names = MetricNames.of(settings.objective, share.batch.ref_log_probs is not None)
         micro_batches, batch = self.micro_batches(share), share.batch
         fields = LossFields(
@@ -204,7 +231,10 @@ class MegatronActor(RankModel):
             },
         )
         objective = policy_loss(fields, settings.objective)
-        outcomes = self.forward_backward(micro_batches, self._of_log_probs(objective))
+        with contextlib.ExitStack() as stack:
+            if self.routing is not None:
+                stack.enter_context(self.routing.replaying(begin, micro_batches))
+            outcomes = self.forward_backward(micro_batches, self._of_log_probs(objective))
         sums, maxima, farthest = self._totals(outcomes, names, share)
         grad_norm = self.gradient_norm()
         decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)

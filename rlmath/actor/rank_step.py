@@ -40,7 +40,11 @@ class Policy(Peers, Protocol):
     reports: bool
 
     def shard_log_probs(
-        self, shard: Shard, reference: bool = False, noise_seed: int | None = None
+        self,
+        shard: Shard,
+        reference: bool = False,
+        noise_seed: int | None = None,
+        keep_routes: bool = False,
     ) -> TokenValues | None: ...
 
     def update_shard(self, shard: Shard, settings: UpdateSettings) -> UpdateResult: ...
@@ -137,7 +141,7 @@ class RankStep:
         Returns:
             On the rank that reports, how they agree with the rollout log-probs.
         """
-        found = self._policy.shard_log_probs(self.shard)
+        found = self._policy.shard_log_probs(self.shard, keep_routes=True)
         self.shard = self.shard.with_values(old_log_probs=self._or_nothing(found))
         if found is None:
             return None

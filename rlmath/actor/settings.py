@@ -50,6 +50,8 @@ class ActorSettings:
         reference: Whether to keep a reference model, in host memory.
         distributed_optimizer: Data-parallel ranks share the optimizer's state.
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
+        routing_replay: ``none``, or ``old_log_probs``: an update of a MoE takes the routes of the
+            old-log-prob pass.
         lora: Low-rank adapters, which alone are trained; ``None``: all weights are.
         value: The value model, in the same processes; ``None``: none.
     """
@@ -63,6 +65,7 @@ class ActorSettings:
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     distributed_optimizer: bool = ActorConfig.distributed_optimizer
     offload: str = ActorConfig.offload.value
+    routing_replay: str = ActorConfig.routing_replay.value
     lora: Lora | None = None
     value: ActorSettings | None = None
 
@@ -158,6 +161,7 @@ class UpdateResult:
         first: On ranks of the last stage: what the policy gave for the rank's sequences of the
             first minibatch, before any update, in the shard's order.
         fingerprints: Of these log-probs, unless there was a pass for them before.
+        routing: Metrics of routing replay, ``routing/...``; empty without it.
     """
 
     minibatches: list[dict[str, float]]
@@ -165,3 +169,4 @@ class UpdateResult:
     first: TokenValues | None
     clamped: dict[int, str] = field(default_factory=dict)
     fingerprints: SequenceFingerprints | None = None
+    routing: dict[str, float] = field(default_factory=dict)

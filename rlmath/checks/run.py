@@ -30,6 +30,7 @@ from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.lora import lora_model, lora_problems
 from rlmath.checks.machine import Machine
 from rlmath.checks.overview import updates_of
+from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.checks.trackers import tracker_problems
 from rlmath.config import arithmetic
 from rlmath.config.actor import Offload
@@ -109,6 +110,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from check_precision.batch_invariant_model(config, model)
         if command != "evaluate":
             yield from lora_model(config, model)
+        if command == "train":
+            yield from routing_model(config, model)
         yield from check_layout.lengths(config, model, command)
         if layout is not None and command != "evaluate":
             yield from check_layout.experts(config, model, layout)
@@ -248,6 +251,7 @@ def _contradictions(config: Config, command: Command) -> Iterator[str]:
         return
     yield from algorithm_problems(config)
     yield from _offload(config)
+    yield from routing_problems(config)
     if any(item.name == "math" for item in reward.items) and reward.correct <= reward.incorrect:
         yield (
             f"reward.correct={reward.correct}: has to be more than reward.incorrect="

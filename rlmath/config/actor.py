@@ -28,6 +28,11 @@ class Offload(Enum):
     all = "all"
 
 
+class RoutingReplay(Enum):
+    none = "none"
+    old_log_probs = "old_log_probs"
+
+
 class Logits(Enum):
     auto = "auto"
     whole = "whole"
@@ -94,6 +99,13 @@ class ActorConfig:
         "there while the engines sleep, is this many GiB above its value at the first step.",
         above=0,
         only_with=OnlyWith("offload", (Offload.optimizer, Offload.all)),
+    )
+    routing_replay: RoutingReplay = setting(
+        RoutingReplay.none,
+        "Which routes the update of a MoE takes: none (its own), or old_log_probs: those of the "
+        "old-log-prob pass, in forward and backward, so that a changed route does not show as a "
+        "changed policy. Takes host memory, a byte per token, MoE layer and expert of a token. SFT "
+        "has no such pass and replays nothing.",
     )
     max_tokens_per_microbatch: int = setting(
         32768,

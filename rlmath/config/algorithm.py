@@ -214,3 +214,13 @@ class AlgorithmConfig:
     filter: FilterConfig = field(default_factory=FilterConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+
+
+def needs_old_log_probs(algorithm: AlgorithmConfig) -> bool:
+    """Whether the algorithm needs the actor's log-probs before the first update."""
+    correction = algorithm.correction
+    corrects = correction.is_on
+    needs_entropy = algorithm.entropy_target is not None or algorithm.entropy_top_share < 1
+    recomputes = algorithm.old_log_probs is OldLogProbs.recompute
+    earlier = algorithm.minibatches_per_step > 1 or algorithm.kl_in is KlPlace.reward
+    return corrects or needs_entropy or (recomputes and earlier)

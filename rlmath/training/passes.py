@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.config.algorithm import KlPlace
-from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
+from rlmath.config.algorithm import needs_old_log_probs
+from rlmath.config.schema import Config
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,3 @@ class Passes:
             values=values,
             policy=not values or step > config.value.warmup_steps,
         )
-
-
-def needs_old_log_probs(algorithm: AlgorithmConfig) -> bool:
-    """Whether the algorithm needs the actor's log-probs before the first update."""
-    correction = algorithm.correction
-    corrects = correction.is_on
-    needs_entropy = algorithm.entropy_target is not None or algorithm.entropy_top_share < 1
-    recomputes = algorithm.old_log_probs is OldLogProbs.recompute
-    earlier = algorithm.minibatches_per_step > 1 or algorithm.kl_in is KlPlace.reward
-    return corrects or needs_entropy or (recomputes and earlier)

@@ -157,7 +157,12 @@ def open_session(
         if optimizer is not None:
             settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
             if samples:  # Without engines there is nothing to make room for.
-                settings = dataclasses.replace(settings, offload=config.actor.offload.value)
+                actor_config = config.actor
+                settings = dataclasses.replace(
+                    settings,
+                    offload=actor_config.offload.value,
+                    routing_replay=actor_config.routing_replay.value,
+                )
                 value = value_model_settings(config, settings, optimizer_steps)
                 settings = dataclasses.replace(settings, value=value)
             actor = ActorGroup(

@@ -164,7 +164,7 @@ def update_policy(
     result, alignment = session.actor.step_update(settings, now)
     sums = expected_sums(config, prepared.sequences, config.runner.seed + step)
     check_invariants(config, prepared.any_advantage, result, step, monitor, sums)
-    metrics = update_metrics(result)
+    metrics = update_metrics(result) | result.routing
     digest_gradient(monitor.digests, result.minibatches)
     if result.fingerprints is not None:
         keys = monitor.digests.keys["sequences"]

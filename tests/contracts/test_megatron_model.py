@@ -41,6 +41,42 @@ ROWS = [
         breaks="GLM's router is another one (rlmath/actor/experts.py)",
     ),
     Row(
+        f"{CORE}.transformer.moe.moe_utils:topk_routing_with_score_function",
+        takes=("logits", "topk", "router_replay"),
+        says=(
+            "router_replay.get_replay_topk(\n                scores, topk, num_groups, group_topk, "
+            "_compute_topk",
+            "if fused:",
+        ),
+        breaks="routes are not replayed (rlmath/actor/routing_replay.py); a fused choice never "
+        "asks the recorder (moe_router_fusion stays off)",
+    ),
+    Row(
+        f"{CORE}.transformer.moe.router:TopKRouter",
+        has=("router_replay", "layer_number"),
+        breaks="a router does not take the recorder (rlmath/actor/routing_replay.py)",
+    ),
+    Row(
+        f"{CORE}.transformer.moe.router:TopKRouter.routing",
+        says=("router_replay=self.router_replay",),
+        breaks="a router does not ask the recorder (rlmath/actor/routing_replay.py)",
+    ),
+    Row(
+        f"{CORE}.transformer.moe.router_replay:RouterReplay",
+        has=("target_topk_idx", "router_replay_action", "global_router_replay_instances"),
+        breaks="rlmath/actor/routing_replay.py",
+    ),
+    Row(
+        f"{CORE}.transformer.moe.router_replay:RouterReplay.get_replay_topk",
+        passes=("scores", "topk", "num_groups", "group_topk", "default_compute_topk"),
+        says=(
+            "top_indices = self.target_topk_idx",
+            "probs = scores.gather(1, top_indices)",
+            "scores, topk, num_groups=num_groups, group_topk=group_topk",
+        ),
+        breaks="what is replayed is not what was recorded (rlmath/actor/routing_replay.py)",
+    ),
+    Row(
         f"{CORE}.distributed.finalize_model_grads:_update_router_expert_bias",
         says=("config.moe_router_bias_update_rate",),
         breaks="the bias that chooses experts may move (rlmath/actor/experts.py)",

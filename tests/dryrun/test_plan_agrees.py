@@ -94,6 +94,15 @@ def test_every_layer_of_an_moe_adds_the_same(count_ranks: Count) -> None:
         assert planned[1] - planned[0] == pytest.approx(layer, rel=MOST_ERROR), phase
 
 
+def test_routes_take_no_memory_of_the_gpu(count_ranks: Count) -> None:
+    """They are in host memory, whose bytes tests/distributed/test_routing_replay.py counts."""
+    (case,) = (case for case in layout_cases() if case.name == "30B EP 4")
+    (plain,) = dataclasses.replace(case, layers=2, phases=("update",)).jobs()
+    replay = dataclasses.replace(plain, routing_replay="old_log_probs")
+    without, held = (count.phases["update"] for count in count_ranks([plain, replay]))
+    assert held.gpu_bytes == pytest.approx(without.gpu_bytes, rel=0.01)
+
+
 def test_the_copy_with_the_largest_piece_is_counted() -> None:
     """Of ten elements in two shares of a bucket: 3 + 7 gives the second five, 7 + 3 the first."""
 

@@ -21,7 +21,13 @@ LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
     "tp2_pp2": (None, ["actor.pipeline_parallel=2"]),
     "mixture_ep2": (
         "qwen3_moe",
-        ["actor.tensor_parallel=1", "actor.data_parallel=2", "actor.expert_parallel=2"],
+        [
+            "actor.tensor_parallel=1",
+            "actor.data_parallel=2",
+            "actor.expert_parallel=2",
+            "actor.routing_replay=old_log_probs",
+            "actor.recompute=full",
+        ],
     ),
     "fused_files": ("phi3", []),
     "glm": (
@@ -126,6 +132,9 @@ def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
         assert line["alignment/max_abs_diff"] <= 1e-4
         assert line["train/importance_ratio"] == pytest.approx(1.0, abs=0.05)
         assert line["train/grad_norm"] >= 0.0
+        if "actor.routing_replay=old_log_probs" in layout:
+            assert 0.0 <= line["routing/changed_share"] < 0.5
+            assert line["routing/max_load/layer_0"] >= 1.0
     samples = (tmp_path / "samples" / "step_000002.jsonl").read_text().splitlines()
     rows = [json.loads(row) for row in samples]
     assert len(rows) == 8 * 4

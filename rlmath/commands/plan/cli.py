@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.checks.lora import lora_model, lora_problems
+from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.commands.plan.advice import plans_or_advice
 from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive, share
 from rlmath.commands.plan.experiment import train_command, write_experiment
@@ -17,6 +18,7 @@ from rlmath.commands.plan.layouts import Wish, checked, overrides
 from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
 from rlmath.commands.plan.report import as_json, as_text
 from rlmath.commands.plan.time import Work
+from rlmath.config.actor import RoutingReplay
 from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count
 from rlmath.config.lora import adapters_of
@@ -50,6 +52,7 @@ SETTINGS = (
     "actor.layers",
     "actor.logits",
     "actor.offload",
+    "actor.routing_replay",
     "actor.lora.rank",
     "actor.lora.alpha",
     "actor.lora.targets",
@@ -174,9 +177,18 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         whole_logits=config.actor.logits is Logits.whole,
         offload=None if (asked := given.get("actor.offload")) is None else asked.value,
         lora=_adapters(config, spec),
+        routing_replay=_replays(config, spec),
         reference=algorithm.kl_coef > 0,
         value_model=needs_value_model(algorithm.advantage),
     )
+
+
+def _replays(config: Config, spec: ModelSpec) -> bool:
+    """Raises ``ConfigError``: there are no routes to replay."""
+    problems = [*routing_problems(config), *routing_model(config, spec)]
+    if problems:
+        raise ConfigError.of(problems)
+    return config.actor.routing_replay is not RoutingReplay.none
 
 
 def _adapters(config: Config, spec: ModelSpec) -> Lora | None:

@@ -111,5 +111,10 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
         whole_logits=settings.logits.value == "whole",
         offload=settings.offload.value,
+        replayed_tokens=(
+            0
+            if settings.routing_replay.value == "none"
+            else -(-sequences // layout.actor.data_parallel) * longest
+        ),
     )
     return actor, step

@@ -83,6 +83,7 @@ class Wish:
         value_model: GAE, which has a value model.
         whole_logits: ``actor.logits=whole``.
         lora: ``actor.lora``.
+        routing_replay: ``actor.routing_replay=old_log_probs``.
         offload: ``actor.offload``; ``None``: nothing is, unless :func:`with_least_offload`
             chooses.
     """
@@ -108,6 +109,7 @@ class Wish:
     value_model: bool = False
     whole_logits: bool = False
     lora: Lora | None = None
+    routing_replay: bool = False
     offload: str | None = None
 
     @property
@@ -193,6 +195,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *(["actor.layers=local"] if wish.layers == "local" else []),
         *(["actor.logits=whole"] if wish.whole_logits else []),
         *([f"actor.offload={wish.offload}"] if wish.offload not in (None, "none") else []),
+        *(["actor.routing_replay=old_log_probs"] if wish.routing_replay else []),
         *(_lora_settings(wish.lora) if wish.lora else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
         *(["algorithm.advantage=gae"] if wish.value_model else []),
@@ -447,16 +450,19 @@ def _with_more_sequences(
 
 
 def _step(wish: Wish, actor: ActorShape) -> Step:
-    minibatches = wish.work.minibatches * actor.layout.data_parallel
+    ranks, longest = actor.layout.data_parallel, wish.work.longest_tokens
+    minibatches = wish.work.minibatches * ranks
+    replayed = -(-wish.work.sequences // ranks) * longest if wish.routing_replay else 0
     return Step(
         # At most one sequence each.
         microbatches=max(1, -(-wish.work.sequences // minibatches)),
-        longest_tokens=wish.work.longest_tokens,
+        longest_tokens=longest,
         bucket_bytes=wish.bucket_mib * MIB,
         reference=wish.reference,
         value_model=wish.value_model,
         whole_logits=wish.whole_logits,
         offload=wish.offload or "none",
+        replayed_tokens=replayed,
     )
 
 

@@ -90,6 +90,8 @@ class Step:
         lm_head_float32: The output layer multiplies in float32.
         whole_logits: Those of a micro-batch are there as a whole.
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
+        replayed_tokens: Of a data-parallel rank's share of the step, whose routes the host keeps
+            (``actor.routing_replay``); 0: none.
     """
 
     microbatches: int
@@ -100,6 +102,7 @@ class Step:
     lm_head_float32: bool = False
     whole_logits: bool = False
     offload: str = "none"
+    replayed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -406,8 +409,8 @@ def checkpoint_bytes(
 
 
 def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: int) -> float:
-    """Host memory that a node's ranks take for tensors: a checkpoint, a reference model, and what
-    is offloaded."""
+    """Host memory that a node's ranks take for tensors: a checkpoint, a reference model, what is
+    offloaded, and routes."""
     layout = actor.layout
     pp = layout.pipeline_parallel
     most = 0.0
@@ -416,8 +419,21 @@ def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: in
         # Without its adapters the policy is the reference.
         reference = 0 if actor.lora else 2 * rank_parameters(spec, actor, stage)
         moved = sum(one.moved(step.offload) for one in _models(spec, actor, step, stage))
-        most = max(most, saved + moved + (reference if step.reference else 0))
+        kept = (reference if step.reference else 0) + route_bytes(spec, actor, step, stage)
+        most = max(most, saved + moved + kept)
     return ranks_of_node * most
+
+
+def route_bytes(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> float:
+    """Routes that a rank of a stage keeps in host memory from the old-log-prob pass to the update.
+
+    A number for each token, MoE layer and expert of a token (``rlmath.actor.routing_replay``);
+    tensor ranks have a share of the tokens each.
+    """
+    layers = actor.layout.stage_layers(spec.layers, stage)
+    choices = sum(map(spec.is_moe_layer, layers)) * spec.experts_per_token
+    size = 1 if spec.experts <= 256 else 2
+    return step.replayed_tokens * choices * size / actor.layout.tensor_parallel
 
 
 def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:

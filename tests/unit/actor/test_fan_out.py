@@ -39,7 +39,9 @@ class Model(Alone):
     def __init__(self, reports: bool) -> None:
         self.reports = reports
 
-    def shard_log_probs(self, shard: Shard, reference: bool = False) -> TokenValues:
+    def shard_log_probs(
+        self, shard: Shard, reference: bool = False, keep_routes: bool = False
+    ) -> TokenValues:
         values = shard.batch.engine_log_probs.clone()
         return TokenValues(torch.arange(values.numel()), values, values)
 

@@ -123,6 +123,14 @@ def test_ranges_hold_at_their_ends() -> None:
             ["actor.offload=all", "cluster.placement=separate"],
             ["actor.offload=all", "placement=separate", "set it to none"],
         ),
+        (
+            ["actor.routing_replay=old_log_probs", "algorithm.minibatches_per_step=1"],
+            ["actor.routing_replay=old_log_probs", "minibatches_per_step of 2", "=none"],
+        ),
+        (
+            ["actor.routing_replay=old_log_probs", "algorithm.minibatches_per_step=2"],
+            ["actor.routing_replay=old_log_probs", "no experts", "none"],
+        ),
         (["actor.offload_growth_gib=1"], ["actor.offload_growth_gib", "optimizer", "all"]),
         (
             ["actor.recompute=full", "actor.recompute_num_layers=5"],

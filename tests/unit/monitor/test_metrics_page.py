@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlmath.actor.routing_totals import RoutingTotals
 from rlmath.actor.settings import UpdateResult
 from rlmath.algorithms.alignment import Alignment, token_lags
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, CorrectionTotals
@@ -120,11 +121,16 @@ def sampling_tags(group):
     return carried_over.keys() | sampler._metrics(PoolCounts(1, 1, 1, {}, 0, 0.5), 1, 0, 1)
 
 
+def routing_tags():
+    made = RoutingTotals.zeros(2, 4, torch.device("cpu")).metrics([False, True])
+    return {re.sub(r"layer_\d+", "layer_<n>", tag) for tag in made}
+
+
 def test_what_the_loops_make_is_explained(group):
     alignment = {f"alignment/{name}" for name in measure(torch.zeros(1), torch.zeros(1)).metrics()}
     made = rollout_metrics([group]).keys() | eval_tags(group)
     made = made | update_tags() | reward_tags() | alignment | mismatch_tags(group)
-    made |= sampling_tags(group)
+    made |= sampling_tags(group) | routing_tags()
     assert made <= DOCUMENTED, sorted(made - DOCUMENTED)
     prefixes = (
         "eval/<benchmark>/",
@@ -135,6 +141,7 @@ def test_what_the_loops_make_is_explained(group):
         "correction/",
         "sampling/",
         "curriculum/",
+        "routing/",
     )
     explained = {tag for tag in DOCUMENTED if tag.startswith(prefixes)}
     assert explained <= made, sorted(explained - made)

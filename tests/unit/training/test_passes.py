@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rlmath.config.algorithm import needs_old_log_probs
 from rlmath.config.load import load
-from rlmath.training.passes import Passes, needs_old_log_probs
+from rlmath.training.passes import Passes
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]
 ONE = "algorithm.minibatches_per_step=1"

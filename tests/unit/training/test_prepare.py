@@ -41,7 +41,9 @@ class Policy(Alone):
     def __init__(self) -> None:
         self.passes: list[str] = []
 
-    def shard_log_probs(self, shard: Shard, reference: bool = False) -> TokenValues:
+    def shard_log_probs(
+        self, shard: Shard, reference: bool = False, keep_routes: bool = False
+    ) -> TokenValues:
         assert shard.batch.advantages is None, "advantages come last"
         self.passes.append("reference" if reference else "old")
         rows = rows_of(shard)

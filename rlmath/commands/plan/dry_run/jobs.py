@@ -42,6 +42,7 @@ class Job:
         whole_logits: Those of a micro-batch are there as a whole.
         offload: ``actor.offload``.
         lora: The policy's adapters.
+        routing_replay: ``actor.routing_replay``.
         phases: Which to count; the state always is.
     """
 
@@ -61,6 +62,7 @@ class Job:
     whole_logits: bool = False
     offload: str = "none"
     lora: Lora | None = None
+    routing_replay: str = "none"
     phases: tuple[str, ...] = PHASES
 
     @property
@@ -172,6 +174,7 @@ def jobs_of(
         whole_logits=actor.logits.value == "whole",
         offload=actor.offload.value,
         lora=adapters_of(actor.lora, model_spec(known), seed=0),
+        routing_replay=actor.routing_replay.value,
     )
     job = dataclasses.replace(job, **changes)
     return [dataclasses.replace(job, rank=rank) for rank in stage_ranks(job.layout)]

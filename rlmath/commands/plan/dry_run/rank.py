@@ -175,6 +175,9 @@ class _Rank:
                 return step()
 
         settings = UpdateSettings(objective=ObjectiveSettings())
+        shard = actor.shard_of(self._batch())
+        if actor.routing is not None:
+            actor.shard_log_probs(shard, keep_routes=True)
         # The sums that it decides by have no values here.
         keep = mock.Mock(return_value=Decision("keep"))
         with (
@@ -182,7 +185,7 @@ class _Rank:
             mock.patch.object(actor.optimizer, "step", counted_step),
             self._phase("update"),
         ):
-            result = actor.update(self._batch(), settings, seed=1)
+            result = actor.update_shard(shard, settings)
         assert result.minibatches[0]["discarded"] == 0.0, "the optimizer has to step"
         assert "optimizer step" in self.phases
 
@@ -278,6 +281,7 @@ class _Rank:
             reference=ReferenceSettings("frozen" if job.reference else "none"),
             offload=job.offload,
             lora=job.lora,
+            routing_replay=job.routing_replay,
         )
 
     def _batch(self) -> TrainingBatch:

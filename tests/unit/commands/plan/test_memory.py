@@ -28,6 +28,7 @@ from rlmath.commands.plan.memory import (
     kv_bytes,
     model_state_bytes,
     moved_bytes,
+    route_bytes,
     stage_phases,
     state_bytes,
     trainer_sync_bytes,
@@ -298,6 +299,18 @@ def test_a_reference_model_is_on_the_host() -> None:
     weights = 2 * parameters_of_rank(one, actor.layout, 0)
     assert phases["reference"].num_bytes == phases["log-probs"].num_bytes
     assert host_bytes(one, actor, held, 8) - host_bytes(one, actor, without, 8) == 8 * weights
+
+
+def test_routes_are_on_the_host() -> None:
+    """48 MoE layers and 8 experts a token: 384 bytes, which stages and tensor ranks share."""
+    moe, held = model_spec(KNOWN["Qwen3-30B-A3B"]), Step(8, 8192, replayed_tokens=100_000)
+    for layout, share in ((Layout(1, 1, 8), 1), (Layout(2, 2, 8), 4)):
+        actor = ActorShape(layout, recompute_layers=24, max_tokens=8192)
+        without = host_bytes(moe, actor, Step(8, 8192), 8)
+        assert host_bytes(moe, actor, held, 8) - without == 8 * 100_000 * 384 / share
+    many = dataclasses.replace(moe, experts=512)
+    actor = ActorShape(Layout(1, 1, 8), recompute_layers=24, max_tokens=8192)
+    assert route_bytes(many, actor, held, 0) == 2 * route_bytes(moe, actor, held, 0)
 
 
 def test_a_value_model_is_the_model_without_its_output_layer() -> None:

@@ -1,0 +1,252 @@
+"""Routing replay: an update sends each token to the experts that the old-log-prob pass chose.
+
+A router's choice is a step function: where two experts are close, the smallest change of a weight
+or of a sum's order moves a token, and its log-prob jumps. The ratio of new to old log-probs then
+measures the jump instead of the policy. With the routes of the old pass replayed, in the forward
+and in the backward pass, it measures the same experts before and after (R2 in Zheng et al. 2025,
+"Stabilizing Reinforcement Learning with LLMs"). The weights of the chosen experts are the router's
+present ones and have their gradient.
+
+Each router has Megatron's recorder. Routes stay on the rank that recorded them: the update's
+micro-batches are those of the old pass, so a micro-batch has the same tokens in the same places on
+the same rank, under any layout. They lie in host memory, a byte a choice for up to 256 experts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+from torch import Tensor, nn
+
+from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.routing_totals import RoutingTotals
+from rlmath.batching.shards import Shard
+from rlmath.device import Platform
+from rlmath.model.parallel import Layout
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import ModelSpec
+
+
+class RoutingReplay:
+    """Records and replays the routes of a rank's part of a model. All ranks call alike.
+
+    Args:
+        chunks: The rank's part of the model.
+        spec: Of the model, a MoE.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[nn.Module],
+        spec: ModelSpec,
+        layout: Layout,
+        parallel: ParallelRank,
+        platform: Platform,
+    ) -> None:
+        self._spec, self._platform = spec, platform
+        # Tensor ranks have a share of each micro-batch's tokens (sequence parallelism).
+        self._ranks, self._rank = layout.tensor_parallel, parallel.tp_rank
+        self._routers = [
+            RouterRecorder(router, spec.experts)
+            for chunk in chunks
+            for router in chunk.modules()
+            if isinstance(router, TopKRouter)
+        ]
+        self._shard: Shard | None = None
+        self._totals = RoutingTotals.zeros(spec.layers, spec.experts, platform.torch_device)
+
+    @contextlib.contextmanager
+    def recording(self, shard: Shard, micro_batches: Sequence[PackedMicroBatch]) -> Iterator[None]:
+        """Keep the routes of a pass over a whole shard, in place of those kept before."""
+        self.clear()
+        with self._running(RouterReplayAction.RECORD, micro_batches, 0):
+            yield
+        self._shard = shard
+
+    @contextlib.contextmanager
+    def replaying(self, first: int, micro_batches: Sequence[PackedMicroBatch]) -> Iterator[None]:
+        """Route a minibatch as recorded.
+
+        Args:
+            first: Where its micro-batches begin in the shard.
+        """
+        with self._running(RouterReplayAction.REPLAY_FORWARD, micro_batches, first):
+            yield
+
+    def check(self, shard: Shard) -> None:
+        """Raise unless the routes are those of the shard's own pass for the old log-probs.
+
+        Raises:
+            ValueError: There are none, or they are another shard's.
+        """
+        # Values are added to a shard, and its sequences stay the same object.
+        if self._shard is None or self._shard.places is not shard.places:
+            raise ValueError(
+                "actor.routing_replay=old_log_probs: there are no routes of this shard; its old "
+                "log-probs have to be computed before its update"
+            )
+
+    def finish(self) -> dict[str, float]:
+        """Forget the routes. Collective.
+
+        Returns:
+            ``routing/...`` over all ranks.
+        """
+        totals = self._totals
+        self.clear()
+        dist.all_reduce(totals.counts)
+        return totals.metrics([self._spec.is_moe_layer(n) for n in range(self._spec.layers)])
+
+    def clear(self) -> None:
+        """Forget routes and totals."""
+        self._shard = None
+        spec, device = self._spec, self._platform.torch_device
+        self._totals = RoutingTotals.zeros(spec.layers, spec.experts, device)
+        for router in self._routers:
+            router.routes.clear()
+
+    @contextlib.contextmanager
+    def _running(
+        self, action: RouterReplayAction, micro_batches: Sequence[PackedMicroBatch], first: int
+    ) -> Iterator[None]:
+        is_text = [self._is_text(one) for one in micro_batches]
+        for router in self._routers:
+            router.begin(action, first, is_text, self._totals)
+        try:
+            yield
+            for router in self._routers:
+                router.check_calls()
+        finally:
+            for router in self._routers:
+                router.end()
+
+    def _is_text(self, one: PackedMicroBatch) -> Tensor:
+        """Of the tokens that this rank's routers see; a MoE has no context ranks."""
+        tokens = one.tokens.numel() // self._ranks
+        places = torch.arange(tokens, device=one.tokens.device) + self._rank * tokens
+        return places < one.text_tokens
+
+
+class RouterRecorder(RouterReplay):
+    """Megatron's recorder of one router, which knows the micro-batch at hand.
+
+    Megatron's own keeps one micro-batch, and has the caller say before each call which one comes;
+    a pipeline schedule does not. But it takes micro-batches in their order through a router, in
+    the forward passes and in the backward passes, which run a recomputed layer again. A layer that
+    will be recomputed runs without gradients first. So a router's n-th call without gradients is
+    the n-th micro-batch, and so is its n-th call with them.
+
+    Args:
+        router: Takes this recorder.
+        experts: Of the model.
+
+    Attributes:
+        routes: Of each micro-batch ``[tokens, experts per token]`` in host memory.
+    """
+
+    def __init__(self, router: Any, experts: int) -> None:
+        super().__init__()
+        # Megatron's list is of the process, for all models in it and for good.
+        RouterReplay.global_router_replay_instances.remove(self)
+        router.router_replay = self
+        self.routes: list[Tensor] = []
+        self._router = router
+        self._dtype = torch.uint8 if experts <= 256 else torch.int16
+        self._first, self._is_text = 0, [torch.zeros(0)]
+        self._calls = {False: 0, True: 0}
+        self._totals: RoutingTotals | None = None
+
+    def begin(
+        self,
+        action: RouterReplayAction,
+        first: int,
+        is_text: list[Tensor],
+        totals: RoutingTotals,
+    ) -> None:
+        """Start a pass.
+
+        Args:
+            action: Record or replay.
+            first: Where the pass's micro-batches begin among those recorded.
+            is_text: ``[tokens]`` bool of each micro-batch: not padding.
+            totals: To add to.
+        """
+        self.set_router_replay_action(action)
+        self._first, self._is_text, self._totals = first, is_text, totals
+        self._calls = {False: 0, True: 0}
+
+    def end(self) -> None:
+        """Route freely again."""
+        self.clear_router_replay_action()
+        self.clear_indices()
+        self._totals, self._is_text = None, []
+
+    def check_calls(self) -> None:
+        """Raise unless every micro-batch went through the router, in each kind of call at most
+        once."""
+        count = len(self._is_text)
+        calls = set(self._calls.values())
+        if not calls <= {0, count} or (count and calls == {0}):
+            raise RuntimeError(
+                f"layer {self._layer}: the router ran {self._calls[False]} times without and "
+                f"{self._calls[True]} times with gradients for {count} micro-batches; Megatron's "
+                "schedule is not the one that routing replay knows"
+            )
+
+    @property
+    def _layer(self) -> int:
+        """From 0, in the model."""
+        return int(self._router.layer_number) - 1
+
+    def get_replay_topk(
+        self,
+        scores: Tensor,
+        topk: int,
+        num_groups: int | None = None,
+        group_topk: int | None = None,
+        default_compute_topk: Any = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Megatron's function: the scores ``[tokens, topk]`` of the chosen experts, and which."""
+        given = (scores, topk, num_groups, group_topk, default_compute_topk)
+        if self.router_replay_action is None:
+            found: tuple[Tensor, Tensor] = super().get_replay_topk(*given)
+            return found
+        with_gradients = torch.is_grad_enabled()
+        index = self._calls[with_gradients]
+        self._calls[with_gradients] += 1
+        is_new = index >= self._calls[not with_gradients]
+        if self.router_replay_action is RouterReplayAction.RECORD:
+            found = super().get_replay_topk(*given)
+            self._keep(index, found[1])
+            return found
+        recorded = self.routes[self._first + index]
+        if recorded.shape != (len(scores), topk):
+            raise RuntimeError(
+                f"layer {self._layer}: recorded routes are {list(recorded.shape)}, and micro-batch "
+                f"{index} needs {[len(scores), topk]}"
+            )
+        self.target_topk_idx = recorded.to(scores.device, non_blocking=True).long()
+        if is_new:
+            self._compare(index, *given)
+        found = super().get_replay_topk(*given)
+        return found
+
+    def _keep(self, index: int, chosen: Tensor) -> None:
+        assert self._totals is not None
+        # Page-locked memory on CUDA, written behind the kernels that are queued: nobody waits.
+        self.routes.append(chosen.to(self._dtype).to("cpu", non_blocking=True))
+        self._totals.add_load(self._layer, chosen, self._is_text[index])
+
+    @torch.no_grad()
+    def _compare(
+        self, index: int, scores: Tensor, topk: int, groups: Any, group_topk: Any, choose: Any
+    ) -> None:
+        assert self._totals is not None and self.target_topk_idx is not None
+        _, now = choose(scores, topk, num_groups=groups, group_topk=group_topk)
+        self._totals.add_compared(self._layer, self.target_topk_idx, now, self._is_text[index])
