@@ -43,7 +43,7 @@ from rlmath.algorithms.advantages import AdvantageSettings, sequence_advantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.peers import Alone
-from rlmath.batching.from_groups import estimator_rewards, sampled_sequences
+from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.batching.shards import Shard, ShardSettings, Share, shards
 from rlmath.monitor.repetition import repetition
 from rlmath.monitor.samples import write_samples
@@ -291,7 +291,7 @@ def play(engine: Any, rank: Any, problems: int, phase: Phases) -> tuple[int, flo
         with phase("mismatch_advantages"):
             if not i:
                 found = sequence_advantages(
-                    estimator_rewards(groups, advantage),
+                    estimator_rewards(SampleRewards.of(groups, {}), advantage),
                     sequences.group_ids,
                     sequences.loss_token_counts,
                     advantage,

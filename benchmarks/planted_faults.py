@@ -31,7 +31,7 @@ def margins_of(name: str, folder: Path, dtype: str, made: str) -> list[dict[str,
     node = Node("cpu", 0, "", 0.0, str(folder), made)
     overrides = [f"model.dtype={dtype}", "actor.optimizer.lr=2e-4", "actor.tensor_parallel=2"]
     config = parts.settings(node, f"{name}-{dtype}", 0, overrides)
-    with open_session(config, optimizer=config.actor.optimizer) as session:
+    with open_session(config, optimizer=config.actor.optimizer, for_training=True) as session:
         return list(Margins(name, node, dtype, session).rows())
 
 

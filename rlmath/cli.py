@@ -31,6 +31,7 @@ _COMMANDS = {
     "explain": "what a change of the mean reward is made of: explain RUN_DIR --steps A:B",
     "bisect": "where two runs part: the first step, phase and item: bisect RUN_A RUN_B",
     "why": "everything about one sample: why RUN_DIR STEP/PROBLEM/INDEX [--regenerate]",
+    "replay": "redo a step's update and compare it: replay RUN_DIR STEP [key=value ...]",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, a quarter of an hour and one file to send",
@@ -45,6 +46,7 @@ _OF_A_RUN = {
     "explain": "explain.cli",
     "bisect": "bisect.cli",
     "why": "why.cli",
+    "replay": "replay.cli",
 }
 # Modules whose ``run(config)`` a command with settings calls.
 _MODULES = {
@@ -181,11 +183,11 @@ def _grade(arguments: list[str]) -> int:
 
 
 def _of_a_run(command: str, arguments: list[str]) -> int:
-    """A command that reads the folder of a run, and takes no settings."""
+    """A command that reads the folder of a run."""
     module = importlib.import_module(f"rlmath.commands.{_OF_A_RUN[command]}")
     parser = _Parser(prog=f"rlmath {command}", description=_COMMANDS[command])
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(arguments)))
+    return int(module.run(parser.parse_intermixed_args(arguments)))
 
 
 def _publish(arguments: list[str]) -> int:

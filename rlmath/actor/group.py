@@ -15,6 +15,7 @@ import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
+from rlmath.actor.observer import ObservedUpdate
 from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
 from rlmath.actor.settings import (
     ActorSettings,
@@ -232,6 +233,14 @@ class ActorGroup:
         joined = SequenceFingerprints.joined(prints) if prints else None
         result: UpdateResult = dataclasses.replace(found[0][0], fingerprints=joined)
         return result, Alignment.joined(alignments) if alignments else None
+
+    def watch_update(self) -> None:
+        """Have each rank observe its next updates; see ``ActorWorker.watch_update``."""
+        self._all("watch_update")
+
+    def watched_update(self) -> list[ObservedUpdate]:
+        """What each rank has observed since :meth:`watch_update`."""
+        return self._all("watched_update")
 
     def step_update_values(
         self, settings: ValueUpdateSettings

@@ -17,6 +17,7 @@ from rlmath.actor.head import head_of
 from rlmath.actor.lora import base_model
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
+from rlmath.actor.observer import UpdateObserver
 from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
@@ -46,11 +47,13 @@ class MegatronActor(RankModel):
             ``None``: there is no reference, or it is the model without its adapters.
         routing: Records the routes of the old-log-prob pass and replays them in the update;
             ``None``: no pass replays any.
+        observer: Sees updates; ``None``: nobody does.
     """
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
         super().__init__(settings, layout, platform)
         self.reference: list[Tensor] | None = None
+        self.observer: UpdateObserver | None = None
         # Without adapters the model is the reference.
         is_base = settings.lora is not None and settings.lora.init_from is None
         if settings.reference.renewed or (settings.reference.kind == "frozen" and not is_base):
@@ -231,12 +234,16 @@ class MegatronActor(RankModel):
             },
         )
         objective = policy_loss(fields, settings.objective)
+        if self.observer is not None:
+            objective = self.observer.watching(objective, share)
         with contextlib.ExitStack() as stack:
             if self.routing is not None:
                 stack.enter_context(self.routing.replaying(begin, micro_batches))
             outcomes = self.forward_backward(micro_batches, self._of_log_probs(objective))
         sums, maxima, farthest = self._totals(outcomes, names, share)
         grad_norm = self.gradient_norm()
+        if self.observer is not None:
+            self.observer.see_gradient(self.optimizer)
         decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
         lr = self.finish_minibatch(decision.discard)
         metrics = metric_means(sums) | maxima

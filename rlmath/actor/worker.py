@@ -82,6 +82,7 @@ class ActorWorker:
                 self.value_model.release()
         self.platform = platform
         self.connection: Any = None
+        self.gatherer: Any = None
         return StartedRank(
             self.actor.dp_rank,
             sum(p.numel() * p.element_size() for p in self.actor.module.parameters()),
@@ -132,25 +133,41 @@ class ActorWorker:
             self.value_model.release()
             self.platform.release_cached_memory()
 
+    def watch_update(self) -> None:
+        """Let an observer see the next updates, and compare them with those that were watched
+        before."""
+        from rlmath.actor.observer import UpdateObserver
+
+        self.actor.observer = UpdateObserver(self.actor.observer)
+
+    def watched_update(self) -> Any:
+        """See :meth:`rlmath.actor.observer.UpdateObserver.finish`. Collective."""
+        assert self.actor.observer is not None
+        return self.actor.observer.finish(self.actor.optimizer, self.actor.reports)
+
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """See :meth:`rlmath.actor.policy.MegatronActor.renew_reference`."""
         self.actor.renew_reference(share, clear_optimizer)
 
     def connect_engines(self, plan: Any) -> None:
         """Meet the engines; a connection that there was is shut down first. Collective."""
-        from rlmath.weights.gather import BucketGatherer
         from rlmath.weights.transports import connect
 
         self._disconnect_engines()
-        self.gatherer = BucketGatherer(
+        self.gatherer = self._gatherer(bucket_size_mib=plan.bucket_size_mib)
+        self.connection = connect(plan, self.gatherer, self.platform)
+
+    def _gatherer(self, **sizes: Any) -> Any:
+        from rlmath.weights.gather import BucketGatherer
+
+        return BucketGatherer(
             [self.actor.module],
             self.actor.spec,
             self.actor.parallel,
-            plan.bucket_size_mib,
+            **sizes,
             read=self.actor.device_state.read,
             merge=self.actor.merger(),
         )
-        self.connection = connect(plan, self.gatherer, self.platform)
 
     def _disconnect_engines(self) -> None:
         connection, self.connection = self.connection, None
@@ -220,12 +237,16 @@ class ActorWorker:
             yield
 
     def weights_fingerprints(self) -> dict[str, int]:
-        """Fingerprint of each tensor as it is sent. Collective."""
+        """Fingerprint of each tensor as it is sent, or would be to engines. Collective."""
+        if self.gatherer is None:
+            self.gatherer = self._gatherer()
         return self.gatherer.fingerprints()
 
     def weights_changes(self) -> WeightChanges:
         """The same, and which of this rank's parts are as they were at the last call.
         Collective."""
+        if self.gatherer is None:
+            self.gatherer = self._gatherer()
         return self.gatherer.changes()
 
     def save_hf(self, folder: str, source: str, card: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,20 +158,42 @@ def _truncated(samples: Sequence[GradedSample]) -> Tensor:
     return torch.tensor([s.sample.finish_reason == "length" for s in samples])
 
 
-def estimator_rewards(groups: Sequence[Group], advantage: AdvantageSettings) -> Tensor:
-    """What the estimator reads: totals ``[N]``, or for ``gdpo`` each reward separately ``[N, K]``.
+@dataclass(frozen=True)
+class SampleRewards:
+    """Rewards of a step's samples; NaN where nothing could score one.
 
-    NaN where nothing could score a sample, or one of its rewards.
+    Attributes:
+        totals: ``[N]`` float32.
+        separate: ``[N, K]`` float32, each reward alone, before weighting.
+        weights: Of each of the ``K`` rewards, by name and in their order.
     """
-    samples = [sample for group in groups for sample in group.samples]
-    names = list(advantage.reward_weights) if advantage.name == "gdpo" else []
-    if not names:
-        return torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32)
-    rows = [
-        [_number(None if s.reward is None else s.rewards.get(name)) for name in names]
-        for s in samples
-    ]
-    return torch.tensor(rows, dtype=torch.float32)
+
+    totals: Tensor
+    separate: Tensor
+    weights: Mapping[str, float]
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], weights: Mapping[str, float]) -> SampleRewards:
+        """Of all samples of the groups, in their order."""
+        samples = [sample for group in groups for sample in group.samples]
+        rows = [
+            [_number(None if s.reward is None else s.rewards.get(name)) for name in weights]
+            for s in samples
+        ]
+        return cls(
+            torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32),
+            torch.tensor(rows, dtype=torch.float32).view(len(samples), len(weights)),
+            weights,
+        )
+
+
+def estimator_rewards(rewards: SampleRewards, advantage: AdvantageSettings) -> Tensor:
+    """What the estimator reads: totals ``[N]``, or for ``gdpo`` each reward separately ``[N, K]``,
+    without those that are only watched."""
+    if advantage.name != "gdpo" or not advantage.reward_weights:
+        return rewards.totals
+    names = list(rewards.weights)
+    return rewards.separate[:, [names.index(name) for name in advantage.reward_weights]]
 
 
 def _number(value: float | None) -> float:

@@ -37,16 +37,24 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _schedule(config)
 
 
-def _unused(config: Config) -> Iterator[str]:
-    """Settings that were changed and that nothing uses, see ``OnlyWith``."""
+def unused(config: Config) -> Iterator[str]:
+    """Keys of settings that were changed and that nothing uses, see ``OnlyWith``."""
     for key, setting in by_key().items():
         rule = setting.only_with
-        if rule is None:
+        if rule is None or value_of(config, key) == setting.default:
             continue
-        value, chosen = value_of(config, key), value_of(config, rule.setting)
+        chosen = value_of(config, rule.setting)
         used = chosen in rule.choices if rule.choices else chosen != by_key()[rule.setting].default
-        if used or value == setting.default:
-            continue
+        if not used:
+            yield key
+
+
+def _unused(config: Config) -> Iterator[str]:
+    for key in unused(config):
+        setting = by_key()[key]
+        rule = setting.only_with
+        assert rule is not None
+        value, chosen = value_of(config, key), value_of(config, rule.setting)
         default = value_text(setting.default)
         if rule.choices:
             name = rule.setting.removeprefix("algorithm.")

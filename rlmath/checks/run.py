@@ -76,7 +76,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     """The problems themselves, see :func:`check`."""
     wrong_numbers = list(out_of_range(config))
     yield from wrong_numbers
-    yield from _names(config)
+    yield from names(config)
     yield from _reliability(config)
     yield from tracker_problems(config)
     yield from _contradictions(config, command)
@@ -156,7 +156,8 @@ def known_model(config: Config) -> ModelSpec | None:
         return None
 
 
-def _names(config: Config) -> Iterator[str]:
+def names(config: Config) -> Iterator[str]:
+    """A message for each name that nothing is registered under."""
     algorithm = config.algorithm
     chosen = (
         (advantage_names(), "algorithm.advantage", algorithm.advantage),
@@ -244,7 +245,7 @@ def _contradictions(config: Config, command: Command) -> Iterator[str]:
     yield from benchmark_problems(config, command)
     if command == "evaluate":
         return
-    yield from _actor(config)
+    yield from actor_problems(config)
     yield from lora_problems(config, command)
     yield from _optimizers(config, command)
     if command == "sft":
@@ -259,7 +260,8 @@ def _contradictions(config: Config, command: Command) -> Iterator[str]:
         )
 
 
-def _actor(config: Config) -> Iterator[str]:
+def actor_problems(config: Config) -> Iterator[str]:
+    """A message for each setting of the ranks that cannot work with the others."""
     actor = config.actor
     if actor.sequence_parallel and actor.tensor_parallel == 1:
         yield (

@@ -112,9 +112,40 @@ def from_plain(saved: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: A value is none that its setting can have now.
     """
+    return with_values(saved, ())
+
+
+def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
+    """:func:`from_plain`, with other values of some settings.
+
+    Args:
+        overrides: ``key=value`` of settings; of groups there is nothing left in saved settings.
+
+    Raises:
+        ConfigError: Also of an override that cannot be applied.
+    """
+    problems = _problems_of_overrides(overrides, [CONF_DIR])
+    parser = OverridesParser.create()
+    parsed = [] if problems else [parser.parse_overrides([text])[0] for text in overrides]
+    problems += [
+        f"{one.input_line}: saved settings are changed one by one, by key=value of a setting"
+        for one in parsed
+        if not _is_value(one)
+    ]
+    if problems:
+        raise ConfigError.of(problems)
     schema = copy.deepcopy(_schema())
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(schema, _known(saved, schema)))
+        merged = OmegaConf.merge(schema, _known(saved, schema))
+        for section in SECTIONS:
+            # Options of another loss are not those of the one that is chosen now.
+            chosen = [one.value() for one in parsed if one.key_or_group == section.chooser]
+            if chosen and chosen[-1] != value_of(merged, section.chooser):
+                OmegaConf.update(merged, section.key, {}, merge=False)
+        for one in parsed:
+            addable = section_of(one.key_or_group) is not None
+            OmegaConf.update(merged, one.key_or_group, one.value(), force_add=addable)
+        config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         message = _one_line(str(error))
         raise ConfigError(f"the saved settings are of another version: {message}") from error

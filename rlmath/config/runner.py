@@ -62,6 +62,12 @@ class RunnerConfig:
         "no journal.",
         least=0,
     )
+    replay_keep_gib: float = setting(
+        20.0,
+        "Limit of replay/, in GiB: what each step trained on, so that `rlmath replay` can redo its "
+        "update; the oldest steps' are removed. 0: nothing is kept.",
+        least=0,
+    )
     tensorboard_samples: int = setting(
         4, "Sampled responses shown as text in TensorBoard per step.", least=0
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlmath.actor.settings import ReferenceSettings, UpdateSettings
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.kl_control import reference_weight
@@ -10,18 +12,21 @@ from rlmath.config.algorithm import KlPlace
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.options import ADVANTAGE_OPTIONS, LOSS_OPTIONS
 from rlmath.config.schema import AlgorithmConfig, Config
-from rlmath.rewards.mix import RewardMix
 
 
-def advantage_settings(config: Config, rewards: RewardMix) -> AdvantageSettings:
-    """How rewards become advantages; rewards of weight 0 are only watched."""
+def advantage_settings(config: Config, weights: Mapping[str, float]) -> AdvantageSettings:
+    """How rewards become advantages.
+
+    Args:
+        weights: Of the rewards, by name; those of weight 0 are only watched.
+    """
     algorithm = config.algorithm
     return AdvantageSettings(
         name=algorithm.advantage,
         options=ADVANTAGE_OPTIONS.options(algorithm.advantage, algorithm.advantage_options),
         whiten_tokens=algorithm.whiten_tokens,
         whiten_epsilon=algorithm.whiten_epsilon,
-        reward_weights={item.label: item.weight for item in rewards.items if item.weight},
+        reward_weights={name: weight for name, weight in weights.items() if weight},
     )
 
 

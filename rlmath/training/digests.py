@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlmath.actor.group import ActorGroup
-from rlmath.batching.from_groups import SampledSequences
 from rlmath.monitor import Monitor
-from rlmath.monitor.digests import StepDigests, digest, of_number, sample_key
+from rlmath.monitor.digests import StepDigests, digest, of_number
+from rlmath.training.step_batch import StepBatch
 from rlmath.weights.gather import WeightChanges
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
-def digest_sequences(
-    digests: StepDigests, sequences: SampledSequences, found: SequenceFingerprints
-) -> None:
+def digest_sequences(digests: StepDigests, batch: StepBatch, found: SequenceFingerprints) -> None:
     """Which samples are trained on, and what the update reads of each."""
-    keys = [sample_key(one) for one in sequences.samples]
-    versions = sequences.weights_versions.tolist()
-    takes_part = sequences.takes_part.tolist()
+    keys = batch.keys
+    versions = batch.sequences.weights_versions.tolist()
+    takes_part = batch.takes_part.tolist()
     groups = [
         digest(f"{key}/{version}/{part}")
         for key, version, part in zip(keys, versions, takes_part, strict=True)

@@ -32,8 +32,10 @@ from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.checkpointing import HasState, Saver, open_saver, open_store
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed, feed_of
+from rlmath.training.kept_batches import KeptBatches
+from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
-from rlmath.training.session import Session, open_session, with_model_folder
+from rlmath.training.session import Session, open_training, with_model_folder
 from rlmath.training.step import train_step
 from rlmath.training.summary import check_export, ending, summarize
 from rlmath.training.supervise import supervise
@@ -55,6 +57,7 @@ class Training:
     coefficients: Coefficients
     monitor: Monitor
     saver: Saver
+    kept: KeptBatches
     detectors: CollapseDetectors
     held_out: Sequence[HeldOut]
     done: int
@@ -113,12 +116,8 @@ def open_run(config: Config) -> Iterator[Training]:
     done = 0 if checkpoint is None else checkpoint.step
     attempts.record(config, after_step=done)
     with (
-        open_session(
-            config,
-            optimizer=config.actor.optimizer,
-            optimizer_steps=steps * config.algorithm.minibatches_per_step,
-            temperature=config.rollout.temperature,
-            problems=[*problems, *(p for one in held_out for p in one.problems)],
+        open_training(
+            config, problems=[*problems, *(p for one in held_out for p in one.problems)]
         ) as session,
         open_monitor(run_dir, config.runner, steps, done if checkpoint else None) as monitor,
         contextlib.ExitStack() as stack,
@@ -126,7 +125,10 @@ def open_run(config: Config) -> Iterator[Training]:
         monitor.show_settings(to_yaml(config), attempts.flat_settings(config))
         journal = SampleJournal(run_dir / JOURNAL_FOLDER, config.runner.journal_keep_gib)
         stack.callback(journal.close)
-        ledger = open_ledger(config, checkpoint)
+        after = own_step(config, checkpoint)
+        ledger = Ledger(run_dir / LEDGER_FILE, after)
+        kept = KeptBatches(run_dir / KEPT_FOLDER, config.runner.replay_keep_gib, after)
+        stack.callback(kept.close)
         sampler = Sampler(config, stream, least_groups(config, session.layout), ledger, journal)
         feed = feed_of(session, sampler, monitor)
         stack.callback(feed.close)
@@ -145,15 +147,16 @@ def open_run(config: Config) -> Iterator[Training]:
         probes = [*session.watchdog_probes(monitor), saver.watchdog_probe()]
         stack.enter_context(watch_progress(config.watchdog.stall_s, probes))
         yield Training(
-            session, feed, sampler, coefficients, monitor, saver, detectors, held_out, done
+            session, feed, sampler, coefficients, monitor, saver, kept, detectors, held_out, done
         )
 
 
-def open_ledger(config: Config, checkpoint: Checkpoint | None) -> Ledger:
-    """The run's ledger, as it was at a checkpoint; void before a new run or another run's."""
+def own_step(config: Config, checkpoint: Checkpoint | None) -> int:
+    """The step up to which what the folder has of steps is of this run; 0: none, before a new run
+    or one that begins from another run's checkpoint."""
     run_dir = Path(config.runner.run_dir)
     is_own = checkpoint is not None and checkpoint.path.resolve().is_relative_to(run_dir.resolve())
-    return Ledger(run_dir / LEDGER_FILE, checkpoint.step if checkpoint and is_own else 0)
+    return checkpoint.step if checkpoint and is_own else 0
 
 
 def step_and_save(training: Training, step: int) -> TrainingBatch | None:
@@ -169,7 +172,13 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
     early = save_due and training.session.sampling.pool.spec.sleeps
     write = functools.partial(training.saver.write, step) if early else None
     metrics, batch = train_step(
-        training.session, training.feed, training.coefficients, training.monitor, step, write
+        training.session,
+        training.feed,
+        training.coefficients,
+        training.monitor,
+        training.kept,
+        step,
+        write,
     )
     if training.held_out and every and (last or step % every == 0):
         metrics |= evaluate_held_out(training, step)

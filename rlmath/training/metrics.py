@@ -13,7 +13,7 @@ from rlmath.types import GradedSample, Group
 
 if TYPE_CHECKING:
     from rlmath.actor.settings import UpdateResult
-    from rlmath.batching.from_groups import SampledSequences
+    from rlmath.training.step_batch import StepSequences
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -51,7 +51,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def batch_metrics(sequences: SampledSequences) -> dict[str, float]:
+def batch_metrics(sequences: StepSequences) -> dict[str, float]:
     """Sizes of the step's batch."""
     responses = int(sequences.response_lengths.sum())
     return {

@@ -7,13 +7,12 @@ from everything that they depend on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlmath.actor.rank_step import GaeSettings, TokenSettings
 from rlmath.algorithms.advantages import SequenceAdvantages, sequence_advantages
 from rlmath.algorithms.alignment import Alignment
-from rlmath.batching.from_groups import SampledSequences, estimator_rewards, sampled_sequences
+from rlmath.batching.from_groups import estimator_rewards
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import Config, OldLogProbs
 from rlmath.monitor import Monitor
@@ -22,7 +21,7 @@ from rlmath.training.metrics import batch_metrics
 from rlmath.training.mismatch import check_mismatch, choose_correction, correction_metrics
 from rlmath.training.passes import Passes
 from rlmath.training.session import Session
-from rlmath.types import Group
+from rlmath.training.step_batch import StepBatch
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
@@ -31,7 +30,7 @@ class Prepared:
     """Sequences whose shards are ready for the update.
 
     Attributes:
-        sequences: Of the step.
+        batch: Of the step.
         metrics: Sizes, alignment, mismatch and correction.
         any_advantage: Whether any token's advantage is not 0.
         fingerprints: Of what the update reads of each sequence.
@@ -39,7 +38,7 @@ class Prepared:
             without a pass for the old log-probs.
     """
 
-    sequences: SampledSequences
+    batch: StepBatch
     metrics: dict[str, float]
     any_advantage: bool
     fingerprints: SequenceFingerprints
@@ -48,7 +47,7 @@ class Prepared:
 
 def prepare(
     session: Session,
-    groups: Sequence[Group],
+    batch: StepBatch,
     passes: Passes,
     kl_coef: float,
     monitor: Monitor,
@@ -62,16 +61,15 @@ def prepare(
     Raises:
         AlignmentError: Engine and actor disagree; see :func:`check_mismatch`.
     """
-    config, actor = session.config, session.actor
+    config, actor, sequences = session.config, session.actor, batch.sequences
     alignment = None
     with monitor.phase("advantage"):
-        sequences = sequences_of(config, groups)
         metrics = batch_metrics(sequences)
         # The shares depend on none of the coefficients.
         actor.begin_step(sequences, update_settings(config, 0.0, 0.0), config.runner.seed + step)
     with monitor.phase("log_probs"):
         if passes.old_log_probs:
-            alignment = actor.step_log_probs(session.sampling.pool.weights_version)
+            alignment = actor.step_log_probs(batch.weights_version)
             metrics |= check_mismatch(
                 session, alignment, sequences, monitor, step, gate=passes.gate
             )
@@ -83,21 +81,11 @@ def prepare(
         settings = token_settings(config, alignment, kl_coef, monitor, step)
         advantages = None
         if settings.gae is None:
-            advantages = rewards_to_advantages(session, sequences, groups)
+            advantages = rewards_to_advantages(config, batch)
         found = actor.step_finish(settings, advantages)
     metrics |= correction_metrics(settings.correction, found.correction)
     entropy = None if alignment is None else alignment.entropy
-    return Prepared(sequences, metrics, found.any_advantage, found.fingerprints, entropy)
-
-
-def sequences_of(config: Config, groups: Sequence[Group]) -> SampledSequences:
-    """The samples of all groups."""
-    algorithm = config.algorithm
-    return sampled_sequences(
-        groups,
-        truncated=algorithm.truncated,
-        mask_duplicates=algorithm.filter.mask_duplicates,
-    )
+    return Prepared(batch, metrics, found.any_advantage, found.fingerprints, entropy)
 
 
 def token_settings(
@@ -126,15 +114,13 @@ def token_settings(
     )
 
 
-def rewards_to_advantages(
-    session: Session, sequences: SampledSequences, groups: Sequence[Group]
-) -> SequenceAdvantages:
+def rewards_to_advantages(config: Config, batch: StepBatch) -> SequenceAdvantages:
     """The advantages of the sequences, from rewards alone."""
-    settings = advantage_settings(session.config, session.sampling.rewards)
+    settings = advantage_settings(config, batch.rewards.weights)
     return sequence_advantages(
-        estimator_rewards(groups, settings),
-        sequences.group_ids,
-        sequences.loss_token_counts,
+        estimator_rewards(batch.rewards, settings),
+        batch.sequences.group_ids,
+        batch.sequences.loss_token_counts,
         settings,
-        token_rewards=session.config.algorithm.kl_in is KlPlace.reward,
+        token_rewards=config.algorithm.kl_in is KlPlace.reward,
     )

@@ -82,6 +82,11 @@ class Session:
         assert self._sampling is not None, "this session was opened without engines"
         return self._sampling
 
+    @property
+    def threads_per_rank(self) -> int:
+        """Threads of one CPU operator in a rank."""
+        return self.config.actor.num_threads or cpu_threads(self.layout.actor.world_size)
+
     def leave_gpus_to_ranks(self) -> None:
         """End engines on the ranks' GPUs if the ranks' weights were moved out for them: both do not
         fit. Nothing can be sampled after it."""
@@ -111,6 +116,7 @@ def open_session(
     optimizer_steps: int = 1,
     temperature: float = 1.0,
     samples: bool = True,
+    for_training: bool = False,
     problems: Iterable[Problem] = (),
 ) -> Iterator[Session]:
     """Start what a loop needs; see ``start`` for the order.
@@ -122,6 +128,8 @@ def open_session(
             open.
         temperature: At which the actor takes log-probs.
         samples: Whether engines and rewards are wanted.
+        for_training: Whether the actor does the updates of reinforcement learning, with the value
+            model and the routing replay of the settings.
         problems: That will be sampled: the rewards' parameters are checked against their columns.
 
     Raises:
@@ -157,12 +165,10 @@ def open_session(
         if optimizer is not None:
             settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
             if samples:  # Without engines there is nothing to make room for.
-                actor_config = config.actor
-                settings = dataclasses.replace(
-                    settings,
-                    offload=actor_config.offload.value,
-                    routing_replay=actor_config.routing_replay.value,
-                )
+                settings = dataclasses.replace(settings, offload=config.actor.offload.value)
+            if for_training:
+                replay = config.actor.routing_replay.value
+                settings = dataclasses.replace(settings, routing_replay=replay)
                 value = value_model_settings(config, settings, optimizer_steps)
                 settings = dataclasses.replace(settings, value=value)
             actor = ActorGroup(
@@ -186,6 +192,22 @@ def open_session(
             sampling = Sampling(pool, rewards, collector)
         say("ready")
         yield Session(config, layout, actor, sampling)
+
+
+def open_training(
+    config: Config, *, samples: bool = True, problems: Iterable[Problem] = ()
+) -> contextlib.AbstractContextManager[Session]:
+    """What reinforcement learning needs; without ``samples`` its updates alone. See
+    :func:`open_session`."""
+    return open_session(
+        config,
+        optimizer=config.actor.optimizer,
+        optimizer_steps=config.runner.steps * config.algorithm.minibatches_per_step,
+        temperature=config.rollout.temperature,
+        samples=samples,
+        for_training=True,
+        problems=problems,
+    )
 
 
 def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:

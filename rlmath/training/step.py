@@ -25,11 +25,13 @@ from rlmath.training.feed import Feed
 from rlmath.training.gate import AlignmentError
 from rlmath.training.independent import check_independence
 from rlmath.training.invariants import InvariantError, check_invariants
+from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.metrics import rollout_metrics, update_metrics
 from rlmath.training.mismatch import check_mismatch
 from rlmath.training.passes import Passes
 from rlmath.training.prepare import Prepared, prepare
 from rlmath.training.session import Session
+from rlmath.training.step_batch import StepBatch
 from rlmath.training.unchanged import check_changes
 from rlmath.training.values import update_values
 from rlmath.training.weight_sums import expected_sums
@@ -41,12 +43,14 @@ def train_step(
     feed: Feed,
     coefficients: Coefficients,
     monitor: Monitor,
+    kept: KeptBatches,
     step: int,
     write: Callable[[], None] | None = None,
 ) -> tuple[dict[str, float], TrainingBatch | None]:
     """Take the step's groups, update from them, and sync the weights to the engines.
 
     Args:
+        kept: Takes the step's batch.
         write: Writes the ranks' part of this step's checkpoint, before the engines wake.
 
     Returns:
@@ -63,38 +67,39 @@ def train_step(
         with feed.sampling_ahead(step):
             metrics |= check_probe(session, probe, monitor, step)
             if sampled.groups:
-                found, first = train(session, sampled, passes, coefficients, monitor, step)
-                metrics |= found
+                check_independence(session.config, sampled.groups, step, monitor)
+                batch = StepBatch.of(session, sampled.groups)
+                kept.keep(step, batch, coefficients, session)
+                metrics |= train_on(session, batch, passes, coefficients, monitor, step)
+                count = min(session.config.runner.check_export_sequences, len(batch))
+                first = batch.sequences.select(range(count)) if count else None
     # Engines that slept have no weights, also where nothing was trained.
     metrics |= sync_weights(session, monitor, step, write)
     return metrics | feed.metrics(), first
 
 
-def train(
+def train_on(
     session: Session,
-    sampled: Sampled,
+    batch: StepBatch,
     passes: Passes,
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
-) -> tuple[dict[str, float], TrainingBatch | None]:
-    """Prepare a step's groups and update from them.
+) -> dict[str, float]:
+    """The part of a step that needs no engines: passes, advantages, update. A run does it once,
+    and ``rlmath replay`` again.
 
     Returns:
-        Metrics, and the first sequences; see :func:`train_step`.
+        The metrics of it.
     """
-    check_independence(session.config, sampled.groups, step, monitor)
-    prepared = prepare(session, sampled.groups, passes, coefficients.kl_coef, monitor, step)
-    sequences = prepared.sequences
-    digest_sequences(monitor.digests, sequences, prepared.fingerprints)
+    prepared = prepare(session, batch, passes, coefficients.kl_coef, monitor, step)
+    digest_sequences(monitor.digests, batch, prepared.fingerprints)
     digest_start(monitor, session.actor)
     updated = update(session, prepared, passes, coefficients, monitor, step)
     changes = digest_weights(monitor, session.actor)
     check_changes(session.config, changes, updated, step, monitor)
-    monitor.count_tokens(int(sequences.sequence_lengths.sum()))
-    count = min(session.config.runner.check_export_sequences, len(sequences))
-    first = sequences.select(range(count)) if count else None
-    return prepared.metrics | updated, first
+    monitor.count_tokens(int(batch.sequences.sequence_lengths.sum()))
+    return prepared.metrics | updated
 
 
 @contextlib.contextmanager
@@ -138,7 +143,7 @@ def update(
             metrics |= update_policy(
                 session, prepared, passes, kl_coef, entropy_coef, monitor, step
             )
-        coefficients.see_kl(metrics.get("train/kl"), samples=len(prepared.sequences))
+        coefficients.see_kl(metrics.get("train/kl"), samples=len(prepared.batch))
         if share := reference_share(algorithm, step):
             session.actor.renew_reference(share, algorithm.reference.reset_optimizer)
     return metrics
@@ -160,9 +165,8 @@ def update_policy(
     """
     config = session.config
     settings = update_settings(config, kl_coef, entropy_coef)
-    now = session.sampling.pool.weights_version
-    result, alignment = session.actor.step_update(settings, now)
-    sums = expected_sums(config, prepared.sequences, config.runner.seed + step)
+    result, alignment = session.actor.step_update(settings, prepared.batch.weights_version)
+    sums = expected_sums(config, prepared.batch.sequences, config.runner.seed + step)
     check_invariants(config, prepared.any_advantage, result, step, monitor, sums)
     metrics = update_metrics(result) | result.routing
     digest_gradient(monitor.digests, result.minibatches)
@@ -173,7 +177,7 @@ def update_policy(
         metrics |= check_mismatch(
             session,
             alignment,
-            prepared.sequences,
+            prepared.batch.sequences,
             monitor,
             step,
             gate=passes.gate,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ SETTINGS = [
     "runner.check_export_sequences=0",
     f"reward.items=[{{name: '{REWARD}'}}, {{name: math}}]",
     # More groups pass than a step takes, so some wait for the next step and are older then.
+    "algorithm.minibatches_per_step=2",
     "algorithm.filter.keep=variance",
     "algorithm.filter.oversample=2",
     "algorithm.filter.mask_duplicates=true",
@@ -47,20 +49,28 @@ SETTINGS = [
 ]
 
 
-def test_everything_resumes_exactly_from_a_checkpoint(material: Path, tmp_path: Path) -> None:
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+def train(material: Path, folder: Path, *more: str) -> None:
     # So few problems that they come again within the run, and rest.
-    few = tmp_path / "few.jsonl"
+    few = folder.parent / "few.jsonl"
     rows = (material / "data" / "train.jsonl").read_text().splitlines()[:30]
     few.write_text("\n".join(rows) + "\n")
+    settings = [*quickstart_settings(material, folder), *SETTINGS]
+    run = rlmath("train", *settings, f"data.train_paths=[{few}]", "runner.steps=4", *more)
+    assert run.returncode == 0, run.stderr
 
-    def train(folder: Path, *more: str) -> None:
-        settings = [*quickstart_settings(material, folder), *SETTINGS]
-        settings += [f"data.train_paths=[{few}]", "runner.steps=4", *more]
-        run = rlmath("train", *settings)
-        assert run.returncode == 0, run.stderr
 
-    train(straight)
+@pytest.fixture(scope="module")
+def straight(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, with checkpoints after 2 and 4."""
+    folder = tmp_path_factory.mktemp("algorithms") / "straight"
+    train(material, folder)
+    return folder
+
+
+def test_everything_resumes_exactly_from_a_checkpoint(
+    material: Path, straight: Path, tmp_path: Path
+) -> None:
+    resumed = tmp_path / "resumed"
     lines = metrics(straight)
     sampling = [line["sampling/requested_groups"] for line in lines]
     assert all(line["sampling/trained_groups"] == 8 for line in lines)
@@ -84,7 +94,7 @@ def test_everything_resumes_exactly_from_a_checkpoint(material: Path, tmp_path: 
 
     # Samples do not depend on the number of engines.
     checkpoint = straight / "checkpoints" / "step_000002"
-    train(resumed, f"runner.resume={checkpoint}", "rollout.engines=1")
+    train(material, resumed, f"runner.resume={checkpoint}", "rollout.engines=1")
 
     def comparable(folder: Path) -> list[dict[str, float]]:
         return [
@@ -101,3 +111,51 @@ def test_everything_resumes_exactly_from_a_checkpoint(material: Path, tmp_path: 
     assert weights.keys() == again.keys()
     for name, weight in weights.items():
         torch.testing.assert_close(weight, again[name], rtol=0, atol=1e-5, msg=name)
+
+
+def replayed(run_dir: Path, *arguments: str) -> dict[str, Any]:
+    found = rlmath("replay", str(run_dir), *arguments, "--json")
+    assert found.returncode == 0, found.stdout + found.stderr
+    return json.loads(found.stdout)
+
+
+def test_steps_are_done_again_from_what_the_run_kept(straight: Path) -> None:
+    """Two minibatches, KL to a moving reference, a correction and dynamic sampling: in another
+    process every bit is the same."""
+    before = {p: p.stat().st_mtime_ns for p in straight.rglob("*") if p.is_file()}
+    found = replayed(straight, "3", "--from", "0")
+    assert found["start"] == 0 and [one["step"] for one in found["steps"]] == [1, 2, 3]
+    for one in found["steps"]:
+        assert one["bit_equal"] and one["differing"] == []
+        assert {"old_log_probs", "ref_log_probs", "policy_factors", "gradient"} <= {*one["equal"]}
+        assert one["equal_tensors"] == one["tensors"] > 40
+        assert len(one["minibatches"]) == 2
+    # Nothing in the run's folder was touched.
+    assert before == {p: p.stat().st_mtime_ns for p in straight.rglob("*") if p.is_file()}
+
+
+def test_another_layout_agrees_and_another_choice_is_compared(straight: Path) -> None:
+    """From the checkpoint of step 2, on four ranks."""
+    found = replayed(
+        straight,
+        *("4", "actor.tensor_parallel=2", "actor.data_parallel=2", "--tokens", "3"),
+        *("algorithm.loss=gspo", "algorithm.aggregation=seq_mean_token_mean"),
+        "correction.kind=token_mask",
+    )
+    assert found["start"] == 2 and [one["step"] for one in found["steps"]] == [3, 4]
+    for step in found["steps"]:
+        assert step["close"] and not step["bit_equal"]
+        for one in step["minibatches"]:
+            assert one["loss"] == pytest.approx(one["recorded_loss"], rel=1e-5, abs=1e-5)
+            assert one["grad_norm"] == pytest.approx(one["recorded_grad_norm"], rel=1e-5)
+    other = found["alternative"]
+    recorded = [one["recorded_grad_norm"] for one in found["steps"][1]["minibatches"]]
+    for one, norm in zip(other["gradients"], recorded, strict=True):
+        assert one["own_norm"] == pytest.approx(norm, rel=1e-4)
+        assert 0.5 < one["cosine"] < 0.9999
+    assert other["metrics"]["correction/kind"] == {"own": 1.0, "other": 2.0}
+    own, alternative = other["metrics"]["train/policy_loss"].values()
+    assert own != alternative
+    gain, lose = ([one["other"] - one["own"] for one in other[k]] for k in ("gain", "lose"))
+    assert gain == sorted(gain, reverse=True) and min(gain) > 0 and len(gain) == 3
+    assert lose == sorted(lose) and max(lose) < 0

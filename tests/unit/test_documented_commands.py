@@ -257,6 +257,7 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath grade ", parses_grade),
     (r"rlmath report ", named_in("tests/unit/commands/report/test_report_page.py", '"report"')),
     (r"rlmath why ", named_in("tests/unit/commands/why/test_why.py", '"why"')),
+    (r"rlmath replay ", named_in("tests/e2e/test_algorithms.py", '"replay"')),
     (r"rlmath bisect ", named_in("tests/unit/commands/bisect/test_bisect.py", '"bisect"')),
     (
         r"rlmath explain ",

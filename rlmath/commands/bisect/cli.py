@@ -13,6 +13,7 @@ from rlmath.commands.bisect.compare import Comparison, Item, Parting, compare
 from rlmath.commands.bisect.sides import sides
 from rlmath.errors import printable
 from rlmath.monitor.files import to_json
+from rlmath.utils.ranges import ranges
 
 # Of a comparison that found a difference, as of diff and cmp.
 EXIT_DIFFERENT = 1
@@ -116,11 +117,4 @@ def _value(value: Any) -> str:
 
 def _steps(steps: tuple[int, ...] | list[int]) -> str:
     """``step 3``, or ``steps 1 to 4, 7``."""
-    parts: list[list[int]] = []
-    for step in steps:
-        if parts and step == parts[-1][1] + 1:
-            parts[-1][1] = step
-        else:
-            parts.append([step, step])
-    named = ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in parts)
-    return f"{'step' if len(steps) == 1 else 'steps'} {named}"
+    return f"{'step' if len(steps) == 1 else 'steps'} {ranges(steps)}"

@@ -87,7 +87,9 @@ def started(
     optimizer = config.actor.optimizer if trains else None
     with contextlib.ExitStack() as stack:
         with record.phase(f"start of {name}"):
-            session = stack.enter_context(open_session(config, optimizer=optimizer))
+            session = stack.enter_context(
+                open_session(config, optimizer=optimizer, for_training=True)
+            )
         yield session, session.sampling.pool
         with record.phase(f"end of {name}"):
             stack.close()

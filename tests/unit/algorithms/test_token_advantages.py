@@ -17,7 +17,7 @@ from rlmath.algorithms.advantages.grpo import GrpoOptions
 from rlmath.algorithms.advantages.pass_at_k import PassAtKOptions
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.kl_control import kl_in_reward
-from rlmath.batching.from_groups import estimator_rewards, sampled_sequences
+from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 REWARDS = torch.tensor([5.0, -5.0, -5.0, 5.0, 5.0], dtype=torch.float64)
@@ -130,8 +130,12 @@ def test_a_kl_penalty_is_whitened_with_the_reward(name):
     assert torch.allclose(advantages(name, zero, mask)[mask], advantages(name, None, mask)[mask])
 
 
+def rewards_of(groups, settings):
+    return estimator_rewards(SampleRewards.of(groups, settings.reward_weights), settings)
+
+
 def of_batch(batch, groups, settings):
-    rewards = estimator_rewards(groups, settings)
+    rewards = rewards_of(groups, settings)
     counts = batch.loss_token_counts
     found = sequence_advantages(rewards, batch.group_ids, counts, settings)
     return token_advantages(found, batch.response_lengths, batch.loss_mask)
@@ -145,7 +149,7 @@ def test_gdpo_reads_each_reward_on_its_own():
     """1 + 0 and 0 + 1 add up to the same; on their own, with weights 3 and 1, they do not."""
     both = group({"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 0.0}, None)
     settings = AdvantageSettings("gdpo", reward_weights={"a": 3.0, "b": 1.0})
-    table = estimator_rewards([both], settings)
+    table = rewards_of([both], settings)
     assert table[:3].tolist() == [[1, 0], [0, 1], [0, 0]] and table[3].isnan().all()
     batch = training_batch([both], truncated=TruncatedRule.keep, mask_duplicates=False)
     found = of_batch(batch, [both], settings)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from rlmath.algorithms.advantages import sequence_advantages, token_advantages
 from rlmath.algorithms.ragged import repeat
-from rlmath.batching.from_groups import estimator_rewards, sampled_sequences
+from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.checks import attempts
 from rlmath.config.load import load
 from rlmath.monitor import open_monitor
+from rlmath.monitor.digests import sample_key
 from rlmath.training.algorithm_settings import advantage_settings
 from rlmath.training.digests import (
     digest_gradient,
@@ -21,6 +21,7 @@ from rlmath.training.digests import (
     digest_start,
     digest_weights,
 )
+from rlmath.training.step_batch import StepBatch
 from rlmath.types import Group
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.gather import WeightChanges
@@ -81,10 +82,11 @@ class Run:
             mask_duplicates=algorithm.filter.mask_duplicates,
         )
         lengths = sequences.response_lengths
-        items = [SimpleNamespace(label="math", weight=self.config.reward.items[0].weight)]
-        settings = advantage_settings(self.config, SimpleNamespace(items=items))  # type: ignore[arg-type]
+        weights = {"math": self.config.reward.items[0].weight}
+        rewards = SampleRewards.of(groups, weights)
+        settings = advantage_settings(self.config, weights)
         advantages = sequence_advantages(
-            estimator_rewards(groups, settings),
+            estimator_rewards(rewards, settings),
             sequences.group_ids,
             sequences.loss_token_counts,
             settings,
@@ -96,7 +98,9 @@ class Run:
             ),
         }
         found = SequenceFingerprints.of(torch.arange(len(lengths)), lengths, values)
-        digest_sequences(monitor.digests, sequences, found)
+        keys = tuple(sample_key(one) for one in sequences.samples)
+        batch = StepBatch(sequences, keys, sequences.takes_part, rewards, step - 1)
+        digest_sequences(monitor.digests, batch, found)
 
     def go(self, first: int = 1, last: int = STEPS, resumed: bool = False) -> Run:
         """The steps ``first`` to ``last``; as a resume, or as a run that starts over."""

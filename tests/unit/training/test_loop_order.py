@@ -111,6 +111,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         config: Any = SimpleNamespace(
             runner=SimpleNamespace(
                 journal_keep_gib=0.0,
+                replay_keep_gib=0.0,
                 run_dir=str(tmp_path),
                 steps=2,
                 save_every=2,
@@ -152,7 +153,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 record=lambda *_, **__: None, flat_settings=lambda _: {}, resumed_after=lambda _: []
             ),
             "to_yaml": lambda _: "",
-            "open_session": lambda *_, **__: contextlib.nullcontext(session),
+            "open_training": lambda *_, **__: contextlib.nullcontext(session),
             "open_monitor": lambda *_: contextlib.nullcontext(monitor),
             "least_groups": lambda *_: 1,
             "Sampler": lambda *_: SimpleNamespace(journal=SampleJournal()),

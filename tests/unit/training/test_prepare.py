@@ -22,6 +22,7 @@ from rlmath.config.load import load
 from rlmath.training.gate import Gate
 from rlmath.training.passes import Passes
 from rlmath.training.prepare import prepare
+from rlmath.training.step_batch import StepBatch
 from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r", "alignment.max_mean_exp_abs_diff=9"]
@@ -124,8 +125,9 @@ def prepared(*overrides: str, step: int = 2, kl_coef: float = 0.0) -> tuple[Any,
         gate=Gate(),
     )
     passes = Passes.of(config, step)
-    found = prepare(session, groups(), passes, kl_coef, Monitor(), step)  # type: ignore[arg-type]
-    return SimpleNamespace(**vars(found), batch=actor.batch), actor.policy.passes
+    batch = StepBatch.of(session, groups())
+    found = prepare(session, batch, passes, kl_coef, Monitor(), step)  # type: ignore[arg-type]
+    return SimpleNamespace(**vars(found) | {"batch": actor.batch}), actor.policy.passes
 
 
 def test_one_minibatch_needs_no_pass() -> None:

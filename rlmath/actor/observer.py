@@ -1,0 +1,197 @@
+"""What an update does, seen on a rank: its gradients, its change of the weights, and how hard it
+pulls at each token. ``rlmath replay`` compares two updates of one batch with it.
+
+The pull of a token is minus the derivative of the minibatch's loss by the token's log-prob: above
+0, the update makes the token likelier. The policy term and the KL term are in it; the entropy term,
+which is no function of this log-prob alone, is not.
+
+Gradients and weights are compared where they lie, as Megatron takes the gradient's norm: each rank
+counts what it has without copies of tensor ranks, shared embeddings and, under a distributed
+optimizer, the shards of others; a sum over ranks follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.schedule import OnLogProbs
+from rlmath.batching.shards import Share
+
+T = TypeVar("T")
+# This rank's part of a gradient or of the weights: of each part of the optimizer, its tensors.
+Vector = list[list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Products:
+    """Of two vectors that are spread over ranks.
+
+    Attributes:
+        own: Squared norm of one.
+        earlier: Squared norm of the other.
+        both: Their dot product.
+    """
+
+    own: float
+    earlier: float
+    both: float
+
+    @property
+    def cosine(self) -> float | None:
+        """``None``: one of them is 0."""
+        norms = self.own**0.5 * self.earlier**0.5
+        return self.both / norms if norms else None
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """Of the tokens of a rank's share of a minibatch.
+
+    Attributes:
+        places: ``[N]`` int64, of the sequences in the step.
+        response_lengths: ``[N]`` int64, in tokens.
+        values: ``[R]`` float32.
+    """
+
+    places: Tensor
+    response_lengths: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class ObservedUpdate:
+    """What a rank has observed of an update.
+
+    Attributes:
+        gradients: Of each minibatch, before clipping, against that of the earlier update.
+        change: Of the weights, likewise; ``None``: no minibatch was looked at.
+        pulls: Of each minibatch, on ranks that report; else empty.
+    """
+
+    gradients: tuple[Products, ...]
+    change: Products | None
+    pulls: tuple[Pulls, ...]
+
+
+class UpdateObserver:
+    """Observes one update of a rank's policy.
+
+    It keeps a copy of each minibatch's gradient in host memory, for the update that is compared
+    with this one; of an update that is compared itself, none.
+
+    Args:
+        earlier: Of an update to compare this one with; ``None``: there is none.
+    """
+
+    def __init__(self, earlier: UpdateObserver | None = None) -> None:
+        self._earlier = earlier
+        if earlier is not None:
+            earlier._earlier = None
+        self._gradients: list[Vector] = []
+        self._products: list[Products] = []
+        self._before: Vector = []
+        self._change: Vector = []
+        self._shares: list[tuple[Share, Tensor]] = []
+
+    def watching(self, objective: OnLogProbs[T], share: Share) -> OnLogProbs[T]:
+        """The objective of a minibatch, which now also notes the pull at each token."""
+        values = torch.zeros(share.batch.loss_mask.numel())
+        self._shares.append((share, values))
+
+        def watched(one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, T]:
+            loss, kept = objective(one, log_probs, entropy)
+            (slopes,) = torch.autograd.grad(loss, log_probs, retain_graph=True)
+            values[one.response_rows.cpu()] = -slopes.detach().float().cpu()
+            return loss, kept
+
+        return watched
+
+    def see_gradient(self, optimizer: Any) -> None:
+        """A minibatch's gradient is summed, and not yet clipped nor applied. Collective."""
+        if not self._before:
+            self._before = [[_copy(one) for one in part] for part in _own(optimizer)]
+        own = [[_gradient(one) for one in part] for part in _own(optimizer)]
+        if self._earlier is None:
+            self._products.append(_products(optimizer, own, None))
+            self._gradients.append(own)
+            return
+        left = self._earlier._gradients
+        self._products.append(_products(optimizer, own, left.pop(0) if left else None))
+
+    def finish(self, optimizer: Any, reports: bool = True) -> ObservedUpdate:
+        """Compare with the earlier update. Collective.
+
+        Args:
+            reports: Whether this rank is one of those whose pulls count.
+        """
+        earlier, self._earlier = self._earlier, None
+        change = None
+        if self._before:
+            parts = zip(_own(optimizer), self._before, strict=True)
+            self._change = [
+                [_copy(now) - before for now, before in zip(part, old, strict=True)]
+                for part, old in parts
+            ]
+            self._before = []
+            before = None if earlier is None else earlier._change or None
+            change = _products(optimizer, self._change, before)
+        pulls = [
+            Pulls(share.places, share.batch.response_lengths, values)
+            for share, values in self._shares
+            if reports
+        ]
+        return ObservedUpdate(tuple(self._products), change, tuple(pulls))
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    """Megatron has one optimizer for each kind of parameters, such as experts."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def _own(optimizer: Any) -> Iterator[list[Any]]:
+    """Of each part the main parameters whose gradients this rank counts in the norm."""
+    from megatron.core import tensor_parallel
+    from megatron.core.transformer.module import param_is_not_shared
+
+    for part in _parts(optimizer):
+        group = getattr(part, "tp_group", None)
+        yield [
+            one
+            for one in part.get_parameters()
+            if param_is_not_shared(one)
+            and tensor_parallel.param_is_not_tensor_parallel_duplicate(one, group)
+        ]
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    found = parameter.grad
+    return torch.zeros(parameter.shape) if found is None else _copy(found)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float32, copy=True)
+
+
+def _products(optimizer: Any, own: Vector, earlier: Vector | None) -> Products:
+    """In float64, over all ranks."""
+    total = torch.zeros(3, dtype=torch.float64)
+    for place, part in enumerate(_parts(optimizer)):
+        sums = torch.zeros(3, dtype=torch.float64)
+        others = own[place] if earlier is None else earlier[place]
+        for one, other in zip(own[place], others, strict=True):
+            a, b = one.double().flatten(), other.double().flatten()
+            sums += torch.stack([a @ a, b @ b, a @ b])
+        device = next((p.device for p in part.get_parameters()), torch.device("cpu"))
+        sums = sums.to(device)
+        dist.all_reduce(sums, group=part.get_grad_stats_parallel_group())
+        total += sums.cpu()
+    if earlier is None:
+        return Products(float(total[0]), 0.0, 0.0)
+    return Products(*total.tolist())

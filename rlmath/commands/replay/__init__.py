@@ -1,0 +1,1 @@
+"""``rlmath replay``: an update of a run again, from what the run has kept."""

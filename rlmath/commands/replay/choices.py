@@ -1,0 +1,273 @@
+"""Which settings a replay takes: a layout to compute in, and another choice to compare with."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlmath.algorithms.advantages import needs_value_model
+from rlmath.checks.algorithm import algorithm_problems, unused
+from rlmath.checks.files import model_folder
+from rlmath.checks.layout import experts, model_splits
+from rlmath.checks.machine import Machine
+from rlmath.checks.routing import routing_problems
+from rlmath.checks.run import actor_problems, names
+from rlmath.commands.replay.source import Source
+from rlmath.config.arithmetic import RunLayout, resolve_layout
+from rlmath.config.load import with_values
+from rlmath.config.options import section_of
+from rlmath.config.rollout import RolloutSchedule
+from rlmath.config.schema import Config, Device, Placement
+from rlmath.config.settings import by_key, out_of_range
+from rlmath.errors import ConfigError
+from rlmath.model.spec import read_model_spec
+
+_LAYOUT = ("actor.", "cluster.")
+_NO_LAYOUT = (
+    *("actor.optimizer.", "actor.lora.", "actor.offload", "actor.routing_replay"),
+    "cluster.placement",
+)
+_UPDATE = ("algorithm.", "value.")
+# What was sampled and how it was rewarded; the run's reference model; and what only later steps
+# would notice.
+_NO_UPDATE = (
+    "algorithm.prompts_per_step",
+    "algorithm.group_size",
+    "algorithm.filter.",
+    "algorithm.truncated",
+    "algorithm.curriculum.",
+    "algorithm.reference.",
+    "algorithm.kl_target",
+    "algorithm.kl_horizon_samples",
+    "algorithm.entropy_coef_step",
+    "algorithm.entropy_coef_max",
+    "value.optimizer.",
+    "value.warmup_steps",
+)
+_PARALLEL = re.compile(r"actor\.\w+_parallel")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The settings on the command line.
+
+    Attributes:
+        layout: ``key=value`` of where and how ranks compute.
+        update: ``key=value`` of the update to compare with the run's; none: there is none.
+    """
+
+    layout: tuple[str, ...]
+    update: tuple[str, ...]
+
+    @property
+    def layout_keys(self) -> frozenset[str]:
+        """Settings among ``layout``."""
+        return frozenset(one.partition("=")[0] for one in self.layout)
+
+    @property
+    def update_keys(self) -> frozenset[str]:
+        """Settings among ``update``."""
+        return frozenset(one.partition("=")[0] for one in self.update)
+
+
+def read_choices(overrides: Sequence[str]) -> Choices:
+    """Sort the overrides of a command line.
+
+    Args:
+        overrides: ``key=value``; ``correction.kind`` stands for ``algorithm.correction.kind``.
+
+    Raises:
+        ConfigError: One that a replay cannot take, and why.
+    """
+    layout: list[str] = []
+    update: list[str] = []
+    problems: list[str] = []
+    for given in overrides:
+        key, equals, value = given.partition("=")
+        if key not in by_key() and _is_setting(f"algorithm.{key}"):
+            key = f"algorithm.{key}"
+        text = f"{key}{equals}{value}"
+        if not equals or not _is_setting(key):
+            problems += _unknown(text)
+        elif key.startswith(_LAYOUT) and not key.startswith(_NO_LAYOUT):
+            layout.append(text)
+        elif key.startswith(_UPDATE) and not key.startswith(_NO_UPDATE):
+            update.append(text)
+        else:
+            problems.append(_refused(text, key))
+    if problems:
+        raise ConfigError.of(problems)
+    return Choices(tuple(layout), tuple(update))
+
+
+def run_config(source: Source, step: int, choices: Choices, folder: Path) -> Config:
+    """The settings of a step, to be redone here.
+
+    Args:
+        folder: For what the replay writes.
+
+    Raises:
+        ConfigError: An override that does not fit.
+    """
+    config = with_values(source.settings(step), choices.layout)
+    config.model.path = str(_model_folder(config, source.run_dir))
+    runner, cluster, keys = config.runner, config.cluster, choices.layout_keys
+    runner.run_dir, runner.progress, runner.metrics_port = str(folder), False, None
+    runner.trackers = []
+    # One machine, and no engines beside the ranks.
+    if "cluster.nodes" not in keys:
+        cluster.nodes, cluster.ray_address = 1, None
+    cluster.placement = Placement.colocated
+    config.rollout.engines = config.rollout.tensor_parallel = 1
+    made_on = source.headers[source.step]["layout"]
+    if "cluster.device" not in keys:
+        cluster.device = Device(made_on["device"])
+    other = any(_PARALLEL.fullmatch(key) for key in keys)
+    if not other:
+        config.actor.data_parallel = made_on["data_parallel"]
+        if config.actor.num_threads is None and cluster.device is Device.cpu:
+            config.actor.num_threads = made_on["threads"]
+    if config.actor.tensor_parallel == 1 and "actor.sequence_parallel" not in keys:
+        config.actor.sequence_parallel = False
+    if "actor.pipeline_parallel" in keys and "actor.pipeline_layers" not in keys:
+        config.actor.pipeline_layers = None
+    return config
+
+
+def other_config(source: Source, config: Config, choices: Choices) -> Config:
+    """The settings of the update to compare with.
+
+    Args:
+        config: Of :func:`run_config`.
+
+    Raises:
+        ConfigError: They do not fit together, or need what the run did not have.
+    """
+    changed = with_values(source.settings(source.step), choices.update)
+    for key in unused(changed):
+        if key not in choices.update_keys:
+            section = changed
+            *sections, name = key.split(".")
+            for one in sections:
+                section = getattr(section, one)
+            setattr(section, name, by_key()[key].default)
+    other = copy.deepcopy(config)
+    other.algorithm, other.value = changed.algorithm, changed.value
+    if other.rollout.schedule is RolloutSchedule.carry_over:
+        other.rollout.allow_uncorrected = True  # One update that is only looked at.
+    known = {*_of_algorithm(config)}
+    problems = [one for one in _of_algorithm(other) if one not in known]
+    problems += _without_models(source, config, other)
+    if problems:
+        raise ConfigError.of(problems)
+    return other
+
+
+def check_ranks(config: Config, machine: Machine, sequences: int) -> RunLayout:
+    """Refuse a layout that cannot do the step. Returns it.
+
+    Args:
+        sequences: Of the step.
+
+    Raises:
+        ConfigError: One line for each problem.
+    """
+    device = machine.device(config.cluster.device)
+    problems = [*out_of_range(config), *model_folder(config)]
+    if device is Device.cuda and not machine.has_cuda:
+        problems.append(
+            "cluster.device=cuda: the run was on GPUs, and this machine has none that torch can "
+            "use; cluster.device=cpu redoes the step here"
+        )
+    if problems:
+        raise ConfigError.of(problems)
+    layout = resolve_layout(config, device)
+    model = read_model_spec(config.model.path)
+    problems += [*actor_problems(config), *model_splits(config, model, "sft")]
+    problems += experts(config, model, layout)
+    least = config.algorithm.minibatches_per_step * layout.actor.data_parallel
+    if sequences < least:
+        problems.append(
+            f"the step has {sequences} sequences: {config.algorithm.minibatches_per_step} "
+            f"minibatches x {layout.actor.data_parallel} data-parallel ranks need {least}"
+        )
+    if problems:
+        raise ConfigError.of(problems)
+    return layout
+
+
+def _is_setting(key: str) -> bool:
+    return key in by_key() or section_of(key) is not None
+
+
+def _unknown(text: str) -> Iterator[str]:
+    """Why it is no setting, in the words of the settings' own check."""
+    try:
+        with_values({}, [text])
+    except ConfigError as error:
+        yield str(error)
+
+
+def _refused(text: str, key: str) -> str:
+    why = {
+        "actor.optimizer.": "it changes no gradient, and the run's optimizer has its state",
+        "value.optimizer.": "it changes no gradient, and the run's optimizer has its state",
+        "actor.lora.": "the run's checkpoints have its adapters, or none",
+        "actor.offload": "without engines there is nothing to make room for",
+        "actor.routing_replay": "ranks are built with it, and the run's were as they were",
+        "cluster.placement": "there are no engines to place",
+        "algorithm.reference.": "the reference model is the run's",
+        "algorithm.kl_": "only later steps would notice it",
+        "algorithm.entropy_coef_": "only later steps would notice it",
+        "value.warmup_steps": "it decides which steps update the policy, not how",
+    }
+    reason = next(
+        (said for start, said in why.items() if key.startswith(start)),
+        "it is about what was sampled or how it was rewarded, and a replay samples nothing",
+    )
+    return (
+        f"{text}: {reason}; a replay takes settings of the update (algorithm.loss, "
+        "algorithm.correction.kind, value.lam, ...) and of the layout (actor.tensor_parallel, "
+        "cluster.device, ...)"
+    )
+
+
+def _of_algorithm(config: Config) -> Iterator[str]:
+    yield from (one for one in names(config) if one.startswith("algorithm."))
+    yield from out_of_range(config)
+    yield from algorithm_problems(config)
+    yield from routing_problems(config)
+
+
+def _without_models(source: Source, config: Config, other: Config) -> Iterator[str]:
+    before, now = config.algorithm, other.algorithm
+    if needs_value_model(now.advantage) and not needs_value_model(before.advantage):
+        yield (
+            f"algorithm.advantage={now.advantage}: needs the values of a value model, and the run "
+            f"(algorithm.advantage={before.advantage}) trained none"
+        )
+    if now.kl_coef > 0 and before.kl_coef == 0 and before.reference.kind.value != "frozen":
+        yield (
+            f"algorithm.kl_coef={now.kl_coef}: the run had no reference model, and "
+            f"algorithm.reference.kind={before.reference.kind.value} would have changed in its "
+            "course"
+        )
+    warmup = other.value.warmup_steps
+    for one in (before, now):
+        if needs_value_model(one.advantage) and source.step <= warmup:
+            yield (
+                f"step {source.step}: value.warmup_steps={warmup}: the step trains the value model "
+                "alone, so there is no policy update to compare"
+            )
+            break
+
+
+def _model_folder(config: Config, run_dir: Path) -> Path:
+    """The one of the settings; or the run's own, if the run's folder was moved."""
+    path = Path(config.model.path)
+    own = run_dir / "model"
+    moved = not path.is_dir() and path.name == own.name and own.is_dir()
+    return (own if moved else path).absolute()

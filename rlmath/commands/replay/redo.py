@@ -1,0 +1,230 @@
+"""Updates of a run once more, on ranks of its layout or of another one, without engines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlmath.actor.observer import ObservedUpdate
+from rlmath.commands.replay.choices import Choices, run_config
+from rlmath.commands.replay.source import Source, Start
+from rlmath.config.schema import Config
+from rlmath.errors import UserError
+from rlmath.monitor import Monitor, open_monitor
+from rlmath.monitor.digests import StepDigests, digest, of_number
+from rlmath.training.controllers import Coefficients
+from rlmath.training.kept_batches import KeptStep, described_layout, read_step
+from rlmath.training.passes import Passes
+from rlmath.training.session import Session, open_training
+from rlmath.training.step import train_on
+from rlmath.utils.array_file import BrokenFile
+
+# Sections that say nothing about an update.
+_NOT_OF_RANKS = ("data", "reward", "eval", "alignment", "sft", "watchdog", "collapse", "weights")
+_OF_THE_RUNNER = ("steps", "seed")
+
+
+@dataclass(frozen=True)
+class Redone:
+    """A step that was done again.
+
+    Attributes:
+        digests: As the run's own are made.
+        metrics: Likewise.
+        layout: It was done in; see ``described_layout``.
+        made_on: The layout that the run did it in.
+    """
+
+    step: int
+    digests: StepDigests
+    metrics: Mapping[str, float]
+    layout: Mapping[str, Any]
+    made_on: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Both:
+    """The step in question as the run did it, and as another choice would have.
+
+    Attributes:
+        kept: What both trained on.
+        own: What the ranks observed of the run's update.
+        other: Of the other choice.
+        minibatches: Metrics of the other choice's.
+        metrics: Of the other choice.
+        same_split: Both have the same sequences in each minibatch.
+    """
+
+    kept: KeptStep
+    own: Sequence[ObservedUpdate]
+    other: Sequence[ObservedUpdate]
+    minibatches: Sequence[Mapping[str, float]]
+    metrics: Mapping[str, float]
+    same_split: bool
+
+
+def redo(
+    source: Source, choices: Choices, other: Config | None, folder: Path
+) -> tuple[list[Redone], Both | None]:
+    """Redo the steps of a source, and with ``other`` the last one under that as well.
+
+    Args:
+        other: The settings of another update; ``None``: only the run's.
+        folder: For logs, and for weights on the way from one set of ranks to the next.
+
+    Raises:
+        UserError: A batch is damaged, or the weights to begin with are not the run's.
+        ActorError: A rank failed.
+    """
+    done: list[Redone] = []
+    both = None
+    begin: Start = source.start
+    parts = list(_parts(source, choices, folder))
+    for number, (config, steps) in enumerate(parts):
+        is_last = number == len(parts) - 1
+        ranks = _for_both(config, other) if is_last and other is not None else config
+        with _opened(ranks, folder / f"part_{number}") as (opened, monitor):
+            session = Session(config, opened.layout, opened.actor, None)
+            _begin(session, monitor, source, begin)
+            for step in steps:
+                kept = _read(source, step)
+                if step == source.step and other is not None:
+                    one, both = _twice(session, other, kept, monitor, step, begin, choices, folder)
+                    done.append(one)
+                else:
+                    done.append(_once(session, kept, monitor, step))
+            if not is_last:
+                begin = Start(steps[-1], folder / f"after_{steps[-1]}")
+                _save(session, begin)
+    return done, both
+
+
+def _parts(source: Source, choices: Choices, folder: Path) -> Iterator[tuple[Config, list[int]]]:
+    """Steps that the same ranks can do: settings may change where a run was resumed."""
+    for _, steps in itertools.groupby(source.steps, key=lambda step: _of_ranks(source, step)):
+        own = list(steps)
+        yield run_config(source, own[0], choices, folder), own
+
+
+def _of_ranks(source: Source, step: int) -> dict[str, Any]:
+    settings = dict(source.settings(step))
+    runner = settings.pop("runner", {})
+    for name in _NOT_OF_RANKS:
+        settings.pop(name, None)
+    return settings | {name: runner.get(name) for name in _OF_THE_RUNNER}
+
+
+@contextlib.contextmanager
+def _opened(config: Config, folder: Path) -> Iterator[tuple[Session, Monitor]]:
+    runner = dataclasses.replace(config.runner, run_dir=str(folder))
+    config = dataclasses.replace(config, runner=runner)
+    with (
+        open_training(config, samples=False) as session,
+        open_monitor(folder, runner, runner.steps) as monitor,
+    ):
+        yield session, monitor
+
+
+def _for_both(config: Config, other: Config) -> Config:
+    """What ranks have to hold for both updates: a reference model if either has a KL term."""
+    kl_coef = config.algorithm.kl_coef or other.algorithm.kl_coef
+    return dataclasses.replace(
+        config, algorithm=dataclasses.replace(config.algorithm, kl_coef=kl_coef)
+    )
+
+
+def _begin(session: Session, monitor: Monitor, source: Source, begin: Start) -> None:
+    """Bring the ranks to where the replay begins, and check that the run was there."""
+    if begin.path is not None:
+        session.actor.load_checkpoint(begin.path)
+    found = session.actor.weights_changes()[0].fingerprints
+    monitor.digest_log.start(found)
+    if begin.step != source.start.step:
+        return  # On the way.
+    recorded = _recorded_weights(source, begin.step)
+    if recorded is not None and recorded != digest(*map(of_number, found.values())):
+        what = begin.path or session.config.model.path
+        raise UserError(
+            f"{what}: these are not the weights that the run had after step {begin.step} (another "
+            "fingerprint in digests.jsonl): the model's files were changed, or the checkpoint is "
+            "of another run; --from STEP begins elsewhere"
+        )
+
+
+def _recorded_weights(source: Source, step: int) -> str | None:
+    """Digest of the weights after a step, or of those at the run's start."""
+    for one in range(step, -1, -1):
+        line = source.recorded.get(one, {})
+        found = line.get("weights") or line.get("start_weights")
+        if found is not None:
+            return str(found)
+    return None
+
+
+def _read(source: Source, step: int) -> KeptStep:
+    try:
+        return read_step(source.batch_file(step))
+    except (BrokenFile, OSError) as error:
+        raise UserError(f"the batch of step {step} cannot be read: {error}") from error
+
+
+def _once(session: Session, kept: KeptStep, monitor: Monitor, step: int) -> Redone:
+    """A step as the run did it, without its gate: that is about engines."""
+    print(f"step {step}: {len(kept.batch)} sequences", flush=True)
+    config = session.config
+    passes = dataclasses.replace(Passes.of(config, step), gate=False)
+    coefficients = Coefficients(config.algorithm)
+    coefficients.kl_coef, coefficients.entropy_coef = kept.kl_coef, kept.entropy_coef
+    metrics = train_on(session, kept.batch, passes, coefficients, monitor, step)
+    digests = monitor.digests
+    monitor.digest_log.write(step)
+    return Redone(step, digests, metrics, described_layout(session), kept.layout)
+
+
+def _twice(
+    session: Session,
+    other: Config,
+    kept: KeptStep,
+    monitor: Monitor,
+    step: int,
+    begin: Start,
+    choices: Choices,
+    folder: Path,
+) -> tuple[Redone, Both]:
+    """The run's update and the other one, from the same weights and the same optimizer state."""
+    actor = session.actor
+    if begin.path is None or begin.step != step - 1:
+        begin = Start(step - 1, folder / f"after_{step - 1}")
+        _save(session, begin)
+    actor.watch_update()
+    redone = _once(session, kept, monitor, step)
+    own = actor.watched_update()
+    assert begin.path is not None
+    actor.load_checkpoint(begin.path)
+    actor.weights_changes()  # The next update is compared with these, and not with the last one.
+    actor.watch_update()
+    algorithm = other.algorithm
+    changed = Session(other, session.layout, actor, None)
+    kl_coef = algorithm.kl_coef if _is_new("kl_coef", choices) else kept.kl_coef
+    entropy_coef = algorithm.entropy_coef if _is_new("entropy_coef", choices) else kept.entropy_coef
+    again = dataclasses.replace(kept, kl_coef=kl_coef, entropy_coef=entropy_coef)
+    found = _once(changed, again, monitor, step)
+    minibatches = found.digests.numbers["gradient"]
+    split = [one.algorithm.minibatches_per_step for one in (session.config, other)]
+    seen = actor.watched_update()
+    return redone, Both(kept, own, seen, minibatches, found.metrics, split[0] == split[1])
+
+
+def _is_new(name: str, choices: Choices) -> bool:
+    return f"algorithm.{name}" in choices.update_keys
+
+
+def _save(session: Session, to: Start) -> None:
+    assert to.path is not None
+    to.path.mkdir(parents=True, exist_ok=True)
+    session.actor.save_checkpoint(to.path)

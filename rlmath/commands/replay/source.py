@@ -1,0 +1,229 @@
+"""What a run has kept for the replay of a step, and which steps can be replayed. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlmath.checkpoint import BrokenCheckpoint, CheckpointStore
+from rlmath.checkpoint.manifest import verify
+from rlmath.checks import attempts
+from rlmath.errors import UserError
+from rlmath.monitor.digests import DIGESTS_FILE, read_digests
+from rlmath.training.kept_files import FOLDER, kept_file, kept_files
+from rlmath.utils.array_file import BrokenFile, read_header
+from rlmath.utils.ranges import ranges
+
+CHECKPOINTS = "checkpoints"
+KEEP = "runner.replay_keep_gib"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a replay begins.
+
+    Attributes:
+        step: After this one; 0: at the initial weights.
+        path: A checkpoint; ``None``: the model's folder.
+    """
+
+    step: int
+    path: Path | None
+
+    def __str__(self) -> str:
+        return "the initial weights" if self.path is None else f"the checkpoint {self.path.name}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """All that is needed to redo a step.
+
+    Attributes:
+        steps: To redo, ascending; the last one is the step in question. Those that trained nothing
+            are left out.
+        recorded: Digests of each step that is done, by phase.
+        attempts: Of the run.
+        headers: Of the batches of ``steps``.
+        broken: Checkpoints that would have been nearer, with what is wrong with them.
+    """
+
+    run_dir: Path
+    start: Start
+    steps: tuple[int, ...]
+    recorded: Mapping[int, Mapping[str, Any]]
+    attempts: Sequence[attempts.Attempt]
+    headers: Mapping[int, Mapping[str, Any]]
+    broken: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """The one in question."""
+        return self.steps[-1]
+
+    def settings(self, step: int) -> Mapping[str, Any]:
+        """In force in a step, nested as in YAML."""
+        return attempts.in_force(self.attempts, step)
+
+    def batch_file(self, step: int) -> Path:
+        """With what the step trained on."""
+        return kept_file(self.run_dir / FOLDER, step)
+
+
+def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
+    """Find what a replay needs.
+
+    Args:
+        begin: After which step; ``None``: the nearest checkpoint.
+
+    Raises:
+        UserError: The run, the step, a batch or a place to begin is not there.
+    """
+    recorded = _recorded(run_dir)
+    made = attempts.attempts(run_dir)
+    if not made:
+        raise UserError(f"{run_dir} has no {attempts.CONFIG_FILE}, so its settings are not known")
+    _check_step(run_dir, step, recorded)
+    starts = {start.step: start for start in _starts(run_dir, made)}
+    if begin is not None and begin not in starts:
+        raise UserError(
+            f"--from {begin}: {run_dir} has {_of_starts(starts)}; a replay begins there, or at the "
+            "nearest one without --from"
+        )
+    kept = kept_files(run_dir / FOLDER)
+    asked = [begin] if begin is not None else sorted(starts, reverse=True)
+    broken: list[str] = []
+    for first in asked:
+        needed = _needed(first, step, recorded)
+        if first >= step or any(one not in kept for one in needed):
+            continue
+        start = starts[first]
+        if start.path is not None:
+            try:
+                verify(start.path)
+            except BrokenCheckpoint as error:
+                broken.append(f"{start.path}: {error}")
+                continue
+        headers = {one: _header(kept[one], one) for one in needed}
+        return Source(run_dir, start, tuple(needed), recorded, made, headers, tuple(broken))
+    raise UserError(_impossible(run_dir, step, recorded, starts, kept, begin, broken))
+
+
+def _recorded(run_dir: Path) -> dict[int, dict[str, Any]]:
+    """The digests of each step; those of a start, under the step that it began after."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in read_digests(run_dir):
+        found.setdefault(line["step"], {}).update(line)
+    if not run_dir.is_dir():
+        raise UserError(f"{run_dir} is not a folder; give the runner.run_dir of a run")
+    if not found:
+        raise UserError(
+            f"{run_dir} has no {DIGESTS_FILE}: give the runner.run_dir of a run of `rlmath train` "
+            "that has done a step"
+        )
+    return found
+
+
+def _check_step(run_dir: Path, step: int, recorded: Mapping[int, Mapping[str, Any]]) -> None:
+    done = sorted(one for one, line in recorded.items() if "tokens" in line or "weights" in line)
+    if step not in done:
+        has = f"steps {done[0]} to {done[-1]} are" if done else "no step is"
+        begun = kept_file(run_dir / FOLDER, step).is_file()
+        why = "it was begun and not finished" if begun else "there is none"
+        raise UserError(f"step {step}: {why}; in {run_dir}, {has} done")
+    if not is_trained(recorded[step]):
+        raise UserError(
+            f"step {step} trained nothing: too few groups passed the filter (see warnings.jsonl), "
+            "so there is no update to redo"
+        )
+
+
+def is_trained(line: Mapping[str, Any]) -> bool:
+    """Whether a step made an update, by its digests."""
+    return "weights" in line
+
+
+def _needed(first: int, step: int, recorded: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Steps whose batches a replay reads; one without digests may have trained."""
+    between = range(first + 1, step + 1)
+    return [one for one in between if one not in recorded or is_trained(recorded[one])]
+
+
+def _starts(run_dir: Path, made: Sequence[attempts.Attempt]) -> Iterator[Start]:
+    store = CheckpointStore(run_dir / CHECKPOINTS, keep=1)
+    for step in store.steps():
+        yield Start(step, store.path(step))
+    first = made[0]
+    if first.after_step == 0:
+        yield Start(0, None)
+        return
+    # A run that began from another run's checkpoint.
+    path = Path(str(attempts.flat(first.settings).get("runner.resume")))
+    if path.is_dir() and not store.path(first.after_step).is_dir():
+        yield Start(first.after_step, path)
+
+
+def _header(path: Path, step: int) -> Mapping[str, Any]:
+    try:
+        return read_header(path)
+    except (BrokenFile, OSError) as error:
+        raise UserError(f"the batch of step {step} cannot be read: {error}") from error
+
+
+def _impossible(
+    run_dir: Path,
+    step: int,
+    recorded: Mapping[int, Mapping[str, Any]],
+    starts: Mapping[int, Start],
+    kept: Mapping[int, Path],
+    begin: int | None,
+    broken: Sequence[str],
+) -> str:
+    earlier = [one for one in starts if one < step] if begin is None else [begin]
+    damaged = "".join(f"; {one}" for one in broken)
+    if begin is not None and begin >= step:
+        return f"--from {begin}: step {step} is not after it"
+    if not earlier:
+        return (
+            f"step {step}: {run_dir} has {_of_starts(starts)}, and none before the step to begin at"
+            f" (runner.save_every, runner.keep_checkpoints){_possible(recorded, starts, kept)}"
+        )
+    gone = [one for one in _needed(max(earlier), step, recorded) if one not in kept]
+    if not gone:
+        return f"step {step}: no checkpoint before it can be read{damaged}"
+    which = f"step {gone[0]}" if len(gone) == 1 else f"{len(gone)} steps, {gone[0]} to {gone[-1]},"
+    nothing = "" if kept else f"; {run_dir / FOLDER} has no batches at all"
+    return (
+        f"step {step} would be redone after {starts[max(earlier)]}, and the batch of {which} is "
+        f"not kept ({KEEP}: the oldest are removed at the limit){nothing}"
+        f"{_possible(recorded, starts, kept)}{damaged}"
+    )
+
+
+def _possible(
+    recorded: Mapping[int, Mapping[str, Any]],
+    starts: Mapping[int, Start],
+    kept: Mapping[int, Path],
+) -> str:
+    """Which steps can be replayed."""
+    found = [
+        step
+        for step, line in sorted(recorded.items())
+        if is_trained(line)
+        and any(
+            first < step and all(one in kept for one in _needed(first, step, recorded))
+            for first in starts
+        )
+    ]
+    if not found:
+        return "; no step of this run can be replayed"
+    return f"; steps that can be replayed: {ranges(found)}"
+
+
+def _of_starts(starts: Mapping[int, Start]) -> str:
+    names = [
+        "the initial weights (0)" if one.path is None else f"a checkpoint of step {step}"
+        for step, one in sorted(starts.items())
+    ]
+    return ", ".join(names) or "no checkpoint"

@@ -1,0 +1,18 @@
+"""Where a run keeps what its steps trained on; see ``kept_batches``. Read without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDER = "replay"
+
+
+def kept_file(folder: Path, step: int) -> Path:
+    """Where a step's batch is."""
+    return folder / f"step_{step:06d}.bin"
+
+
+def kept_files(folder: Path) -> dict[int, Path]:
+    """The files of the steps whose batches are there."""
+    found = {path.stem.rpartition("_")[2]: path for path in folder.glob("step_*.bin")}
+    return {int(step): path for step, path in found.items() if step.isdigit()}

@@ -1,0 +1,67 @@
+"""What a step trains on: all that its update reads, besides the weights and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from rlmath.batching.from_groups import SampleRewards, sampled_sequences
+from rlmath.batching.shards import Sequences
+from rlmath.monitor.digests import sample_key
+from rlmath.types import Group
+
+if TYPE_CHECKING:
+    from rlmath.training.session import Session
+
+
+class StepSequences(Sequences, Protocol):
+    """Sequences with the lengths of their responses: of samples, or of a batch that was kept."""
+
+    @property
+    def response_lengths(self) -> Tensor:
+        """``[N]`` int64, in tokens."""
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """A step's sequences with their rewards.
+
+    Attributes:
+        sequences: ``N``, to be dealt to the ranks.
+        keys: ``PROBLEM/INDEX`` of each.
+        takes_part: ``[N]`` bool, whether the sequence is in the loss.
+        rewards: Of each sequence.
+        weights_version: Of the actor before the update.
+    """
+
+    sequences: StepSequences
+    keys: tuple[str, ...]
+    takes_part: Tensor
+    rewards: SampleRewards
+    weights_version: int
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @classmethod
+    def of(cls, session: Session, groups: Sequence[Group]) -> StepBatch:
+        """All samples of the groups, at least one."""
+        algorithm, sampling = session.config.algorithm, session.sampling
+        sequences = sampled_sequences(
+            groups,
+            truncated=algorithm.truncated,
+            mask_duplicates=algorithm.filter.mask_duplicates,
+        )
+        weights = {item.label: item.weight for item in sampling.rewards.items}
+        return cls(
+            sequences,
+            tuple(sample_key(one) for one in sequences.samples),
+            sequences.takes_part,
+            SampleRewards.of(groups, weights),
+            sampling.pool.weights_version,
+        )

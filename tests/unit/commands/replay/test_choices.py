@@ -1,0 +1,182 @@
+"""Settings that a replay takes, and those that it refuses by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmath.checks.machine import Machine
+from rlmath.cli import main
+from rlmath.commands.replay.choices import check_ranks, other_config, read_choices, run_config
+from rlmath.config.algorithm import KlPlace
+from rlmath.config.load import load, to_plain
+from rlmath.config.schema import Device
+from rlmath.errors import ConfigError
+from rlmath.model.parallel import Layout
+from rlmath.model.tiny import make_tiny_model
+
+CPU = Machine(gpus=0, torch_build="2.0+cpu", memory_bytes=2**40)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny_model(folder, seed=0)
+    return folder
+
+
+def source(model: Path, *overrides: str, step: int = 5, device: str = "cpu") -> Any:
+    given = ["experiment=quickstart", f"model.path={model}", "runner.run_dir=r", *overrides]
+    settings = to_plain(load(given))
+    actor = settings["actor"]
+    layout = Layout(actor["tensor_parallel"], actor["pipeline_parallel"], 2)
+    made = {**dataclasses.asdict(layout), "device": device, "threads": 3}
+    return SimpleNamespace(
+        step=step,
+        run_dir=Path("r"),
+        settings=lambda _: settings,
+        headers={step: {"layout": made, "keys": ["a/0"] * 8}},
+    )
+
+
+def both(model: Path, *overrides: str, given: tuple[str, ...] = (), **kwargs: Any) -> Any:
+    made, choices = source(model, *given, **kwargs), read_choices(overrides)
+    config = run_config(made, made.step, choices, Path("f"))
+    return config, other_config(made, config, choices)
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("rollout.temperature=0.5", "samples nothing"),
+        ("rollout.schedule=carry_over", "samples nothing"),
+        ("data.seed=1", "samples nothing"),
+        ("reward.correct=2", "samples nothing"),
+        ("algorithm.group_size=2", "samples nothing"),
+        ("algorithm.filter.keep=variance", "samples nothing"),
+        ("filter.keep=variance", "samples nothing"),
+        ("algorithm.truncated=mask", "samples nothing"),
+        ("model.path=other", "samples nothing"),
+        ("actor.optimizer.lr=1", "changes no gradient"),
+        ("actor.lora.rank=4", "adapters"),
+        ("actor.offload=all", "make room"),
+        ("algorithm.reference.kind=averaged", "is the run's"),
+        ("algorithm.kl_target=0.1", "later steps"),
+        ("value.warmup_steps=3", "which steps"),
+        ("algorithm.los=gspo", "did you mean algorithm.loss"),
+        ("actor.tensor_parallel=two", "wrong type"),
+        ("algorithm.loss", "not an override"),
+        ("recipe=dapo", "one by one"),
+    ],
+)
+def test_refused(setting: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)" + why) as error:
+        choices = read_choices([setting])
+        made = source(Path("none"))
+        run_config(made, made.step, choices, Path("f"))
+    assert setting.split("=")[0].split(".")[-1] in str(error.value)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(ConfigError, match="2 errors"):
+        read_choices(["data.seed=1", "actor.tensor_parallel=1", "nonsense=2"])
+
+
+def test_a_choice_and_a_layout_are_told_apart(model: Path) -> None:
+    given = ["actor.tensor_parallel=1", "correction.kind=token_mask", "loss_options.clip_high=0.3"]
+    choices = read_choices(given)
+    assert choices.layout_keys == {"actor.tensor_parallel"}
+    assert choices.update_keys == {
+        "algorithm.correction.kind",
+        "algorithm.loss_options.clip_high",
+    }
+
+
+def test_another_loss_has_its_own_options(model: Path) -> None:
+    """Those of the run's loss are not left to the other one; unused settings are as by default."""
+    config, other = both(
+        model,
+        *("algorithm.loss=cispo", "correction.kind=none"),
+        given=("algorithm.loss_options.clip_low=0.1", "algorithm.correction.kind=token_truncate"),
+    )
+    assert config.algorithm.loss_options["clip_low"] == 0.1
+    assert other.algorithm.loss == "cispo"
+    assert (
+        other.algorithm.loss_options
+        == load(
+            ["model.path=tiny", "runner.run_dir=r", "algorithm.loss=cispo"]
+        ).algorithm.loss_options
+    )
+    kl = ("algorithm.kl_coef=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1")
+    config, other = both(model, "kl_coef=0", given=kl)
+    assert (config.algorithm.kl_in, other.algorithm.kl_in) == (KlPlace.reward, KlPlace.loss)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "given", "words"),
+    [
+        (("algorithm.loss=gspo",), ("algorithm.aggregation=token_mean",), "algorithm.aggregation"),
+        (("algorithm.loss=nonsense",), (), "there is none of that name"),
+        (("algorithm.advantage=gae",), (), "value model"),
+        (("algorithm.kl_coef=-1",), (), "kl_coef"),
+        (
+            ("algorithm.kl_coef=0.1",),
+            ("algorithm.kl_coef=0", "algorithm.reference.kind=averaged"),
+            "had no reference model",
+        ),
+        (
+            ("algorithm.advantage=grpo",),
+            ("algorithm.advantage=gae", "value.warmup_steps=5", "algorithm.group_size=1"),
+            "value model alone",
+        ),
+    ],
+)
+def test_choices_that_cannot_be_compared(
+    model: Path, overrides: tuple[str, ...], given: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        both(model, *overrides, given=given)
+
+
+def test_the_layout_is_the_run_s_unless_another_one_is_given(model: Path) -> None:
+    made = source(model, "actor.tensor_parallel=2", "actor.sequence_parallel=true")
+    config = run_config(made, 5, read_choices([]), Path("f"))
+    layout = check_ranks(config, CPU, 8)
+    assert (layout.actor.tensor_parallel, layout.actor.data_parallel) == (2, 2)
+    assert config.actor.num_threads == 3 and config.actor.sequence_parallel
+    config = run_config(made, 5, read_choices(["actor.tensor_parallel=1"]), Path("f"))
+    layout = check_ranks(config, CPU, 8)
+    assert (layout.actor.world_size, config.actor.num_threads) == (1, None)
+    assert not config.actor.sequence_parallel
+
+
+def test_a_layout_that_cannot_do_it(model: Path) -> None:
+    made = source(model)
+
+    def said(sequences: int, *overrides: str) -> str:
+        config = run_config(made, 5, read_choices(list(overrides)), Path("f"))
+        with pytest.raises(ConfigError) as error:
+            check_ranks(config, CPU, sequences)
+        return str(error.value)
+
+    assert "actor.tensor_parallel=3" in said(8, "actor.tensor_parallel=3")
+    assert "need 32" in said(8, "actor.data_parallel=16")
+    made = source(model, device="cuda")
+    assert "cluster.device=cpu redoes" in said(8)
+    config = run_config(made, 5, read_choices(["cluster.device=cpu"]), Path("f"))
+    assert config.cluster.device is Device.cpu
+
+
+def test_the_command_says_it_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(tmp_path), "3", "--json", "rollout.temperature=0.1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: rollout.temperature=0.1") and said.count("\n") == 1
+    assert main(["replay", str(tmp_path), "0"]) == 2
+    assert main(["replay", str(tmp_path), "3"]) == 2
+    assert "digests.jsonl" in capsys.readouterr().err

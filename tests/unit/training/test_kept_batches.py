@@ -1,0 +1,153 @@
+"""What a step trained on, kept on disk: the same batch again, within the limit, at no risk."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlmath.config.load import load
+from rlmath.config.schema import Device
+from rlmath.model.parallel import Layout
+from rlmath.training import kept_batches
+from rlmath.training.controllers import Coefficients
+from rlmath.training.kept_batches import KeptBatches, read_step
+from rlmath.training.kept_files import FOLDER, kept_file, kept_files
+from rlmath.training.step_batch import StepBatch
+from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
+
+CONFIG = load(
+    [
+        *("model.path=tiny", "runner.run_dir=r"),
+        *("algorithm.truncated=mask", "algorithm.filter.mask_duplicates=true"),
+    ]
+)
+
+
+def sample(problem: str, index: int, length: int, spans: Any = ((4, 0),)) -> Sample:
+    draw = np.random.default_rng(index)
+    tokens, log_probs = draw.integers(0, 2**17, length, np.int32), -draw.random(length, np.float32)
+    finish: Any = "length" if index == 1 else "stop"
+    return Sample(problem, index, tokens, log_probs, "", finish, spans, seed=index, engine=0)
+
+
+def groups(spans: Any = ((3, 0), (4, 2))) -> list[Group]:
+    """Two rewards; one sample that nothing could score, one whose second reward failed."""
+    scores = [(1.0, {"math": 1.0, "format": 0.0}), (None, {}), (0.1, {"math": 0.1, "format": None})]
+    found = []
+    for name, prompt in (("a.jsonl:1", (1, 2, 3)), ("b/x", (7,))):
+        samples = [sample(name, i, 5 + i, spans if i == 2 else ((4, 0),)) for i in range(3)]
+        graded = [
+            GradedSample(one, reward, None, "ungraded", rewards=each)
+            for one, (reward, each) in zip(samples, scores, strict=True)
+        ]
+        found.append(Group(Problem(name, "?", prompt, ("2",)), tuple(graded)))
+    return found
+
+
+def session() -> Any:
+    items = [SimpleNamespace(label=name, weight=w) for name, w in (("math", 1.0), ("format", 0.0))]
+    return SimpleNamespace(
+        config=CONFIG,
+        layout=SimpleNamespace(actor=Layout(2, 1, 3, pipeline_layers=(4,)), device=Device.cpu),
+        threads_per_rank=2,
+        sampling=SimpleNamespace(
+            pool=SimpleNamespace(weights_version=4), rewards=SimpleNamespace(items=items)
+        ),
+    )
+
+
+def keep(folder: Path, *steps: int, keep_gib: float = 1.0, after: int = 0, **made: Any) -> None:
+    kept = KeptBatches(folder / FOLDER, keep_gib, after)
+    coefficients = Coefficients(CONFIG.algorithm)
+    coefficients.kl_coef, coefficients.entropy_coef = 0.1 + 0.2, 1 / 3
+    for step in steps:
+        kept.keep(step, StepBatch.of(session(), groups(**made)), coefficients, session())
+    kept.close()
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(kept_files(folder / FOLDER))
+
+
+@pytest.mark.parametrize("spans", [((4, 0),), ((3, 0), (4, 2))], ids=["one_version", "two"])
+def test_a_batch_comes_back_bit_for_bit(tmp_path: Path, spans: Any) -> None:
+    keep(tmp_path, 7, spans=spans)
+    found = read_step(kept_file(tmp_path / FOLDER, 7))
+    wanted = StepBatch.of(session(), groups(spans))
+    assert (found.kl_coef, found.entropy_coef) == (0.1 + 0.2, 1 / 3)
+    assert found.layout == {
+        **dataclasses.asdict(Layout(2, 1, 3)),
+        "pipeline_layers": [4],
+        "device": "cpu",
+        "threads": 2,
+    }
+    batch = found.batch
+    assert batch.keys == wanted.keys and batch.weights_version == 4
+    assert batch.keys[3:] == ("b/x/0", "b/x/1", "b/x/2")
+    assert torch.equal(batch.takes_part, wanted.takes_part)
+    assert batch.takes_part.tolist() == [True, False, True] * 2
+    for name in ("totals", "separate"):
+        mine, theirs = getattr(batch.rewards, name), getattr(wanted.rewards, name)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+    assert batch.rewards.weights == {"math": 1.0, "format": 0.0}
+    # Any share of it is what the samples themselves give.
+    for rows in ([0, 1, 2, 3, 4, 5], [4, 2], [1]):
+        one, other = batch.sequences.select(rows), wanted.sequences.select(rows)
+        for field in dataclasses.fields(TrainingBatch):
+            mine, theirs = getattr(one, field.name), getattr(other, field.name)
+            if theirs is None and field.name == "token_ages":
+                assert mine is None or not mine.any()  # No sequence of this share has two versions.
+                continue
+            assert (mine is None) == (theirs is None), field.name
+            if mine is not None:
+                assert mine.dtype == theirs.dtype and torch.equal(mine, theirs), field.name
+
+
+def test_the_oldest_go_at_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path, 1)
+    size = kept_file(tmp_path / FOLDER, 1).stat().st_size
+    keep(tmp_path, *range(2, 10), keep_gib=3.5 * size / 2**30, after=1)
+    assert steps_in(tmp_path) == [7, 8, 9]
+    assert "runner.replay_keep_gib" not in capsys.readouterr().err
+    keep(tmp_path, 10, 11, keep_gib=0.5 * size / 2**30, after=9)
+    assert steps_in(tmp_path) == []
+    assert capsys.readouterr().err.count("runner.replay_keep_gib") == 1
+
+
+def test_nothing_is_kept_at_0(tmp_path: Path) -> None:
+    keep(tmp_path, 1, 2, keep_gib=0.0)
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_resumed_run_drops_what_it_will_do_again(tmp_path: Path) -> None:
+    keep(tmp_path, 1, 2, 3, 4)
+    keep(tmp_path, after=2)
+    assert steps_in(tmp_path) == [1, 2]
+    keep(tmp_path, after=0)
+    assert steps_in(tmp_path) == []
+
+
+def test_a_full_disk_costs_the_batches_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was half written is gone; one warning for any number of steps."""
+    write = kept_batches.write_arrays
+
+    def full(file: IO[bytes], header: Any, arrays: Any) -> None:
+        if header["step"] in (2, 3):
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, header, arrays)
+
+    monkeypatch.setattr(kept_batches, "write_arrays", full)
+    keep(tmp_path, 1, 2, 3, 4)
+    assert steps_in(tmp_path) == [1, 4]
+    assert len(list((tmp_path / FOLDER).iterdir())) == 2
+    assert capsys.readouterr().err.count("No space left") == 1
