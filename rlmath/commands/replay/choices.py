@@ -122,7 +122,7 @@ def run_config(source: Source, step: int, choices: Choices, folder: Path) -> Con
         cluster.nodes, cluster.ray_address = 1, None
     cluster.placement = Placement.colocated
     config.rollout.engines = config.rollout.tensor_parallel = 1
-    made_on = source.headers[source.step]["layout"]
+    made_on = source.headers[step]["layout"]
     if "cluster.device" not in keys:
         cluster.device = Device(made_on["device"])
     other = any(_PARALLEL.fullmatch(key) for key in keys)
@@ -166,11 +166,14 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
     return other
 
 
-def check_ranks(config: Config, machine: Machine, sequences: int) -> RunLayout:
+def check_ranks(
+    config: Config, machine: Machine, sequences: int, other: Config | None = None
+) -> RunLayout:
     """Refuse a layout that cannot do the step. Returns it.
 
     Args:
         sequences: Of the step.
+        other: Of :func:`other_config`.
 
     Raises:
         ConfigError: One line for each problem.
@@ -188,12 +191,15 @@ def check_ranks(config: Config, machine: Machine, sequences: int) -> RunLayout:
     model = read_model_spec(config.model.path)
     problems += [*actor_problems(config), *model_splits(config, model, "sft")]
     problems += experts(config, model, layout)
-    least = config.algorithm.minibatches_per_step * layout.actor.data_parallel
-    if sequences < least:
-        problems.append(
-            f"the step has {sequences} sequences: {config.algorithm.minibatches_per_step} "
-            f"minibatches x {layout.actor.data_parallel} data-parallel ranks need {least}"
-        )
+    ranks = layout.actor.data_parallel
+    for one in (config, other or config):
+        minibatches = one.algorithm.minibatches_per_step
+        if sequences < minibatches * ranks:
+            problems.append(
+                f"the step has {sequences} sequences: algorithm.minibatches_per_step={minibatches} "
+                f"x {ranks} data-parallel ranks needs {minibatches * ranks}"
+            )
+            break
     if problems:
         raise ConfigError.of(problems)
     return layout

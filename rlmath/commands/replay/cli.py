@@ -62,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="rlmath_replay_") as folder:
         config = run_config(source, source.step, choices, Path(folder))
         sequences = min(len(one["keys"]) for one in source.headers.values())
-        layout = check_ranks(config, Machine.here(), sequences)
         other = other_config(source, config, choices) if choices.update else None
+        layout = check_ranks(config, Machine.here(), sequences, other)
         # What is said on the way is no part of the result.
         with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
             print("\n".join(printable(line) for line in _begin(source, layout)), flush=True)

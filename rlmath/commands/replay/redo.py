@@ -105,7 +105,7 @@ def redo(
 
 
 def _parts(source: Source, choices: Choices, folder: Path) -> Iterator[tuple[Config, list[int]]]:
-    """Steps that the same ranks can do: settings may change where a run was resumed."""
+    """Steps that the same ranks can do: settings and layout may change where a run resumes."""
     for _, steps in itertools.groupby(source.steps, key=lambda step: _of_ranks(source, step)):
         own = list(steps)
         yield run_config(source, own[0], choices, folder), own
@@ -116,7 +116,8 @@ def _of_ranks(source: Source, step: int) -> dict[str, Any]:
     runner = settings.pop("runner", {})
     for name in _NOT_OF_RANKS:
         settings.pop(name, None)
-    return settings | {name: runner.get(name) for name in _OF_THE_RUNNER}
+    layout = source.headers[step]["layout"]
+    return settings | {name: runner.get(name) for name in _OF_THE_RUNNER} | {"layout": layout}
 
 
 @contextlib.contextmanager

@@ -164,7 +164,10 @@ def test_a_layout_that_cannot_do_it(model: Path) -> None:
         return str(error.value)
 
     assert "actor.tensor_parallel=3" in said(8, "actor.tensor_parallel=3")
-    assert "need 32" in said(8, "actor.data_parallel=16")
+    assert "needs 32" in said(8, "actor.data_parallel=16")
+    config, other = both(model, "algorithm.minibatches_per_step=5")
+    with pytest.raises(ConfigError, match=r"minibatches_per_step=5 x 2 .* needs 10"):
+        check_ranks(config, CPU, 8, other)
     made = source(model, device="cuda")
     assert "cluster.device=cpu redoes" in said(8)
     config = run_config(made, 5, read_choices(["cluster.device=cpu"]), Path("f"))
