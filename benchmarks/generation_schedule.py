@@ -202,16 +202,14 @@ def play(
         requests, new[:] = list(new), []
         return requests
 
-    with pool.patched():
-        one = kind(pool, 2, stall_timeout_s=1e9)  # type: ignore[arg-type]
-        one.add([request for problem in waiting for request in group(problem)])
-        for sample in one.samples(more):
-            waiting[sample.problem_id] -= 1
-            dropped = lengths.is_dropped[int(sample.problem_id)] < refill
-            if not waiting[sample.problem_id] and dropped:
-                new += group(str(asked))
-                waiting[str(asked)] = GROUP_SIZE
-                asked += 1
+    one = pool.begin([request for problem in waiting for request in group(problem)], kind)
+    for sample in one.samples(more):
+        waiting[sample.problem_id] -= 1
+        dropped = lengths.is_dropped[int(sample.problem_id)] < refill
+        if not waiting[sample.problem_id] and dropped:
+            new += group(str(asked))
+            waiting[str(asked)] = GROUP_SIZE
+            asked += 1
     assert not any(waiting.values())
     return one.duration_s, one.idle_share()
 

@@ -45,6 +45,8 @@ class Generation:
         stall_timeout_s: Seconds without a token from an engine that has work, after which it
             counts as hung.
         journal: Of the step; ``None``: there is none.
+        clock_s: Gives the time, and
+        wait: waits for answers as ``ray.wait`` does: a simulation has others.
 
     Attributes:
         number: As given.
@@ -63,8 +65,12 @@ class Generation:
         number: int,
         stall_timeout_s: float,
         journal: StepJournal | None = None,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        wait: Callable[..., tuple[list[Any], list[Any]]] = ray.wait,
     ) -> None:
         self._pool = pool
+        self._clock_s, self._wait = clock_s, wait
         self._journal = journal
         # Samples that the journal had.
         self._found: list[Sample] = []
@@ -91,7 +97,7 @@ class Generation:
         self._next_check_s = self._answer_every_s
         self.idle_s = [0.0] * engines
         self.duration_s = 0.0
-        self._began_s = time.monotonic()
+        self._began_s = self._clock_s()
         self._idle_since_s: list[float | None] = [self._began_s] * engines
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -234,20 +240,20 @@ class Generation:
     def _note_work(self, index: int) -> None:
         since, self._idle_since_s[index] = self._idle_since_s[index], None
         if since is not None:
-            self.idle_s[index] += time.monotonic() - since
+            self.idle_s[index] += self._clock_s() - since
 
     def _note_idle(self, index: int) -> None:
         if not self.held[index] and self._idle_since_s[index] is None:
-            self._idle_since_s[index] = time.monotonic()
+            self._idle_since_s[index] = self._clock_s()
 
     def _end_of_round(self) -> None:
-        self.duration_s = time.monotonic() - self._began_s
+        self.duration_s = self._clock_s() - self._began_s
         for index in range(len(self.held)):
             self._note_work(index)
 
     def _next_answers(self) -> list[Sample]:
         """Wait for an engine; what failed or hangs is started again."""
-        waiting_since = time.monotonic()
+        waiting_since = self._clock_s()
         starting = self._pool.starting()
         if not self._answers and not starting:
             raise EngineError(
@@ -256,11 +262,11 @@ class Generation:
                 "the next weight sync, as the actor is past that version"
             )
         owed = [*self._answers, *starting]
-        ready, others = ray.wait(owed, num_returns=1, timeout=self._answer_every_s)
-        self._waited_s += time.monotonic() - waiting_since
+        ready, others = self._wait(owed, num_returns=1, timeout=self._answer_every_s)
+        self._waited_s += self._clock_s() - waiting_since
         if ready and others:
             # With hundreds of engines, many have answered since the last look.
-            more, _ = ray.wait(others, num_returns=len(others), timeout=0)
+            more, _ = self._wait(others, num_returns=len(others), timeout=0)
             ready = [*ready, *more]
         samples: list[Sample] = []
         for ref in ready:
@@ -360,4 +366,4 @@ class Generation:
         """After an early end: leave no request in an engine, now or when it wakes up."""
         refs = [engine.abort.remote(self.number) for engine in self._pool.engines]
         owed = [*refs, *self._answers]
-        ray.wait(owed, num_returns=len(owed), timeout=ABORT_TIMEOUT_S)
+        self._wait(owed, num_returns=len(owed), timeout=ABORT_TIMEOUT_S)

@@ -39,10 +39,8 @@ def play(
     wanted: Sequence[Request],
     more: Callable[[bool], Sequence[Request]] | None = None,
 ) -> tuple[Generation, list[Sample]]:
-    with pool.patched():
-        one = Generation(pool, 2, stall_timeout_s=1e9)  # type: ignore[arg-type]
-        one.add(wanted)
-        return one, list(one.samples(more))
+    one = pool.begin(wanted)
+    return one, list(one.samples(more))
 
 
 def test_a_group_is_spread_over_all_engines() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
-from rlmath.rollout.generation import Generation
 from rlmath.rollout.journal import FOLDER, SampleJournal
 from rlmath.rollout.requests import Request
 from rlmath.training.feed import Feed
@@ -191,9 +190,8 @@ def test_a_generation_asks_engines_only_for_what_is_missing(journal: SampleJourn
             return [requests[4], requests[11]]
         return []
 
-    with pool.patched(), journal.step(3, "w") as step:
-        one = Generation(pool, 2, stall_timeout_s=1e9, journal=step)  # type: ignore[arg-type]
-        one.add(requests[:4] + requests[5:11])
+    with journal.step(3, "w") as step:
+        one = pool.begin(requests[:4] + requests[5:11], journal=step)
         samples = list(one.samples(more))
     assert sorted((s.problem_id, s.index) for s in samples) == sorted(r.key for r in requests)
     assert sum(one.finished) == 7 and step.reused == 5

@@ -8,18 +8,16 @@ begun of a response, cost ``prefill_token_s`` for each token, in which the engin
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
-from rlmath.rollout import generation
+from rlmath.rollout.generation import Generation
 from rlmath.rollout.requests import Progress, Request
 from rlmath.types import Sample
 
@@ -140,7 +138,7 @@ class _Answer:
 
 
 class VirtualPool:
-    """What ``Generation`` needs of a pool. A round is played within :meth:`patched`."""
+    """What ``Generation`` needs of a pool."""
 
     def __init__(
         self,
@@ -153,7 +151,7 @@ class VirtualPool:
         prefill_token_s: float = 0.0,
     ) -> None:
         self.now_s = 0.0
-        self.generation: generation.Generation | None = None
+        self.generation: Generation | None = None
         self.spec = SimpleNamespace(max_running_sequences=capacity, max_sequence_tokens=10**9)
         self.engines_ = [
             VirtualEngine(i, lengths, step_s, token_s, prefill_token_s) for i in range(engines)
@@ -165,11 +163,18 @@ class VirtualPool:
         self, requests: Sequence[Request], more: Any = None, journal: Any = None
     ) -> Iterator[Sample]:
         """As ``RolloutPool.generate``, with the pool's real dealing."""
+        self.generation = one = self.begin(requests)
+        yield from one.samples(more)
+
+    def begin(
+        self, requests: Sequence[Request], kind: type[Generation] = Generation, journal: Any = None
+    ) -> Generation:
+        """A round under the virtual clock, with its first requests."""
         number = 2 if self.generation is None else self.generation.number + 2
-        with self.patched():
-            self.generation = one = generation.Generation(self, number, 1e12)  # type: ignore[arg-type]
-            one.add(requests)
-            yield from one.samples(more)
+        pool: Any = self
+        one = kind(pool, number, 1e12, journal, clock_s=lambda: self.now_s, wait=self._wait)
+        one.add(requests)
+        return one
 
     def take_weights(self, version: int, seconds: float) -> None:
         """The engines wait that long, and sample with weights of this version from then on."""
@@ -177,16 +182,6 @@ class VirtualPool:
         for engine in self.engines_:
             engine.advance(self.now_s)
             engine.version = version
-
-    @contextlib.contextmanager
-    def patched(self) -> Iterator[None]:
-        """The module's clock and Ray's wait follow the virtual clock."""
-        clock = SimpleNamespace(monotonic=lambda: self.now_s)
-        with (
-            mock.patch.object(generation, "ray", SimpleNamespace(wait=self._wait)),
-            mock.patch.object(generation, "time", clock),
-        ):
-            yield
 
     def starting(self) -> dict[Any, Any]:
         return {}
