@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rlmath.algorithms.mismatch import measure
+from rlmath.commands.drill.in_engines import epsilon_back, other_epsilon, other_rope, rope_back
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.errors import WeightsError
@@ -36,37 +37,6 @@ def margins_of(name: str, folder: Path, dtype: str, made: str) -> list[dict[str,
 
 
 # -- faults: each runs in a vLLM worker --------------------------------------------------------
-
-
-def rms_epsilon(worker: Any) -> None:
-    """RMS epsilon 1e-5 instead of 1e-6."""
-    for module in worker.model_runner.get_model().modules():
-        if hasattr(module, "variance_epsilon"):
-            module.variance_epsilon = 1e-5
-
-
-def rms_epsilon_back(worker: Any) -> None:
-    for module in worker.model_runner.get_model().modules():
-        if hasattr(module, "variance_epsilon"):
-            module.variance_epsilon = 1e-6
-
-
-def rope_theta(worker: Any, theta: float = 12000.0) -> None:
-    """Rotary embeddings of another base frequency."""
-    seen = set()
-    for module in worker.model_runner.get_model().modules():
-        cache = getattr(module, "cos_sin_cache", None)
-        if cache is None or id(module) in seen:
-            continue
-        seen.add(id(module))
-        half = cache.shape[1] // 2
-        inverse = theta ** -(torch.arange(half).float() / half)
-        angles = torch.outer(torch.arange(cache.shape[0]).float(), inverse)
-        cache.copy_(torch.cat([angles.cos(), angles.sin()], 1).to(cache.dtype))
-
-
-def rope_theta_back(worker: Any) -> None:
-    rope_theta(worker, 10000.0)
 
 
 def bit_flip(worker: Any) -> None:
@@ -153,7 +123,7 @@ class Margins:
             self.update()
             self.sync()
             yield self.row("healthy, updated")
-        for fault, back in ((rms_epsilon, rms_epsilon_back), (rope_theta, rope_theta_back)):
+        for fault, back in ((other_epsilon, epsilon_back), (other_rope, rope_back)):
             self.pool.call_workers(fault)
             yield self.row(str(fault.__doc__))
             self.pool.call_workers(back)

@@ -32,6 +32,9 @@ _COMMANDS = {
     "bisect": "where two runs part: the first step, phase and item: bisect RUN_A RUN_B",
     "why": "everything about one sample: why RUN_DIR STEP/PROBLEM/INDEX [--regenerate]",
     "replay": "redo a step's update and compare it: replay RUN_DIR STEP [key=value ...]",
+    "drill": "plant silent faults in a small run of your settings, and see which alarm fires:"
+    " drill EXPERIMENT",
+    "test": "thirty steps of a recipe on a tiny model, checked and resumed: test RECIPE",
     "doctor": "say what is wrong with this machine, or with the settings of a run",
     "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
     "selfcheck": "measure this node: selfcheck gpu, a quarter of an hour and one file to send",
@@ -39,7 +42,8 @@ _COMMANDS = {
     "plan": "before a run: plan layout model.path=MODEL (what fits), plan weights model.path=MODEL,"
     " plan schedule model.path=MODEL (which rollout.schedule is fastest)",
 }
-# Modules of ``rlmath.commands`` with the options and the work of a command that reads a run.
+# Modules of ``rlmath.commands`` with the options and the work of a command: those that read a run
+# and those that make small ones.
 _OF_A_RUN = {
     "report": "report.cli",
     "watch": "watch",
@@ -47,6 +51,8 @@ _OF_A_RUN = {
     "bisect": "bisect.cli",
     "why": "why.cli",
     "replay": "replay.cli",
+    "drill": "drill.cli",
+    "test": "recipe_test.cli",
 }
 # Modules whose ``run(config)`` a command with settings calls.
 _MODULES = {

@@ -37,6 +37,7 @@ class Monitor:
 
     Attributes:
         on_phase: Called whenever a phase begins.
+        on_warning: Called with each warning.
         sampling: Says how far the engines are, when it is set; called from other threads.
     """
 
@@ -59,6 +60,7 @@ class Monitor:
         self._writer, self._display, self._runner = writer, display, runner
         self.phase = PhaseTimer(on_phase=self._phase_begins)
         self.on_phase: list[Callable[[], None]] = []
+        self.on_warning: list[Callable[[str], None]] = []
         self._texts: dict[str, str] = {}
         self._tokens = 0
         self._choices: dict[str, str] = {}
@@ -199,6 +201,8 @@ class Monitor:
             file.write(f"{to_json(line)}\n")
         if self._server is not None:
             self._server.warning()
+        for listener in self.on_warning:
+            listener(message)
         print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 

@@ -23,6 +23,12 @@ def unlink_worker_segments(worker: Any) -> None:
             os.unlink(path)
 
 
+def cached_blocks(engine: Any) -> int:
+    """Blocks of prompts' keys and values that vLLM's ``LLMEngine`` keeps for other requests."""
+    scheduler = engine.engine_core.engine_core.scheduler
+    return len(scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block)
+
+
 def worker_gpu(worker: Any) -> int:
     """Runs in a vLLM worker: the number that its GPU has on the node."""
     from vllm.platforms import current_platform

@@ -36,6 +36,11 @@ MAX_FACTOR = 3.0
 FLOAT32_EXCESS = 1e-5
 FLOAT32_MAX = 1e-3
 PROBE_TOKENS = 8192
+# How often, and how many of the sequences whose largest difference is above the limit are rounded
+# again before it counts. Of 8 steps of a tuned tiny model in bfloat16, two had a token 4.3 and 5.3
+# times as far away as one rounding moved any; of eight roundings, one moved it as far.
+TAIL_SEEDS = range(2**20, 2**20 + 8)
+TAIL_SEQUENCES = 8
 # Steps from one measurement of the noise, which changes with the weights, to the next.
 NOISE_EVERY = 32
 
@@ -181,6 +186,9 @@ class Gate:
         if not given and not due and not explained and not _within(mean, largest, allowed):
             noise = self._measure(session, sequences, chosen, step)
             allowed = limits(config, noise)
+        if mean <= allowed.mean_exp_abs and not _within(mean, largest, allowed) and not given:
+            noise = self._tail(session, sequences, among, places, farthest[:, 0], allowed, noise)
+            allowed = limits(config, noise)
         if not _within(mean, largest, allowed):
             worst = int(torch.where(fresh, farthest[:, 0], -1.0).argmax())
             if not explained:
@@ -200,6 +208,29 @@ class Gate:
             "alignment/noise_ratio": (mean - 1) / noise.excess if noise.excess else 0.0,
             "alignment/max_noise_ratio": largest / noise.max_abs if noise.max_abs else 0.0,
         }
+
+    def _tail(
+        self,
+        session: Session,
+        sequences: Sequences,
+        among: Sequence[int],
+        places: Tensor,
+        farthest: Tensor,
+        allowed: Limits,
+        noise: Noise,
+    ) -> Noise:
+        """The noise with the sequences that are too far away rounded in further ways.
+
+        A single token of a sure policy can be tens of times as sensitive as the others, and one
+        rounding shows that by accident alone.
+        """
+        order = sorted(among, key=lambda at: -float(farthest[at]))
+        least = session.layout.actor.data_parallel
+        far = [at for at in order if not float(farthest[at]) <= allowed.max_abs]
+        chosen = sorted(places[order[: max(least, min(len(far), TAIL_SEQUENCES))]].tolist())
+        batch = sequences.select(chosen)
+        found = [measure_noise(session.actor, batch, seed=seed) for seed in TAIL_SEEDS]
+        return Noise(noise.excess, max(noise.max_abs, *(one.max_abs for one in found)))
 
     def _measure(
         self, session: Session, sequences: Sequences, chosen: Sequence[int], step: int

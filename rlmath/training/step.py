@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from rlmath.model.spec import read_model_spec
 from rlmath.monitor import Monitor
 from rlmath.rollout import weight_sync
 from rlmath.rollout.sampler import Sampled
@@ -21,6 +22,7 @@ from rlmath.training.digests import (
     digest_start,
     digest_weights,
 )
+from rlmath.training.engine_constants import check_constants, check_prefix_cache
 from rlmath.training.feed import Feed
 from rlmath.training.gate import AlignmentError
 from rlmath.training.independent import check_independence
@@ -202,8 +204,14 @@ def sync_weights(
     if write is not None:
         with monitor.phase("save"):
             write()
+    pool = session.sampling.pool
     with monitor.phase("weight_sync"):
+        verified = pool.verified_syncs
         asleep, offloaded = weight_sync.sync_weights(
-            session.actor, session.sampling.pool, step, session.verification
+            session.actor, pool, step, session.verification
         )
+        if pool.spec.prefix_caching:
+            check_prefix_cache(pool)
+        if pool.verified_syncs != verified:
+            check_constants(pool, read_model_spec(session.config.model.path))
     return session.residue.see(offloaded, asleep)

@@ -58,6 +58,17 @@ ROWS = [
         says=('== "mp"', "MultiprocExecutor", '== "uni"', "UniProcExecutor"),
         breaks=GPUS,
     ),
+    # What is left in the prefix cache after a reset (rlmath/rollout/engine_workers.py).
+    Row(
+        "vllm.v1.core.block_pool:BlockPool",
+        has=("cached_block_hash_to_block",),
+        breaks="the check that a weight sync leaves no prefixes of the old weights",
+    ),
+    Row(
+        "vllm.v1.core.kv_cache_manager:KVCacheManager",
+        has=("block_pool",),
+        breaks="the check that a weight sync leaves no prefixes of the old weights",
+    ),
     # Memory.
     Row(
         f"{WORKER}.determine_available_memory",

@@ -107,6 +107,13 @@ def publish_card(command: Command, patch: pytest.MonkeyPatch) -> None:
 # -- ways of checking one -----------------------------------------------------------------------
 
 
+def check_drill(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """Its settings, shrunk, and the names of its faults."""
+    words = command.words[1:]
+    assert main([*words, "--check"]) == 0
+    named_in("tests/e2e/test_drill.py", words[1])(command, patch)
+
+
 def check_settings(command: Command, patch: pytest.MonkeyPatch) -> None:
     """``--check`` on a node of 8 GPUs: composition, every check, the files. It would take GPUs."""
     patch.setattr(Machine, "here", lambda: NODE)
@@ -256,6 +263,9 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath selfcheck gpu", parses_selfcheck),
     (r"rlmath grade ", parses_grade),
     (r"rlmath report ", named_in("tests/unit/commands/report/test_report_page.py", '"report"')),
+    (r"rlmath drill .*--check", run),
+    (r"rlmath drill ", check_drill),
+    (r"rlmath test ", named_in("tests/e2e/test_recipe_test.py", '"test"')),
     (r"rlmath why ", named_in("tests/unit/commands/why/test_why.py", '"why"')),
     (r"rlmath replay ", named_in("tests/e2e/test_algorithms.py", '"replay"')),
     (r"rlmath bisect ", named_in("tests/unit/commands/bisect/test_bisect.py", '"bisect"')),

@@ -37,8 +37,9 @@ def worker_fingerprints(worker: Any) -> dict[str, int | None]:
             matrices.setdefault(id(part.module), []).append(part)
             continue
         values = part.held()
-        if part.key == "bias":
-            # Where a CPU has matrix units, vLLM widens biases to float32.
+        if part.key == "bias" or values.ndim == 2:
+            # vLLM widens biases to float32 where a CPU has matrix units, and a router's matrix for
+            # precision.router_dtype=float32.
             values = values.to(worker.model_config.dtype)
         _count(held, part.name, fingerprint(values, *part.corner))
     for parts in matrices.values():

@@ -20,7 +20,7 @@ from rlmath.config.schema import RunnerConfig
 from rlmath.monitor import open_monitor
 from rlmath.training import gate
 from rlmath.training.algorithm_settings import update_settings
-from rlmath.training.gate import AlignmentError, Gate
+from rlmath.training.gate import TAIL_SEEDS, AlignmentError, Gate
 from rlmath.training.mismatch import (
     check_mismatch,
     choose_correction,
@@ -166,6 +166,28 @@ def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
     old = check(session, batch_of([[0.0, 0.0], [0.7]], [3, 3]))
     assert not [name for name in old if name.startswith("alignment")]
     assert not session.actor.probed, "a limit that is given needs no measurement"
+
+
+def test_a_sensitive_token_is_rounded_in_several_ways_before_it_counts() -> None:
+    """One rounding moves no token by more than 0.01, another one as far as the engine is."""
+    one_token = batch_of([[0.3] + [0.0] * 79, [0.0] * 80], [4, 4])
+
+    class Sensitive(Actor):
+        def log_probs(
+            self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            values, entropy = super().log_probs(batch, reference, noise_seed)
+            if noise_seed == TAIL_SEEDS[5]:
+                assert len(batch) == 1, "the others are not far away"
+                values[0] += 0.2
+            return values, entropy
+
+    session = session_of("model.dtype=bfloat16")
+    session.actor = Sensitive(0.01)
+    check(session, one_token)
+    session.actor = Actor(0.01)
+    with pytest.raises(AlignmentError, match=r"largest difference 0\.3 nats \(limit 0\.03\)"):
+        check(session, one_token)
 
 
 def test_limits_are_multiples_of_the_rounding_noise() -> None:

@@ -26,7 +26,7 @@ class Run:
     def __init__(self, folder: Path, sleeps: bool) -> None:
         self.events: list[str] = []
         self.changed = False
-        self.spec = SimpleNamespace(sleeps=sleeps)
+        self.spec = SimpleNamespace(sleeps=sleeps, prefix_caching=False)
         self.weights_version, self.verified_syncs = 0, 3
         self.generation = None  # Nothing is generated.
         self.folder = folder

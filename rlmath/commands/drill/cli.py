@@ -1,0 +1,92 @@
+"""``rlmath drill``: its options, and the settings of the run that faults are planted in."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlmath.errors import UserError
+
+if TYPE_CHECKING:
+    from rlmath.commands.drill.fault import Fault
+    from rlmath.commands.drill.shrink import Shrunk
+
+STEPS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add = parser.add_argument
+    add(
+        "settings",
+        nargs="*",
+        metavar="EXPERIMENT [key=value ...]",
+        help="an experiment or a recipe, and settings as for rlmath train",
+    )
+    add("--only", metavar="FAULT[,FAULT]", help="only these faults; see --list")
+    add("--list", action="store_true", help="name the faults and stop")
+    add("--check", action="store_true", help="say what is shrunk, check the settings, and stop")
+    add("--json", metavar="FILE", help="write the outcomes to a file")
+    add("--markdown", action="store_true", help="print the table of docs/reliability.md")
+    add("--out", metavar="DIR", help="folder of the runs; default: a temporary one")
+    add("--config-dir", metavar="DIR", help="a folder with groups of your own")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List the faults, or plant them.
+
+    Returns:
+        0 when every alarm fired and the healthy run had none, else 1.
+
+    Raises:
+        UserError: Settings that cannot work, or a fault that there is not.
+    """
+    from rlmath.commands.drill.catalog import FAULTS, select
+
+    faults = select(arguments.only)
+    if arguments.list:
+        width = max(len(fault.name) for fault in FAULTS)
+        print("\n".join(f"{one.name:<{width}}  {one.what} ({one.where})" for one in FAULTS))
+        return 0
+    if not arguments.settings:
+        raise UserError("rlmath drill: give an experiment, such as rlmath drill quickstart")
+    with tempfile.TemporaryDirectory(prefix="rlmath_drill_") as made:
+        folder = Path(arguments.out or made).absolute()
+        return _run(arguments, folder, faults)
+
+
+def _run(arguments: argparse.Namespace, folder: Path, faults: Sequence[Fault]) -> int:
+    from rlmath.commands.drill import table
+    from rlmath.commands.drill.shrink import shrink
+    from rlmath.errors import ConfigError
+
+    shrunk = shrink(arguments.settings, folder, arguments.config_dir, STEPS)
+    problems = problems_of(shrunk)
+    if problems:
+        raise ConfigError.of(problems)
+    print("\n".join(shrunk.notes), flush=True)
+    if arguments.check:
+        return 0
+    from rlmath.commands.drill.runner import run_drill
+
+    outcomes = run_drill(shrunk, faults, folder, lambda one: print(table.line(one), flush=True))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(table.as_plain(outcomes), indent=1) + "\n")
+    print(f"\n{table.markdown(outcomes) if arguments.markdown else table.summary(outcomes)}")
+    return 0 if all(one.fired or one.skipped for one in outcomes) else 1
+
+
+def problems_of(shrunk: Shrunk) -> list[str]:
+    """What is wrong with shrunk settings; model and problems are made when nothing is."""
+    from rlmath.checks.machine import Machine
+    from rlmath.checks.run import find_problems
+
+    return [
+        one
+        for one in find_problems(shrunk.config, "train", Machine.here())
+        if not one.startswith(("model.path", "data.train_paths"))
+    ]

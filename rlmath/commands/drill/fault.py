@@ -1,0 +1,60 @@
+"""What a fault is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlmath.config.schema import Config
+from rlmath.training.session import Session
+
+# Plants a fault, for as long as the context lasts.
+Plant = Callable[["Scene"], AbstractContextManager[None]]
+
+
+@dataclass
+class Scene:
+    """Where faults are planted: the parts of a run.
+
+    Attributes:
+        config: The shrunk settings.
+        session: Ranks, engines and rewards.
+        folder: Of the drill.
+    """
+
+    config: Config
+    session: Session
+    folder: Path
+
+
+def _always(config: Config) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A silent fault, and the alarm that has to fire.
+
+    Attributes:
+        name: For ``--only``.
+        what: What is planted, for the table.
+        where: The process: ``engine``, ``ranks``, ``driver`` or ``data``.
+        alarm: What has to fire, for the table.
+        says: A part of its message, as a regular expression.
+        plant: Plants it.
+        from_step: The first step that has it.
+        latest: Steps from then on, within which the alarm has to fire; 0: before the first step.
+        missing: Why a configuration cannot have the fault; ``None``: it can.
+    """
+
+    name: str
+    what: str
+    where: str
+    alarm: str
+    says: str
+    plant: Plant
+    from_step: int = 2
+    latest: int = 1
+    missing: Callable[[Config], str | None] = field(default=_always)

@@ -1,0 +1,161 @@
+"""Faults in the driver and in the data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from rlmath.commands.drill.fault import Fault, Scene
+from rlmath.commands.drill.material import rows, write_rows
+from rlmath.config.schema import Config
+from rlmath.rewards.answers import AnswerGrader, GradedReward
+from rlmath.rewards.registry import reward_class
+
+HINT = " (The answer is {answer}.)"
+
+
+@contextlib.contextmanager
+def one_seed(scene: Scene) -> Iterator[None]:
+    """All samples of a problem have the seed of the first."""
+    from rlmath.rollout import requests
+
+    original = requests.request_seed
+
+    def of_first(run_seed: int, step: int, problem_id: str, index: int) -> int:
+        return original(run_seed, step, problem_id, 0)
+
+    with mock.patch.object(requests, "request_seed", of_first):
+        yield
+
+
+@contextlib.contextmanager
+def copied_samples(scene: Scene) -> Iterator[None]:
+    """Engines ignore seeds: each second sample of a problem is a copy of the one before."""
+    import dataclasses
+
+    from rlmath.rollout.pool import RolloutPool
+
+    original = RolloutPool.generate
+
+    def generate(self: RolloutPool, *arguments: Any, **options: Any) -> Iterator[Any]:
+        first: dict[tuple[str, int], Any] = {}
+        waiting: dict[tuple[str, int], Any] = {}
+        for sample in original(self, *arguments, **options):
+            pair = (sample.problem_id, sample.index // 2)
+            second: Any = sample
+            if sample.index % 2 == 0:
+                first[pair] = sample
+                yield sample
+                second = waiting.pop(pair, None)
+            elif pair not in first:
+                second, waiting[pair] = None, sample
+            if second is not None:
+                yield dataclasses.replace(first[pair], index=second.index, seed=second.seed)
+        yield from waiting.values()
+
+    with mock.patch.object(RolloutPool, "generate", generate):
+        yield
+
+
+@contextlib.contextmanager
+def rewards_that_raise(scene: Scene) -> Iterator[None]:
+    """Every call of a reward raises."""
+
+    def raising(*arguments: Any, **columns: Any) -> Any:
+        raise RuntimeError("planted by rlmath drill")
+
+    with contextlib.ExitStack() as stack:
+        for kind in {type(item.reward) for item in scene.session.sampling.rewards.items}:
+            stack.enter_context(mock.patch.object(kind, "__call__", raising))
+        yield
+
+
+@contextlib.contextmanager
+def grades_that_time_out(scene: Scene) -> Iterator[None]:
+    """Every grade ends as a timeout."""
+    from rlmath.grading import Grade
+
+    def timing_out(self: AnswerGrader, texts: list[str], golds: list[list[str]]) -> list[Grade]:
+        return [Grade(False, "timeout", None, None, "sympy", 5.0) for _ in texts]
+
+    with mock.patch.object(AnswerGrader, "grade", timing_out):
+        yield
+
+
+@contextlib.contextmanager
+def leaked_answers(scene: Scene) -> Iterator[None]:
+    """The prompts name their answers."""
+    (path,) = scene.config.data.train_paths
+    from pathlib import Path
+
+    write_rows(Path(path), rows(scene.config.data, HINT))
+    try:
+        yield
+    finally:
+        write_rows(Path(path), rows(scene.config.data))
+
+
+def _no_grader(config: Config) -> str | None:
+    for item in config.reward.items:
+        found = reward_class(item.name)
+        if isinstance(found, type) and issubclass(found, GradedReward):
+            return None
+    return "reward.items: none of them grades answers"
+
+
+def _many_answers(config: Config) -> str | None:
+    if config.data.max_leaked_answers >= 1:
+        return "data.max_leaked_answers=1: leaks are accepted"
+    return None
+
+
+FAULTS = (
+    Fault(
+        "one_seed",
+        "all samples of a problem have one seed",
+        "driver",
+        "invariant: independent samples",
+        "have one seed",
+        one_seed,
+    ),
+    Fault(
+        "copied_samples",
+        "every second sample of a problem is a copy, under its own seed",
+        "driver",
+        "invariant: independent samples",
+        "pairs of samples of one problem are identical",
+        copied_samples,
+    ),
+    Fault(
+        "reward_errors",
+        "every reward raises",
+        "driver",
+        "reward error, or the detector unscored",
+        r"planted by rlmath drill|unscored: since step",
+        rewards_that_raise,
+        latest=3,
+    ),
+    Fault(
+        "grading_timeouts",
+        "every grade is a timeout",
+        "driver",
+        "detector grading_failed",
+        "grading_failed: since step",
+        grades_that_time_out,
+        latest=3,
+        missing=_no_grader,
+    ),
+    Fault(
+        "leaked_answers",
+        "the prompts contain their answers",
+        "data",
+        "error before anything starts",
+        "prompts contain their own answer",
+        leaked_answers,
+        from_step=1,
+        latest=0,
+        missing=_many_answers,
+    ),
+)

@@ -1,0 +1,172 @@
+"""Faults in the engines: in vLLM's workers, in its engine, or in the actor around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rlmath.commands.drill.fault import Fault, Scene
+from rlmath.config.schema import Config
+
+_KEPT = "_kept_by_drill"
+TEMPERATURE = 1.25
+ROPE_THETA = 1.2
+EPSILON = 10.0
+
+
+@contextlib.contextmanager
+def in_workers(
+    scene: Scene, plant: Callable[[Any], None], back: Callable[[Any], None]
+) -> Iterator[None]:
+    """Run a function in every vLLM worker, and another at the end."""
+    pool = scene.session.sampling.pool
+    pool.call_workers(plant)
+    try:
+        yield
+    finally:
+        pool.call_workers(back)
+
+
+def other_epsilon(worker: Any) -> None:
+    """RMS norms with ten times their epsilon."""
+    for module in worker.model_runner.get_model().modules():
+        if hasattr(module, "variance_epsilon"):
+            module.__dict__[_KEPT] = module.variance_epsilon
+            module.variance_epsilon *= EPSILON
+
+
+def epsilon_back(worker: Any) -> None:
+    for module in worker.model_runner.get_model().modules():
+        if _KEPT in module.__dict__ and hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = module.__dict__.pop(_KEPT)
+
+
+def other_rope(worker: Any) -> None:
+    """Rotary embeddings with 1.2 times their base frequency, whatever their scaling."""
+    import torch
+
+    for module in _rotary(worker):
+        cache = module.cos_sin_cache
+        module.__dict__[_KEPT] = cache.clone()
+        half = cache.shape[1] // 2
+        cos, sin = cache[1, :half].double(), cache[1, half:].double()
+        frequencies = torch.atan2(sin, cos) * ROPE_THETA ** -(torch.arange(half).double() / half)
+        size = torch.hypot(cos, sin)
+        angles = torch.outer(torch.arange(len(cache)).double(), frequencies)
+        cache.copy_(torch.cat([size * angles.cos(), size * angles.sin()], 1).to(cache.dtype))
+
+
+def rope_back(worker: Any) -> None:
+    for module in _rotary(worker):
+        if _KEPT in module.__dict__:
+            module.cos_sin_cache.copy_(module.__dict__.pop(_KEPT))
+
+
+def _rotary(worker: Any) -> list[Any]:
+    """Each rotary embedding once; layers share them."""
+    found: dict[int, Any] = {}
+    for module in worker.model_runner.get_model().modules():
+        cache = getattr(module, "cos_sin_cache", None)
+        if cache is not None:
+            found.setdefault(cache.data_ptr(), module)
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def stale_prefixes(scene: Scene) -> Iterator[None]:
+    """The prefix cache keeps what the old weights left."""
+    pool = scene.session.sampling.pool
+    pool.call_engines(keep_prefixes)
+    try:
+        yield
+    finally:
+        pool.call_engines(forget_prefixes)
+
+
+def keep_prefixes(engine: Any) -> None:
+    """vLLM says that the cache is reset, and it is not."""
+    engine.reset_prefix_cache = lambda *arguments, **options: True
+
+
+def forget_prefixes(engine: Any) -> None:
+    engine.__dict__.pop("reset_prefix_cache", None)
+    engine.reset_prefix_cache()
+
+
+@contextlib.contextmanager
+def in_actors(
+    scene: Scene, plant: Callable[[Any], None], back: Callable[[Any], None]
+) -> Iterator[None]:
+    """Run a function in the Ray actor of every engine, and another at the end."""
+    import ray
+
+    engines = scene.session.sampling.pool.engines
+    ray.get([engine.__ray_call__.remote(plant) for engine in engines])
+    try:
+        yield
+    finally:
+        ray.get([engine.__ray_call__.remote(back) for engine in engines])
+
+
+def other_temperature(engine: Any) -> None:
+    """Requests are sampled at 1.25 times their temperature."""
+    submit = engine._loop.submit
+
+    def submitting(generation: int, requests: Any) -> None:
+        changed = [
+            dataclasses.replace(one, temperature=one.temperature * TEMPERATURE) for one in requests
+        ]
+        submit(generation, changed)
+
+    engine._loop.submit = submitting
+
+
+def temperature_back(engine: Any) -> None:
+    engine._loop.__dict__.pop("submit", None)
+
+
+def _no_prefix_cache(config: Config) -> str | None:
+    if not config.rollout.prefix_caching:
+        return "rollout.prefix_caching=false: there is no prefix cache"
+    return None
+
+
+GATE = r"mean exp\|logp_actor - logp_engine\|"
+FAULTS = (
+    Fault(
+        "temperature",
+        f"the engine samples at {TEMPERATURE:g} times the temperature",
+        "engine",
+        "gate: log-probs of actor and engine",
+        GATE,
+        functools.partial(in_actors, plant=other_temperature, back=temperature_back),
+    ),
+    Fault(
+        "rope_theta",
+        f"the engine's rope theta is {ROPE_THETA:g} times the model's",
+        "engine",
+        "gate, or the engine's numbers after the weight sync",
+        rf"{GATE}|has rotary embeddings of other frequencies",
+        functools.partial(in_workers, plant=other_rope, back=rope_back),
+    ),
+    Fault(
+        "rms_epsilon",
+        f"the engine's RMS epsilon is {EPSILON:g} times the model's",
+        "engine",
+        "gate, or the engine's numbers after the weight sync",
+        rf"{GATE}|has an RMS norm with epsilon",
+        functools.partial(in_workers, plant=other_epsilon, back=epsilon_back),
+    ),
+    Fault(
+        "prefix_cache",
+        "the prefix cache is not reset after a weight sync",
+        "engine",
+        "blocks left in the cache after the weight sync",
+        r"keeps \d+ blocks of the prefix cache",
+        stale_prefixes,
+        missing=_no_prefix_cache,
+    ),
+)

@@ -1,0 +1,248 @@
+"""Faults in the Megatron ranks. What a rank runs has the worker of that rank as its argument."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from rlmath.commands.drill.fault import Fault, Scene
+from rlmath.config.schema import Config
+
+# Of a worker: the originals of what was replaced.
+_KEPT = "_replaced_by_drill"
+
+
+@contextlib.contextmanager
+def planted(scene: Scene, plant: Callable[[Any], None]) -> Iterator[None]:
+    """Run ``plant(worker)`` in every rank, and put back what it replaced."""
+    scene.session.actor.call(plant)
+    try:
+        yield
+    finally:
+        scene.session.actor.call(restore)
+
+
+def replace(worker: Any, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put ``make(original)`` in the place of a method of an object, or of a module's class."""
+    original = getattr(owner, name)
+    own = owner.__dict__.get(name)
+    worker.__dict__.setdefault(_KEPT, []).append((owner, name, own))
+    setattr(owner, name, make(original))
+
+
+def restore(worker: Any) -> None:
+    """Put back what was there; where nothing was, the class's method is found again."""
+    for owner, name, own in reversed(worker.__dict__.pop(_KEPT, [])):
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+
+# -- what is sent -------------------------------------------------------------------------------
+
+
+def send_old_weights(worker: Any) -> None:
+    """Every sync from now on sends the weights of now."""
+    parameters = list(worker.actor.module.parameters())
+    old = [one.detach().clone() for one in parameters]
+    _sending(worker, parameters, lambda: old)
+
+
+def swap_k_and_v(worker: Any) -> None:
+    """Every sync sends k for v and v for k, in every layer."""
+    spec = worker.actor.spec
+    per_group = spec.heads // spec.kv_heads + 2
+    named = worker.actor.module.named_parameters()
+    parameters = [p for name, p in named if _is_qkv(name)]
+    assert parameters, "no rank has a matrix of query, key and value"
+
+    def swapped(one: Any) -> Any:
+        groups = one.detach().view(-1, per_group, spec.head_dim, *one.shape[1:])
+        order = [*range(per_group - 2), per_group - 1, per_group - 2]
+        return groups[:, order].reshape(one.shape).clone()
+
+    _sending(worker, parameters, lambda: [swapped(one) for one in parameters])
+
+
+def _is_qkv(name: str) -> bool:
+    return "linear_qkv" in name and name.endswith((".weight", ".bias")) and "norm" not in name
+
+
+def _sending(worker: Any, parameters: Sequence[Any], values: Callable[[], Sequence[Any]]) -> None:
+    """Send other values of some parameters."""
+    import torch
+
+    def make(send: Callable[[int], None]) -> Callable[[int], None]:
+        @torch.no_grad()
+        def sending(version: int) -> None:
+            own = [one.detach().clone() for one in parameters]
+            for one, value in zip(parameters, values(), strict=True):
+                one.copy_(value)
+            send(version)
+            for one, value in zip(parameters, own, strict=True):
+                one.copy_(value)
+
+        return sending
+
+    replace(worker, worker.connection, "send_weights", make)
+
+
+# -- the update ---------------------------------------------------------------------------------
+
+
+def freeze_a_layer(worker: Any) -> None:
+    """The first layer of the first pipeline stage stays as it is."""
+    if worker.actor.parallel.pp_rank == 0:
+        _keeping(worker, lambda name: ".layers.0." in name)
+
+
+def half_update(worker: Any) -> None:
+    """The last tensor-parallel rank takes the update of every second layer alone."""
+    if worker.actor.parallel.tp_rank == worker.actor.layout.tensor_parallel - 1:
+        _keeping(worker, lambda name: ".layers.0." in name or ".layers.2." in name)
+
+
+def _keeping(worker: Any, chosen: Callable[[str], bool]) -> None:
+    import torch
+
+    parameters = [p for name, p in worker.actor.module.named_parameters() if chosen(name)]
+    assert parameters, "the rank has no such layer"
+
+    def make(finish: Callable[[bool], float]) -> Callable[[bool], float]:
+        @torch.no_grad()
+        def finishing(discard: bool) -> float:
+            before = [one.detach().clone() for one in parameters]
+            lr = finish(discard)
+            for one, value in zip(parameters, before, strict=True):
+                one.copy_(value)
+            return lr
+
+        return finishing
+
+    replace(worker, worker.actor, "finish_minibatch", make)
+
+
+# -- the batch ----------------------------------------------------------------------------------
+
+
+def lose_the_mask(worker: Any) -> None:
+    """All response tokens are in the loss."""
+
+    def changed(shard: Any) -> Any:
+        import torch
+
+        return shard.with_values(loss_mask=torch.ones_like(shard.batch.loss_mask))
+
+    _dealt(worker, changed)
+
+
+def divide_by_all_tokens(worker: Any) -> None:
+    """Prompt tokens count in the denominators."""
+
+    def changed(shard: Any) -> Any:
+        batch = shard.batch
+        share = float(batch.response_lengths.sum() / batch.sequence_lengths.sum())
+        return dataclasses.replace(shard, weights=shard.weights * share)
+
+    _dealt(worker, changed)
+
+
+def _dealt(worker: Any, change: Callable[[Any], Any]) -> None:
+    """Change the rank's shard of every step. (Ray finds a worker's methods in its class.)"""
+    from rlmath.actor import rank_step
+
+    def make(step: Any) -> Any:
+        return lambda policy, value_model, shard: step(policy, value_model, change(shard))
+
+    replace(worker, rank_step, "RankStep", make)
+
+
+@contextlib.contextmanager
+def lost_mask(scene: Scene) -> Iterator[None]:
+    """The first sequence of a step is masked, and the ranks lose the mask."""
+    from rlmath.training import step_batch
+
+    original = step_batch.sampled_sequences
+
+    def masked(*arguments: Any, **options: Any) -> Any:
+        sequences = original(*arguments, **options)
+        takes_part = sequences.takes_part.clone()
+        takes_part[0] = False
+        return dataclasses.replace(sequences, takes_part=takes_part)
+
+    with mock.patch.object(step_batch, "sampled_sequences", masked), planted(scene, lose_the_mask):
+        yield
+
+
+def _no_lora(config: Config) -> str | None:
+    """Under LoRA the base model is frozen."""
+    rank = config.actor.lora.rank
+    return (
+        f"actor.lora.rank={rank}: under LoRA the base model is frozen on purpose" if rank else None
+    )
+
+
+def _no_tensor_parallel(config: Config) -> str | None:
+    if config.actor.tensor_parallel == 1:
+        return "actor.tensor_parallel=1: there is one tensor rank"
+    return _no_lora(config)
+
+
+STALE = r"holds other weights than the trainer sent|mean exp\|logp"
+FAULTS = (
+    Fault(
+        "stale_weights",
+        "the sync sends the weights of an earlier version",
+        "ranks",
+        "fingerprints after the weight sync",
+        STALE,
+        functools.partial(planted, plant=send_old_weights),
+    ),
+    Fault(
+        "swapped_k_v",
+        "k and v change places in the sync",
+        "ranks",
+        "fingerprints after the weight sync",
+        STALE,
+        functools.partial(planted, plant=swap_k_and_v),
+    ),
+    Fault(
+        "lost_mask",
+        "the ranks lose the loss mask of a sequence",
+        "ranks",
+        "invariant: tokens in the loss",
+        "a loss mask was lost",
+        lost_mask,
+    ),
+    Fault(
+        "denominator",
+        "the loss is divided by prompt and response tokens",
+        "ranks",
+        "invariant: sums of the loss weights",
+        "the loss has another denominator",
+        functools.partial(planted, plant=divide_by_all_tokens),
+    ),
+    Fault(
+        "half_updated_rank",
+        "one tensor-parallel rank misses the update of every second layer",
+        "ranks",
+        "invariant: every matrix changes on every rank",
+        r"changed not a single bit of .* on rank",
+        functools.partial(planted, plant=half_update),
+        missing=_no_tensor_parallel,
+    ),
+    Fault(
+        "frozen_layer",
+        "a layer never changes",
+        "ranks",
+        "invariant: every matrix changes on every rank",
+        r"changed not a single bit of .*layers\.0\.",
+        functools.partial(planted, plant=freeze_a_layer),
+        missing=_no_lora,
+    ),
+)

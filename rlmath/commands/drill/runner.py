@@ -1,0 +1,254 @@
+"""Runs faults one after another on one start of ranks and engines.
+
+Each fault gets a run of a few steps: fresh weights, optimizer, gate, detectors and metrics, in a
+folder below the drill's. The steps are those of training, ``training.step.train_step``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlmath.commands.drill.fault import Fault, Scene
+from rlmath.commands.drill.material import make_model, rows, write_rows
+from rlmath.commands.drill.shrink import Shrunk
+from rlmath.config.rollout import max_lag
+from rlmath.data import load_problems, load_tokenizer
+from rlmath.data.mixture import stream_of
+from rlmath.errors import ComponentError, UserError
+from rlmath.monitor import Monitor, open_monitor
+from rlmath.monitor.collapse import CollapseDetectors, act
+from rlmath.rollout.sampler import Sampler
+from rlmath.rollout.weight_sync import Verification, sync_weights
+from rlmath.training.algorithm_settings import least_groups
+from rlmath.training.controllers import Coefficients
+from rlmath.training.feed import Feed, feed_of
+from rlmath.training.gate import Gate
+from rlmath.training.kept_batches import KeptBatches
+from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
+from rlmath.training.session import Session, open_session
+from rlmath.training.step import train_step
+
+HEALTHY_STEPS = 4
+CONTROL = "healthy"
+# Warnings of these detectors say nothing about a tiny model, half of whose answers are right.
+_EXPECTED = re.compile(r"^step \d+: (truncated|truncated_groups|equal_rewards|repetition|entropy_)")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a fault.
+
+    Attributes:
+        name: Of the fault, or ``healthy``.
+        what: Was planted.
+        where: The process.
+        alarm: That had to fire.
+        fired: Whether it did, and nothing did in the healthy run.
+        steps: From the first step with the fault to the alarm, that step included; 0: before it
+            began. ``None``: no alarm.
+        latest: Steps that were allowed.
+        kind: Class of the error; ``warning``, or empty.
+        message: Of the alarm, or why there was none.
+        skipped: The configuration cannot have this fault; ``message`` says why.
+        seconds: That it took.
+    """
+
+    name: str
+    what: str
+    where: str
+    alarm: str
+    fired: bool
+    steps: int | None
+    latest: int
+    kind: str
+    message: str
+    skipped: bool
+    seconds: float
+
+
+def run_drill(
+    shrunk: Shrunk, faults: Sequence[Fault], folder: Path, say: Callable[[Outcome], None]
+) -> list[Outcome]:
+    """Plant each fault, after a healthy run.
+
+    Args:
+        shrunk: The settings.
+        faults: To plant.
+        folder: Of the drill.
+        say: Told each outcome as it comes.
+    """
+    config = shrunk.config
+    write_rows(Path(config.data.train_paths[0]), rows(config.data))
+    make_model(Path(config.model.path), shrunk.model, config)
+    steps = config.runner.steps * config.algorithm.minibatches_per_step
+    found: list[Outcome] = []
+    with open_session(
+        config,
+        optimizer=config.actor.optimizer,
+        optimizer_steps=steps,
+        temperature=config.rollout.temperature,
+    ) as session:
+        drill = Drill(Scene(config, session, folder))
+        for fault in (None, *faults):
+            found.append(drill.healthy() if fault is None else drill.plant(fault))
+            say(found[-1])
+    return found
+
+
+class Drill:
+    """Ranks and engines that faults are planted in.
+
+    Args:
+        scene: Where.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._start = scene.folder / "start"
+        self._start.mkdir(parents=True, exist_ok=True)
+        scene.session.actor.save_checkpoint(self._start)
+
+    def healthy(self) -> Outcome:
+        """A run with nothing planted, in which nothing may fire."""
+        began_s = time.monotonic()
+        kind, message, step = self._steps(None, HEALTHY_STEPS, lambda text: True)
+        return Outcome(
+            CONTROL,
+            "nothing",
+            "",
+            "none",
+            fired=not kind,
+            steps=step if kind else None,
+            latest=HEALTHY_STEPS,
+            kind=kind,
+            message=message,
+            skipped=False,
+            seconds=time.monotonic() - began_s,
+        )
+
+    def plant(self, fault: Fault) -> Outcome:
+        """A run with a fault."""
+        began_s = time.monotonic()
+        why = fault.missing(self._scene.config)
+        # Samples may be of a step that was before the fault.
+        latest = fault.latest + (max_lag(self._scene.config.rollout) if fault.latest else 0)
+        kind, message, step = "", why or "", 0
+        if why is None:
+            last = fault.from_step + latest - 1
+            kind, message, step = self._steps(
+                fault, last, lambda text: re.search(fault.says, text) is not None
+            )
+        right = bool(kind) and re.search(fault.says, message) is not None
+        steps = 0 if step == 0 else step - fault.from_step + 1
+        return Outcome(
+            fault.name,
+            fault.what,
+            fault.where,
+            fault.alarm,
+            fired=right and 0 <= steps <= latest,
+            steps=steps if kind else None,
+            latest=latest,
+            kind=kind,
+            message=message or f"no alarm within {latest} steps",
+            skipped=why is not None,
+            seconds=time.monotonic() - began_s,
+        )
+
+    def _steps(
+        self, fault: Fault | None, last: int, is_alarm: Callable[[str], bool]
+    ) -> tuple[str, str, int]:
+        """Train until an alarm, or to the last step.
+
+        Returns:
+            Class of the alarm's error (or ``warning``), its message and step; empty without one.
+        """
+        name = CONTROL if fault is None else fault.name
+        folder = self._scene.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            (folder / "output.log").open("w", encoding="utf-8") as log,
+            contextlib.redirect_stdout(log),
+            contextlib.redirect_stderr(log),
+        ):
+            return self._logged_steps(fault, folder, last, is_alarm)
+
+    def _logged_steps(
+        self, fault: Fault | None, folder: Path, last: int, is_alarm: Callable[[str], bool]
+    ) -> tuple[str, str, int]:
+        scene, step = self._scene, 0
+        with contextlib.ExitStack() as planted:
+            warnings: list[str] = []
+            try:
+                if fault is not None and fault.latest == 0:
+                    planted.enter_context(fault.plant(scene))
+                with self._run(folder) as run:
+                    run.monitor.on_warning.append(warnings.append)
+                    for step in range(1, last + 1):
+                        if fault is not None and step == fault.from_step:
+                            planted.enter_context(fault.plant(scene))
+                        run.step(step)
+                        alarms = [text for text in warnings if is_alarm(text)]
+                        alarms = [text for text in alarms if not _EXPECTED.match(text)]
+                        if alarms:
+                            return "warning", alarms[0], step
+            except (UserError, ComponentError) as error:
+                kind, message = type(error).__name__, str(error)
+                del error
+                gc.collect()  # What a step that failed still holds, such as its requests.
+                return kind, message, step
+        return "", "", 0
+
+    @contextlib.contextmanager
+    def _run(self, folder: Path) -> Iterator[_Run]:
+        """A run that begins: all that an earlier one has changed is as at the start."""
+        config, session = self._scene.config, self._scene.session
+        data = config.data
+        tokenizer = load_tokenizer(config.model.path)
+        problems, _ = load_problems(data.train_paths, data, tokenizer)
+        stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
+        self._reset()
+        runner = dataclasses.replace(config.runner, run_dir=str(folder))
+        with open_monitor(folder, runner, config.runner.steps, None) as monitor:
+            sampler = Sampler(config, stream, least_groups(config, session.layout))
+            detectors = CollapseDetectors(config.collapse)
+            feed = feed_of(session, sampler, monitor)
+            kept = KeptBatches(folder / KEPT_FOLDER, 0.0)
+            with contextlib.closing(feed), contextlib.closing(kept):
+                yield _Run(session, feed, Coefficients(config.algorithm), monitor, kept, detectors)
+
+    def _reset(self) -> None:
+        session = self._scene.session
+        pool = session.sampling.pool
+        session.actor.load_checkpoint(self._start)
+        session.gate = Gate()
+        session.verification = Verification(self._scene.config.weights.verify_every)
+        session.sampling.rewards.metrics()
+        pool.weights_version = pool.verified_syncs = 0
+        pool.sleep()
+        sync_weights(session.actor, pool, 0, again=True)
+
+
+@dataclass(frozen=True)
+class _Run:
+    session: Session
+    feed: Feed
+    coefficients: Coefficients
+    monitor: Monitor
+    kept: KeptBatches
+    detectors: CollapseDetectors
+
+    def step(self, step: int) -> None:
+        """One step of training with its log line and detectors."""
+        metrics, _ = train_step(
+            self.session, self.feed, self.coefficients, self.monitor, self.kept, step
+        )
+        self.monitor.log_step(step, metrics)
+        self.session.actor.changed = False
+        act(self.detectors.see(step, metrics), self.monitor.note, self.monitor.warn)

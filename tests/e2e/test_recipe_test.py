@@ -1,0 +1,29 @@
+"""``rlmath test``: two short runs of a recipe, straight and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import rlmath
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("name", ["quickstart", "dapo", "open_r1"])
+def test_a_recipe(name: str, tmp_path: Path) -> None:
+    done = rlmath("test", name, "--steps", "4", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = dict(
+        line.split(maxsplit=1)[::-1] for line in done.stdout.splitlines() if line[:2] == "ok"
+    )
+    assert len([one for one in said if one.startswith(("invariants", "settings", "resume"))]) == 3
+    assert "no band is stored" in done.stdout, "a band is of 30 steps"
+
+
+def test_a_setting_that_nothing_reads_is_named(tmp_path: Path) -> None:
+    """A section that no part of a training run takes."""
+    settings = ["sft.steps=7", "--steps", "2"]
+    done = rlmath("test", "quickstart", *settings, "--out", str(tmp_path))
+    assert done.returncode == 1 and "never read: " in done.stdout

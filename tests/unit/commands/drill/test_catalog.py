@@ -1,0 +1,162 @@
+"""The faults: what they replace is there, and they put it back."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmath.cli import main
+from rlmath.commands.drill import in_engines, in_ranks, table
+from rlmath.commands.drill.catalog import FAULTS, select
+from rlmath.commands.drill.runner import Outcome
+from rlmath.config.load import load
+from rlmath.errors import UserError
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "reliability.md"
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("rlmath.actor.rank_step", ["RankStep"]),
+        ("rlmath.actor.policy", ["MegatronActor.finish_minibatch"]),
+        ("rlmath.rollout.step_loop", ["StepLoop.submit"]),
+        ("rlmath.rollout.pool", ["RolloutPool.generate", "RolloutPool.call_workers"]),
+        ("rlmath.rollout.requests", ["request_seed"]),
+        ("rlmath.training.step_batch", ["sampled_sequences"]),
+        ("rlmath.rewards.answers", ["AnswerGrader.grade"]),
+    ],
+)
+def test_what_is_replaced_exists(module: str, names: list[str]) -> None:
+    for name in names:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert callable(found)
+
+
+def test_each_fault_is_complete() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    config = load(["experiment=quickstart"])
+    for fault in FAULTS:
+        re.compile(fault.says)
+        assert fault.where in ("ranks", "engine", "driver", "data")
+        assert fault.missing(config) is None, "the quickstart has all of them"
+        assert fault.from_step + fault.latest - 1 <= 4
+
+
+def test_faults_that_a_configuration_cannot_have() -> None:
+    reasons = {
+        "half_updated_rank": "actor.tensor_parallel=1",
+        "frozen_layer": "actor.lora.rank=4",
+        "prefix_cache": "rollout.prefix_caching=false",
+        "grading_timeouts": "reward.items=[{name: format}]",
+        "leaked_answers": "data.max_leaked_answers=1",
+    }
+    for fault in FAULTS:
+        if fault.name in reasons:
+            config = load(["experiment=quickstart", reasons[fault.name]])
+            assert str(fault.missing(config)).startswith(reasons[fault.name].split("=")[0])
+
+
+def test_replaced_methods_come_back() -> None:
+    class Owner:
+        def method(self) -> int:
+            return 1
+
+    module = SimpleNamespace(name=len)
+    worker, owner = SimpleNamespace(), Owner()
+    for what, name in ((owner, "method"), (module, "name"), (owner, "method")):
+        in_ranks.replace(worker, what, name, lambda original: lambda *_: 10)
+    assert (owner.method(), module.name([])) == (10, 10)
+    in_ranks.restore(worker)
+    in_ranks.restore(worker)
+    assert owner.method() == 1 and module.name is len
+    assert vars(owner) == {} and vars(worker) == {}
+
+
+def test_norms_and_rotary_embeddings_come_back() -> None:
+    import torch
+
+    angles = torch.outer(torch.arange(8).float(), torch.tensor([1.0, 0.1]))
+    cache = torch.cat([angles.cos(), angles.sin()], 1)
+    norm = SimpleNamespace(variance_epsilon=1e-6)
+    rotary = SimpleNamespace(cos_sin_cache=cache.clone())
+    model = SimpleNamespace(modules=lambda: [norm, rotary, rotary])
+    worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
+    in_engines.other_epsilon(worker)
+    in_engines.other_rope(worker)
+    assert norm.variance_epsilon == pytest.approx(1e-5)
+    theta = 1.2 * 100.0  # Of two frequencies, 1 and theta ** -0.5.
+    wanted = torch.outer(torch.arange(8).float(), torch.tensor([1.0, theta**-0.5]))
+    assert torch.allclose(rotary.cos_sin_cache, torch.cat([wanted.cos(), wanted.sin()], 1))
+    in_engines.epsilon_back(worker)
+    in_engines.rope_back(worker)
+    assert norm.variance_epsilon == 1e-6 and torch.equal(rotary.cos_sin_cache, cache)
+
+
+def test_names_are_chosen() -> None:
+    assert [one.name for one in select("temperature, one_seed")] == ["temperature", "one_seed"]
+    assert select(None) == list(FAULTS)
+    with pytest.raises(UserError, match=r"rope_teta.*did you mean rope_theta"):
+        select("rope_teta")
+
+
+def test_the_console_lists_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drill", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(FAULTS)
+    assert main(["drill", "quickstart", "--check", "rollout.temperature=0.9"]) == 0
+    assert "algorithm.group_size: 8 -> 4" in capsys.readouterr().out
+    assert main(["drill"]) == 2
+    assert main(["drill", "quickstart", "rollout.temperature=-1"]) == 2
+    assert "rollout.temperature" in capsys.readouterr().err
+
+
+def outcome(name: str, fired: bool, steps: int | None, **changes: Any) -> Outcome:
+    given = {
+        "what": "planted",
+        "where": "ranks",
+        "alarm": "gate",
+        "latest": 1,
+        "kind": "UserError" if steps is not None else "",
+        "message": "a | message\nof two lines",
+        "skipped": False,
+        "seconds": 2.0,
+    }
+    return Outcome(name=name, fired=fired, steps=steps, **given | changes)
+
+
+def test_tables() -> None:
+    outcomes = [
+        outcome("healthy", True, None, kind="", message=""),
+        outcome("seen", True, 1),
+        outcome("unseen", False, None),
+        outcome("not_here", False, None, skipped=True),
+    ]
+    assert table.summary(outcomes).startswith("1 of 2 alarms fired; 1 do not apply\nno alarm: unse")
+    lines = [table.line(one) for one in outcomes]
+    assert [line.split()[0] for line in lines] == ["ok", "ok", "FAILED", "skipped"]
+    assert "UserError after 1 step: a | message of two lines" in lines[1]
+    rows = table.markdown(outcomes).splitlines()
+    assert [row.split("|")[5].strip() for row in rows[2:]] == [
+        "",
+        "1",
+        "**never**",
+        "does not apply",
+    ]
+    assert table.as_plain(outcomes)[1]["name"] == "seen"
+
+
+def test_the_page_has_every_fault() -> None:
+    """Its table is what ``rlmath drill quickstart --markdown`` prints."""
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    for fault in FAULTS:
+        (row,) = [one for one in rows if one.startswith(f"| `{fault.name}` |")]
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert cells[1:4] == [fault.what, fault.where, fault.alarm.replace("|", "\\|")]
+        assert cells[4].isdigit() and int(cells[4]) <= fault.latest

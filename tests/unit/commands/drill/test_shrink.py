@@ -1,0 +1,115 @@
+"""Every shipped configuration as one for two CPU cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlmath.checks.machine import Machine
+from rlmath.checks.run import find_problems
+from rlmath.commands.drill.shrink import shrink, smaller_model
+from rlmath.config.arithmetic import resolve_layout
+from rlmath.config.groups import options
+from rlmath.config.load import load
+from rlmath.config.schema import Device
+from rlmath.errors import ConfigError, UserError
+from rlmath.model.published import KNOWN
+from rlmath.model.spec import model_spec
+
+CPU = Machine(gpus=0, torch_build="2.13.0+cpu", memory_bytes=24 * 2**30, disk_bytes=2**40)
+WORDS = [
+    *([name] for name in options("experiment")),
+    *([name] for name in options("recipe")),
+    *([f"model={name}"] for name in options("model")),
+    ["model=qwen3_30b_a3b", "recipe=dapo"],
+    ["quickstart", "algorithm.advantage=gae"],
+    [
+        "quickstart",
+        "rollout.schedule=carry_over",
+        "rollout.carry_over_tokens=16",
+        "algorithm.correction.kind=token_mask",
+    ],
+    ["qwen2.5-7b-grpo-megatron", "actor.lora.rank=8", "actor.offload=optimizer"],
+    ["qwen2.5-7b-grpo-megatron", "actor.tensor_parallel=1", "actor.pipeline_parallel=4"],
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_it_is_small_and_passes_every_check(words: list[str], tmp_path: Path) -> None:
+    shrunk = shrink(words, tmp_path, None, 8)
+    config = shrunk.config
+    problems = [
+        one
+        for one in find_problems(config, "train", CPU)
+        if not one.startswith(("model.path", "data.train_paths"))
+    ]
+    assert problems == []
+    layout = resolve_layout(config, Device.cpu)
+    assert layout.actor.world_size <= 2 and layout.engines == layout.engine_tensor_parallel == 1
+    assert model_spec(shrunk.model).num_parameters < 2e6
+    algorithm = config.algorithm
+    assert algorithm.prompts_per_step * algorithm.group_size <= 32
+
+
+def test_what_the_user_chose_stays(tmp_path: Path) -> None:
+    words = ["experiment=qwen2.5-7b-grpo-megatron", "recipe=dapo", "rollout.temperature=0.7"]
+    full, small = load(words), shrink(words, tmp_path, None, 8).config
+    assert small.algorithm.loss_options == full.algorithm.loss_options
+    assert small.algorithm.filter == full.algorithm.filter
+    assert small.model.dtype == full.model.dtype
+    assert small.rollout.temperature == 0.7
+    assert small.actor.optimizer.lr == full.actor.optimizer.lr
+    assert (small.alignment, small.collapse) == (full.alignment, full.collapse)
+    # What follows from a length follows it.
+    params = small.reward.items[1].params
+    assert params["max_completion_len"] == small.rollout.max_response_tokens == 32
+    assert (small.actor.tensor_parallel, full.actor.tensor_parallel) == (2, 4)
+
+
+def test_it_says_what_was_shrunk(tmp_path: Path) -> None:
+    notes = "\n".join(shrink(["qwen2.5-7b-grpo-megatron"], tmp_path, None, 8).notes)
+    for said in (
+        "DeepSeek-R1-Distill-Qwen-7B by its published sizes",
+        "28 layers of width 3584, 28/4 heads, vocabulary 152064",
+        "-> 4 layers of width 128, 4/2 heads, vocabulary 261",
+        "algorithm.prompts_per_step: 512 -> 8",
+        "actor.tensor_parallel: 4 -> 2",
+        "tokenizer: the quickstart's",
+    ):
+        assert said in notes
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_model_keeps_its_family(name: str) -> None:
+    before, after = model_spec(KNOWN[name]), model_spec(smaller_model(KNOWN[name]))
+    assert after.family == before.family and after.tied == before.tied
+    assert (after.qkv_bias, after.qk_norm, after.rope) == (
+        before.qkv_bias,
+        before.qk_norm,
+        before.rope,
+    )
+    assert (after.experts > 0) == (before.experts > 0)
+    assert bool(after.dense_layers) == bool(before.dense_layers)
+
+
+def test_rewards_that_need_other_data_become_the_answer(tmp_path: Path) -> None:
+    shrunk = shrink(["quickstart", "reward.items=[{name: code}]"], tmp_path, None, 8)
+    assert [item.name for item in shrunk.config.reward.items] == ["math"]
+    assert any(note.startswith("reward.items: ") for note in shrunk.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["quickstrt"], "quickstrt: no experiment or recipe"),
+        (["quickstart", "actor.lrr=1"], "lrr"),
+        (
+            ["quickstart", "model.path=nowhere", "model.architecture=LlamaForCausalLM"],
+            "model.path=nowhere: there is no such folder",
+        ),
+    ],
+)
+def test_mistakes_are_named(words: list[str], says: str, tmp_path: Path) -> None:
+    with pytest.raises((UserError, ConfigError), match=says):
+        shrink(words, tmp_path, None, 8)

@@ -1,0 +1,73 @@
+"""Numbers that an engine reads otherwise than the actor."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor.rotary import rope_inverse_frequencies
+from rlmath.errors import WeightsError
+from rlmath.model.published import KNOWN
+from rlmath.model.spec import Rope, model_spec
+from rlmath.training.engine_constants import (
+    check_constants,
+    check_prefix_cache,
+    worker_constants,
+    wrong_constant,
+)
+
+SPEC = model_spec(KNOWN["Qwen3-8B"])
+LLAMA3 = Rope(
+    500000.0,
+    "llama3",
+    {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+)
+LINEAR = Rope(10000.0, "linear", {"factor": 4.0})
+
+
+def worker(spec: Any, dtype: torch.dtype, epsilon: float | None = None) -> Any:
+    """A vLLM worker with a norm and a rotary embedding."""
+    inverse, factor = rope_inverse_frequencies(spec)
+    angles = torch.outer(torch.arange(32).float(), inverse)
+    cache = torch.cat([angles.cos(), angles.sin()], 1) * factor
+    norm = SimpleNamespace(variance_epsilon=spec.norm_eps if epsilon is None else epsilon)
+    modules = [norm, SimpleNamespace(cos_sin_cache=cache.to(dtype)), SimpleNamespace()]
+    model = SimpleNamespace(modules=lambda: modules)
+    return SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rope", [SPEC.rope, LLAMA3, LINEAR], ids=lambda one: one.kind)
+def test_equal_numbers_pass_and_others_do_not(dtype: torch.dtype, rope: Rope) -> None:
+    spec = dataclasses.replace(SPEC, rope=rope)
+    assert wrong_constant(worker_constants(worker(spec, dtype)), spec) is None
+    found = worker_constants(worker(spec, dtype, epsilon=1e-5))
+    assert "epsilon 1e-05, and the actor 1e-06" in str(wrong_constant(found, spec))
+    other = dataclasses.replace(rope, theta=rope.theta * 1.2)
+    found = worker_constants(worker(dataclasses.replace(spec, rope=other), dtype))
+    assert f"rope {rope.kind}, theta {rope.theta:g}" in str(wrong_constant(found, spec))
+
+
+def test_the_engine_is_named() -> None:
+    right = worker_constants(worker(SPEC, torch.float32))
+    wrong = worker_constants(worker(SPEC, torch.float32, epsilon=1e-5))
+    pool: Any = SimpleNamespace(call_workers=lambda _: [[right], [right, wrong]])
+    with pytest.raises(WeightsError, match="engine 1 has an RMS norm with epsilon 1e-05"):
+        check_constants(pool, SPEC)
+
+
+def test_prefixes_of_old_weights_are_found() -> None:
+    pool: Any = SimpleNamespace(call_engines=lambda _: [0, 0], weights_version=3)
+    check_prefix_cache(pool)
+    pool.call_engines = lambda _: [0, 5]
+    with pytest.raises(WeightsError, match="engine 1 keeps 5 blocks of the prefix cache"):
+        check_prefix_cache(pool)
