@@ -1,13 +1,14 @@
-"""How old the weights were that sampled what a step trains on."""
+"""How old the weights were that sampled what a step trains on, and whether age picks by length."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from rlmath.types import Group
+from rlmath.types import Group, Sample
 
 
 def lag_metrics(groups: Sequence[Group], now: int) -> dict[str, float]:
@@ -40,3 +41,51 @@ def lag_metrics(groups: Sequence[Group], now: int) -> dict[str, float]:
         "rollout/spans_mean": float(spans.mean()),
         "rollout/mixed_sample_share": float((spans > 1).mean()),
     }
+
+
+@dataclass
+class LengthTotals:
+    """Lengths of responses over a run, from which :meth:`bias` follows.
+
+    Attributes:
+        finished: Responses of the groups that were finished so far, and their tokens.
+        trained: Those that were trained on.
+    """
+
+    finished: tuple[int, int] = (0, 0)
+    trained: tuple[int, int] = (0, 0)
+
+    def add(self, finished: Iterable[Group], trained: Iterable[Group]) -> None:
+        """Take a step's groups in."""
+        self.finished = _plus(self.finished, _samples(finished))
+        self.trained = _plus(self.trained, _samples(trained))
+
+    def bias(self, live: Iterable[Sample]) -> dict[str, float]:
+        """``rollout/length_bias``: mean length of what was trained on, over that of all that was
+        admitted, minus 1.
+
+        Of unfinished responses the length is only known to be larger than what is there. All tokens
+        over finished responses estimates the mean then (exponential lifetimes with censoring).
+
+        Args:
+            live: Samples of the groups that are not finished, cut ones with the tokens so far.
+
+        Returns:
+            Nothing before anything was trained on.
+        """
+        live = list(live)
+        tokens = _plus(self.finished, live)[1]
+        count = _plus(self.finished, [one for one in live if one.finish_reason != "cut"])[0]
+        if not self.trained[0] or not tokens:
+            return {}
+        trained = self.trained[1] / self.trained[0]
+        return {"rollout/length_bias": trained / (tokens / count) - 1}
+
+
+def _samples(groups: Iterable[Group]) -> Iterable[Sample]:
+    return (graded.sample for group in groups for graded in group.samples)
+
+
+def _plus(totals: tuple[int, int], samples: Iterable[Sample]) -> tuple[int, int]:
+    lengths = [len(one.token_ids) for one in samples]
+    return totals[0] + len(lengths), totals[1] + sum(lengths)

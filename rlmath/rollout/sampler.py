@@ -18,7 +18,7 @@ from rlmath.data import ProblemStream
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.rollout.journal import SampleJournal
-from rlmath.rollout.lag import lag_metrics
+from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.ledger import Event, Ledger, LedgerError
 from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.pool import RolloutPool
@@ -92,6 +92,7 @@ class Sampler:
         self._kept_since: dict[int, int] = {}
         # Steps that trained fewer groups than prompts_per_step, which makes others older.
         self._short_steps: list[int] = []
+        self._lengths = LengthTotals()
         # Groups to have under way or waiting.
         self._live_target = algorithm.prompts_per_step
         # Sampled and not taken by its step yet, and its events that the ledger has not.
@@ -192,7 +193,10 @@ class Sampler:
         groups, counts = self._pop(step)
         metrics = done.metrics | self._metrics(counts, len(groups), step)
         if self._max_lag:
-            metrics |= lag_metrics(groups, step - 1)
+            self._lengths.add(done.finished.values(), groups)
+            unfinished = [*self._live.values()]
+            live = [s for one in unfinished for s in (*one.finished.values(), *one.cut.values())]
+            metrics |= lag_metrics(groups, step - 1) | self._lengths.bias(live)
         return Sampled(
             groups=tuple(groups),
             finished=tuple(done.finished[ordinal] for ordinal in sorted(done.finished)),
@@ -353,6 +357,7 @@ class Sampler:
             "pass_rates": copy.deepcopy(self._rates.state()),
             "kept_since": [[ordinal, step] for ordinal, step in sorted(self._kept_since.items())],
             "short_steps": list(self._short_steps),
+            "lengths": [list(self._lengths.finished), list(self._lengths.trained)],
             "live_target": self._live_target,
             "tally": self._groups.tally(),
         }
@@ -393,6 +398,7 @@ class Sampler:
         since, now = dict(state.get("kept_since", ())), self.ledger.balance.step
         self._kept_since = {ordinal: since.get(ordinal, now) for ordinal, _ in carried_over}
         self._short_steps = list(state.get("short_steps", ()))
+        self._lengths = LengthTotals(*(tuple(one) for one in state.get("lengths", ())))
         self._live_target = state.get("live_target", self._live_target)
         self._live = {
             saved["ordinal"]: LiveGroup.from_state(saved, self._problem(saved["problem_id"]))

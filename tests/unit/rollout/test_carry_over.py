@@ -236,6 +236,32 @@ def test_whatever_the_lengths_no_group_is_lost_or_too_old(
     assert balance.admitted == sum(balance.ended.values()) + len(balance.live)
 
 
+def test_the_length_bias_is_seen_and_does_not_last(collector: Collector, tmp_path: Path) -> None:
+    """Short groups finish first, and long ones later: over a run both are trained."""
+    straight = sampler_of(*CARRY_OVER, "rollout.max_lag=4")
+    biases, trained, finished = [], [], []
+    for step in range(1, 41):
+        found, _ = sample(straight, step, collector, spread=0.5)
+        trained += [s.sample for g in found.groups for s in g.samples]
+        finished += [s.sample for g in found.finished for s in g.samples]
+        biases.append(found.metrics["rollout/length_bias"])
+        live = [
+            s
+            for group in straight._live.values()
+            for s in (*group.finished.values(), *group.cut.values())
+        ]
+        expected = np.mean([len(s.token_ids) for s in trained])
+        whole = [s for s in (*finished, *live) if s.finish_reason != "cut"]
+        expected *= len(whole) / sum(len(s.token_ids) for s in (*finished, *live))
+        assert biases[-1] == pytest.approx(expected - 1)
+        state = through_a_checkpoint(straight, tmp_path)
+        ledger, straight = straight.ledger, sampler_of(*CARRY_OVER, "rollout.max_lag=4")
+        straight.ledger = ledger
+        straight.load_state_dict(state)
+    assert min(biases) < -0.15, "the long ones come later"
+    assert abs(biases[-1]) < 0.05
+
+
 def test_long_samples_are_finished_when_their_group_is_due(collector: Collector) -> None:
     """With a budget of one token nearly nothing finishes before it has to."""
     sampler = sampler_of(CARRY_OVER[0], "rollout.carry_over_tokens=1", "rollout.max_lag=2")
