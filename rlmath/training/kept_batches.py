@@ -63,9 +63,10 @@ class KeptBatches:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
         self._writing: Future[None] | None = None
         self._warned = False
-        for step, path in kept_files(folder).items():
-            if step > last_step:
-                path.unlink(missing_ok=True)
+        later = [path for step, path in kept_files(folder).items() if step > last_step]
+        # What a killed process did not finish writing has the name that ``replacing`` gave it.
+        for path in [*later, *folder.glob(".step_*.bin.*")]:
+            path.unlink(missing_ok=True)
 
     def keep(
         self, step: int, batch: StepBatch, coefficients: Coefficients, session: Session

@@ -123,13 +123,21 @@ def test_steps_are_done_again_from_what_the_run_kept(straight: Path) -> None:
     """Two minibatches, KL to a moving reference, a correction and dynamic sampling: in another
     process every bit is the same."""
     before = {p: p.stat().st_mtime_ns for p in straight.rglob("*") if p.is_file()}
-    found = replayed(straight, "3", "--from", "0")
+    # The other choice discards nothing either, so that it is the same update: the ranks have
+    # everything back that the first one changed.
+    found = replayed(straight, "3", "--from", "0", "algorithm.early_stop_ratio=9000")
     assert found["start"] == 0 and [one["step"] for one in found["steps"]] == [1, 2, 3]
     for one in found["steps"]:
         assert one["bit_equal"] and one["differing"] == []
         assert {"old_log_probs", "ref_log_probs", "policy_factors", "gradient"} <= {*one["equal"]}
         assert one["equal_tensors"] == one["tensors"] > 40
         assert len(one["minibatches"]) == 2
+    other = found["alternative"]
+    assert [one["cosine"] for one in other["gradients"]] == pytest.approx([1.0, 1.0], abs=1e-12)
+    assert other["weights_change"]["cosine"] == pytest.approx(1.0, abs=1e-12)
+    assert other["equal_pulls"] == 1.0 and other["gain"] == other["lose"] == []
+    own, again = other["minibatches"]["own"], other["minibatches"]["other"]
+    assert own == again
     # Nothing in the run's folder was touched.
     assert before == {p: p.stat().st_mtime_ns for p in straight.rglob("*") if p.is_file()}
 

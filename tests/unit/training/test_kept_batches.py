@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -132,6 +133,34 @@ def test_a_resumed_run_drops_what_it_will_do_again(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [1, 2]
     keep(tmp_path, after=0)
     assert steps_in(tmp_path) == []
+
+
+def test_what_a_killed_process_left_half_written_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path, 1)
+    before = kept_file(tmp_path / FOLDER, 1).read_bytes()
+
+    def killed(file: IO[bytes], *_: Any) -> None:
+        file.write(b"half")
+        file.flush()
+        os.link(file.name if isinstance(file.name, str) else _path_of(tmp_path), tmp_path / "left")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kept_batches, "write_arrays", killed)
+    with pytest.raises(KeyboardInterrupt):
+        keep(tmp_path, 1, after=1)
+    assert kept_file(tmp_path / FOLDER, 1).read_bytes() == before
+    # SIGKILL would have left the file under the name that it had.
+    (tmp_path / "left").rename(tmp_path / FOLDER / ".step_000001.bin.x1y2z3")
+    keep(tmp_path, after=1)
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["step_000001.bin"]
+
+
+def _path_of(folder: Path) -> Path:
+    """Of the file that is being written."""
+    (path,) = (folder / FOLDER).glob(".step_*")
+    return path
 
 
 def test_a_full_disk_costs_the_batches_and_not_the_run(
