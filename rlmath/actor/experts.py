@@ -60,7 +60,7 @@ def release_routing(model: Any) -> None:
             dispatcher.probs = dispatcher.routing_map = None
 
 
-def decoder_spec(specs: Any, config: Any, on_te: bool) -> Any:
+def decoder_spec(specs: Any, config: Any, on_te: bool, vp_stage: int | None) -> Any:
     """Megatron's layers of a model of which some are MoE layers, for this rank's stage."""
     from megatron.core.transformer.moe import moe_utils
 
@@ -69,5 +69,5 @@ def decoder_spec(specs: Any, config: Any, on_te: bool) -> Any:
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
     return specs.get_gpt_decoder_block_spec(
-        config, use_transformer_engine=on_te, normalization="RMSNorm"
+        config, use_transformer_engine=on_te, normalization="RMSNorm", vp_stage=vp_stage
     )

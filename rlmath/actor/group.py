@@ -155,7 +155,7 @@ class ActorGroup:
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies ``[R]`` of a batch that is not the step's, under the current
         weights or the reference model's; ``noise_seed``: see ``MegatronActor.shard_log_probs``."""
-        dealt = list(shards(batch, shard_settings(self.settings, self.layout.data_parallel)))
+        dealt = list(shards(batch, shard_settings(self.settings, self.layout)))
         found = self._of_shares("log_probs", [ray.put(one) for one in dealt], reference, noise_seed)
         return _assemble(found, [one.places for one in dealt], batch.response_lengths)
 
@@ -177,7 +177,7 @@ class ActorGroup:
         """
         self._shares = []
         refs = []
-        settings = shard_settings(self.settings, self.layout.data_parallel, update, seed)
+        settings = shard_settings(self.settings, self.layout, update, seed)
         for shard in shards(sequences, settings):
             refs.append(ray.put(shard))
             self._shares.append(shard.places)

@@ -10,7 +10,11 @@ from rlmath.model.families import Family, QkNorm
 
 
 def layer_spec(
-    config: Any, family: Family, platform: Platform, separate_norms: bool = False
+    config: Any,
+    family: Family,
+    platform: Platform,
+    separate_norms: bool = False,
+    vp_stage: int | None = None,
 ) -> Any:
     """For ``GPTModel``: the layers of this rank's stage.
 
@@ -19,16 +23,17 @@ def layer_spec(
         family: The model's.
         platform: Decides between Transformer Engine's layers and Megatron's own.
         separate_norms: See ``ModelSettings``.
+        vp_stage: Of the chunk; ``None``: there are no virtual stages.
     """
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
     on_te = platform.layer_spec == "transformer_engine"
     if config.num_moe_experts is not None:
-        spec = decoder_spec(specs, config, on_te)
+        spec = decoder_spec(specs, config, on_te, vp_stage)
     elif on_te:
         spec = specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
     else:
-        spec = _local_spec(specs, config)
+        spec = _local_spec(specs, config, vp_stage)
     if not on_te:
         _take_packs(spec, config, platform)
     elif separate_norms or config.batch_invariant_mode:
@@ -91,7 +96,7 @@ def _norm(platform: Platform) -> Any:
     return CpuRMSNorm if platform.name == "cpu" else ParallelRMSNorm
 
 
-def _local_spec(specs: Any, config: Any) -> Any:
+def _local_spec(specs: Any, config: Any, vp_stage: int | None) -> Any:
     """Megatron's own layers, for this rank's stage of a dense model."""
     from megatron.core.transformer.transformer_block import (
         TransformerBlockSubmodules,
@@ -99,7 +104,8 @@ def _local_spec(specs: Any, config: Any) -> Any:
     )
 
     spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config))
+    layers = get_num_layers_to_build(config, vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[spec] * layers)
 
 
 def _part_norms_from_products(spec: Any) -> None:

@@ -63,12 +63,14 @@ def transformer_config(
     on_te = platform.layer_spec == "transformer_engine"
     recompute: dict[str, Any] = {}
     if settings.recompute == "full":
-        layers_per_stage = max(layout.stage_sizes(spec.layers))
+        chunks = layout.virtual_stages
+        layers_per_chunk = max(layout.stage_sizes(spec.layers)) // chunks
         recompute = {
             "recompute_granularity": "full",
             "recompute_method": "block",
             "recompute_num_layers": min(
-                settings.recompute_num_layers or layers_per_stage, layers_per_stage
+                (settings.recompute_num_layers or layers_per_chunk * chunks) // chunks,
+                layers_per_chunk,
             ),
         }
     elif settings.recompute == "selective":
@@ -101,6 +103,7 @@ def transformer_config(
         tensor_model_parallel_size=layout.tensor_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
         pipeline_model_parallel_layout=_stages(spec, layout),
+        **_interleaving(layout),
         context_parallel_size=layout.context_parallel,
         sequence_parallel=settings.sequence_parallel and layout.tensor_parallel > 1,
         params_dtype=settings.dtype,
@@ -122,14 +125,23 @@ def transformer_config(
 
 
 def _stages(spec: ModelSpec, layout: Layout) -> list[list[str]] | None:
-    """What each pipeline stage has, in Megatron's words."""
-    sizes = layout.stage_sizes(spec.layers)
-    if len(sizes) == 1:
+    """What each chunk of the model has, in Megatron's words, from the embedding to the loss."""
+    by_stage = layout.stage_chunks(spec.layers)
+    if len(by_stage) == 1:
         return None
-    stages = [["decoder"] * size for size in sizes]
-    stages[0].insert(0, "embedding")
-    stages[-1].append("loss")
-    return stages
+    chunks = [["decoder"] * len(chunk) for level in zip(*by_stage, strict=True) for chunk in level]
+    chunks[0].insert(0, "embedding")
+    chunks[-1].append("loss")
+    return chunks
+
+
+def _interleaving(layout: Layout) -> dict[str, Any]:
+    """Fields of Megatron's interleaved schedule; none without virtual stages."""
+    if layout.virtual_stages == 1:
+        return {}
+    # Sent and received one by one: in a batch two stages, each of which is before and after the
+    # other, take an activation for a gradient.
+    return {"overlap_p2p_comm": True, "batch_p2p_comm": False}
 
 
 def invariance_settings(precision: Precision, on_te: bool) -> dict[str, Any]:
@@ -160,19 +172,35 @@ def _leave_as_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def build_chunks(
+    spec: ModelSpec,
+    layout: Layout,
+    platform: Platform,
+    settings: ModelSettings,
+    max_sequence_length: int,
+) -> list[torch.nn.Module]:
+    """This rank's stage of the model, a chunk for each virtual stage; see :func:`build_model`."""
+    return [
+        build_model(spec, layout, platform, settings, max_sequence_length, chunk)
+        for chunk in range(layout.virtual_stages)
+    ]
+
+
 def build_model(
     spec: ModelSpec,
     layout: Layout,
     platform: Platform,
     settings: ModelSettings,
     max_sequence_length: int,
+    chunk: int = 0,
 ) -> torch.nn.Module:
-    """This rank's stage of the model, its parameters uninitialized.
+    """A chunk of this rank's stage of the model, its parameters uninitialized.
 
     The parallel state must be initialized (:func:`rlmath.actor.parallel.initialize`).
 
     Args:
         max_sequence_length: Longest sequence that will come, in tokens.
+        chunk: Virtual stage.
 
     Raises:
         UserError: Batch invariance is asked for where there is none, or a sequence can be longer
@@ -190,18 +218,22 @@ def build_model(
     config = transformer_config(spec, layout, platform, settings)
     if config.batch_invariant_mode:
         enable_batch_invariance()
+    vp_stage = chunk if layout.virtual_stages > 1 else None
     model = GPTModel(
         config=config,
-        transformer_layer_spec=layer_spec(config, spec.family, platform, settings.separate_norms),
+        transformer_layer_spec=layer_spec(
+            config, spec.family, platform, settings.separate_norms, vp_stage
+        ),
         vocab_size=padded_vocab_size(spec.vocab, layout.tensor_parallel),
         max_sequence_length=max_sequence_length,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         share_embeddings_and_output_weights=spec.tied,
         position_embedding_type="rope",
         rotary_percent=spec.partial_rotary,
         rotary_base=10000,
         parallel_output=True,
+        vp_stage=vp_stage,
     )
     frequencies, _ = rope_inverse_frequencies(spec)
     model.rotary_pos_emb.inv_freq = frequencies.to(platform.torch_device)

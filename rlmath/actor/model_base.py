@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import ModuleList
 
 from rlmath.actor.lora import Adapter, Merger, attach_adapters
-from rlmath.actor.model import build_model
+from rlmath.actor.model import build_chunks
 from rlmath.actor.offload import PARTS, DeviceState
-from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_data_parallel
+from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_chunks
 from rlmath.actor.packing import PackedMicroBatch, pack
 from rlmath.actor.schedule import OnOutput, run_schedule
 from rlmath.actor.settings import (
@@ -42,8 +43,9 @@ class RankModel:
     """This process's part of a model. All ranks call the same methods with the same arguments.
 
     Attributes:
-        module: This rank's stage.
-        model: The same with Megatron's data-parallel wrapper, unless it is not trained.
+        chunks: This rank's stage of the model, one for each virtual stage.
+        module: All of them in one module; the chunk itself if there is one.
+        models: The chunks with Megatron's data-parallel wrapper, unless they are not trained.
         adapters: Under LoRA those of this rank's stage, which alone are trained.
         reports: One rank of each data-parallel share returns its values.
         read_s: Seconds in which its weights were read.
@@ -63,32 +65,34 @@ class RankModel:
         self.cp_rank = parallel_state.get_context_parallel_rank()
         self.is_last_stage = parallel_state.is_pipeline_last_stage()
         self.reports = self.is_last_stage and self.parallel.tp_rank == 0 and self.cp_rank == 0
-        self.module = self.build_module()
+        self.chunks: list[Any] = self.build_stage()
+        self.module: Any = self.chunks[0] if len(self.chunks) == 1 else ModuleList(self.chunks)
         self.optimizer: Any = None
         self.scheduler: Any = None
         if settings.optimizer is None:
-            self.model = self.module.eval().requires_grad_(False)
-            self.device_state = DeviceState(self.module, None, None, platform)
+            self.module.eval().requires_grad_(False)
+            self.models = self.chunks
+            self.device_state = DeviceState(self.module, [], None, platform)
             return
-        self.model = wrap_data_parallel(self.module, settings.distributed_optimizer)
+        self.models = wrap_chunks(self.chunks, settings.distributed_optimizer)
         self.optimizer = build_optimizer(
-            self.model,
+            self.models,
             settings.optimizer,
             settings.model.dtype,
             distributed=settings.distributed_optimizer,
         )
         self.scheduler = build_scheduler(self.optimizer, settings.optimizer)
-        self.device_state = DeviceState(self.module, self.model, self.optimizer, platform)
+        self.device_state = DeviceState(self.module, self.models, self.optimizer, platform)
         if settings.offload != "none":
             # Adam would make them at its first step, beside what fills the device by then.
             initialize_states(self.optimizer)
 
-    def build_module(self) -> Any:
+    def build_stage(self) -> list[Any]:
         """This rank's stage, with the weights of the model's folder."""
         from rlmath.weights.megatron import load_from_hf
 
         settings = self.settings
-        module = build_model(
+        chunks = build_chunks(
             self.spec,
             self.layout,
             self.platform,
@@ -96,12 +100,13 @@ class RankModel:
             settings.max_sequence_length,
         )
         began_s = time.perf_counter()
-        load_from_hf([module], settings.model_path, self.spec, self.parallel)
+        load_from_hf(chunks, settings.model_path, self.spec, self.parallel)
         self.adapters: list[Adapter] = []
         if settings.lora is not None:
-            self.adapters = attach_adapters(module, self.spec, self.parallel, settings.lora)
+            for chunk in chunks:
+                self.adapters += attach_adapters(chunk, self.spec, self.parallel, settings.lora)
         self.read_s = time.perf_counter() - began_s
-        return module
+        return chunks
 
     def checkpoint_state(self) -> ModelState:
         """What a checkpoint saves of this rank, and loads into it."""
@@ -112,7 +117,7 @@ class RankModel:
         if self.settings.lora is not None:
             adapters = AdapterState(described(self.settings.lora), self._base_fingerprint)
         return ModelState(
-            module=self.module,
+            chunks=self.chunks,
             optimizer=self.optimizer,
             scheduler=self.scheduler,
             spec=self.spec,
@@ -128,7 +133,7 @@ class RankModel:
         from rlmath.weights.fingerprint import add
         from rlmath.weights.gather import BucketGatherer
 
-        found = BucketGatherer([self.module], self.spec, self.parallel).fingerprints()
+        found = BucketGatherer(self.chunks, self.spec, self.parallel).fingerprints()
         return functools.reduce(add, found.values())
 
     def merger(self) -> Merger | None:
@@ -164,8 +169,7 @@ class RankModel:
         seed: int = 0,
     ) -> Shard:
         """This rank's shard of a batch that all ranks have."""
-        data_parallel = self.layout.data_parallel
-        settings = shard_settings(self.settings, data_parallel, update, seed)
+        settings = shard_settings(self.settings, self.layout, update, seed)
         return next(shards(batch, settings, only=self.dp_rank))
 
     def micro_batches(self, share: Share) -> list[PackedMicroBatch]:
@@ -178,17 +182,17 @@ class RankModel:
     def forward(self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]) -> list[T]:
         """Run the model without gradients; see :func:`run_schedule`."""
         self.load_parameters()
-        self.model.eval()
-        return run_schedule(self.model, micro_batches, on_output, backward=False)
+        self.module.eval()
+        return run_schedule(self.models, micro_batches, on_output, backward=False)
 
     def forward_backward(
         self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]
     ) -> list[T]:
         """Run the model and sum the gradients of a minibatch; see :func:`run_schedule`."""
         self.device_state.load(*PARTS)
-        self.model.train()
+        self.module.train()
         self.clear_gradients()
-        return run_schedule(self.model, micro_batches, on_output, backward=True)
+        return run_schedule(self.models, micro_batches, on_output, backward=True)
 
     def all_gather(self, mine: Tensor) -> Tensor:
         """``[ranks, n]`` on the CPU, from ``[n]`` of each rank."""
@@ -236,5 +240,6 @@ class RankModel:
         return lr
 
     def clear_gradients(self) -> None:
-        self.model.zero_grad_buffer()
+        for one in self.models:
+            one.zero_grad_buffer()
         self.optimizer.zero_grad()

@@ -25,7 +25,7 @@ there: :meth:`DeviceState.device_bytes` counts the storages of the model, not th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,13 +61,15 @@ class DeviceState:
 
     Args:
         module: This rank's stage.
-        model: The same with Megatron's data-parallel wrapper; ``None``: it is not trained.
+        models: Its chunks in Megatron's data-parallel wrapper; empty: it is not trained.
         optimizer: Megatron's; ``None``: it is not trained.
         platform: Whose device it is.
     """
 
-    def __init__(self, module: Any, model: Any, optimizer: Any, platform: Platform) -> None:
-        self._module, self._model, self._optimizer = module, model, optimizer
+    def __init__(
+        self, module: Any, models: Sequence[Any], optimizer: Any, platform: Platform
+    ) -> None:
+        self._module, self._models, self._optimizer = module, models, optimizer
         self._platform = platform
         self._released: dict[Part, list[_Released]] = {}
         # Kept from one release to the next: page-locking memory takes longer than the copy.
@@ -185,10 +187,8 @@ class DeviceState:
             return list(self._module.parameters())
         if part == "optimizer":
             return self._optimizer_tensors()
-        if self._model is None:
-            return []
-        buffers = [*self._model.buffers, *self._model.expert_parallel_buffers]
-        return [buffer.grad_data for buffer in buffers]
+        buffers = [(*one.buffers, *one.expert_parallel_buffers) for one in self._models]
+        return [buffer.grad_data for of_chunk in buffers for buffer in of_chunk]
 
     def _optimizer_tensors(self) -> list[Tensor]:
         """Main parameters and Adam's moments; its step, a number, stays."""

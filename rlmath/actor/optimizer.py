@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +11,17 @@ from rlmath.actor.fusions import accumulate_into_main_grads
 from rlmath.config.optimizer import OptimizerConfig
 
 
+def wrap_chunks(chunks: Sequence[Any], distributed_optimizer: bool) -> list[Any]:
+    """Megatron's DDP around each chunk of this rank's stage."""
+    wrapped = [wrap_data_parallel(chunk, distributed_optimizer) for chunk in chunks]
+    if len(wrapped) > 1:
+        # The schedule reads the first chunk's.
+        chunks[0].config.no_sync_func = [one.no_sync for one in wrapped]
+    return wrapped
+
+
 def wrap_data_parallel(model: Any, distributed_optimizer: bool) -> Any:
-    """Megatron's DDP around this rank's stage. Gradients are float32 and summed, not averaged."""
+    """Megatron's DDP around a chunk. Gradients are float32 and summed, not averaged."""
     from megatron.core.distributed import (
         DistributedDataParallel,
         DistributedDataParallelConfig,
@@ -37,9 +47,9 @@ def wrap_data_parallel(model: Any, distributed_optimizer: bool) -> Any:
 
 
 def build_optimizer(
-    model: Any, settings: OptimizerConfig, dtype: torch.dtype, *, distributed: bool
+    chunks: Sequence[Any], settings: OptimizerConfig, dtype: torch.dtype, *, distributed: bool
 ) -> Any:
-    """Megatron's Adam over the parameters of a wrapped model, weight decay on matrices only.
+    """Megatron's Adam over the parameters of wrapped chunks, weight decay on matrices only.
 
     Args:
         distributed: Data-parallel ranks share the optimizer's state.
@@ -62,9 +72,10 @@ def build_optimizer(
         use_distributed_optimizer=distributed,
     )
     optimizer = get_megatron_optimizer(
-        config, [model], config_overrides=overrides(config), use_gloo_process_groups=False
+        config, list(chunks), config_overrides=overrides(config), use_gloo_process_groups=False
     )
-    model.module.config.grad_scale_func = optimizer.scale_loss
+    for chunk in chunks:
+        chunk.module.config.grad_scale_func = optimizer.scale_loss
     return optimizer
 
 

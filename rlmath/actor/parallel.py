@@ -56,6 +56,9 @@ def initialize(
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=(
+            layout.virtual_stages if layout.virtual_stages > 1 else None
+        ),
         context_parallel_size=layout.context_parallel,
         expert_model_parallel_size=layout.expert_parallel,
         expert_tensor_parallel_size=layout.expert_tensor_parallel,

@@ -64,8 +64,7 @@ class MegatronActor(RankModel):
         if settings.routing_replay != "none":
             from rlmath.actor.routing_replay import RoutingReplay
 
-            modules = [self.module]
-            self.routing = RoutingReplay(modules, self.spec, layout, self.parallel, platform)
+            self.routing = RoutingReplay(self.chunks, self.spec, layout, self.parallel, platform)
 
     def _trained(self) -> list[Tensor]:
         """What training changes, and so all in which the reference differs: under LoRA adapters."""
@@ -259,7 +258,7 @@ class MegatronActor(RankModel):
             temperature=self.settings.temperature,
             vocab_size=self.spec.vocab,
             batch_invariant=self.settings.model.precision.batch_invariant,
-            head=head_of(self.module),
+            head=head_of(self.chunks[-1]),
         )
 
     def _totals(

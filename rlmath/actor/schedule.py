@@ -31,7 +31,7 @@ OnLogProbs = Callable[[PackedMicroBatch, Tensor, Tensor], tuple[Tensor, T]]
 
 
 def run_schedule(
-    model: torch.nn.Module,
+    chunks: Sequence[torch.nn.Module],
     micro_batches: Sequence[PackedMicroBatch],
     on_output: OnOutput[T],
     *,
@@ -43,7 +43,7 @@ def run_schedule(
     Megatron's gradient buffers, divided by nothing.
 
     Args:
-        model: This rank's stage.
+        chunks: This rank's stage; with several, Megatron interleaves them.
         micro_batches: Of this rank's data-parallel share; as many on each rank.
         on_output: Called once per micro-batch, on ranks of the last stage.
 
@@ -64,16 +64,18 @@ def run_schedule(
 
         return output, loss_of
 
+    several = len(chunks) > 1
     kept: list[T] = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter(micro_batches),
-        model=[model],
+        data_iterator=[iter(micro_batches) for _ in chunks] if several else iter(micro_batches),
+        model=list(chunks),
         num_microbatches=len(micro_batches),
         seq_length=max(one.tokens.size(1) for one in micro_batches),
         micro_batch_size=1,
         forward_only=not backward,
     )
-    release_routing(model)
+    for chunk in chunks:
+        release_routing(chunk)
     return kept
 
 

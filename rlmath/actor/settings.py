@@ -15,6 +15,7 @@ from rlmath.config.algorithm import AlgorithmConfig
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.value import ValueConfig
 from rlmath.model.lora import Lora
+from rlmath.model.parallel import Layout
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
@@ -127,17 +128,24 @@ class TokenValues:
 
 def shard_settings(
     actor: ActorSettings,
-    data_parallel: int,
+    layout: Layout,
     update: UpdateSettings | ValueUpdateSettings | None = None,
     seed: int = 0,
 ) -> ShardSettings:
     """How sequences are dealt to ranks.
 
     Args:
+        layout: Of the ranks.
         update: The update that they are for; ``None``: there is none.
         seed: Of the split into minibatches.
     """
-    settings = ShardSettings(data_parallel, actor.max_tokens_per_microbatch, seed=seed)
+    settings = ShardSettings(
+        layout.data_parallel,
+        actor.max_tokens_per_microbatch,
+        seed=seed,
+        # Megatron's interleaved schedule takes whole rounds of the stages.
+        multiple_of=layout.pipeline_parallel if layout.virtual_stages > 1 else 1,
+    )
     if update is None:
         return settings
     return replace(

@@ -56,13 +56,14 @@ class ValueHead(nn.Module):
 class ValueModel(RankModel):
     """This process's part of the value model."""
 
-    def build_module(self) -> Any:
-        module = super().build_module()
-        if self.is_last_stage:
-            module.output_layer = ValueHead(module.config, self.platform.torch_device)
-        # Only the first stage reads tied embeddings now.
-        module.share_embeddings_and_output_weights = False
-        return module
+    def build_stage(self) -> list[Any]:
+        chunks = super().build_stage()
+        for chunk in chunks:
+            if chunk.post_process:
+                chunk.output_layer = ValueHead(chunk.config, self.platform.torch_device)
+            # Only the first stage reads tied embeddings now.
+            chunk.share_embeddings_and_output_weights = False
+        return chunks
 
     @torch.no_grad()
     def shard_values(self, shard: Shard) -> Tensor | None:

@@ -161,7 +161,7 @@ class ActorWorker:
         from rlmath.weights.gather import BucketGatherer
 
         return BucketGatherer(
-            [self.actor.module],
+            self.actor.chunks,
             self.actor.spec,
             self.actor.parallel,
             **sizes,
@@ -255,7 +255,7 @@ class ActorWorker:
 
         self.actor.load_parameters()
         save_to_hf(
-            [self.actor.module],
+            self.actor.chunks,
             folder,
             source,
             self.actor.spec,
@@ -272,7 +272,7 @@ class ActorWorker:
         lora = self.actor.settings.lora
         assert lora is not None
         save_adapters(
-            [self.actor.module], folder, base_model, self.actor.spec, self.actor.parallel, lora
+            self.actor.chunks, folder, base_model, self.actor.spec, self.actor.parallel, lora
         )
 
     def save_checkpoint(self, folder: str) -> None:

@@ -55,6 +55,7 @@ class ShardSettings:
         max_tokens_per_microbatch: Token budget of a micro-batch.
         minibatches: Optimizer steps.
         seed: Of the split into minibatches.
+        multiple_of: Of which a rank's micro-batches of a minibatch are a multiple.
         aggregation: See ``sequence_weights``.
         constant_length: See ``sequence_weights``.
     """
@@ -63,6 +64,7 @@ class ShardSettings:
     max_tokens_per_microbatch: int
     minibatches: int = 1
     seed: int = 0
+    multiple_of: int = 1
     aggregation: str = "token_mean"
     constant_length: int | None = None
 
@@ -187,6 +189,7 @@ def shards(
             [lengths[i] for i in members],
             settings.data_parallel,
             settings.max_tokens_per_microbatch,
+            multiple_of=settings.multiple_of,
         )
         for rank, micro_batches in enumerate(dealt):
             rows[rank] += [members[i] for one in micro_batches for i in one.sequences]

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,20 +61,20 @@ class ModelState:
     """What a checkpoint reads of a rank's model, and sets in it: the live objects, not copies.
 
     Attributes:
-        module: This rank's Megatron stage.
+        chunks: This rank's Megatron stage, one for each virtual stage.
         optimizer: Megatron's; ``None``: the model is not trained.
         scheduler: Megatron's learning-rate schedule; ``None`` without an optimizer.
         spec: Dataclass of the model's sizes; a checkpoint of another model is an error.
         layout: Dataclass of the parallel layout.
         dtype: Of the weights: ``float32`` or ``bfloat16``.
         optimizer_kind: ``distributed`` or ``plain``; ``None`` without an optimizer.
-        reference: Weights of the reference model in the order of the module's parameters;
+        reference: Weights of the reference model in the order of the chunks' parameters;
             ``None``: there is none to save.
         reference_kind: ``frozen`` unless ``reference`` is saved.
         adapters: Parameters that want no gradient are not saved; ``None``: all are.
     """
 
-    module: Any
+    chunks: Sequence[Any]
     optimizer: Any
     scheduler: Any
     spec: Any
@@ -271,14 +271,21 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
         loaded = dist_checkpointing.load(
             _sharded_state(state, loading=True), str(target), strict=StrictHandling.RAISE_ALL
         )
-        _set_weights(state, loaded["model"])
+        for name, chunk in _named_chunks(state):
+            _set_weights(state, chunk, loaded[name])
         if state.optimizer is not None:
             load_optimizer_state(state.optimizer, loaded["optimizer"])
             load_schedule_state(state.scheduler, loaded["scheduler"])
         if state.reference is not None:
-            load_reference(state.module, state.reference, loaded["reference"])
+            for name, chunk, reference in _references(state):
+                load_reference(chunk, reference, loaded[name])
         # Older checkpoints do not name these.
-        unnamed = {"context_parallel": 1, "expert_parallel": 1, "pipeline_layers": []}
+        unnamed = {
+            "context_parallel": 1,
+            "expert_parallel": 1,
+            "pipeline_layers": [],
+            "virtual_stages": 1,
+        }
         if unnamed | saved["layout"] == _as_json(state.layout):
             load_streams(target, dist.get_rank())
         else:
@@ -292,28 +299,50 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
     _on_all_ranks(load, target, group)
 
 
+def _named_chunks(state: ModelState) -> Iterator[tuple[str, Any]]:
+    """What a checkpoint calls each chunk. The name of a tensor in it is that of any layout."""
+    for index, chunk in enumerate(state.chunks):
+        yield f"model{index if index else ''}", chunk
+
+
+def _references(state: ModelState) -> Iterator[tuple[str, Any, list[Tensor]]]:
+    """Each chunk with its part of the reference, and what a checkpoint calls that."""
+    left = list(state.reference or ())
+    for index, chunk in enumerate(state.chunks):
+        count = len(trained_names(chunk))
+        yield f"reference{index if index else ''}", chunk, left[:count]
+        left = left[count:]
+
+
 def _sharded_state(state: ModelState, loading: bool) -> dict[str, Any]:
-    model = state.module.sharded_state_dict(metadata=sharding())
+    sharded = {name: _sharded_chunk(state, chunk) for name, chunk in _named_chunks(state)}
+    if state.optimizer is not None:
+        model = sharded if len(sharded) > 1 else sharded["model"]
+        optimizer = sharded_optimizer_state(state.optimizer, dict(model), loading)
+        sharded["optimizer"] = optimizer
+        sharded["scheduler"] = state.scheduler.state_dict()
+    if state.reference is not None:
+        for name, chunk, reference in _references(state):
+            sharded[name] = sharded_reference(chunk, reference)
+    return sharded
+
+
+def _sharded_chunk(state: ModelState, chunk: Any) -> dict[str, Any]:
+    model = chunk.sharded_state_dict(metadata=sharding())
     # Transformer Engine's extra state is for 8-bit floats, which are not used, and is read by
     # executing pickled code.
     model = {key: value for key, value in model.items() if not key.endswith("_extra_state")}
     if state.adapters is not None:
-        trained = set(trained_names(state.module))
+        trained = set(trained_names(chunk))
         model = {key: value for key, value in model.items() if key in trained}
-    sharded = {"model": model}
-    if state.optimizer is not None:
-        sharded["optimizer"] = sharded_optimizer_state(state.optimizer, model, loading)
-        sharded["scheduler"] = state.scheduler.state_dict()
-    if state.reference is not None:
-        sharded["reference"] = sharded_reference(state.module, state.reference)
-    return sharded
+    return model
 
 
-def _set_weights(state: ModelState, weights: dict[str, Any]) -> None:
-    result = state.module.load_state_dict(weights, strict=False)
+def _set_weights(state: ModelState, chunk: Any, weights: dict[str, Any]) -> None:
+    result = chunk.load_state_dict(weights, strict=False)
     missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
     if state.adapters is not None:
-        missing = sorted(set(trained_names(state.module)).intersection(missing))
+        missing = sorted(set(trained_names(chunk)).intersection(missing))
     if missing or result.unexpected_keys:
         raise BrokenCheckpoint(f"missing {missing}, unexpected {result.unexpected_keys}")
 

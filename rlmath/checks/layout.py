@@ -8,7 +8,7 @@ from rlmath.config.arithmetic import RunLayout, batch_of
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.schema import Config, Device, DType, Recompute
 from rlmath.model.families import QkNorm
-from rlmath.model.parallel import even_stages, stage_problem
+from rlmath.model.parallel import chunk_problem, even_stages, stage_problem
 from rlmath.model.spec import ModelSpec
 
 # vLLM hands out its CPU cache in blocks of this many tokens.
@@ -156,12 +156,27 @@ def _layers(config: Config, model: ModelSpec) -> Iterator[str]:
     if problem:
         yield problem
         return
+    virtual = config.actor.virtual_stages
+    if virtual > 1 and stages == 1:
+        yield (
+            f"actor.virtual_stages={virtual}: there are no pipeline stages to interleave at "
+            "actor.pipeline_parallel=1; set it to 1, or pipeline_parallel to 2 or more"
+        )
+        return
+    if uneven := chunk_problem(sizes, virtual):
+        yield uneven
+        return
     in_stage = max(sizes)
     full = config.actor.recompute is Recompute.full
     if full and recomputed is not None and recomputed > in_stage:
         yield (
             f"actor.recompute_num_layers={recomputed}: {model.layers} layers / {stages} stages = "
             f"at most {in_stage} layers a stage; take at most {in_stage}, or null for all"
+        )
+    if full and recomputed is not None and recomputed % virtual:
+        yield (
+            f"actor.recompute_num_layers={recomputed}: each of actor.virtual_stages={virtual} "
+            f"chunks recomputes as many; take a multiple of {virtual}, or null for all"
         )
 
 

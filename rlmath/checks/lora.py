@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.lora import adapters_of
 from rlmath.config.schema import Config
-from rlmath.errors import WeightsError
+from rlmath.errors import UserError, WeightsError
 from rlmath.model.lora import TARGETS, adapter_parameters, possible_targets
-from rlmath.model.parallel import even_stages
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
 
@@ -81,13 +81,21 @@ def _stages(config: Config, model: ModelSpec) -> Iterator[str]:
     lora, actor = config.actor.lora, config.actor
     if lora.layers is None:
         return
-    first = 0
-    sizes = actor.pipeline_layers or even_stages(model.layers, actor.pipeline_parallel)
-    for stage, size in enumerate(sizes):
-        if not any(first <= layer < first + size for layer in lora.layers):
+    layout = Layout(
+        pipeline_parallel=actor.pipeline_parallel,
+        pipeline_layers=tuple(actor.pipeline_layers or ()),
+        virtual_stages=actor.virtual_stages,
+    )
+    try:
+        chunks_of_stages = layout.stage_chunks(model.layers)
+    except UserError:
+        return  # Which rlmath/checks/layout.py says.
+    for stage, chunks in enumerate(chunks_of_stages):
+        for chunk in chunks:
+            if any(layer in chunk for layer in lora.layers):
+                continue
             yield (
-                f"actor.lora.layers={lora.layers}: pipeline stage {stage} has layers {first} to "
-                f"{first + size - 1}, none of which has an adapter, and nothing to train; add one "
-                "of them, or take fewer stages (actor.pipeline_parallel)"
+                f"actor.lora.layers={lora.layers}: pipeline stage {stage} has layers "
+                f"{chunk[0]} to {chunk[-1]}, none of which has an adapter, and nothing to train; "
+                "add one of them, or take fewer stages (actor.pipeline_parallel)"
             )
-        first += size

@@ -48,6 +48,13 @@ class ActorConfig:
         "Layers of each pipeline stage, in order, such as [4,3]; null: as equal as they can be, "
         "with what is left over in the stages between first and last.",
     )
+    virtual_stages: int = setting(
+        1,
+        "Chunks of the model on each pipeline stage, through which Megatron interleaves the "
+        "micro-batches: stages wait less for each other, and send more often. Divides each stage's "
+        "layers; the micro-batches of a rank become a multiple of pipeline_parallel. 1: off.",
+        least=1,
+    )
     context_parallel: int = setting(
         1, "Context-parallel size: ranks that share the tokens of each sequence.", least=1
     )

@@ -133,6 +133,7 @@ def resolve_layout(config: Config, device: Device) -> RunLayout:
             context_parallel=actor.context_parallel,
             expert_parallel=actor.expert_parallel,
             pipeline_layers=tuple(actor.pipeline_layers or ()),
+            virtual_stages=actor.virtual_stages,
         ),
         engines=engines,
         engine_tensor_parallel=rollout.tensor_parallel,
@@ -227,6 +228,7 @@ def describe(config: Config, layout: RunLayout) -> str:
             "step, if all are that long",
             f"actor    {_count(actor.world_size, 'rank')} {where}: tensor "
             f"{actor.tensor_parallel} x pipeline {actor.pipeline_parallel}"
+            f"{f' of {actor.virtual_stages} chunks' if actor.virtual_stages > 1 else ''}"
             f"{f' x context {actor.context_parallel}' if actor.context_parallel > 1 else ''}"
             f" x data {actor.data_parallel}",
             f"engines  {layout.engines:,} x tensor {layout.engine_tensor_parallel}, "

@@ -36,6 +36,17 @@ def stage_problem(sizes: Sequence[int], layers: int, stages: int) -> str | None:
     )
 
 
+def chunk_problem(sizes: Sequence[int], virtual_stages: int) -> str | None:
+    """Why stages of these sizes cannot be cut into equal chunks; ``None``: they can."""
+    if all(size % virtual_stages == 0 for size in sizes):
+        return None
+    return (
+        f"actor.virtual_stages={virtual_stages}: the pipeline stages have "
+        f"{'+'.join(map(str, sizes))} layers, and each number has to be a multiple of "
+        f"{virtual_stages}; take other actor.pipeline_layers, pipeline_parallel or virtual_stages"
+    )
+
+
 @dataclass(frozen=True)
 class Layout:
     """Sizes of the process groups of a model. Ranks = tensor x pipeline x context x data.
@@ -49,6 +60,8 @@ class Layout:
             on its rank; a divisor of ``tensor_parallel * data_parallel``. With 1 each copy of the
             model has all experts, sliced over its tensor-parallel ranks as other matrices are.
         pipeline_layers: Layers of each stage; empty: as ``even_stages`` shares them.
+        virtual_stages: Chunks of the model that each stage has, of equal numbers of layers: the
+            first chunk of every stage comes first, then the second of every stage, and so on.
     """
 
     tensor_parallel: int = 1
@@ -57,6 +70,7 @@ class Layout:
     context_parallel: int = field(default=1, kw_only=True)
     expert_parallel: int = field(default=1, kw_only=True)
     pipeline_layers: tuple[int, ...] = field(default=(), kw_only=True)
+    virtual_stages: int = field(default=1, kw_only=True)
 
     @property
     def expert_tensor_parallel(self) -> int:
@@ -88,15 +102,29 @@ class Layout:
         """
         sizes = self.pipeline_layers or even_stages(layers, self.pipeline_parallel)
         problem = stage_problem(sizes, layers, self.pipeline_parallel)
+        problem = problem or chunk_problem(sizes, self.virtual_stages)
         if problem:
             raise UserError(problem)
         return sizes
 
-    def stage_layers(self, layers: int, stage: int) -> range:
+    def stage_chunks(self, layers: int) -> tuple[tuple[range, ...], ...]:
+        """The layers of each chunk of each pipeline stage, from 0.
+
+        Raises:
+            UserError: See :meth:`stage_sizes`; or a stage's layers do not divide into its chunks.
+        """
+        sizes, begin = self.stage_sizes(layers), 0
+        found: list[list[range]] = [[] for _ in sizes]
+        for _ in range(self.virtual_stages):
+            for stage, size in enumerate(sizes):
+                end = begin + size // self.virtual_stages
+                found[stage].append(range(begin, end))
+                begin = end
+        return tuple(map(tuple, found))
+
+    def stage_layers(self, layers: int, stage: int) -> tuple[int, ...]:
         """The layers of a pipeline stage, from 0, of a model of ``layers`` layers."""
-        sizes = self.stage_sizes(layers)
-        begin = sum(sizes[:stage])
-        return range(begin, begin + sizes[stage])
+        return tuple(n for chunk in self.stage_chunks(layers)[stage] for n in chunk)
 
     def __str__(self) -> str:
         """``TP 2 x PP 2 (1+3) x CP 2 x DP 4, EP 8``; what is 1 or not given is left out but for TP,
@@ -104,6 +132,8 @@ class Layout:
         context = f" x CP {self.context_parallel}" if self.context_parallel > 1 else ""
         experts = f", EP {self.expert_parallel}" if self.expert_parallel > 1 else ""
         sizes = f" ({'+'.join(map(str, self.pipeline_layers))})" if self.pipeline_layers else ""
+        if self.virtual_stages > 1:
+            sizes += f" x VP {self.virtual_stages}"
         return (
             f"TP {self.tensor_parallel} x PP {self.pipeline_parallel}{sizes}{context} x "
             f"DP {self.data_parallel}{experts}"

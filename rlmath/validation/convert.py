@@ -231,7 +231,7 @@ def to_megatron(
         for parameter in actor.module.parameters():
             parameter.fill_(float("nan"))
     load_weights(actor.module, Path(checkpoint) / _ACTOR)
-    held = BucketGatherer([actor.module], spec, actor.parallel).fingerprints()
+    held = BucketGatherer(actor.chunks, spec, actor.parallel).fingerprints()
     compare_fingerprints(_of_folder(source, dtype), held, str(checkpoint))
     return len(held)
 

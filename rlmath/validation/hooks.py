@@ -128,14 +128,14 @@ def megatron_values(actor: MegatronActor, tokens: list[int]) -> Values:
         actor: At any tensor, pipeline, data and expert parallelism.
         tokens: The sequence.
     """
-    chunk: Any = unwrap(actor.module)
+    chunks: list[Any] = list(map(unwrap, actor.chunks))
     spec = actor.spec
     # Sequence parallelism shares out the tokens of what the matrices leave whole.
     whole: Literal["rows", "nothing"] = (
         "rows" if actor.settings.model.sequence_parallel else "nothing"
     )
     hooks = _Hooks()
-    for layer in chunk.decoder.layers:
+    for layer in (layer for chunk in chunks for layer in chunk.decoder.layers):
         number = layer.layer_number - 1
         attention = layer.self_attention
         if hasattr(layer.input_layernorm, "weight"):
@@ -148,12 +148,16 @@ def megatron_values(actor: MegatronActor, tokens: list[int]) -> Values:
         if not spec.is_moe_layer(number):
             hooks.output(layer.mlp.linear_fc1, _gate_and_up(number))
         hooks.output(layer.mlp, _as((number, "mlp"), whole))
-    embedding = getattr(chunk, "embedding", None)
-    hooks.output(getattr(embedding, "word_embeddings", None), _as((-1, EMBEDDING), whole))
-    hooks.output(chunk.decoder.final_layernorm, _as((spec.layers, NORM), whole))
-    hooks.output(getattr(chunk, "output_layer", None), _as((spec.layers, HEAD), "columns"))
-    # Each data-parallel share has the sequence once.
-    actor.log_probs(batch_of([(tokens[:1], tokens[1:])] * actor.layout.data_parallel))
+    for chunk in chunks:
+        embedding = getattr(chunk, "embedding", None)
+        hooks.output(getattr(embedding, "word_embeddings", None), _as((-1, EMBEDDING), whole))
+        hooks.output(chunk.decoder.final_layernorm, _as((spec.layers, NORM), whole))
+        hooks.output(getattr(chunk, "output_layer", None), _as((spec.layers, HEAD), "columns"))
+    # Each data-parallel share has the sequence once, and so has each of the micro-batches that
+    # interleaved stages take at least: the last one is what the hooks keep.
+    layout = actor.layout
+    times = layout.pipeline_parallel if layout.virtual_stages > 1 else 1
+    actor.log_probs(batch_of([(tokens[:1], tokens[1:])] * layout.data_parallel * times))
     hooks.close()
     return _together(actor, hooks.parts, len(tokens))
 

@@ -101,7 +101,6 @@ def plan_weights(
     engine: Layout,
     bucket_size_mib: float = WeightsConfig.bucket_size_mib,
     dtype: torch.dtype = torch.bfloat16,
-    virtual_stages: int = 1,
 ) -> WeightsPlan:
     """Plan an update.
 
@@ -112,13 +111,12 @@ def plan_weights(
             otherwise a slice of each.
         bucket_size_mib: See ``cut_into_buckets``.
         dtype: In which tensors travel.
-        virtual_stages: Model chunks of each of the trainer's stages.
 
     Raises:
         WeightsError: The model cannot be laid out so; the message shows the arithmetic.
         UserError: Its layers cannot.
     """
-    layers_of = stage_chunks(spec.layers, actor, virtual_stages)
+    layers_of = tuple(tuple(map(tuple, stage)) for stage in actor.stage_chunks(spec.layers))
     experts = actor.expert_parallel
     if spec.experts % experts:
         raise WeightsError(
@@ -153,33 +151,6 @@ def plan_weights(
         for bucket in cut_into_buckets(metas, bucket_size_mib)
     )
     return WeightsPlan(spec, actor, engine, dtype, layers_of, padded, buckets)
-
-
-def stage_chunks(
-    layers: int, layout: Layout, virtual_stages: int = 1
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Global layers of each chunk of each pipeline stage, as Megatron deals them out.
-
-    Chunk 0 of all stages comes first, then chunk 1 of all stages, and so on.
-
-    Raises:
-        UserError: The stages cannot share the layers.
-        WeightsError: The layers of a stage do not divide into its chunks.
-    """
-    counts = layout.stage_sizes(layers)
-    for stage, count in enumerate(counts):
-        if count % virtual_stages:
-            raise WeightsError(
-                f"pipeline stage {stage} has {count} layers for {virtual_stages} virtual stages: "
-                f"{count} / {virtual_stages} = {count / virtual_stages:.2f}"
-            )
-    result: list[list[tuple[int, ...]]] = [[] for _ in counts]
-    at = 0
-    for _ in range(virtual_stages):
-        for stage, count in enumerate(counts):
-            result[stage].append(tuple(range(at, at + count // virtual_stages)))
-            at += count // virtual_stages
-    return tuple(tuple(stage) for stage in result)
 
 
 def _stage(entry: Entry, layer: int | None, stage_of: dict[int, int], pp: int) -> int:

@@ -52,6 +52,36 @@ ROWS = [
         "asks the recorder (moe_router_fusion stays off)",
     ),
     Row(
+        f"{CORE}.transformer.pipeline_parallel_layer_layout:PipelineParallelLayerLayout.__init__",
+        says=(
+            "virtual_pipeline_model_parallel_size = len(layout) // pipeline_model_parallel_size",
+            "layout[vpp_rank * pipeline_model_parallel_size + pp_rank]",
+        ),
+        breaks="virtual stages have other layers than Layout.stage_chunks says",
+    ),
+    Row(
+        f"{CORE}.pipeline_parallel.schedules:forward_backward_pipelining_with_interleaving",
+        says=(
+            "expected each model chunk to have a data iterator",
+            "if isinstance(no_sync_func, list):",
+            "num_microbatches % config.microbatch_group_size_per_vp_stage",
+        ),
+        breaks="actor.virtual_stages (rlmath/actor/schedule.py, rlmath/actor/optimizer.py)",
+    ),
+    Row(
+        f"{CORE}.pipeline_parallel.schedules:get_pp_rank_microbatches",
+        says=(
+            "(pipeline_parallel_size - pipeline_parallel_rank - 1) * 2",
+            "(num_model_chunks - 1) * microbatch_group_size_per_vp_stage",
+        ),
+        breaks="the plan counts other micro-batches in flight (rlmath/commands/plan/memory.py)",
+    ),
+    Row(
+        f"{CORE}.pipeline_parallel.p2p_communication:_p2p_ops",
+        says=("if group.size() == 2", "group.rank() % 2 == 0"),
+        breaks="two stages take an activation for a gradient (rlmath/actor/model.py)",
+    ),
+    Row(
         f"{CORE}.transformer.moe.router:TopKRouter",
         has=("router_replay", "layer_number"),
         breaks="a router does not take the recorder (rlmath/actor/routing_replay.py)",

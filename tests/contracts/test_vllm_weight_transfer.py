@@ -214,9 +214,9 @@ def rank_of(patch: pytest.MonkeyPatch) -> ActorWorker:
     rank = ActorWorker.__new__(ActorWorker)
     rank.rank, rank.platform, rank.connection = 0, CUDA, None
     module = modules_like(DENSE, 0, parallel, dtype=torch.bfloat16)
-    state = DeviceState(module, None, None, CUDA)
+    state = DeviceState(module, [], None, CUDA)
     rank.actor = SimpleNamespace(  # type: ignore[assignment]
-        merger=lambda: None, module=module, spec=DENSE, parallel=parallel, device_state=state
+        merger=lambda: None, chunks=[module], spec=DENSE, parallel=parallel, device_state=state
     )
     return rank
 

@@ -123,7 +123,7 @@ def gradients(actor: MegatronActor, batch: Any) -> tuple[dict[str, float], dict[
         assert not discard
         lora = actor.settings.lora
         assert lora is not None
-        for one in local_adapters([actor.module], actor.spec, actor.parallel, lora):
+        for one in local_adapters(actor.chunks, actor.spec, actor.parallel, lora):
             for piece in one.layout.pieces:
                 part = one.tensor.main_grad.narrow(piece.dim, piece.local_start, piece.length)
                 corner = f"{piece.hf_name} {piece.dim} {piece.hf_start}"
@@ -323,7 +323,7 @@ def run_merged(layout: Layout, platform: Platform, model: str, folder: str, lora
     actor = build(layout, platform, model, lora=lora, offload="all")
     worker.actor, worker.value_model = actor, None
     arguments = {"read": actor.device_state.read, "merge": actor.merger()}
-    worker.gatherer = BucketGatherer([actor.module], actor.spec, actor.parallel, 0.02, **arguments)
+    worker.gatherer = BucketGatherer(actor.chunks, actor.spec, actor.parallel, 0.02, **arguments)
     here = worker.weights_fingerprints()
     actor.release()
     assert actor.device_state.is_out("parameters")

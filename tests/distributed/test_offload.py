@@ -65,7 +65,7 @@ def build(
         worker.value_model = ValueModel(none, layout, platform)
         worker.value_model.release()
     worker.gatherer = BucketGatherer(
-        [worker.actor.module],
+        worker.actor.chunks,
         worker.actor.spec,
         worker.actor.parallel,
         read=worker.actor.device_state.read,

@@ -51,9 +51,10 @@ def run(
 ) -> tuple[Any, list[dict[str, float]], list[dict[str, float]]]:
     """Values under a known head, metrics of an update, and of one after a checkpoint."""
     value_model = build(layout, platform, model)
-    if value_model.module.post_process:
+    last = value_model.chunks[-1]
+    if last.post_process:
         with torch.no_grad():
-            value_model.module.output_layer.weight.copy_(head_weight())
+            last.output_layer.weight.copy_(head_weight())
     value_model.optimizer.reload_model_params()
     shard = value_model.shard_of(batch)
     found = value_model.shard_values(shard)

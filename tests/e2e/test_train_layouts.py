@@ -16,7 +16,10 @@ from tests.e2e.runs import metrics, quickstart_settings, rlmath
 # The quickstart's own, two tensor-parallel ranks and an engine, has its own test, and two
 # engines are in test_algorithms.py. With each stands the family of its model; None: Qwen2.
 LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
-    "pp2": ("llama3", ["actor.tensor_parallel=1", "actor.pipeline_parallel=2"]),
+    "pp2": (
+        "llama3",
+        ["actor.tensor_parallel=1", "actor.pipeline_parallel=2", "actor.virtual_stages=2"],
+    ),
     "dp2": ("qwen3", ["actor.tensor_parallel=1", "actor.data_parallel=2"]),
     "tp2_pp2": (None, ["actor.pipeline_parallel=2"]),
     "mixture_ep2": (

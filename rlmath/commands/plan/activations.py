@@ -74,7 +74,7 @@ def feed_forward_width(spec: ModelSpec) -> int:
     return max(dense, spec.experts_per_token * spec.moe_ffn if moe_layers else 0)
 
 
-def kept_bytes(spec: ModelSpec, actor: ActorShape, in_flight: int, stage: int) -> float:
+def kept_bytes(spec: ModelSpec, actor: ActorShape, in_flight: float, stage: int) -> float:
     """Activations of the micro-batches that a stage has in flight.
 
     A recomputed layer keeps its input, 2 h bytes a token (Korthikanti et al. 2022, section 5).
@@ -167,7 +167,7 @@ def _products(local: bool) -> int:
 
 
 def backward_bytes(
-    spec: ModelSpec, actor: ActorShape, in_flight: int, stage: int
+    spec: ModelSpec, actor: ActorShape, in_flight: float, stage: int
 ) -> dict[str, float]:
     """Activations and what the backward pass takes beside them, where that is most.
 

@@ -44,6 +44,7 @@ SETTINGS = (
     "algorithm.advantage",
     "actor.tensor_parallel",
     "actor.pipeline_parallel",
+    "actor.virtual_stages",
     "actor.context_parallel",
     "actor.expert_parallel",
     "actor.max_tokens_per_microbatch",
@@ -178,6 +179,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         offload=None if (asked := given.get("actor.offload")) is None else asked.value,
         lora=_adapters(config, spec),
         routing_replay=_replays(config, spec),
+        virtual_stages=config.actor.virtual_stages,
         reference=algorithm.kl_coef > 0,
         value_model=needs_value_model(algorithm.advantage),
     )

@@ -43,7 +43,7 @@ from rlmath.config.schema import Config, Device, WeightsConfig
 from rlmath.config.settings import out_of_range
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.lora import Lora
-from rlmath.model.parallel import Layout
+from rlmath.model.parallel import Layout, chunk_problem, even_stages
 from rlmath.model.spec import ModelSpec
 
 # Context-parallel ranks that are tried.
@@ -84,6 +84,7 @@ class Wish:
         whole_logits: ``actor.logits=whole``.
         lora: ``actor.lora``.
         routing_replay: ``actor.routing_replay=old_log_probs``.
+        virtual_stages: ``actor.virtual_stages``; above 1 the actor has pipeline stages.
         offload: ``actor.offload``; ``None``: nothing is, unless :func:`with_least_offload`
             chooses.
     """
@@ -110,6 +111,7 @@ class Wish:
     whole_logits: bool = False
     lora: Lora | None = None
     routing_replay: bool = False
+    virtual_stages: int = 1
     offload: str | None = None
 
     @property
@@ -181,6 +183,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"algorithm.minibatches_per_step={work.minibatches}",
         f"actor.tensor_parallel={tp}",
         f"actor.pipeline_parallel={pp}",
+        *([f"actor.virtual_stages={wish.virtual_stages}"] if wish.virtual_stages > 1 else []),
         *([f"actor.context_parallel={cp}"] if cp > 1 else []),
         *([f"actor.expert_parallel={ep}"] if ep > 1 else []),
         f"actor.sequence_parallel={str(tp > 1).lower()}",
@@ -316,11 +319,14 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
     for pp, cp, tp in itertools.product(stages, contexts, tensor):
         if gpus % (tp * pp * cp) or pp > spec.layers or not _splits(spec, tp):
             continue
+        virtual = wish.virtual_stages
+        if virtual > 1 and (pp == 1 or chunk_problem(even_stages(spec.layers, pp), virtual)):
+            continue
         dp = gpus // (tp * pp * cp)
         for ep in _expert_shares(wish, tp, cp, dp):
             found = True
             yield ActorShape(
-                Layout(tp, pp, dp, context_parallel=cp, expert_parallel=ep),
+                Layout(tp, pp, dp, context_parallel=cp, expert_parallel=ep, virtual_stages=virtual),
                 0,
                 wish.longest_microbatch,
                 wish.layers,
@@ -332,6 +338,7 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
             "actor.pipeline_parallel": wish.pp,
             "actor.context_parallel": wish.cp,
             "actor.expert_parallel": wish.ep,
+            **({"actor.virtual_stages": wish.virtual_stages} if wish.virtual_stages > 1 else {}),
         }
         raise UserError(
             " ".join(f"{key}={value or 'any'}" for key, value in asked.items())
@@ -414,7 +421,7 @@ def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, li
             float("inf"),
         )
     wanted = wish.recompute_layers
-    for layers in range(per_stage + 1) if wanted is None else [wanted]:
+    for layers in range(0, per_stage + 1, wish.virtual_stages) if wanted is None else [wanted]:
         actor = dataclasses.replace(split, recompute_layers=layers)
         phases = beside_sleeping_engine(wish.spec, actor, _step(wish, actor))
         peak = max(phases, key=lambda one: one.num_bytes)

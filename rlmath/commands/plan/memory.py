@@ -241,13 +241,10 @@ def buffer_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
 def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> list[Phase]:
     """What a rank of a stage holds in each phase of a step, CUDA's own share apart."""
     layout = actor.layout
-    pp = layout.pipeline_parallel
     last = is_last_stage(layout, stage)
     state, value = _models(spec, actor, step, stage)
     trained = trained_parameters(spec, actor, stage)
-    # One micro-batch forward, one backward: a stage has as many in flight as there are stages from
-    # it to the last (Korthikanti et al. 2022, section 4.2.3).
-    in_flight = max(1, min(pp - stage, step.microbatches))
+    in_flight = micro_batches_in_flight(layout, step.microbatches, stage)
     masks = attention_masks_bytes(spec, actor, step.longest_tokens)
 
     # Each phase has loaded what it needs (rlmath/actor/worker.py): log-probs and the weight sync
@@ -305,6 +302,22 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
     saved = checkpoint_bytes(spec, actor, stage)
     phases.append(phase("checkpoint", gathered=saved.gpu_bytes))
     return phases
+
+
+def micro_batches_in_flight(layout: Layout, microbatches: int, stage: int) -> float:
+    """Micro-batches whose activations a stage keeps at once, at most.
+
+    One forward, one backward: as many as there are stages from it to the last (Korthikanti et al.
+    2022, section 4.2.3). Interleaved, each of its chunks has a share of a micro-batch: before its
+    first backward pass a stage has run twice as many chunks as there are stages behind it, all
+    chunks but the last of a round of micro-batches, and one more (Narayanan et al. 2021,
+    section 2.2.2; Megatron's ``get_pp_rank_microbatches``).
+    """
+    pp, virtual = layout.pipeline_parallel, layout.virtual_stages
+    if virtual == 1:
+        return max(1, min(pp - stage, microbatches))
+    chunks = 2 * (pp - stage - 1) + (virtual - 1) * pp + 1
+    return min(chunks, microbatches * virtual) / virtual
 
 
 def rank_parameters(spec: ModelSpec, actor: ActorShape, stage: int) -> int:

@@ -125,8 +125,9 @@ def actor_time_s(
     experts = (ep - 1) / ep * sent * moe_layers / rate(max(tp, ep))
     per_rank = work.sequences / work.minibatches / dp
     microbatches = max(1.0, per_rank * work.mean_tokens / actor.max_tokens)
-    # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1.
-    bubble = 1 + (pp - 1) / microbatches
+    # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1, and
+    # section 2.2.2 for several chunks.
+    bubble = 1 + (pp - 1) / microbatches / layout.virtual_stages
     forward *= slowest_stage_share(spec, layout, work.mean_tokens)
     # Small micro-batches are done before the host has launched what comes next.
     launches = microbatches * work.minibatches * max(layout.stage_sizes(spec.layers))

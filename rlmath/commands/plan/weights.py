@@ -13,7 +13,7 @@ from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, posi
 from rlmath.commands.plan.gpus import GPUS, Efficiency, gpu_named
 from rlmath.commands.plan.models import read_named_model
 from rlmath.commands.plan.weight_sync import as_text, sync_times
-from rlmath.config.command_line import Given, count
+from rlmath.config.command_line import Given
 from rlmath.config.schema import Placement
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
@@ -35,6 +35,7 @@ SETTINGS = (
     "actor.tensor_parallel",
     "actor.pipeline_parallel",
     "actor.pipeline_layers",
+    "actor.virtual_stages",
     "actor.expert_parallel",
     "cluster.gpus_per_node",
     "cluster.placement",
@@ -46,6 +47,7 @@ FLAGS = {
     **LAYOUT_FLAGS,
     "--bucket-size-mib": "weights.bucket_size_mib=N",
     "--dtype": "model.dtype=bfloat16",
+    "--virtual-stages": "actor.virtual_stages=N",
     "--first-stage-layers": "actor.pipeline_layers=[N,...]",
     "--last-stage-layers": "actor.pipeline_layers=[N,...]",
 }
@@ -55,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command besides its settings."""
     add = parser.add_argument
     add("model", nargs="?", help=argparse.SUPPRESS)
-    add("--virtual-stages", type=count, default=1, metavar="N", help="trainer: chunks per stage")
     add("--engine-expert-parallel", action="store_true", help="engine: whole experts per rank")
     add("--gpu", default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: h100)")
     add("--network-gb-per-s", type=positive, help="of a GPU to other nodes, one way (default: 50)")
@@ -84,6 +85,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
             actor.pipeline_parallel,
             expert_parallel=actor.expert_parallel,
             pipeline_layers=tuple(actor.pipeline_layers or ()),
+            virtual_stages=actor.virtual_stages,
         ),
         Layout(
             engine_ranks,
@@ -91,7 +93,6 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
         ),
         config.weights.bucket_size_mib,
         getattr(torch, config.model.dtype.value),
-        arguments.virtual_stages,
     )
     gpu, network = gpu_named(arguments.gpu), arguments.network_gb_per_s
     efficiency = Efficiency() if network is None else Efficiency(network_gb_per_s=network)

@@ -37,7 +37,7 @@ def shards_as_megatron_has_them() -> tuple[DeviceState, dict[str, Tensor]]:
         for i, one in enumerate(main)
         for key in ("exp_avg", "exp_avg_sq")
     }
-    return DeviceState(module, model, SimpleNamespace(optimizer=adam), CPU), tensors
+    return DeviceState(module, [model], SimpleNamespace(optimizer=adam), CPU), tensors
 
 
 def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -92,7 +92,7 @@ def test_values_are_read_from_host_memory_while_they_are_out() -> None:
 def test_a_float32_models_main_parameters_are_its_parameters() -> None:
     module = nn.Linear(2, 3)
     adam = torch.optim.AdamW(module.parameters(), lr=0.1)
-    state = DeviceState(module, None, SimpleNamespace(optimizer=adam), CPU)
+    state = DeviceState(module, [], SimpleNamespace(optimizer=adam), CPU)
     state.release("optimizer")
     assert state.device_bytes() == 4 * 9
     state.release("parameters")
@@ -103,7 +103,7 @@ def test_a_float32_models_main_parameters_are_its_parameters() -> None:
 
 def test_nothing_of_an_untrained_model_is_gradient_or_optimizer() -> None:
     module: Any = nn.Linear(2, 3)
-    state = DeviceState(module, None, None, CPU)
+    state = DeviceState(module, [], None, CPU)
     state.release(*PARTS)
     state.load(*PARTS)
     assert state.device_bytes() == 4 * 9

@@ -136,6 +136,20 @@ def test_ranges_hold_at_their_ends() -> None:
             ["actor.recompute=full", "actor.recompute_num_layers=5"],
             ["actor.recompute_num_layers=5", "4 layers / 1 stages = at most 4", "at most 4"],
         ),
+        (["actor.virtual_stages=2"], ["actor.virtual_stages=2", "pipeline_parallel to 2"]),
+        (
+            ["actor.virtual_stages=2", "actor.pipeline_parallel=2", "actor.pipeline_layers=[1,3]"],
+            ["actor.virtual_stages=2", "1+3 layers", "multiple of 2"],
+        ),
+        (
+            [
+                "actor.virtual_stages=2",
+                "actor.pipeline_parallel=2",
+                "actor.recompute=full",
+                "actor.recompute_num_layers=1",
+            ],
+            ["actor.recompute_num_layers=1", "virtual_stages=2", "a multiple of 2"],
+        ),
         (
             ["actor.optimizer.schedule=cosine", "actor.optimizer.min_lr=1"],
             ["actor.optimizer.min_lr=1.0", "at most actor.optimizer.lr=2e-05"],

@@ -19,6 +19,7 @@ from rlmath.actor.settings import TokenValues, UpdateSettings, shard_settings
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.shards import Shard, response_rows, shards
 from rlmath.config.load import load
+from rlmath.model.parallel import Layout
 from rlmath.training.gate import Gate
 from rlmath.training.passes import Passes
 from rlmath.training.prepare import prepare
@@ -63,7 +64,7 @@ class Actor(ActorGroup):
 
     def begin_step(self, sequences: Any, update: UpdateSettings, seed: int) -> None:
         limit: Any = SimpleNamespace(max_tokens_per_microbatch=6)
-        (shard,) = shards(sequences, shard_settings(limit, 1, update, seed))
+        (shard,) = shards(sequences, shard_settings(limit, Layout(), update, seed))
         # As it travels: read-only arrays and a bit mask.
         self.step = RankStep(self.policy, self.policy, pickle.loads(pickle.dumps(shard)))
 

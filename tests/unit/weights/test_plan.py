@@ -19,7 +19,6 @@ from rlmath.weights.plan import (
     Operation,
     WeightsPlan,
     plan_weights,
-    stage_chunks,
 )
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE
 
@@ -95,35 +94,37 @@ def test_experts_come_from_their_expert_rank_and_may_stay_whole() -> None:
     assert [(op.rank, op.length) for op in loads] == [(1, QWEN3_MOE.moe_ffn)]
 
 
+def chunks_of(layers: int, layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    return tuple(tuple(map(tuple, stage)) for stage in layout.stage_chunks(layers))
+
+
 def test_layers_of_virtual_and_uneven_stages() -> None:
-    assert stage_chunks(8, Layout(1, 2), 2) == (
+    assert chunks_of(8, Layout(1, 2, virtual_stages=2)) == (
         ((0, 1), (4, 5)),
         ((2, 3), (6, 7)),
     )
-    assert stage_chunks(7, Layout(1, 3, pipeline_layers=(1, 4, 2))) == (
+    assert chunks_of(7, Layout(1, 3, pipeline_layers=(1, 4, 2))) == (
         ((0,),),
         ((1, 2, 3, 4),),
         ((5, 6),),
     )
-    assert stage_chunks(5, Layout()) == (((0, 1, 2, 3, 4),),)
+    assert chunks_of(5, Layout()) == (((0, 1, 2, 3, 4),),)
 
 
 @pytest.mark.parametrize(
-    ("layout", "virtual_stages", "words"),
+    ("layout", "words"),
     [
-        (Layout(1, 4), 1, "has 3 layers, and every stage needs one; take at most 3"),
-        (Layout(1, 3), 2, r"stage 0 has 1 layers for 2 virtual stages"),
-        (Layout(1, 2, pipeline_layers=(4, 1)), 1, r"5 layers.* add up to 3; works: \[2,1\]"),
-        (Layout(3), 1, "3 ranks|over TP 3"),
-        (Layout(expert_parallel=2), 1, "no experts"),
+        (Layout(1, 4), "has 3 layers, and every stage needs one; take at most 3"),
+        (Layout(1, 3, virtual_stages=2), r"actor.virtual_stages=2.*1\+1\+1 layers.*multiple of 2"),
+        (Layout(1, 2, pipeline_layers=(4, 1)), r"5 layers.* add up to 3; works: \[2,1\]"),
+        (Layout(3), "3 ranks|over TP 3"),
+        (Layout(expert_parallel=2), "no experts"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_shows_the_arithmetic(
-    layout: Layout, virtual_stages: int, words: str
-) -> None:
+def test_what_does_not_fit_shows_the_arithmetic(layout: Layout, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        plan_weights(QWEN2, layout, Layout(), virtual_stages=virtual_stages)
+        plan_weights(QWEN2, layout, Layout())
 
 
 def test_engine_layouts_that_do_not_fit() -> None:
@@ -145,7 +146,7 @@ def test_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "vocab_size": 53,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    options = [f"model.path={tmp_path}", *LAYOUT, "--virtual-stages", "2"]
+    options = [f"model.path={tmp_path}", *LAYOUT, "actor.virtual_stages=2"]
     assert main(["plan", "weights", *options]) == 0
     table = capsys.readouterr().out
     assert "actor TP 2 x PP 2 -> engine TP 2" in table

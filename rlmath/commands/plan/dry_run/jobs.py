@@ -127,6 +127,14 @@ def microbatch(max_tokens: int, prompt: int, longest_response: int) -> tuple[tup
     return tuple(found)
 
 
+def _microbatches(layout: Layout) -> int:
+    """As many as are in flight at most, and one more; interleaved, whole rounds of the stages."""
+    stages = layout.pipeline_parallel
+    if layout.virtual_stages > 1:
+        return 3 * stages
+    return stages + 1 if stages > 1 else 1
+
+
 def stage_ranks(layout: Layout) -> list[int]:
     """A rank of each stage that differs from the others: the first, one in between, the last."""
     stages = layout.pipeline_parallel
@@ -148,7 +156,7 @@ def jobs_of(
     config = load([*overrides, "runner.run_dir=runs/plan", "data.train_paths=[x]"])
     layout = resolve_layout(config, Device.cuda)
     known = dict(KNOWN[config.model.path.rsplit("/", 1)[-1]])
-    actor, pp = config.actor, layout.actor.pipeline_parallel
+    actor = config.actor
     stage_layers = max(layout.actor.stage_sizes(known["num_hidden_layers"]))
     recomputed = 0
     if actor.recompute.value == "full":
@@ -164,7 +172,7 @@ def jobs_of(
         rank=0,
         recompute_layers=recomputed,
         lengths=microbatch(actor.max_tokens_per_microbatch, prompt, response),
-        microbatches=pp + 1 if pp > 1 else 1,
+        microbatches=_microbatches(layout.actor),
         max_tokens=max(actor.max_tokens_per_microbatch, prompt + response),
         max_sequence_tokens=prompt + response,
         bucket_mib=config.weights.bucket_size_mib,

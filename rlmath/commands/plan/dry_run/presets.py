@@ -113,6 +113,16 @@ def layout_cases() -> list[Case]:
             *small,
             budget,
         ),
+        case(
+            "7B PP 2 x VP 2",
+            "r1_distill_qwen_7b",
+            16,
+            "actor.pipeline_parallel=2",
+            "actor.virtual_stages=2",
+            "actor.recompute=none",
+            *small,
+            budget,
+        ),
         case("1.5B tied PP 2", "qwen2.5_1.5b", 1, "actor.pipeline_parallel=2", *small, budget),
         case("7B CP 2", "r1_distill_qwen_7b", 16, "actor.context_parallel=2"),
         case(

@@ -81,7 +81,8 @@ def count(job: Job) -> RankCount:
                 destroy()
 
     with built(job.rank) as first:
-        rank = rank_of_largest_piece(first.actor.model.buffers, job.rank)
+        buffers = [buffer for one in first.actor.models for buffer in one.buffers]
+        rank = rank_of_largest_piece(buffers, job.rank)
         if rank == job.rank:
             return first.count(began)
     with built(rank) as copy:
@@ -195,7 +196,7 @@ class _Rank:
 
         actor = self.actor
         gatherer = BucketGatherer(
-            [actor.module],
+            actor.chunks,
             actor.spec,
             actor.parallel,
             self.job.bucket_mib,

@@ -360,6 +360,25 @@ def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
     assert all_out.host_bytes > best.host_bytes > 8 * rank
 
 
+def test_virtual_stages_and_replayed_routes_are_planned() -> None:
+    """The stages that the chunks divide; the routes that a node's ranks keep."""
+    asked = wish("Qwen2.5-32B", 32, work=COLOCATED, max_tokens=None, virtual_stages=2)
+    best, *_ = find_plans(asked)
+    layout = best.actor.layout
+    assert layout.pipeline_parallel > 1 and layout.virtual_stages == 2
+    config, _ = checked(asked, overrides(asked, best.actor, best.engine_tp, best.engine_share))
+    assert config.actor.virtual_stages == 2
+    with pytest.raises(layouts.UserError, match=r"actor\.virtual_stages=5"):
+        find_plans(dataclasses.replace(asked, virtual_stages=5))
+    two = dataclasses.replace(COLOCATED, minibatches=2)
+    asked = wish("Qwen3-30B-A3B", 32, work=two, max_tokens=None, routing_replay=True)
+    best, *_ = find_plans(asked)
+    config, _ = checked(asked, overrides(asked, best.actor, best.engine_tp, best.engine_share))
+    assert config.actor.routing_replay.value == "old_log_probs"
+    without, *_ = find_plans(dataclasses.replace(asked, routing_replay=False))
+    assert best.host_bytes > without.host_bytes
+
+
 def test_the_command_proposes_it(capsys: pytest.CaptureFixture[str]) -> None:
     size = ("model.path=Qwen2.5-7B", "cluster.gpus_per_node=2", "algorithm.prompts_per_step=8")
     more = ("rollout.max_response_tokens=2048", "actor.tensor_parallel=2")

@@ -26,6 +26,7 @@ from rlmath.commands.plan.memory import (
     buffer_bytes,
     host_bytes,
     kv_bytes,
+    micro_batches_in_flight,
     model_state_bytes,
     moved_bytes,
     route_bytes,
@@ -299,6 +300,18 @@ def test_a_reference_model_is_on_the_host() -> None:
     weights = 2 * parameters_of_rank(one, actor.layout, 0)
     assert phases["reference"].num_bytes == phases["log-probs"].num_bytes
     assert host_bytes(one, actor, held, 8) - host_bytes(one, actor, without, 8) == 8 * weights
+
+
+def test_interleaved_stages_keep_more() -> None:
+    """Of the first of p stages with v chunks 1 + (p - 1) / (p v) times as much (Korthikanti et al.
+    2022, section 4.2.3), of the last one a round of micro-batches but for a chunk's share."""
+    for p, v in ((2, 2), (4, 2), (8, 4)):
+        plain, layout = Layout(1, p), Layout(1, p, virtual_stages=v)
+        assert micro_batches_in_flight(plain, 64, 0) == p
+        ratio = micro_batches_in_flight(layout, 64, 0) / p
+        assert ratio == pytest.approx(1 + (p - 1) / (p * v))
+        assert micro_batches_in_flight(layout, 64, p - 1) == ((v - 1) * p + 1) / v
+        assert micro_batches_in_flight(layout, 1, 0) == 1
 
 
 def test_routes_are_on_the_host() -> None:

@@ -16,6 +16,7 @@ from rlmath.batching.from_groups import sampled_sequences
 from rlmath.batching.shards import shards
 from rlmath.cli import main
 from rlmath.commands.why.batch import Address
+from rlmath.model.parallel import Layout
 from rlmath.model.tiny_tokenizer import fast_tokenizer
 from rlmath.monitor.digests import details_path
 from rlmath.rollout.seeds import request_seed
@@ -106,7 +107,7 @@ def test_the_weight_of_a_token_is_that_of_the_ranks(
     )
     limit: Any = SimpleNamespace(max_tokens_per_microbatch=1000)
     update = update_settings(run.config, 0.0, 0.0)
-    (shard,) = shards(sequences, shard_settings(limit, 1, update, seed=3 + 2))
+    (shard,) = shards(sequences, shard_settings(limit, Layout(), update, seed=3 + 2))
     weight = float(shard.weights[shard.places.tolist().index(4 + 1)])
     text = why(run.folder, SAMPLE, capsys)
     assert f"each of its 6 tokens weighs {weight:.6g}" in text

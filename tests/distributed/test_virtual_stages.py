@@ -1,0 +1,154 @@
+"""Several chunks of the model on each pipeline stage: what they compute and save is that of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor.model import ModelSettings
+from rlmath.device import Platform
+from rlmath.model.parallel import Layout
+from rlmath.validation.hooks import megatron_values
+from rlmath.weights.gather import BucketGatherer
+from tests.distributed import (
+    test_actor,
+    test_lora,
+    test_mixture,
+    test_offload,
+    test_routing_replay,
+)
+from tests.distributed import test_value_model as values
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import check_updates, make_batch
+from tests.distributed.test_checkpoint import assert_equal, changes_of, commit, run_load, run_save
+
+# Fixtures.
+tiny_model, on_one_rank = test_actor.tiny_model, test_actor.on_one_rank
+tied_model, tied_on_one_rank = test_actor.tied_model, test_actor.tied_on_one_rank
+batch = values.batch
+
+ONE, PP2 = Layout(1, 1, 1), Layout(1, 2, 1)
+VP2 = Layout(1, 2, 1, virtual_stages=2)
+MODEL = ModelSettings(torch.float32, sequence_parallel=True, recompute="full")
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        # Micro-batches of one sequence or two, of any length.
+        (VP2, {"max_tokens_per_microbatch": 40}),
+        (Layout(2, 2, 1, virtual_stages=2), {"model": MODEL}),
+        (Layout(1, 2, 2, virtual_stages=2), {"optimizer": {"distributed": False}}),
+        (Layout(1, 2, 1, context_parallel=2, virtual_stages=2), {}),
+    ],
+    ids=str,
+)
+def test_the_update_is_that_of_one_chunk(
+    ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout, changes: dict[str, Any]
+) -> None:
+    check_updates(ranks, tiny_model, on_one_rank, layout, changes)
+
+
+def test_tied_embeddings(ranks: RankPool, tied_model: str, tied_on_one_rank: Any) -> None:
+    check_updates(ranks, tied_model, tied_on_one_rank, VP2, {})
+
+
+def run_fingerprints(layout: Layout, platform: Platform, model: str) -> dict[str, int]:
+    actor = values.build_policy(layout, platform, model)
+    assert len(actor.chunks) == layout.virtual_stages
+    return BucketGatherer(actor.chunks, actor.spec, actor.parallel).fingerprints()
+
+
+def test_what_is_sent_is_the_folder(ranks: RankPool, tiny_model: str) -> None:
+    (expected,) = ranks.run(ONE, run_fingerprints, tiny_model)
+    for found in ranks.run(VP2, run_fingerprints, tiny_model):
+        assert found == expected
+
+
+def run_values(layout: Layout, platform: Platform, model: str) -> Any:
+    return megatron_values(values.build_policy(layout, platform, model), list(range(3, 20)))
+
+
+def test_layers_are_found_where_values_part(ranks: RankPool, tiny_model: str) -> None:
+    """What find_divergence compares: every layer of every chunk, by its number in the model."""
+    (expected,) = ranks.run(ONE, run_values, tiny_model)
+    found, _ = ranks.run(VP2, run_values, tiny_model)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, atol=2e-5, rtol=1e-4)
+
+
+def test_a_checkpoint_resumes_bit_by_bit_and_in_other_layouts(
+    ranks: RankPool, tiny_model: str, tmp_path: Path
+) -> None:
+    changes, straight = changes_of(True), []
+
+    def run(partial: str) -> None:
+        straight[:] = ranks.run(VP2, run_save, tiny_model, changes, partial, 1, 1)
+
+    folder = commit(tmp_path, run)
+    again = ranks.run(VP2, run_load, tiny_model, changes, folder, 1)
+    for one, other in zip(straight, again, strict=True):
+        assert_equal(one, other)
+    expected = straight[0].metrics
+    for layout in (ONE, PP2):
+        check_metrics(ranks.run(layout, run_load, tiny_model, changes, folder, 1), expected)
+
+    def run_one(partial: str) -> None:
+        straight[:] = ranks.run(ONE, run_save, tiny_model, changes, partial, 1, 1)
+
+    folder = commit(tmp_path / "one", run_one)
+    check_metrics(ranks.run(VP2, run_load, tiny_model, changes, folder, 1), straight[0].metrics)
+
+
+def check_metrics(found: list[Any], expected: list[dict[str, float]]) -> None:
+    for after in found:
+        for metrics, wanted in zip(after.metrics, expected, strict=True):
+            assert metrics == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+def test_a_mixture_with_routes_replayed(ranks: RankPool, tmp_path: Path) -> None:
+    """The dense layer is the second of four, so chunks differ; layers run again in the backward."""
+    model, batch = test_mixture.make_mixture(tmp_path), make_batch()
+    job = test_routing_replay.Run(steps=2, between="routers", recompute="full")
+    layout = Layout(1, 2, 2, expert_parallel=2, virtual_stages=2)
+    (alone,) = ranks.run(ONE, job, model, batch, test_routing_replay.R2)
+    for one in ranks.run(layout, job, model, batch, test_routing_replay.R2):
+        for figures, wanted in zip(one.minibatches, alone.minibatches, strict=True):
+            assert figures == pytest.approx(wanted, rel=5e-5, abs=5e-6)
+        assert one.routing == pytest.approx(alone.routing, abs=0.01)
+
+
+def test_adapters(ranks: RankPool, tiny_model: str, tmp_path: Path) -> None:
+    lora = test_lora.write_peft(tmp_path / "all", tiny_model, test_lora.ALL)
+    expected = test_lora.expectation(tiny_model, lora)
+    test_lora.check(ranks, tiny_model, lora, expected, VP2, test_lora.PLAIN_OPTIMIZER)
+
+
+def test_a_value_model_and_its_checkpoint(
+    ranks: RankPool, tiny_model: str, tmp_path: Path, batch: Any
+) -> None:
+    ((expected, *alone),) = ranks.run(ONE, values.run, tiny_model, batch, None)
+    results = ranks.run(VP2, values.run, tiny_model, batch, str(tmp_path))
+    total = batch.loss_mask.numel()
+    torch.testing.assert_close(
+        values.together(results, total),
+        values.together([(expected, *alone)], total),
+        atol=2e-5,
+        rtol=0,
+    )
+    for _, *steps in results:
+        for step, expected_step in zip(steps, alone, strict=True):
+            for figures, wanted in zip(step, expected_step, strict=True):
+                assert figures == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.long
+def test_offloaded_state_comes_back(
+    ranks: RankPool, tiny_model: str, tmp_path: Path, batch: Any
+) -> None:
+    said = ranks.run(VP2, test_offload.run, tiny_model, batch, True, True, str(tmp_path))
+    assert said == [[], []]
