@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from rlmath.data import leaks
 from rlmath.data.leaks import check, shares
 from rlmath.errors import UserError
 from rlmath.quickstart.problems import all_exercises
@@ -45,3 +46,11 @@ def test_parts_of_words_and_numbers_do_not_count() -> None:
         assert shares([prompt], [["42"]]).own == 0, prompt
     for prompt in ("It is 42.", "=42", "\\boxed{42}", "(42)"):
         assert shares([prompt], [["42"]]).own == 1, prompt
+
+
+def test_of_many_problems_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that is named is the one in the data."""
+    monkeypatch.setattr(leaks, "MOST_PROBLEMS", 10)
+    prompts = ["nothing"] * 50 + [f"the answer is {i}" for i in range(50, 100)]
+    found = shares(prompts, [[str(i)] for i in range(100)])
+    assert (found.own, found.others, found.first, found.answer) == (0.5, 0.0, 50, "50")
