@@ -18,7 +18,7 @@ from rlmath.errors import UserError
 
 # Below it, chance decides.
 LEAST_PROBLEMS = 32
-# So many tell a share to 0.01; more cost 0.2 ms each when a run starts.
+# Enough to tell a share to 0.01; each costs 0.2 ms when a run starts.
 MOST_PROBLEMS = 4096
 
 

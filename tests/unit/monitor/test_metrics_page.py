@@ -4,6 +4,7 @@ import dataclasses
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +27,10 @@ from rlmath.data import ProblemStream
 from rlmath.evaluation.metrics import benchmark_metrics, tagged
 from rlmath.monitor.curves import PANELS
 from rlmath.rewards.stats import RewardStats
+from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.controllers import Coefficients
+from rlmath.training.feed import PipelinedFeed
 from rlmath.training.metrics import rollout_metrics, update_metrics
 from rlmath.training.mismatch import correction_metrics, mismatch_metrics
 from rlmath.types import Group, Problem
@@ -114,11 +117,26 @@ def mismatch_tags(group):
 
 
 def sampling_tags(group):
-    config = load(["model.path=m", "runner.run_dir=r", "algorithm.curriculum.cooldown=true"])
+    """Of ``carry_over``, whose sampler has them all."""
+    config = load(
+        [
+            *("model.path=m", "runner.run_dir=r", "algorithm.curriculum.cooldown=true"),
+            *("rollout.schedule=carry_over", "rollout.carry_over_tokens=8"),
+        ]
+    )
     sampler = Sampler(config, ProblemStream([Problem("p", "?", (1,), ("2",))]))
     work = SimpleNamespace(continued=1, recomputed_tokens=2)
-    carried_over = sampler._carry_over_metrics(work, [group], 5)
-    return carried_over.keys() | sampler._metrics(PoolCounts(1, 1, 1, {}, 0, 0.5), 1, 0, 1)
+    totals = LengthTotals()
+    totals.add([group], [group])
+    made = sampler._work_metrics(work, 1) | lag_metrics([group], 5) | totals.bias([])
+    return made.keys() | sampler._metrics(PoolCounts(1, 1, 1, {}, 0, 0.5), 1, 1)
+
+
+def waiting_tags():
+    unused: Any = None
+    feed = PipelinedFeed(unused, unused, unused)
+    feed.close()
+    return set(feed.metrics())
 
 
 def routing_tags():
@@ -130,7 +148,7 @@ def test_what_the_loops_make_is_explained(group):
     alignment = {f"alignment/{name}" for name in measure(torch.zeros(1), torch.zeros(1)).metrics()}
     made = rollout_metrics([group]).keys() | eval_tags(group)
     made = made | update_tags() | reward_tags() | alignment | mismatch_tags(group)
-    made |= sampling_tags(group) | routing_tags()
+    made |= sampling_tags(group) | routing_tags() | waiting_tags()
     assert made <= DOCUMENTED, sorted(made - DOCUMENTED)
     prefixes = (
         "eval/<benchmark>/",
