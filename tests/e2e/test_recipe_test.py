@@ -20,10 +20,3 @@ def test_a_recipe(name: str, tmp_path: Path) -> None:
     )
     assert len([one for one in said if one.startswith(("invariants", "settings", "resume"))]) == 3
     assert "no band is stored" in done.stdout, "a band is of 30 steps"
-
-
-def test_a_setting_that_nothing_reads_is_named(tmp_path: Path) -> None:
-    """A section that no part of a training run takes."""
-    settings = ["sft.steps=7", "--steps", "2"]
-    done = rlmath("test", "quickstart", *settings, "--out", str(tmp_path))
-    assert done.returncode == 1 and "never read: " in done.stdout

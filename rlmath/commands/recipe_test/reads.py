@@ -10,6 +10,8 @@ from typing import Any
 from rlmath.config.schema import Config
 from rlmath.config.settings import by_key, value_of
 
+# Sections that an experiment may have for rlmath sft and rlmath evaluate.
+_OF_OTHER_COMMANDS = ("sft.", "eval.")
 _PACKAGE = Path(__file__).resolve().parents[2]
 # Who looks at every setting does not use it: what checks, copies, saves and shows settings.
 _LOOKS_AT_ALL = (
@@ -46,7 +48,10 @@ def unread(config: Config, reads: set[str], changed: set[str]) -> list[str]:
     return [
         key
         for key, one in by_key().items()
-        if key not in reads | changed and "[]" not in key and value_of(config, key) != one.default
+        if key not in reads | changed
+        and "[]" not in key
+        and not key.startswith(_OF_OTHER_COMMANDS)
+        and value_of(config, key) != one.default
     ]
 
 
