@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.config.schema import Config, DataConfig
+from rlmath.model.spec import model_spec
 from rlmath.model.tiny_tokenizer import ASSISTANT, USER, build_tokenizer
 from rlmath.types import Problem
 
@@ -63,7 +64,7 @@ def make_model(folder: Path, fields: dict[str, Any], config: Config) -> list[Pro
         The problems, as a run reads them.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
 
     from rlmath.data import load_problems
 
@@ -73,7 +74,7 @@ def make_model(folder: Path, fields: dict[str, Any], config: Config) -> list[Pro
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    made = AutoConfig.for_model(_model_type(fields["architectures"][0]), **fields | ends)
+    made = CONFIG_MAPPING[_model_type(model_spec(fields).architecture)](**fields | ends)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.runner.seed)
         model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)

@@ -27,7 +27,7 @@ SWAPPED = "FLASHINFER_CUTLASS"
 def worker_fingerprints(worker: Any) -> dict[str, int | None]:
     """Runs in a vLLM worker: this worker's shares of what the engine holds; ``None``: a tensor that
     cannot be read."""
-    model = worker.model_runner.get_model()
+    model, dtype = worker.model_runner.get_model(), worker.model_config.dtype
     held: dict[str, int | None] = {}
     matrices: dict[int, list[Part]] = {}
     for part in parts_of(model):
@@ -40,10 +40,10 @@ def worker_fingerprints(worker: Any) -> dict[str, int | None]:
         if part.key == "bias" or values.ndim == 2:
             # vLLM widens biases to float32 where a CPU has matrix units, and a router's matrix for
             # precision.router_dtype=float32.
-            values = values.to(worker.model_config.dtype)
+            values = values.to(dtype)
         _count(held, part.name, fingerprint(values, *part.corner))
     for parts in matrices.values():
-        for part, of_part in zip(parts, _of_packed(parts), strict=True):
+        for part, of_part in zip(parts, _of_packed(parts, dtype), strict=True):
             _count(held, part.name, of_part)
     _prefer_packed_copies(model, held)
     for name, value in _experts(model):
@@ -65,13 +65,19 @@ def _count(total: dict[str, int | None], name: str, value: int | None) -> None:
     total[name] = None if before is None or value is None else add(before, value)
 
 
-def _of_packed(parts: list[Part]) -> list[int]:
-    """Fingerprints of the parts of one packed matrix, of which they are rows or all of it."""
+def _of_packed(parts: list[Part], dtype: torch.dtype) -> list[int]:
+    """Fingerprints of the parts of one packed matrix, of which they are rows or all of it.
+
+    Args:
+        parts: Of one module.
+        dtype: Of the model, which a router's packed matrix may be wider than.
+    """
     module = parts[0].module
     sums = [0] * len(parts)
     for first, columns in columns_of(module, _inputs(module), getattr(module, parts[0].key).dtype):
         for index, part in enumerate(parts):
             rows = columns if part.dim == 1 else columns.narrow(0, part.row, part.length)
+            rows = rows.to(dtype)
             row, column = part.corner
             sums[index] = add(sums[index], fingerprint(rows, row, column + first))
     return sums
