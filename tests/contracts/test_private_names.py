@@ -13,7 +13,7 @@ from tests.contracts.imports import FOLDERS, ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # Python's own, and documented.
-OF_PYTHON = {"_exit", "_current_frames"}
+OF_PYTHON = {"_exit", "_current_frames", "_getframe"}
 TABLES = "\n".join(
     path.read_text(encoding="utf-8")
     for path in Path(__file__).parent.glob("test_*.py")
