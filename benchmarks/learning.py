@@ -1,9 +1,11 @@
-"""That estimators and losses learn: held-out accuracy on the quickstart's task, from one SFT start.
+"""That estimators, losses and schedules learn: held-out accuracy on the quickstart's task, from one
+SFT start.
 
-Each case is the quickstart with another advantage or another loss; everything else stays, the seed
-too. Prints one JSON line with the accuracy before and after (``--steps`` steps, mean over
-``--eval-samples`` answers to each of the held-out problems) and the standard error of a single
-figure. ``--plot`` draws the curves. One case takes about as long as a quickstart.
+Each case is the quickstart with another advantage, loss or schedule; everything else stays, the
+seed too (``-- runner.seed=1`` for another). Prints one JSON line with the accuracy before and after
+(``--steps`` steps, mean over ``--eval-samples`` answers to each of the held-out problems) and the
+standard error of a single figure. ``--plot`` draws the curves. One case takes about as long as a
+quickstart.
 """
 
 from __future__ import annotations
@@ -46,6 +48,16 @@ CASES: dict[str, list[str]] = {
         "actor.lora.rank=16",
         "actor.optimizer.lr=1e-3",
         "actor.optimizer.min_lr=2e-4",
+    ],
+    "schedule carry_over": [
+        "rollout.schedule=carry_over",
+        "rollout.carry_over_tokens=20",
+        "rollout.max_lag=2",
+        "algorithm.correction.kind=token_truncate",
+    ],
+    "schedule pipelined": [
+        "rollout.schedule=pipelined",
+        "algorithm.correction.kind=token_truncate",
     ],
 }
 

@@ -202,9 +202,10 @@ def _check_round_trip(ranks: Ranks, folder: Path, case: Case) -> None:
 
 def _planned_sends(folder: Path, case: Case) -> dict[tuple[str, int, int, int], int]:
     """What the plan says that each rank of the first copy of the model gives."""
-    layout = Layout(case.tp, case.pp, pipeline_layers=case.stages)
+    chunks = case.vp or 1
+    layout = Layout(case.tp, case.pp, pipeline_layers=case.stages, virtual_stages=chunks)
     spec = read_model_spec(folder)
-    plan = plan_weights(spec, layout, Layout(), 0.01, torch.float32, case.vp or 1)
+    plan = plan_weights(spec, layout, Layout(), 0.01, torch.float32)
     sends = {}
     for planned in plan.buckets:
         for op in planned.gathers:
@@ -477,6 +478,7 @@ def test_a_checkpoint_of_any_layout_becomes_a_folder(
         "context_parallel": 1,
         "expert_parallel": case.ep,
         "pipeline_layers": [],
+        "virtual_stages": 1,
     }
     counts = ranks.call("convert", "to_hf", str(checkpoint), str(target), str(source))
     assert counts == [len(_read(source))] * 4

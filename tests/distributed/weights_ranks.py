@@ -250,7 +250,7 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
         **moe,
     )
     if spec.experts:
-        layers = _expert_spec(specs, config)
+        layers = _expert_spec(specs, config, vp_stage if case.vp is not None else None)
     else:
         layers = specs.get_gpt_layer_local_spec(
             qk_layernorm=spec.qk_norm is QkNorm.per_head, normalization="RMSNorm"
@@ -271,12 +271,12 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
     return model
 
 
-def _expert_spec(specs: Any, config: Any) -> Any:
+def _expert_spec(specs: Any, config: Any, vp_stage: int | None) -> Any:
     """Megatron's own layers of an MoE, with norms that allow sequence parallel."""
     from rlmath.actor.attention import ParallelRMSNorm
     from rlmath.actor.experts import decoder_spec
 
-    spec = decoder_spec(specs, config, on_te=False)
+    spec = decoder_spec(specs, config, on_te=False, vp_stage=vp_stage)
     spec.layer_norm = ParallelRMSNorm
     for layer in spec.layer_specs:
         layer.submodules.input_layernorm = ParallelRMSNorm
