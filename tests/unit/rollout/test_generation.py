@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
 from rlmath.rollout.generation import Generation
-from rlmath.rollout.requests import Request
+from rlmath.rollout.requests import EngineError, Request
 from rlmath.types import Sample
 
 
@@ -144,3 +145,14 @@ def test_a_round_of_the_recipe_idles_less_than_with_whole_groups() -> None:
     whole_idle = 1 - sum(one.duration_s for one in alone) / (32 * whole_s)
     assert spread.idle_share() < 0.75 * whole_idle
     assert spread.duration_s < 0.95 * whole_s
+
+
+def test_without_an_engine_that_has_the_weights_it_says_so() -> None:
+    pool: Any = VirtualPool(1, lambda _: 50)
+    pool.weights_version = 3
+    one = pool.begin(requests(1, 2))
+    pool.processes[0].can_sample = False
+    with pytest.raises(
+        EngineError, match="2 samples are left, and no engine has weights version 3"
+    ):
+        list(one.samples(None))

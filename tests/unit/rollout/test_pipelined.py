@@ -182,6 +182,8 @@ class Parts:
     def step(self, step: int) -> Sampled:
         sampled = self.feed.take(step)
         with self.feed.sampling_ahead(step):
+            last = step == STEPS or type(self.feed) is Feed
+            assert self.pool.has_weights_at_hand == last, "an engine must not ask for them now"
             if self.pool.gate is not None:
                 self.pool.gate.set()
         if self.pool.gate is not None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from rlmath.commands.plan.schedule.simulation import InstantGrades
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
 from rlmath.config.load import load
 from rlmath.config.rollout import RolloutSchedule, max_lag
@@ -30,43 +31,28 @@ STEPS = 6
 BASE = load(["model.path=m", "runner.run_dir=r"])
 
 
-class LateGrades:
+class LateGrades(InstantGrades):
     """In place of the collector: grades follow from seeds, and come when they are drawn to."""
 
-    def __init__(self, draw: random.Random, group_size: int, spread: float) -> None:
-        self._draw, self._group_size, self._spread = draw, group_size, spread
-
-    def begin(self, group_size: int) -> LateGrades:
-        self._problems: dict[str, Problem] = {}
-        self._samples: dict[str, list[Sample]] = {}
-        self._done: list[Group] = []
-        return self
-
-    def expect(self, problems: Sequence[Problem]) -> None:
-        for problem in problems:
-            self._problems[problem.id], self._samples[problem.id] = problem, []
+    def __init__(self, draw: random.Random, spread: float) -> None:
+        self._draw, self._spread = draw, spread
 
     def add(self, sample: Sample) -> None:
-        samples = self._samples[sample.problem_id]
-        assert sample.index not in {one.index for one in samples}, "graded twice"
-        samples.append(sample)
-        if len(samples) == self._group_size:
-            in_order = sorted(samples, key=lambda one: one.index)
-            graded = tuple(self._graded(one) for one in in_order)
-            self._done.append(Group(self._problems[sample.problem_id], graded))
+        assert sample.index not in {s.index for s in self._samples[sample.problem_id]}, "twice"
+        super().add(sample)
+
+    def graded(self, sample: Sample) -> GradedSample:
+        own = random.Random(sample.seed)
+        if own.random() < self._spread / 10:
+            return GradedSample(sample, None, None, "error")
+        correct = own.random() < self._spread
+        return GradedSample(sample, float(correct), correct, "correct" if correct else "wrong")
 
     def finished(self, block: bool = False) -> list[Group]:
         self._draw.shuffle(self._done)
         count = self._draw.randint(int(block and bool(self._done)), len(self._done))
         done, self._done = self._done[:count], self._done[count:]
         return done
-
-    def _graded(self, sample: Sample) -> GradedSample:
-        own = random.Random(sample.seed)
-        if own.random() < self._spread / 10:
-            return GradedSample(sample, None, None, "error")
-        correct = own.random() < self._spread
-        return GradedSample(sample, float(correct), correct, "correct" if correct else "wrong")
 
 
 def config_of(draw: random.Random) -> Config:
@@ -136,7 +122,7 @@ class Played:
         )
         for engine in self.pool.engines_:
             engine.step_s = chance.choice([0.001, 0.01, 0.1])
-        self.grades: Any = LateGrades(chance, self.config.algorithm.group_size, self.spread)
+        self.grades: Any = LateGrades(chance, self.spread)
         self.sampler = self.new_sampler()
         self.trained: list[tuple[tuple[int, ...], ...]] = []
 

@@ -43,6 +43,7 @@ class RecordedEngine:
 
     def __init__(self, spec: EngineSpec, index: int, place: EnginePlace, timeout_s: float) -> None:
         self.spec, self.index, self.starting = spec, index, ""
+        self.waits_for_weights, self.handle = False, None
         self.events.append(f"engine {index} imports")
 
     def start(self) -> None:
@@ -114,3 +115,24 @@ def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(
         "engine 1 imports",
         "engine 1 begins, cache 7",
     ]
+
+
+def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_weights(
+    events: list[str], make_pool: Callable[..., RolloutPool]
+) -> None:
+    """The actor has newer weights than the other engines by then, or half of them."""
+    pool = make_pool(sleeps=False)
+    session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
+    pool.bring_up = lambda *_: events.append("the actor sends")
+    pool.reconnect = lambda: events.append("all are connected")
+    pool.weights_version, pool.verified_syncs = 3, 3
+    pool.has_weights_at_hand = False
+    pool.replace(1, EngineError("it died"))
+    starting = pool.starting()
+    events.clear()
+    assert pool.bring_up_started(starting, list(starting)) == []
+    waits: Any = pool.processes[1]
+    assert waits.waits_for_weights and not pool.processes[0].waits_for_weights
+    assert events == [] and pool.verified_syncs == 0, "its next weights are compared"
+    pool.settle()
+    assert events == ["all are connected"] and not waits.waits_for_weights

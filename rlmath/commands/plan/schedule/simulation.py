@@ -152,7 +152,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
     )
     # The actor's share of the GPUs, on which the same work takes longer.
     actor_share = 1.0 if choice.engines is None else 1 - choice.engines / setup.engines
-    collector: Any = _Grades()
+    collector: Any = InstantGrades()
     found: list[dict[str, float]] = []
     steps_in_all = choice.max_lag + 1 + steps
     for step in range(1, steps_in_all + 1):
@@ -211,10 +211,10 @@ def _generate(
     return pool.now_s - began_s, pool.generation.idle_share()
 
 
-class _Grades:
+class InstantGrades:
     """In place of the collector and its grading: every sample is right at once."""
 
-    def begin(self, group_size: int) -> _Grades:
+    def begin(self, group_size: int) -> InstantGrades:
         self._group_size = group_size
         self._problems: dict[str, Problem] = {}
         self._samples: dict[str, list[Sample]] = {}
@@ -229,11 +229,13 @@ class _Grades:
         samples = self._samples[sample.problem_id]
         samples.append(sample)
         if len(samples) == self._group_size:
-            graded = tuple(
-                GradedSample(one, 1.0, None, "ungraded")
-                for one in sorted(samples, key=lambda one: one.index)
-            )
+            in_order = sorted(samples, key=lambda one: one.index)
+            graded = tuple(self.graded(one) for one in in_order)
             self._done.append(Group(self._problems[sample.problem_id], graded))
+
+    def graded(self, sample: Sample) -> GradedSample:
+        """Its grade."""
+        return GradedSample(sample, 1.0, None, "ungraded")
 
     def finished(self, block: bool = False) -> list[Group]:
         done, self._done = self._done, []
