@@ -178,8 +178,8 @@ def attach_adapters(
     if lora.init_from is not None:
         own = local_adapters([module], spec, parallel, lora)
         load_adapters(own, lora.init_from, lora, spec)
-    if config.recompute_granularity == "full" and getattr(module, "embedding", None) is not None:
-        # A recomputed layer whose input needs no gradient would have none for its parameters.
+    if config.recompute_granularity is not None and getattr(module, "embedding", None) is not None:
+        # What is recomputed, and whose input needs no gradient, would have none for its parameters.
         module.embedding.register_forward_hook(_need_gradient)
     return found
 

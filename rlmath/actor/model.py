@@ -34,9 +34,10 @@ class ModelSettings:
     Attributes:
         dtype: Of parameters and activations; gradients and the optimizer's state are float32.
         sequence_parallel: Split activations between tensor ranks outside the matrices.
-        recompute: ``none``, ``selective`` (attention) or ``full`` (whole layers).
+        recompute: ``none``, ``selective`` (modules of every layer) or ``full`` (whole layers).
         recompute_num_layers: With ``full``: how many layers of each stage, from the first;
             ``None``: all of them.
+        recompute_modules: With ``selective``: which, in Megatron's words.
         precision: Of what decides log-probs most.
         layers: ``auto``, ``transformer_engine`` or ``local``, see ``choose_platform``.
         separate_norms: No norms within Transformer Engine's matrices.
@@ -48,6 +49,7 @@ class ModelSettings:
     sequence_parallel: bool = ActorConfig.sequence_parallel
     recompute: str = ActorConfig.recompute.value
     recompute_num_layers: int | None = ActorConfig.recompute_num_layers
+    recompute_modules: tuple[str, ...] = ()
     precision: Precision = field(default_factory=Precision)
     layers: str = ActorConfig.layers.value
     separate_norms: bool = False
@@ -74,7 +76,10 @@ def transformer_config(
             ),
         }
     elif settings.recompute == "selective":
-        recompute = {"recompute_granularity": "selective"}
+        recompute = {
+            "recompute_granularity": "selective",
+            "recompute_modules": list(settings.recompute_modules),
+        }
     return TransformerConfig(
         num_layers=spec.layers,
         hidden_size=spec.hidden,

@@ -4,8 +4,8 @@ Each check is a generator of messages. A message begins with the setting's key, 
 arithmetic, and names values that would work. Ranges stand with the fields (``utils/setting.py``);
 what divides what is in ``layout.py``; files, memory and disk are in ``files.py``; what is evaluated
 is in ``benchmarks.py``; what the algorithm does not allow is in ``algorithm.py``; what layers and
-kernels are there is in ``precision.py``; what adapters ask for is in ``lora.py``; this file has the
-order and the other contradictions.
+kernels are there is in ``precision.py``; adapters are in ``lora.py``, what is recomputed
+in ``recompute.py``; this file has the order and the other contradictions.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.lora import lora_model, lora_problems
 from rlmath.checks.machine import Machine
 from rlmath.checks.overview import updates_of
+from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.checks.trackers import tracker_problems
 from rlmath.config import arithmetic
@@ -110,6 +111,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from check_precision.batch_invariant_model(config, model)
         if command != "evaluate":
             yield from lora_model(config, model)
+            yield from recompute_model(config, model)
         if command == "train":
             yield from routing_model(config, model)
         yield from check_layout.lengths(config, model, command)
@@ -274,6 +276,7 @@ def actor_problems(config: Config) -> Iterator[str]:
             f"actor.recompute=full, but that is {actor.recompute.name}; set recompute=full, or "
             "recompute_num_layers=null"
         )
+    yield from recompute_problems(config)
 
 
 def _offload(config: Config) -> Iterator[str]:

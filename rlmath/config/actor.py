@@ -83,7 +83,15 @@ class ActorConfig:
     )
     recompute: Recompute = setting(
         Recompute.none,
-        "Activation recomputation: none, selective (attention), or full (whole layers).",
+        "Activation recomputation: none, selective (modules of every layer), or full (whole "
+        "layers).",
+    )
+    recompute_modules: list[str] | None = setting(
+        None,
+        "What of every layer the backward pass computes again: some of mlp (the feed-forward of a "
+        "dense layer), moe (that of a MoE layer, router and experts), shared_experts and core_attn "
+        "(which saves little where attention is one kernel); null: mlp and moe.",
+        only_with=OnlyWith("recompute", (Recompute.selective,)),
     )
     recompute_num_layers: int | None = setting(
         None, "recompute=full: number of recomputed layers per pipeline stage; null: all.", least=1

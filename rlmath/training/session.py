@@ -22,6 +22,7 @@ from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.lora import adapters_of
 from rlmath.config.precision import ProductDType
+from rlmath.config.recompute import modules_of
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
@@ -382,6 +383,7 @@ def actor_settings(
     import torch
 
     dtype: torch.dtype = getattr(torch, config.model.dtype.value)
+    spec = read_model_spec(config.model.path)
     return ActorSettings(
         model_path=str(Path(config.model.path).absolute()),
         model=ModelSettings(
@@ -389,6 +391,7 @@ def actor_settings(
             sequence_parallel=config.actor.sequence_parallel,
             recompute=config.actor.recompute.value,
             recompute_num_layers=config.actor.recompute_num_layers,
+            recompute_modules=modules_of(config.actor, spec),
             precision=precision(config),
             layers=config.actor.layers.value,
             logits=config.actor.logits.value,
@@ -399,7 +402,7 @@ def actor_settings(
         max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
         max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
         reference=reference_settings(config),
-        lora=adapters_of(config.actor.lora, read_model_spec(config.model.path), config.runner.seed),
+        lora=adapters_of(config.actor.lora, spec, config.runner.seed),
     )
 
 

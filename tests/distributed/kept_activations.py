@@ -31,14 +31,20 @@ def equal_sequences(count: int, prompt: int, response: int) -> TrainingBatch:
 
 
 def kept_bytes(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, recomputed: int
+    layout: Layout,
+    platform: Platform,
+    model: str,
+    batch: TrainingBatch,
+    recomputed: int,
+    modules: tuple[str, ...] = (),
 ) -> int:
     """Storages that autograd holds after a forward pass of one micro-batch; parameters left out."""
     settings = ModelSettings(
         torch.float32,
         sequence_parallel=layout.tensor_parallel > 1,
-        recompute="full" if recomputed else "none",
+        recompute="selective" if modules else "full" if recomputed else "none",
         recompute_num_layers=recomputed or None,
+        recompute_modules=modules,
     )
     actor = build(layout, platform, model, model=settings, max_tokens_per_microbatch=10**6)
     (packed,) = actor.micro_batches(actor.shard_of(batch).whole())

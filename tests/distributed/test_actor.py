@@ -260,7 +260,6 @@ def test_the_update_does_not_depend_on_the_layout(
         (Layout(1, 1, 1), {"max_tokens_per_microbatch": 1000}),
         (Layout(1, 1, 1), {"optimizer": {"distributed": False}}),
         (Layout(2, 1, 1), {"model": ModelSettings(torch.float32, recompute="full")}),
-        (Layout(1, 2, 1), {"model": ModelSettings(torch.float32, recompute="selective")}),
     ],
     ids=str,
 )

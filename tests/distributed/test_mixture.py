@@ -123,8 +123,7 @@ def test_gradient_is_that_of_autograd_on_hugging_face(ranks: RankPool, mixture: 
     check_gradient(ranks, mixture, EP2)
 
 
-def test_gradient_of_a_sigmoid_router_and_shared_experts(ranks: RankPool, tmp_path: Path) -> None:
-    """GLM-4.5's router, whose bias only chooses, and experts of all tokens, over tensor ranks."""
+def make_glm(folder: Path) -> str:
     from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
     torch.manual_seed(0)
@@ -145,8 +144,13 @@ def test_gradient_of_a_sigmoid_router_and_shared_experts(ranks: RankPool, tmp_pa
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.normal_(std=0.3)
-    model.save_pretrained(tmp_path)
-    check_gradient(ranks, str(tmp_path), Layout(2, 1, 1))
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def test_gradient_of_a_sigmoid_router_and_shared_experts(ranks: RankPool, tmp_path: Path) -> None:
+    """GLM-4.5's router, whose bias only chooses, and experts of all tokens, over tensor ranks."""
+    check_gradient(ranks, make_glm(tmp_path), Layout(2, 1, 1))
 
 
 def test_a_checkpoint_resumes_with_another_expert_layout(

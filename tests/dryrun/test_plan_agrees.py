@@ -54,6 +54,7 @@ LONG = {
     "7B CP 2",
     "30B EP 4",
     "1.5B TP 1 without recomputation",
+    "1.5B, LoRA on queries and values",
 }
 
 

@@ -43,28 +43,75 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     What ``local`` layers keep beyond that is in the module's docstring.
 
     Returns:
-        The mean over the model's layers.
+        The mean over the model's layers, without what ``actor.recompute_modules`` drops.
     """
+    parts = _module_bytes(spec, actor)
+    dropped = sum(_share(spec, name) * parts[name] for name in actor.recompute_modules)
+    return whole_layer_bytes(spec, actor) - dropped
+
+
+def whole_layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
+    """:func:`layer_bytes` of a layer of which nothing is recomputed."""
+    query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    widths: float = 4 * spec.hidden + 3 * query + 3 * key
+    if not _keeps_input(actor, "q_proj", "k_proj", "v_proj"):
+        widths -= spec.hidden
+    if not _keeps_input(actor, "gate_proj", "up_proj"):
+        widths -= spec.hidden * _share(spec, "mlp")
+    if spec.qk_norm is not QkNorm.none:
+        widths += query + key
+    # Cosines and sines of queries and of keys, in the model's type, on every tensor rank.
+    rotation = 10 * spec.head_dim if actor.layers == "local" else 0
+    parts = _module_bytes(spec, actor)
+    modules = sum(_share(spec, name) * parts[name] for name in ("core_attn", "mlp", "moe"))
+    if _norm_is_within(actor):
+        # Counted with the feed-forward.
+        widths -= spec.hidden * _share(spec, "mlp")
+    return 2 * widths / actor.layout.tensor_parallel + rotation + modules
+
+
+def _keeps_input(actor: ActorShape, *targets: str) -> bool:
+    """Whether one of the matrices that take the same keeps it: a frozen one without an adapter
+    needs no gradient, and so keeps nothing."""
+    return actor.lora is None or bool({*targets} & {*actor.lora.targets})
+
+
+def _norm_is_within(actor: ActorShape) -> bool:
+    """Transformer Engine's dense feed-forward has its norm in the first matrix; with adapters the
+    two are apart."""
+    return actor.layers != "local" and actor.lora is None
+
+
+def _share(spec: ModelSpec, module: str) -> float:
+    """Of the layers, those that have it."""
+    moe = spec.moe_layers / spec.layers
+    return {"core_attn": 1.0, "mlp": 1 - moe, "moe": moe, "shared_experts": moe}[module]
+
+
+def _module_bytes(spec: ModelSpec, actor: ActorShape) -> dict[str, float]:
+    """What a layer keeps of each module that can be recomputed, per token, beside the module's
+    input."""
     layout = actor.layout
     tp, cp = layout.tensor_parallel, layout.context_parallel
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    local = actor.layers == "local"
-    widths: float = 4 * spec.hidden + 3 * query + 3 * key
-    if spec.qk_norm is not QkNorm.none:
-        widths += query + key
-    if local and cp > 1:
+    # Attention's output is the next matrix's input, and so is kept by it.
+    attention: float = 4 * spec.heads
+    if actor.layers == "local" and cp > 1:
         # Queries and outputs by length, and the keys and values of all ranks.
-        widths += 2 * query + 2 * cp * key
-    share = spec.moe_layers / spec.layers
-    widths += (1 - share) * 3 * spec.ffn
-    if share:
-        # Each token's copies for its experts, and gate, up and their product.
-        widths += share * spec.experts_per_token * (spec.hidden + 3 * spec.moe_ffn)
-        widths += share * 3 * spec.shared_ffn
-    router = share * 8 * spec.experts
-    # Cosines and sines of queries and of keys, in the model's type, on every tensor rank.
-    rotation = 10 * spec.head_dim if local else 0
-    return (2 * widths + 4 * spec.heads + router) / tp + rotation
+        attention += 2 * (2 * query + 2 * cp * key)
+    products = 3 if _keeps_input(actor, "down_proj") else 2
+    dense = products * spec.ffn + (spec.hidden if _norm_is_within(actor) else 0)
+    # Each token's copies for its experts, and gate, up and their product; experts have no adapters.
+    frozen = actor.lora is not None
+    copies = 2 * spec.moe_ffn if frozen else spec.hidden + 3 * spec.moe_ffn
+    routed = spec.experts_per_token * copies
+    shared = 2 * (2 if frozen else 3) * spec.shared_ffn
+    return {
+        "core_attn": attention / tp,
+        "mlp": 2 * dense / tp,
+        "moe": (2 * routed + 8 * spec.experts + shared) / tp,
+        "shared_experts": shared / tp,
+    }
 
 
 def feed_forward_width(spec: ModelSpec) -> int:
@@ -182,13 +229,17 @@ def backward_bytes(
     trains = actor.lora is None
     matrix = 2 * spec.hidden * width / tp if local and trains else 0.0
     hidden = 2 * spec.hidden
+    # What is recomputed of the last layer is there once more.
+    parts = _module_bytes(spec, actor)
+    again = max((parts[name] for name in actor.recompute_modules if name != "core_attn"), default=0)
     begin = {
         "activations": kept,
-        "backward of a layer": actor.tokens * (_products(local) * width / tp + hidden) + matrix,
+        "backward of a layer": actor.tokens * (_products(local) * width / tp + hidden + again)
+        + matrix,
     }
     if not actor.recompute_layers:
         return begin
-    again = layer_bytes(spec, actor) + (6 * width + 2 * hidden) / tp + hidden
+    again = whole_layer_bytes(spec, actor) + (6 * width + 2 * hidden) / tp + hidden
     # Copies of the tokens on their way to the experts and back, and their gradients.
     again += 2 * hidden * spec.experts_per_token / tp if spec.experts else 0.0
     recomputed = {

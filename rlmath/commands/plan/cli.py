@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.checks.lora import lora_model, lora_problems
+from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.commands.plan.advice import plans_or_advice
 from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive, share
@@ -22,6 +23,7 @@ from rlmath.config.actor import RoutingReplay
 from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count
 from rlmath.config.lora import adapters_of
+from rlmath.config.recompute import modules_of
 from rlmath.config.schema import Config, Layers, Logits, Recompute
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.lora import Lora
@@ -50,6 +52,7 @@ SETTINGS = (
     "actor.max_tokens_per_microbatch",
     "actor.recompute",
     "actor.recompute_num_layers",
+    "actor.recompute_modules",
     "actor.layers",
     "actor.logits",
     "actor.offload",
@@ -174,6 +177,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         ep=given.get("actor.expert_parallel"),
         engine_tp=given.get("rollout.tensor_parallel"),
         recompute_layers=_recomputed(given),
+        recompute_modules=_modules(config, spec),
         layers="local" if config.actor.layers is Layers.local else "transformer_engine",
         whole_logits=config.actor.logits is Logits.whole,
         offload=None if (asked := given.get("actor.offload")) is None else asked.value,
@@ -201,12 +205,18 @@ def _adapters(config: Config, spec: ModelSpec) -> Lora | None:
     return adapters_of(config.actor.lora, spec, seed=0)
 
 
+def _modules(config: Config, spec: ModelSpec) -> tuple[str, ...]:
+    """Raises ``ConfigError``: Megatron or the model has no such modules."""
+    problems = [*recompute_problems(config), *recompute_model(config, spec)]
+    if problems:
+        raise ConfigError.of(problems)
+    return modules_of(config.actor, spec)
+
+
 def _recomputed(given: Given) -> int | None:
     """Layers of a stage that are recomputed; ``None``: as few as fit."""
     recompute = given.get("actor.recompute")
-    if recompute is Recompute.selective:
-        raise UserError("actor.recompute=selective: a plan knows none and full")
-    if recompute is Recompute.none:
+    if recompute in (Recompute.none, Recompute.selective):
         return 0
     layers: int | None = given.get("actor.recompute_num_layers")
     return layers

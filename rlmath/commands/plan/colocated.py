@@ -19,6 +19,7 @@ from rlmath.commands.plan.memory import (
 )
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.lora import adapters_of
+from rlmath.config.recompute import modules_of
 from rlmath.config.schema import Config, Device
 from rlmath.model.spec import ModelSpec
 
@@ -99,6 +100,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         max_tokens=max(settings.max_tokens_per_microbatch, longest),
         layers="local" if settings.layers.value == "local" else "transformer_engine",
         lora=adapters_of(settings.lora, spec, seed=0),
+        recompute_modules=modules_of(settings, spec),
     )
     sequences = algorithm.prompts_per_step * algorithm.group_size
     minibatches = algorithm.minibatches_per_step * layout.actor.data_parallel

@@ -85,6 +85,7 @@ class Wish:
         lora: ``actor.lora``.
         routing_replay: ``actor.routing_replay=old_log_probs``.
         virtual_stages: ``actor.virtual_stages``; above 1 the actor has pipeline stages.
+        recompute_modules: Of every layer; with some no layers are.
         offload: ``actor.offload``; ``None``: nothing is, unless :func:`with_least_offload`
             chooses.
     """
@@ -112,6 +113,7 @@ class Wish:
     lora: Lora | None = None
     routing_replay: bool = False
     virtual_stages: int = 1
+    recompute_modules: tuple[str, ...] = ()
     offload: str | None = None
 
     @property
@@ -168,7 +170,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         layout.context_parallel,
         layout.expert_parallel,
     )
-    work, recomputed = wish.work, actor.recompute_layers
+    work = wish.work
     return [
         f"model.path={wish.path}",
         "model.dtype=bfloat16",
@@ -187,8 +189,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *([f"actor.context_parallel={cp}"] if cp > 1 else []),
         *([f"actor.expert_parallel={ep}"] if ep > 1 else []),
         f"actor.sequence_parallel={str(tp > 1).lower()}",
-        f"actor.recompute={'full' if recomputed else 'none'}",
-        f"actor.recompute_num_layers={recomputed or 'null'}",
+        *_recompute_settings(actor),
         f"actor.max_tokens_per_microbatch={wish.max_tokens or actor.max_tokens}",
         f"rollout.tensor_parallel={engine_tp}",
         f"rollout.max_response_tokens={work.response_tokens}",
@@ -202,6 +203,19 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *(_lora_settings(wish.lora) if wish.lora else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
         *(["algorithm.advantage=gae"] if wish.value_model else []),
+    ]
+
+
+def _recompute_settings(actor: ActorShape) -> list[str]:
+    if actor.recompute_modules:
+        return [
+            "actor.recompute=selective",
+            f"actor.recompute_modules=[{','.join(actor.recompute_modules)}]",
+        ]
+    layers = actor.recompute_layers
+    return [
+        f"actor.recompute={'full' if layers else 'none'}",
+        f"actor.recompute_num_layers={layers or 'null'}",
     ]
 
 
@@ -331,6 +345,7 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
                 wish.longest_microbatch,
                 wish.layers,
                 lora=wish.lora,
+                recompute_modules=wish.recompute_modules,
             )
     if not found:
         asked = {
@@ -483,7 +498,9 @@ def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
     per_stage = max(actor.layout.stage_sizes(wish.spec.layers))
 
     def fits(tokens: int) -> bool:
-        one = dataclasses.replace(actor, recompute_layers=per_stage, max_tokens=tokens)
+        one = dataclasses.replace(
+            actor, recompute_layers=per_stage, recompute_modules=(), max_tokens=tokens
+        )
         peak = max(
             phase.num_bytes for phase in beside_sleeping_engine(wish.spec, one, _step(wish, one))
         )

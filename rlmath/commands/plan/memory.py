@@ -60,6 +60,8 @@ class ActorShape:
         max_tokens: Longest micro-batch, over its context ranks.
         layers: ``transformer_engine`` or ``local``, see ``activations.py``.
         lora: The policy's adapters, which alone are trained; ``None``: all weights are.
+        recompute_modules: Of every layer, computed again in the backward pass; with some,
+            ``recompute_layers`` is 0.
     """
 
     layout: Layout
@@ -67,6 +69,7 @@ class ActorShape:
     max_tokens: int
     layers: str = "transformer_engine"
     lora: Lora | None = None
+    recompute_modules: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -15,7 +15,12 @@ from rlmath.commands.plan.memory import (
     kv_bytes,
     trained_parameters,
 )
-from rlmath.commands.plan.models import active_matrices
+from rlmath.commands.plan.models import (
+    active_matrices,
+    expert_matrices,
+    feed_forward_matrices,
+    shared_expert_matrices,
+)
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
@@ -67,8 +72,30 @@ def forward_flops(spec: ModelSpec, sequence_tokens: float) -> float:
     of width q with half of the sequence on average. Narayanan et al. 2021, appendix, for grouped
     queries, a gated feed-forward and a causal mask.
     """
-    attention = spec.layers * 2 * 2 * spec.heads * spec.head_dim * sequence_tokens / 2
+    attention = _attention_flops(spec, sequence_tokens)
     return 2 * active_matrices(spec) + attention + _output_flops(spec)
+
+
+def _recomputed_flops(spec: ModelSpec, actor: ActorShape, sequence_tokens: float) -> float:
+    """Of the modules that the backward pass computes again, per token."""
+    dense, moe = spec.layers - spec.moe_layers, spec.moe_layers
+    shared = moe * shared_expert_matrices(spec)
+    routed = moe * (spec.experts_per_token * expert_matrices(spec) + spec.experts * spec.hidden)
+    matrices = {
+        "core_attn": 0,
+        "mlp": dense * feed_forward_matrices(spec),
+        "moe": routed + shared,
+        "shared_experts": shared,
+    }
+    found = 2.0 * sum(matrices[name] for name in actor.recompute_modules)
+    if "core_attn" in actor.recompute_modules:
+        found += _attention_flops(spec, sequence_tokens)
+    return found
+
+
+def _attention_flops(spec: ModelSpec, sequence_tokens: float) -> float:
+    """Of causal attention between the projections, per token."""
+    return spec.layers * 2 * 2 * spec.heads * spec.head_dim * sequence_tokens / 2
 
 
 def _output_flops(spec: ModelSpec) -> int:
@@ -133,6 +160,13 @@ def actor_time_s(
     launches = microbatches * work.minibatches * max(layout.stage_sizes(spec.layers))
     forward = max(forward, launches * efficiency.layer_launch_s)
     again = actor.recompute_layers * pp / spec.layers
+    modules = _recomputed_flops(spec, actor, work.mean_tokens) / forward_flops(
+        spec, work.mean_tokens
+    )
+    # Of the layers' communication a recomputed MoE sends its tokens again, a dense feed-forward
+    # sums its output.
+    sent_again = experts * ("moe" in actor.recompute_modules)
+    sent_again += tensor / ALL_REDUCES_PER_LAYER * bool({"mlp", "moe"} & {*actor.recompute_modules})
     parameters = trained_parameters(spec, actor, 0)
     # Float32 gradients are reduce-scattered, bfloat16 weights gathered.
     copies = layout.copies
@@ -141,8 +175,9 @@ def actor_time_s(
     log_probs = (forward + once + context) * bubble if work.minibatches > 1 else 0.0
     # Backward is two forward passes, of which one is the gradients of weights, which frozen ones
     # have none of; a recomputed layer has one more (the same, section 3).
-    compute = forward * ((2 if actor.lora else 3) + again)
-    update = (compute + once * (2 + again) + context * (3 + again)) * bubble + data
+    compute = forward * ((2 if actor.lora else 3) + again + modules)
+    moved = once * (2 + again) + sent_again + context * (3 + again)
+    update = (compute + moved) * bubble + data
     return log_probs, update
 
 

@@ -136,6 +136,30 @@ def test_ranges_hold_at_their_ends() -> None:
             ["actor.recompute=full", "actor.recompute_num_layers=5"],
             ["actor.recompute_num_layers=5", "4 layers / 1 stages = at most 4", "at most 4"],
         ),
+        (
+            ["actor.recompute_modules=[mlp]"],
+            ["actor.recompute_modules", "actor.recompute=selective"],
+        ),
+        (
+            ["actor.recompute=selective", "actor.recompute_modules=[]"],
+            ["actor.recompute_modules=[]", "nothing would be recomputed"],
+        ),
+        (
+            ["actor.recompute=selective", "actor.recompute_modules=[layernorm]"],
+            ["actor.recompute_modules: layernorm", "Transformer Engine"],
+        ),
+        (
+            ["actor.recompute=selective", "actor.recompute_modules=[moe_act]"],
+            ["actor.recompute_modules: moe_act", "not proven", "take moe"],
+        ),
+        (
+            ["actor.recompute=selective", "actor.recompute_modules=[core_atn]"],
+            ["there is no core_atn", "did you mean core_attn?"],
+        ),
+        (
+            ["actor.recompute=selective", "actor.recompute_modules=[moe]"],
+            ["actor.recompute_modules", "no moe (the feed-forward of an MoE layer)", "mlp"],
+        ),
         (["actor.virtual_stages=2"], ["actor.virtual_stages=2", "pipeline_parallel to 2"]),
         (
             ["actor.virtual_stages=2", "actor.pipeline_parallel=2", "actor.pipeline_layers=[1,3]"],

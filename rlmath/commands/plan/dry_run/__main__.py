@@ -29,7 +29,8 @@ def main() -> None:
         given["lengths"] = tuple(tuple(pair) for pair in given["lengths"])
         sizes = tuple(given["layout"].pop("pipeline_layers"))
         given["layout"] = Layout(**given["layout"], pipeline_layers=sizes)
-        given["phases"] = tuple(given["phases"])
+        for key in ("phases", "recompute_modules"):
+            given[key] = tuple(given[key])
         if given["lora"] is not None:
             given["lora"] = from_described(given["lora"])
         try:

@@ -55,7 +55,14 @@ class Row:
 
 def planned(job: Job) -> tuple[ActorShape, Step]:
     """The job in the plan's terms."""
-    actor = ActorShape(job.layout, job.recompute_layers, job.microbatch_tokens, "local", job.lora)
+    actor = ActorShape(
+        job.layout,
+        job.recompute_layers,
+        job.microbatch_tokens,
+        "local",
+        job.lora,
+        job.recompute_modules,
+    )
     step = Step(
         microbatches=job.microbatches,
         longest_tokens=max(sum(pair) for pair in job.lengths),

@@ -10,6 +10,7 @@ from typing import Any
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.lora import adapters_of
+from rlmath.config.recompute import modules_of
 from rlmath.config.schema import Device, WeightsConfig
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
@@ -43,6 +44,7 @@ class Job:
         offload: ``actor.offload``.
         lora: The policy's adapters.
         routing_replay: ``actor.routing_replay``.
+        recompute_modules: Of every layer.
         phases: Which to count; the state always is.
     """
 
@@ -63,11 +65,19 @@ class Job:
     offload: str = "none"
     lora: Lora | None = None
     routing_replay: str = "none"
+    recompute_modules: tuple[str, ...] = ()
     phases: tuple[str, ...] = PHASES
 
     @property
     def stage(self) -> int:
         return self.rank // (self.layout.world_size // self.layout.pipeline_parallel)
+
+    @property
+    def recompute(self) -> str:
+        """``actor.recompute``."""
+        if self.recompute_modules:
+            return "selective"
+        return "full" if self.recompute_layers else "none"
 
     @property
     def microbatch_tokens(self) -> int:
@@ -183,6 +193,7 @@ def jobs_of(
         offload=actor.offload.value,
         lora=adapters_of(actor.lora, model_spec(known), seed=0),
         routing_replay=actor.routing_replay.value,
+        recompute_modules=modules_of(actor, model_spec(known)),
     )
     job = dataclasses.replace(job, **changes)
     return [dataclasses.replace(job, rank=rank) for rank in stage_ranks(job.layout)]

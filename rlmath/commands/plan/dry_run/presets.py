@@ -17,6 +17,7 @@ _LONG = ("actor=long_context", "rollout=long_context")
 EXPERIMENTS = ("qwen2.5-1.5b-grpo-megatron", "qwen2.5-7b-grpo-megatron")
 # Models that one node does not hold, and the nodes that they take at least.
 LEAST_NODES = {"qwen3_30b_a3b": 2}
+_SELECTIVE = ("actor.recompute=selective", "actor.recompute_num_layers=null")
 MOE = ("qwen3_30b_a3b",)
 MOE_LAYERS = 2
 
@@ -169,6 +170,26 @@ def layout_cases() -> list[Case]:
             budget,
         ),
         case(
+            "1.5B TP 1, feed-forward recomputed",
+            "r1_distill_qwen_1.5b",
+            1,
+            "actor.tensor_parallel=1",
+            *_SELECTIVE,
+            *small,
+            budget,
+        ),
+        case(
+            "7B CP 2, attention and feed-forward recomputed",
+            "r1_distill_qwen_7b",
+            16,
+            "actor.context_parallel=2",
+            *_SELECTIVE,
+            "actor.recompute_modules=[core_attn,mlp]",
+            *small,
+            budget,
+        ),
+        case("30B EP 8, experts recomputed", "qwen3_30b_a3b", 2, *_SELECTIVE, *small, budget),
+        case(
             "1.5B, whole logits",
             "r1_distill_qwen_1.5b",
             1,
@@ -199,6 +220,25 @@ def layout_cases() -> list[Case]:
             1,
             "actor.lora.rank=32",
             "algorithm.kl_coef=0.001",
+            *small,
+            budget,
+        ),
+        case(
+            "1.5B, LoRA on queries and values",
+            "r1_distill_qwen_1.5b",
+            1,
+            "actor.lora.rank=32",
+            "actor.lora.targets=[q_proj,v_proj]",
+            "actor.recompute=none",
+            *small,
+            budget,
+        ),
+        case(
+            "30B EP 8, LoRA",
+            "qwen3_30b_a3b",
+            2,
+            "actor.lora.rank=32",
+            "actor.recompute=none",
             *small,
             budget,
         ),

@@ -270,8 +270,9 @@ class _Rank:
             model=ModelSettings(
                 torch.bfloat16,
                 sequence_parallel=job.layout.tensor_parallel > 1,
-                recompute="full" if job.recompute_layers else "none",
+                recompute=job.recompute,
                 recompute_num_layers=job.recompute_layers or None,
+                recompute_modules=job.recompute_modules,
                 precision=Precision(lm_head_dtype=lm_head),
                 logits="whole" if job.whole_logits else "auto",
             ),

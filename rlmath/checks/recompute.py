@@ -1,0 +1,54 @@
+"""What ``actor.recompute_modules`` asks for: modules that Megatron recomputes and the model has."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from rlmath.config.actor import Recompute
+from rlmath.config.recompute import MODULES, possible_modules
+from rlmath.config.schema import Config
+from rlmath.model.spec import ModelSpec
+
+_KEY = "actor.recompute_modules"
+# Megatron's, and why not.
+_REFUSED = {
+    "layernorm": (
+        "Megatron-core 0.16.1 needs Transformer Engine for it, whose matrices have the norms within"
+    ),
+    "moe_act": "needs Transformer Engine's grouped experts, with which it is not proven; take moe",
+    "mla_up_proj": "no family here has multi-latent attention",
+}
+
+
+def recompute_problems(config: Config) -> Iterator[str]:
+    """What can be said without the model."""
+    chosen = config.actor.recompute_modules
+    if config.actor.recompute is not Recompute.selective or chosen is None:
+        return
+    if not chosen:
+        yield f"{_KEY}=[]: nothing would be recomputed; give some, or take actor.recompute=none"
+    for name in chosen:
+        if name in _REFUSED:
+            yield f"{_KEY}: {name}: {_REFUSED[name]}"
+        elif name not in MODULES:
+            close = difflib.get_close_matches(name, MODULES, n=1)
+            yield f"{_KEY}: there is no {name}; there are {', '.join(MODULES)}" + (
+                f"; did you mean {close[0]}?" if close else ""
+            )
+    if {"moe", "shared_experts"} <= set(chosen):
+        yield f"{_KEY}: moe computes the shared experts again as well; leave out shared_experts"
+
+
+def recompute_model(config: Config, model: ModelSpec) -> Iterator[str]:
+    """Modules that the model does not have."""
+    chosen = config.actor.recompute_modules
+    if config.actor.recompute is not Recompute.selective or chosen is None:
+        return
+    possible = possible_modules(model)
+    missing = [name for name in dict.fromkeys(chosen) if name in MODULES and name not in possible]
+    if missing:
+        yield (
+            f"{_KEY}: the model has no {', '.join(f'{one} ({MODULES[one]})' for one in missing)}; "
+            f"take some of {', '.join(possible)}, or null"
+        )
