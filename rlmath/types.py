@@ -173,6 +173,7 @@ class TrainingBatch:
         returns: ``[R]`` float32, what the value model learns.
         token_ages: ``[R]`` uint8, how many weights versions older than those of its sequence's last
             token the weights that sampled it are; ``None``: 0 each, no sequence has two versions.
+        teacher_log_probs: ``[R]`` float32, of a teacher at temperature 1; ``None``: there is none.
     """
 
     tokens: Tensor
@@ -190,6 +191,7 @@ class TrainingBatch:
     values: Tensor | None = None
     returns: Tensor | None = None
     token_ages: Tensor | None = None
+    teacher_log_probs: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.prompt_lengths.numel())
@@ -246,6 +248,7 @@ class TrainingBatch:
             values=responses(self.values),
             returns=responses(self.returns),
             token_ages=responses(self.token_ages),
+            teacher_log_probs=responses(self.teacher_log_probs),
         )
 
 

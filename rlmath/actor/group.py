@@ -216,10 +216,12 @@ class ActorGroup:
         ]
         found = [one for one in self._get(refs, "step_finish") if one is not None]
         totals = [one.correction for one in found if one.correction is not None]
+        distilled = [one.distill for one in found if one.distill is not None]
         return TokenFigures(
             any(one.any_advantage for one in found),
             SequenceFingerprints.joined([one.fingerprints for one in found]),
             functools.reduce(operator.add, totals) if totals else None,
+            functools.reduce(operator.add, distilled) if distilled else None,
         )
 
     def step_update(

@@ -24,6 +24,7 @@ from rlmath.algorithms.advantages import SequenceAdvantages, gae, token_advantag
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.algorithms.alignment import Alignment, token_lags
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionTotals, correct
+from rlmath.algorithms.distillation import DistillTotals, distill
 from rlmath.algorithms.entropy import top_entropy_mask
 from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.kl_control import kl_in_reward
@@ -60,6 +61,14 @@ class GaeSettings:
 
 
 @dataclass(frozen=True)
+class DistillSettings:
+    """See ``AlgorithmConfig.distill_coef``."""
+
+    coef: float
+    clip: float
+
+
+@dataclass(frozen=True)
 class TokenSettings:
     """What becomes of a step's tokens between the log-probs and the update.
 
@@ -69,6 +78,7 @@ class TokenSettings:
         entropy_top_share: Of the tokens of the loss, those in the policy term.
         kl_coef: Weight of a KL in the reward; ``None``: there is none.
         gae: Advantages come from values; ``None``: from rewards alone.
+        distill: What a teacher adds to the advantages; ``None``: there is none.
     """
 
     old_is_engine: bool = False
@@ -76,6 +86,7 @@ class TokenSettings:
     entropy_top_share: float = 1.0
     kl_coef: float | None = None
     gae: GaeSettings | None = None
+    distill: DistillSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -86,11 +97,13 @@ class TokenFigures:
         any_advantage: Whether any advantage is not 0.
         fingerprints: Of the sequences' values that the update reads.
         correction: ``None``: nothing was corrected.
+        distill: ``None``: there is no teacher.
     """
 
     any_advantage: bool
     fingerprints: SequenceFingerprints
     correction: CorrectionTotals | None = None
+    distill: DistillTotals | None = None
 
 
 @dataclass(frozen=True)
@@ -181,11 +194,12 @@ class RankStep:
             return None
         batch, totals = self._with_factors(batch, settings)
         batch = self._with_advantages(batch, settings, advantages)
+        batch, distilled = self._with_teacher(batch, settings.distill)
         assert batch.advantages is not None
         self.shard = dataclasses.replace(self.shard, batch=batch)
         if not self._policy.reports:
             return None
-        return TokenFigures(bool(batch.advantages.any()), self._fingerprints(), totals)
+        return TokenFigures(bool(batch.advantages.any()), self._fingerprints(), totals, distilled)
 
     def update(
         self, settings: UpdateSettings, now: int
@@ -233,7 +247,10 @@ class RankStep:
 
     def _fingerprints(self) -> SequenceFingerprints:
         batch = self.shard.batch
-        names = ("old_log_probs", "ref_log_probs", "values", "policy_factors", "advantages")
+        names = (
+            *("old_log_probs", "ref_log_probs", "teacher_log_probs", "values"),
+            *("policy_factors", "advantages"),
+        )
         return SequenceFingerprints.of(
             self.shard.places,
             batch.response_lengths,
@@ -300,6 +317,26 @@ class RankStep:
             advantages, batch.response_lengths, batch.loss_mask, penalty, self._policy
         )
         return dataclasses.replace(batch, advantages=found)
+
+    def _with_teacher(
+        self, batch: TrainingBatch, settings: DistillSettings | None
+    ) -> tuple[TrainingBatch, DistillTotals | None]:
+        """Add what the teacher says, last: its unit is nats, and no whitening changes it."""
+        if settings is None:
+            return batch, None
+        assert batch.advantages is not None and batch.old_log_probs is not None
+        assert batch.teacher_log_probs is not None
+        found = distill(
+            batch.old_log_probs,
+            batch.teacher_log_probs,
+            batch.loss_mask,
+            batch.response_lengths,
+            coef=settings.coef,
+            clip=settings.clip,
+        )
+        return dataclasses.replace(
+            batch, advantages=batch.advantages + found.advantages
+        ), found.totals
 
     def _with_gae(
         self, batch: TrainingBatch, settings: GaeSettings, kl: Tensor | None, kl_coef: float

@@ -35,6 +35,8 @@ class SampledSequences:
         weights_versions: ``[N]`` int64, that sampled the last token of each sequence.
         rewards: ``[N]`` float32; 0 where nothing could score a sample.
         takes_part: ``[N]`` bool, whether the sequence is in the loss.
+        teacher_log_probs: ``[N]`` float32 arrays, of the tokens of each response; ``None``: there
+            is no teacher.
     """
 
     samples: tuple[GradedSample, ...]
@@ -45,6 +47,7 @@ class SampledSequences:
     weights_versions: Tensor
     rewards: Tensor
     takes_part: Tensor
+    teacher_log_probs: tuple[NDArray[np.float32], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -64,7 +67,7 @@ class SampledSequences:
         rows = torch.as_tensor(list(indices), dtype=torch.int64)
         chosen = [(self.prompts[i], self.samples[i].sample) for i in rows.tolist()]
         tokens = [piece for prompt, sample in chosen for piece in (prompt, sample.token_ids)]
-        responses = self.response_lengths[rows]
+        responses, scored = self.response_lengths[rows], self.teacher_log_probs
         return TrainingBatch(
             tokens=_concatenated(tokens, np.int32),
             prompt_lengths=self.prompt_lengths[rows],
@@ -75,6 +78,9 @@ class SampledSequences:
             engine_log_probs=_concatenated([s.log_probs for _, s in chosen], np.float32),
             loss_mask=repeat(self.takes_part[rows], responses),
             token_ages=_token_ages([s for _, s in chosen]),
+            teacher_log_probs=None
+            if scored is None
+            else _concatenated([scored[i] for i in rows.tolist()], np.float32),
         )
 
 
@@ -83,10 +89,13 @@ def sampled_sequences(
     *,
     truncated: TruncatedRule,
     mask_duplicates: bool,
+    reads_rewards: bool = True,
+    teacher_log_probs: Sequence[NDArray[np.float32]] | None = None,
 ) -> SampledSequences:
     """The samples of all groups, in their order.
 
-    A sample without a reward is kept, so that the batch keeps its size, but its tokens are masked.
+    A sample without a reward is kept, so that the batch keeps its size, but its tokens are masked
+    if the advantages come from rewards.
 
     Args:
         groups: At least one, each with at least one sample.
@@ -94,10 +103,12 @@ def sampled_sequences(
             in their group's statistics. (``penalize`` and ``scale`` are applied by
             ``apply_truncation_penalty``.)
         mask_duplicates: Mask later copies of the same response in a group.
+        reads_rewards: Whether the advantages come from rewards.
+        teacher_log_probs: Of the tokens of each sample.
     """
     samples = tuple(sample for group in groups for sample in group.samples)
     rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32)
-    takes_part = torch.tensor([s.reward is not None for s in samples])
+    takes_part = torch.tensor([s.reward is not None or not reads_rewards for s in samples])
     if truncated is TruncatedRule.mask:
         takes_part &= handle_truncated(rewards, _truncated(samples), truncated)[1]
     if mask_duplicates:
@@ -118,6 +129,7 @@ def sampled_sequences(
         weights_versions=torch.tensor([s.sample.weights_version for s in samples]),
         rewards=rewards.nan_to_num(0.0),
         takes_part=takes_part,
+        teacher_log_probs=None if teacher_log_probs is None else tuple(teacher_log_probs),
     )
 
 

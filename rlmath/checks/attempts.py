@@ -31,7 +31,7 @@ SFT_CONFIG_FILE = "sft_config.yaml"
 ATTEMPTS_FILE = "attempts.jsonl"
 CONFIGS_FOLDER = "configs"
 # A run that changes one of these is another experiment: refused on resume unless accepted.
-GUARDED = ("model.path", "algorithm", "reward")
+GUARDED = ("model.path", "algorithm", "reward", "teacher.path")
 # Of those sections, what decides how fast rewards come and not which.
 _UNGUARDED = ("reward.num_workers", "reward.timeout_s")
 # How the run was resumed is no part of what it computes.

@@ -71,10 +71,10 @@ def model_splits(config: Config, model: ModelSpec, command: str) -> Iterator[str
     if command != "evaluate":
         # Without expert parallelism tensor ranks have slices of each expert (``experts``).
         sliced = model.moe_ffn if config.actor.expert_parallel == 1 else 0
-        yield from _tensor_parallel("actor", config.actor.tensor_parallel, model, sliced)
+        yield from tensor_parallel_problems("actor", config.actor.tensor_parallel, model, sliced)
         yield from _layers(config, model)
     if command != "sft":
-        yield from _tensor_parallel("rollout", config.rollout.tensor_parallel, model, 0)
+        yield from tensor_parallel_problems("rollout", config.rollout.tensor_parallel, model, 0)
 
 
 def experts(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str]:
@@ -114,7 +114,16 @@ def experts(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str
         )
 
 
-def _tensor_parallel(part: str, ranks: int, model: ModelSpec, sliced: int) -> Iterator[str]:
+def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: int) -> Iterator[str]:
+    """The model's matrices divide between the tensor ranks of a part.
+
+    Args:
+        part: ``actor``, ``rollout`` or ``teacher``.
+        ranks: That share a matrix.
+        model: Of the part.
+        sliced: Width of an expert that the ranks share; 0: they share none.
+    """
+
     def obstacles(n: int) -> list[str]:
         found = []
         if model.heads % n:
@@ -137,7 +146,7 @@ def _tensor_parallel(part: str, ranks: int, model: ModelSpec, sliced: int) -> It
                 f"width of the shared experts {model.shared_ffn} / {n} leaves "
                 f"{model.shared_ffn % n}"
             )
-        if part == "rollout" and model.moe_ffn % n:
+        if part != "actor" and model.moe_ffn % n:
             found.append(f"width of an expert {model.moe_ffn} / {n} leaves {model.moe_ffn % n}")
         return found
 
@@ -217,9 +226,15 @@ def lengths(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
 
 def cpu_attention(model: ModelSpec, command: str) -> Iterator[str]:
     """A CPU engine has attention for heads of certain widths alone."""
-    if command != "sft" and model.head_dim not in CPU_HEAD_DIMS:
+    if command != "sft":
+        yield from cpu_heads_problem("model.path", model)
+
+
+def cpu_heads_problem(key: str, model: ModelSpec) -> Iterator[str]:
+    """See :func:`cpu_attention`; ``key`` is the model's setting."""
+    if model.head_dim not in CPU_HEAD_DIMS:
         yield (
-            f"model.path: its heads are {model.head_dim} wide, and vLLM's attention on a CPU takes "
+            f"{key}: its heads are {model.head_dim} wide, and vLLM's attention on a CPU takes "
             f"{one_of(list(CPU_HEAD_DIMS))}; take another model, or a GPU"
         )
 
@@ -231,14 +246,42 @@ def kv_cache(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
     longest = config.data.max_prompt_tokens + longest_response_tokens(
         config, trains=command == "train"
     )
-    blocks = -(-longest // CPU_BLOCK_TOKENS)
-    heads = max(1, model.kv_heads // config.rollout.tensor_parallel)
     value_bytes = 4 if config.model.dtype is DType.float32 else 2
+    yield from cpu_cache_problem(
+        "rollout.cpu_kv_cache_gib",
+        config.rollout.cpu_kv_cache_gib,
+        model,
+        longest,
+        config.rollout.tensor_parallel,
+        value_bytes,
+    )
+
+
+def cpu_cache_problem(
+    key: str,
+    given_gib: float,
+    model: ModelSpec,
+    longest: int,
+    tensor_parallel: int,
+    value_bytes: int,
+) -> Iterator[str]:
+    """See :func:`kv_cache`.
+
+    Args:
+        key: The cache's setting.
+        given_gib: Its value.
+        model: Of the engine.
+        longest: Tokens of the longest sequence.
+        tensor_parallel: Ranks of the engine.
+        value_bytes: Of a key's or value's number.
+    """
+    blocks = -(-longest // CPU_BLOCK_TOKENS)
+    heads = max(1, model.kv_heads // tensor_parallel)
     token_bytes = 2 * model.layers * heads * model.head_dim * value_bytes
     needed_gib = blocks * CPU_BLOCK_TOKENS * token_bytes / GIB
-    if needed_gib > config.rollout.cpu_kv_cache_gib:
+    if needed_gib > given_gib:
         yield (
-            f"rollout.cpu_kv_cache_gib={config.rollout.cpu_kv_cache_gib:g}: one sequence of "
+            f"{key}={given_gib:g}: one sequence of "
             f"{longest} tokens takes {blocks} blocks x {CPU_BLOCK_TOKENS} tokens x {token_bytes:,} "
             f"bytes (keys and values of {model.layers} layers x {heads} heads x "
             f"{model.head_dim} x {value_bytes} bytes) = {needed_gib:.3g} GiB; take at least "

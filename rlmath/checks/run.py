@@ -3,9 +3,10 @@
 Each check is a generator of messages. A message begins with the setting's key, shows the
 arithmetic, and names values that would work. Ranges stand with the fields (``utils/setting.py``);
 what divides what is in ``layout.py``; files, memory and disk are in ``files.py``; what is evaluated
-is in ``benchmarks.py``; what the algorithm does not allow is in ``algorithm.py``; what layers and
-kernels are there is in ``precision.py``; adapters are in ``lora.py``, what is recomputed
-in ``recompute.py``; this file has the order and the other contradictions.
+is in ``benchmarks.py``; what the algorithm does not allow is in ``algorithm.py``; what a teacher
+needs is in ``teacher.py``; what layers and kernels are there is in ``precision.py``; adapters are in
+``lora.py``, what is recomputed in ``recompute.py``; this file has the order and the other
+contradictions.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rlmath.checks.machine import Machine
 from rlmath.checks.overview import updates_of
 from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
+from rlmath.checks.teacher import teacher_problems
 from rlmath.checks.trackers import tracker_problems
 from rlmath.config import arithmetic
 from rlmath.config.actor import Offload
@@ -92,6 +94,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     if command == "train" or (command == "sft" and config.sft.save_every):
         yield from check_files.resume(config)
     yield from _accepted_changes(config)
+    if command == "train":
+        yield from teacher_problems(config, device)
     if command != "evaluate":
         yield from attempts.refused(config, command)
     model = known_model(config)

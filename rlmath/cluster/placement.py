@@ -33,10 +33,12 @@ class EnginePlace:
 
 @dataclass(frozen=True)
 class Places:
-    """Ray options of each actor rank, and the place of each engine, in their order."""
+    """Ray options of each actor rank, and the place of each engine, in their order; of the
+    teacher's engines too."""
 
     actor_ranks: list[dict[str, Any]] = field(default_factory=list)
     engines: list[EnginePlace] = field(default_factory=list)
+    teachers: list[EnginePlace] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,10 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
 
     On CPU nothing is reserved: all processes share the machine, or go to the nodes that
     ``nodes.py`` gives them. On CUDA there is a bundle of one GPU for each actor rank and, unless
-    they are colocated, for each engine rank. Ray numbers the bundles of a group in any order over
-    nodes and GPUs (ray-project/ray#51117, #59547), so they are sorted by node and GPU before ranks
-    and engines take them, and every tensor-parallel group is on one node.
+    they are colocated, for each engine rank, and one for each rank of the teacher. Ray numbers the
+    bundles of a group in any order over nodes and GPUs (ray-project/ray#51117, #59547), so they are
+    sorted by node and GPU before ranks and engines take them, and every tensor-parallel group is on
+    one node.
 
     Raises:
         UserError: The cluster has too few free GPUs, or not enough of them on one node.
@@ -72,11 +75,18 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
         if nodes > 1:
             options = options_of_nodes(nodes)
             of_ranks, of_engines = shares(layout, nodes)
+            of_teacher = [i % nodes for i in range(layout.teacher_engines)]
             yield Places(
-                [options[i] for i in of_ranks], [EnginePlace(options[i]) for i in of_engines]
+                [options[i] for i in of_ranks],
+                [EnginePlace(options[i]) for i in of_engines],
+                [EnginePlace(options[i]) for i in of_teacher],
             )
             return
-        yield Places([{}] * layout.actor.world_size, [EnginePlace()] * layout.engines)
+        yield Places(
+            [{}] * layout.actor.world_size,
+            [EnginePlace()] * layout.engines,
+            [EnginePlace()] * layout.teacher_engines,
+        )
         return
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -85,6 +95,7 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
     bundles = max(layout.actor.world_size, layout.engine_ranks)
     if not colocated:
         bundles = layout.actor.world_size + layout.engine_ranks
+    bundles += layout.teacher_ranks
     group = placement_group([{"GPU": 1}] * bundles, strategy="PACK")
     try:
         try:
@@ -93,14 +104,19 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
             have = int(ray.cluster_resources().get("GPU", 0))
             raise UserError(
                 f"{bundles} GPUs are needed ({layout.actor.world_size} actor ranks, "
-                f"{layout.engine_ranks} engine ranks, {layout.placement.value}), but the Ray "
+                f"{layout.engine_ranks} engine ranks, {layout.placement.value}"
+                f"{f', {layout.teacher_ranks} of the teacher' if layout.teacher_ranks else ''}), "
+                "but the Ray "
                 f"cluster has {have}, or others hold them; wait for nodes, or shrink the layout."
             ) from error
-        rank_bundles, engine_bundles = assign(layout, bundles_by_node(group, bundles))
+        rank_bundles, engine_bundles, teacher_bundles = assign(
+            layout, bundles_by_node(group, bundles)
+        )
         share = COLOCATED_SHARE if colocated else 1.0
         yield Places(
             [_in_bundle(group, bundle, share) for bundle in rank_bundles],
             [_engine(group, of_engine, share) for of_engine in engine_bundles],
+            [_engine(group, of_engine, 1.0) for of_engine in teacher_bundles],
         )
     finally:
         remove_placement_group(group)
@@ -141,12 +157,12 @@ def in_order(bundles: Sequence[Bundle], nodes: Sequence[str]) -> list[list[Bundl
 
 def assign(
     layout: RunLayout, nodes: Sequence[Sequence[Bundle]]
-) -> tuple[list[Bundle], list[list[Bundle]]]:
-    """The bundle of each actor rank, and the bundles of each engine.
+) -> tuple[list[Bundle], list[list[Bundle]], list[list[Bundle]]]:
+    """The bundle of each actor rank, and the bundles of each engine, and of each of the teacher's.
 
     Colocated, ranks and engines both take the bundles from the first on, so that an engine sits on
-    the GPUs of the ranks that come at the same place. Separate, the wider tensor-parallel groups
-    choose first.
+    the GPUs of the ranks that come at the same place. Of those that share no GPUs, the wider
+    tensor-parallel groups choose first.
 
     Args:
         layout: Ranks and engines.
@@ -162,19 +178,24 @@ def assign(
             layout.actor.world_size // layout.actor.tensor_parallel,
         ),
         "rollout": (layout.engine_tensor_parallel, layout.engines),
+        "teacher": (layout.teacher_tensor_parallel, layout.teacher_engines),
     }
-    order = ["actor", "rollout"]
-    if layout.placement is Placement.separate:
-        order.sort(key=lambda one: -wanted[one][0])
+    colocated = layout.placement is Placement.colocated
+    # Those of a tuple share GPUs.
+    sharing = [("actor", "rollout")] if colocated else [("actor",), ("rollout",)]
+    order = [*sharing, ("teacher",)]
+    order.sort(key=lambda ones: -max(wanted[one][0] for one in ones))
     taken: dict[str, list[list[Bundle]]] = {}
-    for one in order:
-        width, count = wanted[one]
-        taken[one], left = _blocks(free, width, count)
-        if len(taken[one]) < count:
-            raise UserError(_straddles(one, width, count, [len(of_node) for of_node in free]))
-        if layout.placement is Placement.separate:
-            free = left
-    return [bundle for block in taken["actor"] for bundle in block], taken["rollout"]
+    for ones in order:
+        for one in ones:
+            width, count = wanted[one]
+            taken[one], _ = _blocks(free, width, count)
+            if len(taken[one]) < count:
+                raise UserError(_straddles(one, width, count, [len(of_node) for of_node in free]))
+        gone = {bundle for one in ones for block in taken[one] for bundle in block}
+        free = [[bundle for bundle in of_node if bundle not in gone] for of_node in free]
+    actor = [bundle for block in taken["actor"] for bundle in block]
+    return actor, taken["rollout"], taken["teacher"]
 
 
 def _blocks(

@@ -149,6 +149,19 @@ class AlgorithmConfig:
         only_with=OnlyWith("kl_target", words="a number"),
     )
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    distill_coef: float = setting(
+        0.0,
+        "On-policy distillation: each token's advantage gains this times the log-prob of a teacher "
+        "(section teacher) less that of the policy, which lowers the reverse KL to the teacher "
+        "token by token; 0: no teacher. With advantage=teacher it is the whole advantage.",
+        least=0,
+    )
+    distill_clip: float = setting(
+        5.0,
+        "Bound of the difference between the log-probs of teacher and policy, in nats.",
+        above=0,
+        only_with=OnlyWith("distill_coef", words="more than 0"),
+    )
     entropy_coef: float = setting(
         ObjectiveSettings.entropy_coef,
         "Coefficient of the entropy bonus; negative values decrease entropy.",
@@ -222,5 +235,6 @@ def needs_old_log_probs(algorithm: AlgorithmConfig) -> bool:
     corrects = correction.is_on
     needs_entropy = algorithm.entropy_target is not None or algorithm.entropy_top_share < 1
     recomputes = algorithm.old_log_probs is OldLogProbs.recompute
-    earlier = algorithm.minibatches_per_step > 1 or algorithm.kl_in is KlPlace.reward
+    in_advantage = algorithm.kl_in is KlPlace.reward or algorithm.distill_coef > 0
+    earlier = algorithm.minibatches_per_step > 1 or in_advantage
     return corrects or needs_entropy or (recomputes and earlier)

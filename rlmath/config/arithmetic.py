@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rlmath.algorithms.filters import GroupRule
 from rlmath.config.schema import Config, Device, Placement
+from rlmath.config.teacher import starts_teacher
 from rlmath.errors import ConfigError
 from rlmath.model.parallel import Layout
 
@@ -26,6 +27,8 @@ class RunLayout:
         engine_tensor_parallel: Ranks of each engine.
         accelerators: GPUs of the cluster; 0 on CPU.
         placement: Whether engines and actor share GPUs; says nothing on CPU.
+        teacher_engines: vLLM engines that have the teacher, on separate GPUs.
+        teacher_tensor_parallel: Ranks of each of these.
     """
 
     device: Device
@@ -34,6 +37,13 @@ class RunLayout:
     engine_tensor_parallel: int
     accelerators: int
     placement: Placement
+    teacher_engines: int = 0
+    teacher_tensor_parallel: int = 1
+
+    @property
+    def teacher_ranks(self) -> int:
+        """vLLM workers of all engines of the teacher."""
+        return self.teacher_engines * self.teacher_tensor_parallel
 
     @property
     def engine_ranks(self) -> int:
@@ -114,6 +124,9 @@ def resolve_layout(config: Config, device: Device) -> RunLayout:
         ConfigError: The accelerators do not divide so, or are too few.
     """
     actor, rollout, cluster = config.actor, config.rollout, config.cluster
+    teacher = config.teacher
+    has_teacher = starts_teacher(teacher, config.algorithm.distill_coef)
+    teacher_engines = teacher.engines if has_teacher else 0
     model_ranks = Layout(
         actor.tensor_parallel, actor.pipeline_parallel, context_parallel=actor.context_parallel
     ).world_size
@@ -123,7 +136,8 @@ def resolve_layout(config: Config, device: Device) -> RunLayout:
         accelerators = 0
     else:
         accelerators = cluster.nodes * cluster.gpus_per_node
-        data_parallel, engines = _share_accelerators(config, accelerators, model_ranks)
+        of_teacher = teacher_engines * teacher.tensor_parallel
+        data_parallel, engines = _share_accelerators(config, accelerators, of_teacher, model_ranks)
     return RunLayout(
         device=device,
         actor=Layout(
@@ -139,14 +153,22 @@ def resolve_layout(config: Config, device: Device) -> RunLayout:
         engine_tensor_parallel=rollout.tensor_parallel,
         accelerators=accelerators,
         placement=cluster.placement,
+        teacher_engines=teacher_engines,
+        teacher_tensor_parallel=teacher.tensor_parallel if has_teacher else 1,
     )
 
 
-def _share_accelerators(config: Config, accelerators: int, model_ranks: int) -> tuple[int, int]:
-    """Data-parallel size and number of engines on ``accelerators`` GPUs."""
+def _share_accelerators(
+    config: Config, accelerators: int, of_teacher: int, model_ranks: int
+) -> tuple[int, int]:
+    """Data-parallel size and number of engines on ``accelerators`` GPUs, of which the teacher has
+    some."""
     actor, rollout, cluster = config.actor, config.rollout, config.cluster
     separate = cluster.placement is Placement.separate
     there_are = f"{cluster.nodes} nodes x {cluster.gpus_per_node} GPUs = {accelerators} GPUs"
+    if of_teacher:
+        there_are += f" - {of_teacher} of the teacher = {accelerators - of_teacher} GPUs"
+        accelerators -= of_teacher
     context = f" x context_parallel {actor.context_parallel}" if actor.context_parallel > 1 else ""
     one_copy = (
         f"tensor_parallel {actor.tensor_parallel} x pipeline_parallel "
@@ -204,6 +226,12 @@ def batch_of(config: Config, layout: RunLayout) -> Batch:
     )
 
 
+def teacher_sequence_tokens(config: Config) -> int:
+    """Longest sequence of the teacher, in tokens: a prompt, a response, and the one token that vLLM
+    samples after what it scores."""
+    return config.data.max_prompt_tokens + config.rollout.max_response_tokens + 1
+
+
 def describe(config: Config, layout: RunLayout) -> str:
     """The arithmetic of a training run, in a few lines for people."""
     batch, actor = batch_of(config, layout), layout.actor
@@ -234,10 +262,25 @@ def describe(config: Config, layout: RunLayout) -> str:
             f"engines  {layout.engines:,} x tensor {layout.engine_tensor_parallel}, "
             f"{batch.sequences / layout.engines:,.0f} sequences each on average, up to "
             f"{config.rollout.max_running_sequences:,} at once",
+            *_teacher(config, layout),
             f"run      {config.runner.steps:,} steps = {optimizer_steps:,} optimizer steps, "
             f"{config.runner.steps * batch.sequences:,} sequences",
         ]
     )
+
+
+def _teacher(config: Config, layout: RunLayout) -> list[str]:
+    """Who scores what is sampled, when there is a teacher."""
+    teacher = config.teacher
+    if not config.algorithm.distill_coef:
+        return []
+    if teacher.url is not None:
+        return [f"teacher  at {teacher.url}, up to {teacher.connections:,} sequences at once"]
+    where = "" if layout.device is Device.cpu else " on separate GPUs"
+    return [
+        f"teacher  {teacher.path}: {layout.teacher_engines:,} engine(s) x tensor "
+        f"{layout.teacher_tensor_parallel}{where}"
+    ]
 
 
 def _sampling(config: Config, batch: Batch) -> list[str]:

@@ -32,6 +32,7 @@ from rlmath.config.reward import CompletionFormat, Fallback, OnRewardError, Rewa
 from rlmath.config.rollout import RolloutConfig, RolloutSchedule
 from rlmath.config.runner import RunnerConfig
 from rlmath.config.sft import SftConfig
+from rlmath.config.teacher import TeacherConfig
 from rlmath.config.value import ValueConfig
 from rlmath.config.watchdog import WatchdogConfig
 from rlmath.config.weights import Transport, WeightsConfig
@@ -80,6 +81,7 @@ __all__ = [
     "RunnerConfig",
     "Schedule",
     "SftConfig",
+    "TeacherConfig",
     "Transport",
     "TruncatedRule",
     "ValueConfig",
@@ -96,6 +98,7 @@ class Config:
     actor: ActorConfig = field(default_factory=ActorConfig)
     value: ValueConfig = field(default_factory=ValueConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

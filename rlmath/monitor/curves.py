@@ -98,7 +98,7 @@ _PHASES = (
     "weight_sync",
     "save",
     "advantage",
-    "reference",
+    "teacher",
     "values",
 )
 _OTHER = "other"

@@ -54,6 +54,7 @@ PHASES = (
     Phase("groups", "sequences", "which samples are trained on"),
     Phase("old_log_probs", "sequences", "the actor's log-probs before the update"),
     Phase("ref_log_probs", "sequences", "the reference model's log-probs"),
+    Phase("teacher_log_probs", "sequences", "the teacher's log-probs"),
     Phase("values", "sequences", "the value model's values"),
     Phase("policy_factors", "sequences", "the factors of the policy term (correction, entropy)"),
     Phase("advantages", "sequences", "the advantages"),

@@ -29,7 +29,7 @@ class RolloutEngine:
         end_with_parent(os.getppid())
         os.environ.update(environment)
         if spec.device == "cuda":
-            os.environ.update(cache_folders(index))
+            os.environ.update(cache_folders(index, spec.role))
         self._spec = spec
         self._index = index
         self._loop = StepLoop(spec, index)

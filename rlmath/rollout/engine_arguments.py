@@ -77,7 +77,7 @@ def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def cache_folders(engine: int) -> dict[str, str]:
+def cache_folders(engine: int, role: str = "engine") -> dict[str, str]:
     """Variables that give an engine its own folders for compiled code.
 
     vLLM's table of compiled graphs (``vllm_compile_cache.py``) is rewritten in place, so an engine
@@ -86,10 +86,11 @@ def cache_folders(engine: int) -> dict[str, str]:
 
     Args:
         engine: Number of the engine in its pool.
+        role: See ``EngineSpec.role``.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(Path.home(), ".cache")
     root = os.environ.get("VLLM_CACHE_ROOT") or os.path.join(home, "vllm")
-    folder = os.path.join(os.path.expanduser(root), f"rlmath_engine_{engine}")
+    folder = os.path.join(os.path.expanduser(root), f"rlmath_{role}_{engine}")
     return {
         "VLLM_CACHE_ROOT": folder,
         "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"),

@@ -80,7 +80,7 @@ class EngineProcess:
         """Raises EngineError when it is starting and has had its time."""
         if self.starting is not None and time.monotonic() > self._deadline_s:
             raise EngineError(
-                f"engine {self.index} was not ready after {self.start_timeout_s:g} s"
+                f"{self.spec.role} {self.index} was not ready after {self.start_timeout_s:g} s"
                 + self.end_of_log()
             )
 
@@ -106,7 +106,7 @@ class EngineProcess:
         try:
             return ray.get(ref)
         except RayError as error:
-            message = f"engine {self.index} {what}: {_reason(error)}" + self.end_of_log()
+            message = f"{self.spec.role} {self.index} {what}: {_reason(error)}" + self.end_of_log()
             raise EngineError(message, raised=isinstance(error, RayTaskError)) from error
 
     def kill(self) -> None:

@@ -308,8 +308,8 @@ class Generation:
         left = held.keys() - {(sample.problem_id, sample.index) for sample in progress.samples}
         if left and not progress.unfinished:
             raise EngineError(
-                f"engine {index} has no work but owes {len(left)} samples: {sorted(left)[:5]}"
-                + engine.end_of_log()
+                f"{self._pool.spec.role} {index} has no work but owes {len(left)} samples: "
+                f"{sorted(left)[:5]}" + engine.end_of_log()
             )
         self.tokens_held[index] = progress.tokens_held
         for sample in progress.samples:
@@ -345,9 +345,9 @@ class Generation:
             return
         oldest = next(iter(held.values()))
         raise EngineError(
-            f"engine {index} has given no token for {quiet_s:.0f} s (rollout.stall_timeout_s="
-            f"{self._stall_timeout_s:g}) with {unfinished} unfinished requests; the oldest is "
-            f"sample {oldest.index} of problem {oldest.problem_id}"
+            f"{self._pool.spec.role} {index} has given no token for {quiet_s:.0f} s "
+            f"(rollout.stall_timeout_s={self._stall_timeout_s:g}) with {unfinished} unfinished "
+            f"requests; the oldest is sample {oldest.index} of problem {oldest.problem_id}"
             + self._pool.processes[index].end_of_log()
         )
 

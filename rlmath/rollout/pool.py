@@ -303,9 +303,10 @@ class RolloutPool:
             raise error
         self.restarts += 1
         log.warning(
-            "%s\nengine %d is started again (%d of rollout.max_engine_restarts=%d); %d requests "
+            "%s\n%s %d is started again (%d of rollout.max_engine_restarts=%d); %d requests "
             "are run again",
             error,
+            self._spec.role,
             index,
             self.restarts,
             self._max_restarts,
@@ -351,8 +352,8 @@ class RolloutPool:
         found = engine.get(engine.handle.weights_version.remote())
         if found != self.weights_version:
             raise EngineError(
-                f"engine {engine.index} has weights version {found} after its restart, and not "
-                f"{self.weights_version}"
+                f"{self._spec.role} {engine.index} has weights version {found} after its restart, "
+                f"and not {self.weights_version}"
             )
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:

@@ -41,6 +41,9 @@ class Request:
         begun: What earlier steps sampled of it, which it continues; ``None``: nothing.
         budget_tokens: Most tokens to add now; a sample that would go on is ``cut`` there. ``None``:
             up to ``max_tokens``.
+        scores: Nothing is sampled: the answer is ``begun`` with the engine's own log-probs of its
+            tokens, at temperature 1. vLLM gives those of a prompt only, and samples a token after
+            it, so ``max_tokens`` is one more than ``begun`` has.
     """
 
     problem_id: str
@@ -53,6 +56,7 @@ class Request:
     ignore_eos: bool = False
     begun: Sample | None = None
     budget_tokens: int | None = None
+    scores: bool = False
 
     @property
     def begun_tokens(self) -> int:
@@ -158,6 +162,7 @@ class EngineSpec:
             ``gpu_memory_utilization``. CUDA only.
         log_dir: Folder for each engine's output.
         precision: What the actor keeps as well.
+        role: What the engine is called in messages and files.
     """
 
     model_path: str
@@ -178,6 +183,7 @@ class EngineSpec:
     device_ids: tuple[str, ...] = ()
     kv_cache_bytes: int | None = None
     precision: Precision = field(default_factory=Precision)
+    role: str = "engine"
 
     @property
     def transfer_backend(self) -> str:
@@ -187,7 +193,7 @@ class EngineSpec:
 
     def log_path(self, engine: int) -> str:
         """File with the output of one engine and its workers."""
-        return f"{self.log_dir}/engine_{engine}.log"
+        return f"{self.log_dir}/{self.role}_{engine}.log"
 
     def environment(self) -> dict[str, str]:
         """Variables of the engine's process, to be set before anything is imported there.

@@ -67,6 +67,8 @@ class _Running:
     spans: list[tuple[int, int]] = field(default_factory=list)
     token_ids: array.array[int] = field(default_factory=lambda: array.array("i"))
     log_probs: array.array[float] = field(default_factory=lambda: array.array("f"))
+    # Of a request that scores, once they are there: of each token of the prompt but the first.
+    prompt_log_probs: np.ndarray[Any, np.dtype[np.float32]] | None = None
 
 
 class StepLoop:
@@ -288,9 +290,10 @@ class StepLoop:
                 max_tokens=request.new_tokens,
                 temperature=request.temperature,
                 top_p=request.top_p,
-                seed=self._seed(request),
+                seed=None if request.scores else self._seed(request),
                 ignore_eos=request.ignore_eos,
-                logprobs=0,
+                logprobs=None if request.scores else 0,
+                prompt_logprobs=0 if request.scores else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
@@ -371,6 +374,9 @@ class StepLoop:
                 # Column 0 is the sampled token.
                 sampled = output.new_logprobs.logprobs[:, 0]
                 running.log_probs.frombytes(sampled.astype(np.float32, copy=False).tobytes())
+            if output.new_prompt_logprobs_tensors is not None:
+                of_prompt = output.new_prompt_logprobs_tensors.logprobs[:, 0]
+                running.prompt_log_probs = of_prompt.float().numpy()
             if output.finish_reason is not None:
                 del self._running[output.request_id]
                 dropped += len(running.request.prompt_token_ids) + len(running.token_ids)
@@ -389,6 +395,8 @@ class StepLoop:
 
     def _sample(self, running: _Running, finish_reason: str) -> Sample:
         request = running.request
+        if request.scores:
+            return scored(request, running.prompt_log_probs, self.weights_version, self._index)
         if finish_reason not in ("stop", "length"):
             raise RuntimeError(
                 f"{request.problem_id}, sample {request.index}: vLLM ended it with "
@@ -426,6 +434,40 @@ def _running(request: Request) -> _Running:
         if request.begun_tokens:
             running.spans += request.begun.spans
     return running
+
+
+def scored(request: Request, prompt_log_probs: Any, weights_version: int, engine: int) -> Sample:
+    """The sample of a request that scores, with the engine's log-probs.
+
+    Args:
+        prompt_log_probs: Float32 of each token that was read but the first; ``None``: vLLM gave
+            none.
+
+    Raises:
+        RuntimeError: Not each token has one.
+    """
+    begun = request.begun
+    assert begun is not None
+    prompt = len(request.prompt_token_ids)
+    wanted = prompt + len(begun.token_ids) - 1
+    found = 0 if prompt_log_probs is None else len(prompt_log_probs)
+    if found != wanted:
+        raise RuntimeError(
+            f"{request.problem_id}, sample {request.index}: vLLM gave {found} log-probabilities of "
+            f"{wanted} tokens that were to be scored"
+        )
+    return Sample(
+        problem_id=request.problem_id,
+        index=request.index,
+        token_ids=begun.token_ids,
+        # Of the token at place i is the one at place i - 1. Not the prompt's, whose memory it is.
+        log_probs=prompt_log_probs[prompt - 1 :].copy(),
+        text="",
+        finish_reason="stop",
+        spans=((weights_version, 0),),
+        seed=request.seed,
+        engine=engine,
+    )
 
 
 def _plain(error: BaseException) -> BaseException:

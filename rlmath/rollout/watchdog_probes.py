@@ -11,19 +11,20 @@ def engines(pool: RolloutPool) -> WatchedComponent:
     """Which samples of which engines are waited for."""
 
     def waiting_on() -> list[str]:
-        lines = [f"engine {engine.index}, which is starting" for engine in pool.starting().values()]
+        role = pool.spec.role
+        lines = [f"{role} {engine.index}, which is starting" for engine in pool.starting().values()]
         generation = pool.generation
         for index, held in enumerate([] if generation is None else generation.held):
             for oldest in list(held.values())[:1]:
                 lines.append(
-                    f"{len(held)} samples of engine {index}, the oldest sample {oldest.index} of "
+                    f"{len(held)} samples of {role} {index}, the oldest sample {oldest.index} of "
                     f"problem {oldest.problem_id}"
                 )
         return lines
 
     def processes() -> list[Process]:
         return [
-            Process(f"engine {one.index}", pool.spec.log_path(one.index), one.place())
+            Process(f"{pool.spec.role} {one.index}", pool.spec.log_path(one.index), one.place())
             for one in pool.processes
         ]
 

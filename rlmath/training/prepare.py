@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlmath.actor.rank_step import GaeSettings, TokenSettings
+from rlmath.actor.rank_step import DistillSettings, GaeSettings, TokenSettings
 from rlmath.algorithms.advantages import SequenceAdvantages, sequence_advantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.batching.from_groups import estimator_rewards
@@ -31,7 +31,7 @@ class Prepared:
 
     Attributes:
         batch: Of the step.
-        metrics: Sizes, alignment, mismatch and correction.
+        metrics: Sizes, alignment, mismatch, correction and distillation.
         any_advantage: Whether any token's advantage is not 0.
         fingerprints: Of what the update reads of each sequence.
         entropy: Mean entropy of the tokens of the loss before the update, in nats; ``None``
@@ -84,6 +84,8 @@ def prepare(
             advantages = rewards_to_advantages(config, batch)
         found = actor.step_finish(settings, advantages)
     metrics |= correction_metrics(settings.correction, found.correction)
+    if found.distill is not None:
+        metrics |= {f"distill/{name}": x for name, x in found.distill.metrics().items()}
     entropy = None if alignment is None else alignment.entropy
     return Prepared(batch, metrics, found.any_advantage, found.fingerprints, entropy)
 
@@ -105,12 +107,16 @@ def token_settings(
     gae = None
     if algorithm.advantage == "gae":
         gae = GaeSettings(value.gamma, value.lam, value.whiten_advantages)
+    distill = None
+    if algorithm.distill_coef > 0:
+        distill = DistillSettings(algorithm.distill_coef, algorithm.distill_clip)
     return TokenSettings(
         old_is_engine=algorithm.old_log_probs is OldLogProbs.engine,
         correction=correction,
         entropy_top_share=algorithm.entropy_top_share,
         kl_coef=kl_coef if algorithm.kl_in is KlPlace.reward else None,
         gae=gae,
+        distill=distill,
     )
 
 

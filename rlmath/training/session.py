@@ -18,7 +18,7 @@ from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import WatchedComponent
 from rlmath.config.actor import Offload
-from rlmath.config.arithmetic import RunLayout, resolve_layout
+from rlmath.config.arithmetic import RunLayout, resolve_layout, teacher_sequence_tokens
 from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.lora import adapters_of
 from rlmath.config.precision import ProductDType
@@ -37,6 +37,8 @@ from rlmath.rollout.collect import Collector
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec
 from rlmath.rollout.sampling import Sampling
+from rlmath.rollout.teacher import EngineTeacher, Teacher
+from rlmath.rollout.teacher_server import ServerTeacher
 from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_settings
 from rlmath.training.gate import Gate
@@ -60,13 +62,20 @@ class Session:
         verification: After which weight syncs the engines' weights are compared with the actor's.
         gate: Judges whether engine and actor agree.
         residue: Holds to a limit what actor and engines keep while the other has the GPU.
+        teacher: Scores what is sampled; ``None``: there is none.
     """
 
     def __init__(
-        self, config: Config, layout: RunLayout, actor: ActorGroup | None, sampling: Sampling | None
+        self,
+        config: Config,
+        layout: RunLayout,
+        actor: ActorGroup | None,
+        sampling: Sampling | None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.config, self.layout = config, layout
         self._actor, self._sampling = actor, sampling
+        self.teacher = teacher
         self.verification = Verification(config.weights.verify_every)
         self.gate = Gate()
         self.residue = ResidueWatch(config.actor.offload_growth_gib)
@@ -106,6 +115,8 @@ class Session:
         if self._sampling is not None:
             parts.append(waiting.engines(self._sampling.pool))
             parts.append(waiting.grades(self._sampling.collector))
+        if self.teacher is not None:
+            parts.append(self.teacher.watchdog_probe())
         return parts
 
 
@@ -149,6 +160,12 @@ def open_session(
         if rewards is not None:
             rewards.check_columns(problems)
             rewards.probe()
+        distills = samples and for_training and config.algorithm.distill_coef > 0
+        teacher = server_teacher(config) if distills else None
+        if teacher is not None:
+            teacher.probe()
+        if not distills:  # There is nothing to score.
+            layout = dataclasses.replace(layout, teacher_engines=0)
         say("starting Ray")
         stack.enter_context(ray_session(config.cluster))
         places = stack.enter_context(placed(layout, config.cluster.nodes))
@@ -162,6 +179,17 @@ def open_session(
                 places=places.engines,
             )
             stack.callback(pool.shutdown)
+        teacher_pool = None
+        if layout.teacher_engines:
+            teacher_pool = RolloutPool(
+                teacher_spec(config, layout),
+                num_engines=layout.teacher_engines,
+                stall_timeout_s=config.rollout.stall_timeout_s,
+                max_restarts=config.rollout.max_engine_restarts,
+                places=places.teachers,
+            )
+            stack.callback(teacher_pool.shutdown)
+            teacher_pool.launch()
         actor = None
         if optimizer is not None:
             settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
@@ -183,6 +211,10 @@ def open_session(
             )
             stack.callback(actor.shutdown)
         start(actor, pool, say)
+        if teacher_pool is not None:
+            say("waiting for the teacher's engines")
+            teacher_pool.wait_until_ready()
+            teacher = EngineTeacher(teacher_pool, read_model_spec(teacher_path(config)).vocab)
         sampling = None
         if pool is not None and rewards is not None:
             if actor is not None:
@@ -192,7 +224,7 @@ def open_session(
             stack.callback(collector.close)
             sampling = Sampling(pool, rewards, collector)
         say("ready")
-        yield Session(config, layout, actor, sampling)
+        yield Session(config, layout, actor, sampling, teacher)
 
 
 def open_training(
@@ -338,6 +370,52 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         max_batched_tokens=rollout.max_batched_tokens,
         async_scheduling=on_cuda if rollout.async_scheduling is None else rollout.async_scheduling,
         precision=precision(config),
+    )
+
+
+def teacher_spec(config: Config, layout: RunLayout) -> EngineSpec:
+    """How each engine of the teacher is set up: to read whole sequences, and to keep nothing."""
+    teacher, like = config.teacher, engine_spec(config, layout, trains=True)
+    path = teacher_path(config)
+    is_moe = read_model_spec(path).experts > 0
+    given = config.precision
+    router = given.router_dtype if is_moe else ProductDType.model
+    return dataclasses.replace(
+        like,
+        role="teacher",
+        model_path=path,
+        dtype=(teacher.dtype or config.model.dtype).value,
+        tensor_parallel=layout.teacher_tensor_parallel,
+        max_sequence_tokens=teacher_sequence_tokens(config),
+        prefix_caching=False,
+        gpu_memory_utilization=teacher.gpu_memory_utilization,
+        cpu_kv_cache_gib=teacher.cpu_kv_cache_gib,
+        max_batched_tokens=teacher.max_batched_tokens,
+        enforce_eager=True,
+        sleeps=False,
+        async_scheduling=False,
+        precision=Precision(given.lm_head_dtype.value, router.value, given.batch_invariant),
+    )
+
+
+def teacher_path(config: Config) -> str:
+    """The teacher's folder, which the checks have asked for."""
+    assert config.teacher.path is not None
+    return str(Path(config.teacher.path).absolute())
+
+
+def server_teacher(config: Config) -> Teacher | None:
+    """The teacher on a server; ``None``: it is on engines of the run."""
+    teacher = config.teacher
+    if teacher.url is None:
+        return None
+    return ServerTeacher(
+        teacher.url,
+        teacher.served_model,
+        sequence_tokens=teacher_sequence_tokens(config),
+        connections=teacher.connections,
+        timeout_s=teacher.timeout_s,
+        attempts=teacher.attempts,
     )
 
 

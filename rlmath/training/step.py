@@ -1,4 +1,4 @@
-"""One training step: take samples, prepare, update, sync, log.
+"""One training step: take samples, have a teacher score them, prepare, update, sync, log.
 
 The names of its phases are those of the metrics ``timing/...``.
 """
@@ -22,6 +22,7 @@ from rlmath.training.digests import (
     digest_start,
     digest_weights,
 )
+from rlmath.training.distillation import teacher_log_probs
 from rlmath.training.engine_constants import check_constants, check_prefix_cache
 from rlmath.training.feed import Feed
 from rlmath.training.gate import AlignmentError
@@ -70,7 +71,8 @@ def train_step(
             metrics |= check_probe(session, probe, monitor, step)
             if sampled.groups:
                 check_independence(session.config, sampled.groups, step, monitor)
-                batch = StepBatch.of(session, sampled.groups)
+                scored = teacher_log_probs(session, sampled.groups, monitor)
+                batch = StepBatch.of(session, sampled.groups, scored)
                 kept.keep(step, batch, coefficients, session)
                 metrics |= train_on(session, batch, passes, coefficients, monitor, step)
                 count = min(session.config.runner.check_export_sequences, len(batch))

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from rlmath.algorithms.advantages import WITHOUT_REWARDS
 from rlmath.batching.from_groups import SampleRewards, sampled_sequences
 from rlmath.batching.shards import Sequences
 from rlmath.monitor.digests import sample_key
@@ -49,13 +52,24 @@ class StepBatch:
         return len(self.keys)
 
     @classmethod
-    def of(cls, session: Session, groups: Sequence[Group]) -> StepBatch:
-        """All samples of the groups, at least one."""
+    def of(
+        cls,
+        session: Session,
+        groups: Sequence[Group],
+        teacher_log_probs: Sequence[NDArray[np.float32]] | None = None,
+    ) -> StepBatch:
+        """All samples of the groups, at least one.
+
+        Args:
+            teacher_log_probs: Of the tokens of each sample; ``None``: there is no teacher.
+        """
         algorithm, sampling = session.config.algorithm, session.sampling
         sequences = sampled_sequences(
             groups,
             truncated=algorithm.truncated,
             mask_duplicates=algorithm.filter.mask_duplicates,
+            reads_rewards=algorithm.advantage not in WITHOUT_REWARDS,
+            teacher_log_probs=teacher_log_probs,
         )
         weights = {item.label: item.weight for item in sampling.rewards.items}
         return cls(

@@ -23,6 +23,8 @@ IMPORTS = "engines start seconds later (rlmath/rollout/step_loop.py)"
 WARM_UP = "the bound of max_num_batched_tokens is wrong (rlmath/rollout/engine_arguments.py)"
 LOOP = "samples cannot be read from the engine's core (rlmath/rollout/step_loop.py)"
 
+SCORES = "a teacher's log-probs are of other tokens (rlmath/rollout/step_loop.py)"
+
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 CORE = "vllm.v1.engine.core:EngineCore"
 
@@ -122,8 +124,43 @@ ROWS = [
     ),
     Row(
         "vllm.v1.engine:EngineCoreOutput",
-        fields=("request_id", "new_token_ids", "new_logprobs", "finish_reason"),
+        fields=(
+            "request_id",
+            "new_token_ids",
+            "new_logprobs",
+            "new_prompt_logprobs_tensors",
+            "finish_reason",
+        ),
         breaks=LOOP,
+    ),
+    # A teacher's log-probs: of all tokens of a prompt but the first, at temperature 1.
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict",
+        says=(
+            "num_prompt_tokens - 1, num_prompt_logprobs + 1",
+            "tgt_token_ids = prompt_token_ids[start_tok : start_tok + num_logits]",
+            "scores = self.sampler.compute_logprobs(logits)",
+        ),
+        breaks=SCORES,
+    ),
+    Row(
+        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        says=("assert not prompt_logprobs_tensors",),
+        breaks=f"{SCORES}: they come in parts",
+    ),
+    Row(
+        "vllm.entrypoints.openai.completion.protocol:CompletionRequest",
+        says=(
+            "list[Annotated[int, Field(ge=0)]]",
+            "prompt_logprobs: int | None = None",
+            "max_tokens: int | None",
+        ),
+        breaks="a teacher's server is asked for something else (rlmath/rollout/teacher_server.py)",
+    ),
+    Row(
+        "vllm.entrypoints.openai.completion.protocol:CompletionResponseChoice",
+        says=("prompt_logprobs: list[dict[int, Logprob] | None] | None",),
+        breaks="a teacher's server answers otherwise (rlmath/rollout/teacher_server.py)",
     ),
     Row(
         "vllm.v1.engine.llm_engine:LLMEngine",
@@ -150,6 +187,7 @@ ROWS = [
             "seed",
             "ignore_eos",
             "logprobs",
+            "prompt_logprobs",
             "detokenize",
             "output_kind",
         ),

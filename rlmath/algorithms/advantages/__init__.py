@@ -25,10 +25,12 @@ from rlmath.algorithms.advantages.per_token import (
 from rlmath.algorithms.advantages.reinforce_pp import reinforce_pp
 from rlmath.algorithms.advantages.reinforce_pp_baseline import reinforce_pp_baseline
 from rlmath.algorithms.advantages.rloo import rloo
+from rlmath.algorithms.advantages.teacher import WITHOUT_REWARDS, teacher
 
 __all__ = [
     "ADVANTAGES",
     "VALUE_ADVANTAGES",
+    "WITHOUT_REWARDS",
     "Advantage",
     "AdvantageSettings",
     "SequenceAdvantages",
@@ -45,6 +47,7 @@ __all__ = [
     "reinforce_pp_baseline",
     "rloo",
     "sequence_advantages",
+    "teacher",
     "token_advantages",
 ]
 

@@ -22,6 +22,7 @@ from rlmath.config.options import section_of
 from rlmath.config.rollout import RolloutSchedule
 from rlmath.config.schema import Config, Device, Placement
 from rlmath.config.settings import by_key, out_of_range
+from rlmath.config.teacher import TeacherConfig
 from rlmath.errors import ConfigError
 from rlmath.model.spec import read_model_spec
 
@@ -122,6 +123,8 @@ def run_config(source: Source, step: int, choices: Choices, folder: Path) -> Con
         cluster.nodes, cluster.ray_address = 1, None
     cluster.placement = Placement.colocated
     config.rollout.engines = config.rollout.tensor_parallel = 1
+    # What the teacher said is in the batch.
+    config.teacher = TeacherConfig()
     made_on = source.headers[step]["layout"]
     if "cluster.device" not in keys:
         cluster.device = Device(made_on["device"])
@@ -260,6 +263,16 @@ def _without_models(source: Source, config: Config, other: Config) -> Iterator[s
             f"algorithm.kl_coef={now.kl_coef}: the run had no reference model, and "
             f"algorithm.reference.kind={before.reference.kind.value} would have changed in its "
             "course"
+        )
+    if now.distill_coef > 0 and before.distill_coef == 0:
+        yield (
+            f"algorithm.distill_coef={now.distill_coef:g}: needs a teacher's log-probs of the "
+            "step's samples, and the run (algorithm.distill_coef=0) kept none"
+        )
+    if now.advantage == "teacher" and now.distill_coef == 0:
+        yield (
+            "algorithm.advantage=teacher: algorithm.distill_coef=0 leaves nothing to learn; give "
+            "another advantage with it"
         )
     warmup = other.value.warmup_steps
     for one in (before, now):

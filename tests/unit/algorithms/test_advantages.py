@@ -154,6 +154,7 @@ PLAIN = {
     "batch_std": lambda r, g, n: plain.batch_std(r, g),
     "pass_at_k": lambda r, g, n: plain.pass_at_k(r, g, 4),
     "gdpo": lambda r, g, n: plain.gdpo([[v] for v in r], g, [1.0]),
+    "teacher": lambda r, g, n: [0.0] * len(r),
 }
 
 

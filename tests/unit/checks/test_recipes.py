@@ -15,6 +15,7 @@ from rlmath.config.groups import options
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
 from rlmath.errors import ConfigError
+from rlmath.model.tiny import make_tiny_model
 from rlmath.rewards import get_reward
 
 RECIPES = {
@@ -25,6 +26,7 @@ RECIPES = {
     "gspo": (512, 16, 4),
     "cispo": (512, 16, 16),
     "open_r1": (28, 16, 1),
+    "distill": (512, 4, 1),
 }
 FIGURES: dict[str, dict[str, Any]] = {
     "rlinf_grpo": {
@@ -100,6 +102,15 @@ FIGURES: dict[str, dict[str, Any]] = {
 }
 
 
+FIGURES["distill"] = {
+    "algorithm.advantage": "teacher",
+    "algorithm.distill_coef": 1.0,
+    "algorithm.distill_clip": 5.0,
+    "actor.optimizer.lr": 5e-5,
+    "rollout.temperature": 1.0,
+}
+
+
 def value(config: Config, key: str) -> Any:
     found: Any = config
     for name in key.split("."):
@@ -121,7 +132,10 @@ def test_all_are_looked_at() -> None:
 def test_it_passes_the_checks_and_prints_its_batch(
     name: str, tmp_path: Path, make_data: Callable[..., Path]
 ) -> None:
-    config = recipe(name, f"data.train_paths=[{make_data()}]", f"runner.run_dir={tmp_path}/run")
+    given = [f"data.train_paths=[{make_data()}]", f"runner.run_dir={tmp_path}/run"]
+    if name == "distill":
+        given.append(f"teacher.path={make_tiny_model(tmp_path / 'teacher')}")
+    config = recipe(name, *given)
     check(config, "train", CPU_MACHINE)
     layout = resolve_layout(config, Device.cpu)
     batch = batch_of(config, layout)

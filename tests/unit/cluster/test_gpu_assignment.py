@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from rlmath.cluster.placement import Bundle, assign, in_order
@@ -39,10 +41,10 @@ def names(bundles: list[Bundle]) -> list[str]:
 
 
 def test_colocated_an_engine_sits_on_the_gpus_of_the_ranks_at_its_place() -> None:
-    ranks, engines = assign(layout(Placement.colocated, 8, 2, 4, 2), nodes(4, 4))
+    ranks, engines, _ = assign(layout(Placement.colocated, 8, 2, 4, 2), nodes(4, 4))
     assert names(ranks) == [f"n{node}.{gpu}" for node in range(2) for gpu in range(4)]
     assert [bundle for of_engine in engines for bundle in of_engine] == ranks
-    _, wide = assign(layout(Placement.colocated, 8, 2, 2, 4), nodes(4, 4))
+    _, wide, _ = assign(layout(Placement.colocated, 8, 2, 2, 4), nodes(4, 4))
     assert [names(of_engine) for of_engine in wide] == [
         [f"n{node}.{gpu}" for gpu in range(4)] for node in range(2)
     ]
@@ -61,11 +63,35 @@ def test_bundles_are_sorted_by_node_and_by_the_number_of_the_gpu() -> None:
 def test_separate_no_gpu_is_given_twice_and_the_wider_groups_choose_first() -> None:
     """6 + 6 GPUs hold 2 groups of 4 and 2 of 2 only when the groups of 4 choose first."""
     for tp, engine_tp in ((4, 2), (2, 4)):
-        ranks, engines = assign(layout(Placement.separate, 2 * tp, tp, 2, engine_tp), nodes(6, 6))
+        made = layout(Placement.separate, 2 * tp, tp, 2, engine_tp)
+        ranks, engines, none = assign(made, nodes(6, 6))
+        assert none == []
         groups = [ranks[i : i + tp] for i in range(0, len(ranks), tp)] + engines
         assert all(len({bundle.node for bundle in group}) == 1 for group in groups)
         used = [bundle for group in groups for bundle in group]
         assert len(set(used)) == len(used) == 12
+
+
+@pytest.mark.parametrize(
+    ("placement", "gpus", "ranks", "engines"),
+    [
+        (Placement.colocated, (6, 4), 6, 3),  # The teacher's 4 before groups of 2.
+        (Placement.separate, (6, 4), 4, 1),
+    ],
+)
+def test_a_teacher_has_gpus_that_nobody_else_has(
+    placement: Placement, gpus: tuple[int, ...], ranks: int, engines: int
+) -> None:
+    made = dataclasses.replace(
+        layout(placement, ranks, 2, engines, 2), teacher_engines=1, teacher_tensor_parallel=4
+    )
+    actor, own, (of_teacher,) = assign(made, nodes(*gpus))
+    assert len(of_teacher) == 4 and len({bundle.node for bundle in of_teacher}) == 1
+    others = {*actor, *(bundle for one in own for bundle in one)}
+    assert len(others) == 6 and not others & set(of_teacher)
+    alone = dataclasses.replace(made, teacher_tensor_parallel=8)
+    with pytest.raises(UserError, match=r"teacher.tensor_parallel=8: 1 groups of 8"):
+        assign(alone, nodes(*gpus))
 
 
 def test_a_group_on_two_nodes_is_refused_with_the_figures() -> None:

@@ -67,7 +67,7 @@ def test_interpolations_are_resolved() -> None:
         ("actor.tensr_parallel=2", ["no setting actor.tensr_parallel", "actor.tensor_parallel"]),
         ("+actor.tensr_parallel=2", ["no setting actor.tensr_parallel"]),
         ("++actor.zz=2", ["no setting actor.zz"]),
-        ("tensor_parallel=2", ["did you mean actor.tensor_parallel or rollout.tensor_parallel?"]),
+        ("tensor_parallel=2", ["did you mean actor.tensor_parallel or rollout.tensor_parallel"]),
         ("nonsense.x=1", ["no setting nonsense.x"]),
         ("hydra.run.dir=x", ["no setting hydra.run.dir"]),
         ("actor.tensor_parallel=two", ["actor.tensor_parallel=two", "expected whole number"]),

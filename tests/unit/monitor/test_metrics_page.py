@@ -13,6 +13,7 @@ from rlmath.actor.routing_totals import RoutingTotals
 from rlmath.actor.settings import UpdateResult
 from rlmath.algorithms.alignment import Alignment, token_lags
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, CorrectionTotals
+from rlmath.algorithms.distillation import distill
 from rlmath.algorithms.dynamic_sampling import PoolCounts
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.losses import LOSSES, LossInputs, metric_means
@@ -144,11 +145,18 @@ def routing_tags():
     return {re.sub(r"layer_\d+", "layer_<n>", tag) for tag in made}
 
 
+def distill_tags():
+    one = torch.zeros(4)
+    mask, lengths = torch.ones(4, dtype=torch.bool), torch.tensor([4])
+    found = distill(one, one, mask, lengths, coef=1.0, clip=1.0).totals.metrics()
+    return {re.sub(r"part_\d", "part_<n>", f"distill/{tag}") for tag in found}
+
+
 def test_what_the_loops_make_is_explained(group):
     alignment = {f"alignment/{name}" for name in measure(torch.zeros(1), torch.zeros(1)).metrics()}
     made = rollout_metrics([group]).keys() | eval_tags(group)
     made = made | update_tags() | reward_tags() | alignment | mismatch_tags(group)
-    made |= sampling_tags(group) | routing_tags() | waiting_tags()
+    made |= sampling_tags(group) | routing_tags() | waiting_tags() | distill_tags()
     assert made <= DOCUMENTED, sorted(made - DOCUMENTED)
     prefixes = (
         "eval/<benchmark>/",

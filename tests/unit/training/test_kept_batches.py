@@ -77,6 +77,21 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(kept_files(folder / FOLDER))
 
 
+def test_a_teachers_log_probs_come_back_bit_for_bit(tmp_path: Path) -> None:
+    given = groups()
+    teacher = [s.sample.log_probs - 0.1 for group in given for s in group.samples]
+    kept = KeptBatches(tmp_path / FOLDER, 1.0)
+    kept.keep(3, StepBatch.of(session(), given, teacher), Coefficients(CONFIG.algorithm), session())
+    kept.close()
+    found = read_step(kept_file(tmp_path / FOLDER, 3)).batch.sequences.select(range(6))
+    assert found.teacher_log_probs is not None
+    assert found.teacher_log_probs.numpy().tobytes() == np.concatenate(teacher).tobytes()
+    # A rank's share of it, as it is dealt.
+    part = found.select([4, 1]).part(1, 1)
+    assert part.teacher_log_probs is not None
+    assert part.teacher_log_probs.tolist() == teacher[1].tolist()
+
+
 @pytest.mark.parametrize("spans", [((4, 0),), ((3, 0), (4, 2))], ids=["one_version", "two"])
 def test_a_batch_comes_back_bit_for_bit(tmp_path: Path, spans: Any) -> None:
     keep(tmp_path, 7, spans=spans)

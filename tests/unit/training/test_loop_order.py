@@ -207,6 +207,9 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(
     monkeypatch: Any, tmp_path: Path
 ) -> None:
     """Neither Ray nor an engine is up when a reward turns out to want what the data has not."""
+    from rlmath.config.arithmetic import RunLayout
+    from rlmath.config.schema import Device, Placement
+    from rlmath.model.parallel import Layout
     from rlmath.rewards import RewardMix, RewardSettingError
     from rlmath.training import session
     from rlmath.types import Problem
@@ -220,7 +223,7 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(
     replaced: dict[str, Any] = {
         "with_model_folder": lambda config: config,
         "choose_platform": lambda *_: SimpleNamespace(name="cpu", prepare_driver=lambda: None),
-        "resolve_layout": lambda *_: None,
+        "resolve_layout": lambda *_: RunLayout(Device.cpu, Layout(), 1, 1, 0, Placement.colocated),
         "reward_mix": lambda _: RewardMix.from_config([f"{rewards}:f"]),
         "ray_session": not_reached,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -114,7 +115,9 @@ def groups() -> list[Group]:
     return [Group(problem, tuple(samples[2 * i : 2 * i + 2])) for i, problem in enumerate(problems)]
 
 
-def prepared(*overrides: str, step: int = 2, kl_coef: float = 0.0) -> tuple[Any, list[str]]:
+def prepared(
+    *overrides: str, step: int = 2, kl_coef: float = 0.0, given: Any = None, teacher: Any = None
+) -> tuple[Any, list[str]]:
     config, actor = load([*GIVEN, *overrides]), Actor()
     rewards = SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)])
     sampling = SimpleNamespace(pool=SimpleNamespace(weights_version=4), rewards=rewards)
@@ -126,7 +129,7 @@ def prepared(*overrides: str, step: int = 2, kl_coef: float = 0.0) -> tuple[Any,
         gate=Gate(),
     )
     passes = Passes.of(config, step)
-    batch = StepBatch.of(session, groups())
+    batch = StepBatch.of(session, given or groups(), teacher)
     found = prepare(session, batch, passes, kl_coef, Monitor(), step)  # type: ignore[arg-type]
     return SimpleNamespace(**vars(found) | {"batch": actor.batch}), actor.policy.passes
 
@@ -179,6 +182,38 @@ def test_gae_reads_values_and_the_kl() -> None:
     cost = torch.tensor([0.5, 0.0, 0.25, 0.75, 0.75, 0.25, 0.0])
     assert torch.allclose(found.batch.returns, reward - 0.2 * cost)
     assert torch.allclose(found.batch.advantages, found.batch.returns - VALUES)
+
+
+def test_a_teachers_term_is_added_last_and_within_its_bound() -> None:
+    """After the whitening, to which it does not belong; of the actor's log-probs, not the engine's;
+    each token for itself."""
+    of_tokens = ACTOR + torch.tensor([0.5, -9.0, 0.25, -torch.inf, 0.0, 9.0, -1.0])
+    teacher = [one.numpy() for one in of_tokens.split(list(LENGTHS))]
+    settings = ("algorithm.minibatches_per_step=1", "algorithm.whiten_tokens=true")
+    plain, _ = prepared(*settings)
+    distilled = (*settings, "algorithm.distill_coef=0.5", "algorithm.distill_clip=2")
+    found, passes = prepared(*distilled, "teacher.path=t", teacher=teacher)
+    assert passes == ["old"], "its log-probs are the policy's in the difference"
+    term = 0.5 * torch.tensor([0.5, -2.0, 0.25, -2.0, 0.0, 2.0, -1.0])
+    assert torch.allclose(found.batch.advantages, plain.batch.advantages + term)
+    assert found.metrics["distill/reverse_kl"] == pytest.approx(2.25 / 7)
+    assert found.metrics["distill/clipped_share"] == pytest.approx(3 / 7)
+    assert {"teacher_log_probs", "advantages"} <= set(found.fingerprints.bits)
+
+
+def test_a_teacher_alone_needs_no_reward() -> None:
+    """A sample that nothing could score takes part, and one that is masked does not."""
+    unscored = [
+        Group(g.problem, tuple(dataclasses.replace(s, reward=None) for s in g.samples))
+        for g in groups()
+    ]
+    teacher = [one.numpy() for one in (ACTOR - 1.0).split(list(LENGTHS))]
+    settings = ("algorithm.advantage=teacher", "algorithm.distill_coef=1", "teacher.path=t")
+    found, _ = prepared(*settings, given=unscored, teacher=teacher)
+    assert found.batch.loss_mask.all()
+    assert found.batch.advantages.tolist() == pytest.approx([-1.0] * 7)
+    again, _ = prepared("algorithm.advantage=grpo", given=unscored)
+    assert not again.batch.loss_mask.any()
 
 
 def test_top_entropy_tokens_are_a_factor_of_the_policy_term_and_the_mask_stays() -> None:

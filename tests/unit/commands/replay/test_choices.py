@@ -96,6 +96,20 @@ def test_a_choice_and_a_layout_are_told_apart(model: Path) -> None:
     }
 
 
+def test_a_teacher_is_in_the_batch_or_nowhere(model: Path) -> None:
+    """A replay starts none: the run's log-probs of it are kept."""
+    given = ("algorithm.distill_coef=1", "teacher.path=gone", "teacher.engines=2")
+    config, other = both(model, "algorithm.distill_clip=1", given=given)
+    assert config.teacher.path is None and config.algorithm.distill_coef == 1
+    assert other.algorithm.distill_clip == 1
+    config, other = both(model, "algorithm.distill_coef=0", given=given)
+    assert other.algorithm.distill_coef == 0
+    with pytest.raises(ConfigError, match=r"distill_coef=1: needs a teacher's log-probs"):
+        both(model, "algorithm.distill_coef=1")
+    with pytest.raises(ConfigError, match=r"advantage=teacher: .* leaves nothing to learn"):
+        both(model, "algorithm.advantage=teacher", "algorithm.distill_coef=0", given=given)
+
+
 def test_another_loss_has_its_own_options(model: Path) -> None:
     """Those of the run's loss are not left to the other one; unused settings are as by default."""
     config, other = both(

@@ -1,0 +1,147 @@
+"""On-policy distillation: the policy learns from a teacher's log-probs of the tokens it sampled.
+
+For a token ``y_t`` that the policy sampled, ``log pi_old(y_t) - log p_teacher(y_t)`` is an unbiased
+estimate, from one sample, of the reverse KL between policy and teacher at that place,
+``KL(pi || p_teacher) = E_{y ~ pi}[log pi(y) - log p_teacher(y)]``. Its negative is the token's
+advantage: a policy gradient with it descends the reverse KL of the next token at each place of the
+policy's own responses (discount 0: what a token does to later ones does not count).
+
+MiniLLM (arXiv:2306.08543), eqs. 2 and 6, has the reverse KL over sequences, of which this is the
+single-step part; GKD (arXiv:2306.13649) the divergence per token on the student's own samples; the
+advantage as it is here is that of K. Lu and Thinking Machines Lab, "On-Policy Distillation" (2025).
+Neither bounds the difference. Here it is bounded, as one token that the teacher rules out would
+otherwise drown a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlmath.utils.lazy_torch import Tensor, torch
+
+# Parts of a response by which the reverse KL is logged, and bins of its quantile, in nats.
+PARTS = 4
+_LOWEST, _BIN_NATS, _BINS = -20.0, 0.05, 1200
+
+
+@dataclass(frozen=True)
+class DistillTotals:
+    """Sums of the reverse KL over tokens of the loss; those of several ranks add up.
+
+    Attributes:
+        tokens: ``[PARTS]`` tokens in each part of their response.
+        sums: ``[PARTS]`` of ``log pi_old - log p_teacher``, within the bound, in nats.
+        clipped: Tokens beyond the bound.
+        histogram: Tokens by that difference, int64.
+    """
+
+    tokens: tuple[float, ...]
+    sums: tuple[float, ...]
+    clipped: float
+    histogram: Tensor
+
+    def __add__(self, other: DistillTotals) -> DistillTotals:
+        return DistillTotals(
+            _added(self.tokens, other.tokens),
+            _added(self.sums, other.sums),
+            self.clipped + other.clipped,
+            self.histogram + other.histogram,
+        )
+
+    def quantile(self, share: float) -> float:
+        """The difference below which ``share`` of the tokens lie, to 0.05 nats; 0 without any."""
+        below = torch.cumsum(self.histogram, 0)
+        if not int(below[-1]):
+            return 0.0
+        rank = max(1, math.ceil(share * int(below[-1])))
+        return _LOWEST + _BIN_NATS * (int(torch.searchsorted(below, rank)) + 1)
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers to log; a part that no token is in has none."""
+        count = sum(self.tokens)
+        metrics = {
+            "reverse_kl": sum(self.sums) / max(count, 1.0),
+            "reverse_kl_p99": self.quantile(0.99),
+            "clipped_share": self.clipped / max(count, 1.0),
+        }
+        for part, (tokens, total) in enumerate(zip(self.tokens, self.sums, strict=True), 1):
+            if tokens:
+                metrics[f"reverse_kl_part_{part}"] = total / tokens
+        return metrics
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What a teacher says of some responses.
+
+    Attributes:
+        advantages: ``[R]`` float32, to be added; 0 where the mask is false.
+        totals: For the log.
+    """
+
+    advantages: Tensor
+    totals: DistillTotals
+
+
+def distill(
+    old_log_probs: Tensor,
+    teacher_log_probs: Tensor,
+    mask: Tensor,
+    response_lengths: Tensor,
+    *,
+    coef: float,
+    clip: float,
+) -> Distilled:
+    """``coef clip(log p_teacher - log pi_old)`` of each token, within ``-clip`` to ``clip`` nats.
+
+    Args:
+        old_log_probs: ``[R]`` of the policy before the update, at the sampling temperature.
+        teacher_log_probs: ``[R]`` of the same tokens; minus infinity where the teacher rules one
+            out.
+        mask: ``[R]`` bool, tokens that take part in the loss.
+        response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
+        coef: Weight.
+        clip: Bound, in nats.
+
+    Raises:
+        ValueError: A teacher's log-prob of a token of the loss is not a number.
+    """
+    difference = teacher_log_probs.double() - old_log_probs.double()
+    difference = torch.where(mask, difference, 0.0)
+    if difference.isnan().any():
+        raise ValueError(
+            f"{int(difference.isnan().sum())} of {int(mask.sum())} log-probs of the teacher, or of "
+            "the policy, are not numbers"
+        )
+    bounded = difference.clamp(-clip, clip)
+    return Distilled(
+        (coef * bounded).float(), _totals(-difference, -bounded, mask, response_lengths)
+    )
+
+
+def _totals(kl: Tensor, bounded: Tensor, mask: Tensor, lengths: Tensor) -> DistillTotals:
+    parts = _parts(lengths)[mask]
+    own = bounded[mask]
+    counts = torch.bincount(parts, minlength=PARTS)
+    sums = own.new_zeros(PARTS).index_add_(0, parts, own)
+    bins = ((own - _LOWEST) / _BIN_NATS).clamp(0, _BINS - 1).long()
+    return DistillTotals(
+        tuple(counts.double().tolist()),
+        tuple(sums.tolist()),
+        float((kl[mask] != own).sum()),
+        torch.bincount(bins, minlength=_BINS),
+    )
+
+
+def _parts(lengths: Tensor) -> Tensor:
+    """``[R]`` which part of its response each token is in, from 0."""
+    of_token = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
+    starts = torch.cumsum(lengths, 0) - lengths
+    within = torch.arange(int(lengths.sum())) - starts[of_token]
+    return PARTS * within // lengths[of_token].clamp(min=1)
+
+
+def _added(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+    return tuple(a + b for a, b in zip(one, other, strict=True))

@@ -1,0 +1,79 @@
+"""An engine scores sequences that another model sampled: its log-probs of exactly their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from reference import VOCABULARY, Reference
+
+from rlmath.cluster.processes import kill
+from rlmath.model.tiny import make_tiny_model
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import EngineSpec
+from rlmath.rollout.teacher import EngineTeacher, ToScore
+from rlmath.types import Sample
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another model than the other tests' engines have."""
+    return make_tiny_model(tmp_path_factory.mktemp("teacher"), seed=5)
+
+
+@pytest.fixture(scope="module")
+def teacher(ray_session: None, engine_spec: EngineSpec, folder: Path) -> Iterator[EngineTeacher]:
+    spec = replace(engine_spec, model_path=str(folder), role="teacher", prefix_caching=False)
+    with RolloutPool(spec, num_engines=1, stall_timeout_s=120, max_restarts=1) as pool:
+        yield EngineTeacher(pool, VOCABULARY)
+
+
+def sequences(count: int) -> list[ToScore]:
+    """Of many lengths, of which the longest takes all that an engine has, and with tokens that no
+    model would take; several begin alike."""
+    rng = np.random.default_rng(0)
+    made = []
+    for i in range(count):
+        prompt = tuple(int(x) for x in np.random.default_rng(i // 4).integers(32, 127, 130))
+        length = 512 - 1 - len(prompt) if i == 3 else int(rng.integers(1, 60))
+        tokens = rng.integers(0, 257, length).astype(np.int32)
+        log_probs = np.zeros(length, np.float32)
+        sample = Sample(f"p{i // 4}", i % 4, tokens, log_probs, "", "stop", ((7, 0),), i, 0)
+        made.append(ToScore(f"p{i // 4}/{i % 4}", prompt, sample))
+    return made
+
+
+def expected(reference: Reference, given: Sequence[ToScore]) -> list[np.ndarray]:
+    return [
+        reference.log_probs(one.prompt_token_ids, one.sample, temperature=1.0).numpy()
+        for one in given
+    ]
+
+
+def test_log_probs_are_those_of_transformers_for_these_tokens(
+    teacher: EngineTeacher, folder: Path
+) -> None:
+    given = sequences(24)
+    found, wanted = teacher.score(given), expected(Reference(folder), given)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == np.float32
+        np.testing.assert_allclose(one, other, atol=1e-4)
+    # One after another, as many at once, and in another order: the same bits.
+    alone = [teacher.score([one])[0] for one in given[:6]]
+    backwards = teacher.score(given[::-1])[::-1]
+    for together, apart, turned in zip(found, alone, backwards, strict=False):
+        assert together.tobytes() == apart.tobytes() == turned.tobytes()
+
+
+def test_what_a_dead_engine_had_is_scored_by_the_next(teacher: EngineTeacher, folder: Path) -> None:
+    given = sequences(8)
+    before = teacher.score(given)
+    place = ray.get(teacher.pool.engines[0].place.remote())
+    kill(place)
+    after = teacher.score(given)
+    assert teacher.pool.restarts == 1
+    assert [one.tobytes() for one in before] == [one.tobytes() for one in after]

@@ -1,0 +1,124 @@
+"""A teacher that cannot work is refused by name, with the arithmetic, before anything starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlmath.checks.teacher import teacher_problems, vocabulary
+from rlmath.config.arithmetic import resolve_layout
+from rlmath.config.load import load
+from rlmath.config.schema import Device
+from rlmath.errors import ConfigError, UserError
+from rlmath.model.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("teacher"), seed=1)
+
+
+def settings(folder: Path | str | None, *overrides: str) -> list[str]:
+    path = [] if folder is None else [f"teacher.path={folder}"]
+    given = ["experiment=quickstart", "model.path=tiny", "algorithm.distill_coef=1"]
+    return [*given, *path, *overrides]
+
+
+def problems(folder: Path | str | None, *overrides: str) -> list[str]:
+    return list(teacher_problems(load(settings(folder, *overrides)), Device.cpu))
+
+
+def test_a_whole_folder_passes_and_its_vocabulary_may_be_padded(folder: Path) -> None:
+    assert problems(folder) == problems(folder, "algorithm.advantage=teacher") == []
+    assert vocabulary("tiny") == vocabulary(str(folder))
+    assert vocabulary("tiny")[256] == "<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["rollout.temperature=0.6"], ["rollout.temperature=0.6", "temperature 1"]),
+        (
+            ["algorithm.advantage=teacher", "algorithm.whiten_tokens=true"],
+            ["whiten_tokens=true", "nothing to whiten"],
+        ),
+        (
+            ["rollout.max_response_tokens=4096", "teacher.cpu_kv_cache_gib=9"],
+            ["64 prompt + 4096 response + 1 token", "= 4161 tokens", "max_response_tokens="],
+        ),
+        (["teacher.cpu_kv_cache_gib=1e-4"], ["teacher.cpu_kv_cache_gib=0.0001", "129 tokens"]),
+        (["teacher.tensor_parallel=3"], ["teacher.tensor_parallel=3", "works:"]),
+        (["teacher.url=host:8000"], ["teacher.url=host:8000", "http://host:8000/v1"]),
+        (
+            ["teacher.url=http://h/v1", "teacher.engines=2"],
+            ["teacher.engines=2", "on a server", "leave it at 1"],
+        ),
+    ],
+)
+def test_settings_are_refused_by_name(folder: Path, overrides: list[str], parts: list[str]) -> None:
+    (found,) = problems(folder, *overrides)
+    for part in parts:
+        assert part in found
+
+
+def test_no_teacher_and_no_folder(tmp_path: Path) -> None:
+    assert "give its folder as teacher.path" in problems(None)[0]
+    (found,) = problems(tmp_path / "none")
+    assert f"teacher.path={tmp_path / 'none'}: no such folder" in found
+    assert "hf download Qwen/Qwen3-8B" in problems("Qwen/Qwen3-8B")[0]
+    (found,) = problems(tmp_path)
+    assert "config.json" in found
+    config = load(["experiment=quickstart", "model.path=tiny", "algorithm.advantage=teacher"])
+    assert "algorithm.distill_coef=0" in next(teacher_problems(config, Device.cpu))
+
+
+def test_another_vocabulary_is_refused_with_the_first_token_that_differs(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    file = other / "tokenizer.json"
+    made = json.loads(file.read_text())
+    vocab, added = made["model"]["vocab"], made["added_tokens"]
+    vocab["!"], vocab['"'] = vocab['"'], vocab["!"]
+    file.write_text(json.dumps(made))
+    (found,) = problems(other)
+    assert "token 0 is '!' in model.path=tiny, and '\"' in the teacher" in found
+    assert "(2 of 261 differ)" in found
+    # More tokens than the policy has are fine, fewer are not.
+    vocab["!"], vocab['"'] = vocab['"'], vocab["!"]
+    more = [*added, {"id": 300, "content": "<|new|>"}]
+    file.write_text(json.dumps(made | {"added_tokens": more}))
+    assert problems(other, "teacher.url=http://h/v1") == []
+    last = max(vocab.values())
+    made["model"]["vocab"] = {token: i for token, i in vocab.items() if i != last}
+    file.write_text(json.dumps(made | {"added_tokens": [a for a in added if a["id"] != last]}))
+    (found,) = problems(other)
+    assert f"token {last} is '<|assistant|>'" in found and "no token in the teacher" in found
+
+
+def test_a_list_of_pieces_is_a_vocabulary_too(tmp_path: Path) -> None:
+    pieces = {"model": {"vocab": [["<unk>", 0.0], ["a", -1.5]]}, "added_tokens": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(pieces))
+    assert vocabulary(str(tmp_path)) == {0: "<unk>", 1: "a"}
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be read"):
+        vocabulary(str(tmp_path))
+
+
+def test_its_gpus_are_not_the_others() -> None:
+    """Of 8 GPUs the teacher has 2 x 2, and a policy at tensor parallel 2 the rest."""
+    given = settings("t", "cluster=gpu8", "actor.tensor_parallel=2")
+    layout = resolve_layout(
+        load([*given, "teacher.engines=2", "teacher.tensor_parallel=2"]), Device.cuda
+    )
+    assert (layout.teacher_ranks, layout.actor.world_size) == (4, 4)
+    alone = load([*given, "algorithm.distill_coef=0"])
+    assert resolve_layout(alone, Device.cuda).actor.world_size == 8
+    on_server = load([*given, "teacher.url=http://h/v1"])
+    assert resolve_layout(on_server, Device.cuda).teacher_ranks == 0
+    with pytest.raises(ConfigError, match="8 GPUs - 8 of the teacher = 0 GPUs"):
+        resolve_layout(load([*given, "teacher.engines=8"]), Device.cuda)

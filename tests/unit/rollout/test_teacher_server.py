@@ -1,0 +1,208 @@
+"""A teacher on a server: what is sent, what is read, what is tried again, and what ends the run.
+
+The server is this test's own, with planted numbers in the form of vLLM's
+(``tests/engine/test_teacher_server.py`` asks a real one)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmath.errors import UserError
+from rlmath.rollout import teacher_server
+from rlmath.rollout.teacher import TeacherError, ToScore
+from rlmath.rollout.teacher_server import ServerTeacher
+from rlmath.types import Sample
+
+
+def log_prob(place: int, token: int) -> float:
+    return -0.25 * place - 0.001 * token
+
+
+class Server(ThreadingHTTPServer):
+    """Plants of how each request is answered, in order: a status, seconds to wait, ``ids`` (other
+    tokens) or ``short`` (too few); then all right."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.plan: list[Any] = []
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.models = [{"id": "teacher", "max_model_len": 64}]
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.reply(200 if self.path == "/v1/models" else 404, {"data": self.server.models})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.asked.append(body)
+            self.server.keys.append(self.headers.get("Authorization"))
+            what = self.server.plan.pop(0) if self.server.plan else None
+        if isinstance(what, float):
+            time.sleep(what)
+        if isinstance(what, int):
+            self.reply(what, {"error": "planted"})
+            return
+        ids = [token + (what == "ids") for token in body["prompt"]]
+        entries: list[Any] = [None]
+        entries += [{str(t): {"logprob": log_prob(i, t), "rank": 1}} for i, t in enumerate(ids)][1:]
+        if what == "none":
+            entries[-1][str(ids[-1])]["logprob"] = float("nan")
+        self.reply(
+            200, {"choices": [{"prompt_logprobs": entries[: -1 if what == "short" else None]}]}
+        )
+
+    def reply(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(teacher_server, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.delenv(teacher_server.KEY_VARIABLE, raising=False)
+    made = Server()
+    thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+def teacher(server: Server, **options: Any) -> ServerTeacher:
+    given: dict[str, Any] = {"connections": 2, "timeout_s": 5.0, "attempts": 3}
+    found = ServerTeacher(server.url, None, **{"sequence_tokens": 20, **given, **options})
+    found.probe()
+    return found
+
+
+def sequences(count: int = 3) -> list[ToScore]:
+    made = []
+    for i in range(count):
+        tokens = np.arange(10 * i, 10 * i + 2 + i, dtype=np.int32)
+        sample = Sample(
+            f"p{i}", 0, tokens, np.zeros(2 + i, np.float32), "", "stop", ((0, 0),), 0, 0
+        )
+        made.append(ToScore(f"p{i}/0", (7, 8, 9)[: 1 + i], sample))
+    return made
+
+
+def wanted(one: ToScore) -> list[float]:
+    prompt = len(one.prompt_token_ids)
+    return [log_prob(prompt + i, t) for i, t in enumerate(one.sample.token_ids.tolist())]
+
+
+def test_token_ids_go_and_their_log_probs_come_in_order(server: Server) -> None:
+    given = sequences(5)
+    found = teacher(server, connections=4).score(given)
+    for one, log_probs in zip(given, found, strict=True):
+        assert log_probs.dtype == np.float32
+        assert log_probs.tolist() == pytest.approx(wanted(one))
+    (first,) = (body for body in server.asked if body["prompt"] == [7, 0, 1])
+    assert first == {
+        "model": "teacher",
+        "prompt": [7, 0, 1],
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "prompt_logprobs": 0,
+    }
+    assert server.keys == [None] * 5
+
+
+def test_a_key_is_sent_where_there_is_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(teacher_server.KEY_VARIABLE, "secret")
+    teacher(server).score(sequences(1))
+    assert server.keys == ["Bearer secret"]
+
+
+@pytest.mark.parametrize("trouble", [503, 429, 1.0])
+def test_what_may_pass_is_tried_again(server: Server, trouble: Any) -> None:
+    server.plan = [trouble, trouble]
+    given = sequences(1)
+    (found,) = teacher(server, timeout_s=0.3).score(given)
+    assert found.tolist() == pytest.approx(wanted(given[0]))
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("plan", "attempts", "parts"),
+    [
+        ([503] * 9, 3, ["3 of teacher.attempts=3 attempts", "status 503"]),
+        ([400], 1, ["1 of teacher.attempts=3 attempts", "status 400"]),
+        (["ids"], 1, ["not those of the tokens that were sent"]),
+        (["short"], 1, ["2 entries for 3 tokens"]),
+        (["none"], 1, ["some that are no log-probabilities"]),
+    ],
+)
+def test_a_sample_without_a_score_ends_the_attempt(
+    server: Server, plan: list[Any], attempts: int, parts: list[str]
+) -> None:
+    server.plan = plan
+    with pytest.raises(TeacherError) as caught:
+        teacher(server).score(sequences(1))
+    for part in ["p0/0", *parts]:
+        assert part in str(caught.value)
+    assert len(server.asked) == attempts
+    # What the server will say again is said again by the run's next attempt.
+    assert caught.value.raised == (attempts == 1)
+
+
+def test_a_server_that_does_not_fit_is_refused_before_anything_starts(server: Server) -> None:
+    with pytest.raises(UserError, match=r"takes 64 tokens there.* make 65.*--max-model-len 65"):
+        teacher(server, sequence_tokens=65)
+    server.models = [{"id": "a"}, {"id": "b"}]
+    with pytest.raises(UserError, match=r"teacher.served_model: .* has a, b; give one"):
+        teacher(server)
+    ServerTeacher(
+        server.url, "b", sequence_tokens=9, connections=1, timeout_s=1, attempts=1
+    ).probe()
+    with pytest.raises(UserError, match=r"served_model=c: .* has a, b"):
+        ServerTeacher(
+            server.url, "c", sequence_tokens=9, connections=1, timeout_s=1, attempts=1
+        ).probe()
+    gone = ServerTeacher(
+        f"{server.url}/x", None, sequence_tokens=9, connections=1, timeout_s=1, attempts=1
+    )
+    with pytest.raises(UserError, match=r"gives no list of models .*404.* its /v1"):
+        gone.probe()
+
+
+def test_the_watchdog_sees_what_is_waited_for(server: Server) -> None:
+    server.plan = [0.6]
+    waiting = teacher(server)
+    probe = waiting.watchdog_probe()
+    before = probe.progress()
+    thread = threading.Thread(target=waiting.score, args=(sequences(1),))
+    thread.start()
+    deadline = time.monotonic() + 5
+    while not (lines := probe.waiting_on()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert lines == [f"sample p0/0 at {server.url}, attempt 1"]
+    thread.join()
+    assert probe.progress() != before and probe.waiting_on() == []
