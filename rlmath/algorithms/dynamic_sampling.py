@@ -145,6 +145,14 @@ class GroupPool(Generic[G]):
         self._start_step()
         return [group for _, group in taken], counts
 
+    def may_request(self, spare: int) -> int:
+        """Prompts that may still be submitted before the step takes its groups.
+
+        Args:
+            spare: Prompts beyond ``max_rounds * target``.
+        """
+        return max(0, self._limit + spare - self._requested)
+
     def request_more(self, count: int) -> int:
         """Count prompts as submitted that the step does not have to have; gives their number."""
         count = max(0, count)

@@ -83,8 +83,8 @@ def _schedule(config: Config) -> Iterator[str]:
             f"step adds to a response at most, such as {quarter} (a quarter of "
             f"rollout.max_response_tokens={rollout.max_response_tokens})"
         )
-    if rollout.schedule is RolloutSchedule.pipelined:
-        yield from _pipelined(config)
+    if rollout.schedule in (RolloutSchedule.pipelined, RolloutSchedule.continuous):
+        yield from _ahead(config)
     reasons = []
     if not algorithm.correction.is_on:
         reasons.append(
@@ -108,18 +108,24 @@ def _schedule(config: Config) -> Iterator[str]:
             )
 
 
-def _pipelined(config: Config) -> Iterator[str]:
+def _ahead(config: Config) -> Iterator[str]:
+    """Of the schedules that sample while the actor trains."""
     rollout, filters = config.rollout, config.algorithm.filter
-    if rollout.max_lag is not None and rollout.max_lag > 1:
+    name, pipelined = rollout.schedule.name, rollout.schedule is RolloutSchedule.pipelined
+    if pipelined and rollout.max_lag is not None and rollout.max_lag > 1:
         yield (
             f"rollout.max_lag={rollout.max_lag}: rollout.schedule=pipelined samples one step "
             "ahead; take 1, or null"
         )
     if filters.oversample > 1:
         yield (
-            f"algorithm.filter.oversample={filters.oversample:g}: with rollout.schedule=pipelined "
-            "the groups that are too many would be trained two steps after the weights that "
-            "sampled them; take 1, which asks for another group where one is dropped"
+            f"algorithm.filter.oversample={filters.oversample:g}: with rollout.schedule={name} "
+            + (
+                "the groups that are too many would be trained two steps after the weights that "
+                "sampled them; take 1, which asks for another group where one is dropped"
+                if pipelined
+                else "as many groups run as rollout.max_lag allows; take 1"
+            )
         )
 
 

@@ -161,12 +161,17 @@ def _schedule(config: Config) -> list[str]:
     if rollout.schedule is RolloutSchedule.carry_over:
         budget = f"{rollout.carry_over_tokens:,}" if rollout.carry_over_tokens else "?"
         lines = [f"carry_over: {budget} tokens a step, at most {lag} steps older"]
+    elif not lag:
+        lines = [f"{rollout.schedule.name} with rollout.max_lag=0: as synchronous"]
+    elif rollout.schedule is RolloutSchedule.continuous:
+        lines = [
+            "continuous: engines sample while the actor trains, and responses go on with new "
+            f"weights; at most {lag} steps older"
+        ]
     else:
         lines = [
             "pipelined: engines sample the next step while the actor trains, with weights one step "
             "older"
-            if lag
-            else "pipelined with rollout.max_lag=0: as synchronous"
         ]
     if rollout.allow_uncorrected:
         lines.append("older tokens are not corrected for (rollout.allow_uncorrected)")

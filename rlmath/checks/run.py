@@ -326,11 +326,12 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
     cluster, transport = config.cluster, config.weights.transport
     local = cluster.ray_address is None
     colocated = device is Device.cuda and cluster.placement is Placement.colocated
-    if config.rollout.schedule is RolloutSchedule.pipelined and colocated:
+    schedule = config.rollout.schedule
+    if schedule in (RolloutSchedule.pipelined, RolloutSchedule.continuous) and colocated:
         yield (
-            "rollout.schedule=pipelined: engines sample while the actor trains, on GPUs of their "
-            "own; set cluster.placement=separate, or take rollout.schedule=carry_over, which works "
-            "on shared GPUs"
+            f"rollout.schedule={schedule.name}: engines sample while the actor trains, on GPUs of "
+            "their own; set cluster.placement=separate, or take rollout.schedule=carry_over, which "
+            "works on shared GPUs"
         )
     if cluster.nodes > 1 and local:
         yield (

@@ -12,6 +12,11 @@ class RolloutSchedule(Enum):
     synchronous = "synchronous"
     carry_over = "carry_over"
     pipelined = "pipelined"
+    continuous = "continuous"
+
+
+# Those that train on tokens of older weights.
+OVERLAPPING = tuple(one for one in RolloutSchedule if one is not RolloutSchedule.synchronous)
 
 
 @dataclass
@@ -65,7 +70,8 @@ class RolloutConfig:
         "carry_over: a step adds at most carry_over_tokens to each response and trains on the "
         "oldest groups that are finished; the others continue in the next step with its weights; "
         "pipelined: engines on separate GPUs sample the next step's groups while the actor "
-        "trains on this one's.",
+        "trains on this one's; continuous: engines on separate GPUs never wait for the actor, and "
+        "new weights come in the middle of responses.",
     )
     carry_over_tokens: int | None = setting(
         None,
@@ -76,17 +82,16 @@ class RolloutConfig:
     max_lag: int | None = setting(
         None,
         "A group is trained at most this many steps after the one that admitted it; the step waits "
-        "for it. null: 2 with carry_over, and 1 with pipelined, which takes no more. 0: as "
-        "synchronous.",
+        "for it. null: 2, but 1 with pipelined, which takes no more. 0: as synchronous.",
         least=0,
         most=100,
-        only_with=OnlyWith("schedule", (RolloutSchedule.carry_over, RolloutSchedule.pipelined)),
+        only_with=OnlyWith("schedule", OVERLAPPING),
     )
     allow_uncorrected: bool = setting(
         False,
         "Allow tokens of older weights without algorithm.correction, or with a loss whose "
         "importance ratio is not bounded.",
-        only_with=OnlyWith("schedule", (RolloutSchedule.carry_over, RolloutSchedule.pipelined)),
+        only_with=OnlyWith("schedule", OVERLAPPING),
     )
     async_scheduling: bool | None = setting(
         None,

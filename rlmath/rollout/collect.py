@@ -41,6 +41,20 @@ class Grading:
             self._problems[problem.id] = problem
             self._arrived[problem.id] = []
 
+    def adopt(self, other: Grading) -> set[str]:
+        """Take over the complete groups that another one has not given.
+
+        Returns:
+            Their problems.
+        """
+        left = other._graded.keys() - other._given
+        for id_ in left:
+            self._problems[id_] = other._problems[id_]
+            self._arrived[id_] = other._arrived[id_]
+            self._graded[id_] = other._graded[id_]
+        self._pieces |= {key: one for key, one in other._pieces.items() if key[0] in left}
+        return set(left)
+
     def add(self, sample: Sample) -> None:
         """Begin to grade a sample; it answers a problem that was announced."""
         problem = self._problems[sample.problem_id]

@@ -95,6 +95,13 @@ class RolloutEngine:
         """Drop all requests of this generation, and its samples that were not yet fetched."""
         self._loop.submit(generation + 1, [])
 
+    def cut(self, generation: int) -> None:
+        """End all requests of this generation where they are, those too that come late.
+
+        ``exchange`` gives them as samples that are ``cut``.
+        """
+        self._loop.cut(generation)
+
     def stats(self) -> dict[str, int]:
         """Requests in the engine, response tokens since its start, version of its weights."""
         progress = self._loop.counts()

@@ -12,6 +12,7 @@ last sample. Each sample has its own seed, so the engine that makes it does not 
 from __future__ import annotations
 
 import heapq
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlmath.rollout.requests import EngineError, Progress, Request
+from rlmath.rollout.requests import EngineError, Progress, Request, cut_sample
 from rlmath.types import Sample
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Generation:
         stall_timeout_s: Seconds without a token from an engine that has work, after which it
             counts as hung.
         journal: Of the step; ``None``: there is none.
+        outlasts_engines: When no engine has the weights in force any more, the round waits until
+            it is cut, instead of failing.
         clock_s: Gives the time, and
         wait: waits for answers as ``ray.wait`` does: a simulation has others.
 
@@ -66,14 +69,17 @@ class Generation:
         stall_timeout_s: float,
         journal: StepJournal | None = None,
         *,
+        outlasts_engines: bool = False,
         clock_s: Callable[[], float] = time.monotonic,
         wait: Callable[..., tuple[list[Any], list[Any]]] = ray.wait,
     ) -> None:
         self._pool = pool
         self._clock_s, self._wait = clock_s, wait
+        self._outlasts_engines = outlasts_engines
         self._journal = journal
-        # Samples that the journal had.
+        # Samples that no engine has to make: the journal had them, or the round was cut.
         self._found: list[Sample] = []
+        self._is_cut = threading.Event()
         self.number = number
         self._stall_timeout_s = stall_timeout_s
         self._answer_every_s = min(ANSWER_EVERY_S, stall_timeout_s / 4)
@@ -128,6 +134,9 @@ class Generation:
         try:
             self._deal()
             while True:
+                if self._is_cut.is_set():
+                    self._found += [cut_sample(request) for request in self._queue]
+                    self._queue.clear()
                 if more is not None and (new := more(self._idle)):
                     self.add(new)
                     self._deal()
@@ -150,6 +159,17 @@ class Generation:
             if any(self.held):
                 self._abort()
 
+    def cut(self) -> None:
+        """End the round soon, with all that is unfinished ``cut`` where it is; from any thread.
+
+        From now on ``more`` has to give nothing.
+        """
+        self._is_cut.set()
+        for engine in self._pool.processes:
+            # One that cannot answer is found as at any other time.
+            if engine.can_sample:
+                engine.handle.cut.remote(self.number)
+
     @property
     def _idle(self) -> bool:
         return not self._answers and not self._queue and not self._found
@@ -164,6 +184,18 @@ class Generation:
         if not self.duration_s:
             return 0.0
         return sum(self.idle_s) / (self.duration_s * len(self.idle_s))
+
+    def metrics(self) -> dict[str, float]:
+        """``rollout/idle_share``, and of the idlest engine ``rollout/idle_share_max``.
+
+        Nothing before the round's end.
+        """
+        if not self.duration_s:
+            return {}
+        return {
+            "rollout/idle_share": self.idle_share(),
+            "rollout/idle_share_max": max(self.idle_s) / self.duration_s,
+        }
 
     def summary(self) -> dict[str, Any]:
         """The round's seconds, and of each engine its samples, their tokens and idle seconds."""
@@ -180,7 +212,7 @@ class Generation:
         processes = self._pool.processes
         free = [i for i, one in enumerate(processes) if i not in self._owing and one.can_sample]
         dealt: dict[int, list[Request]] = {index: [] for index in free}
-        if self._queue:
+        if self._queue and not self._is_cut.is_set():
             for index, request in self._choose(free):
                 self.held[index][request.key] = request
                 dealt[index].append(request)
@@ -256,6 +288,9 @@ class Generation:
         waiting_since = self._clock_s()
         starting = self._pool.starting()
         if not self._answers and not starting:
+            if self._outlasts_engines:
+                self._is_cut.wait(self._answer_every_s)
+                return []
             raise EngineError(
                 f"{self.unfinished} samples are left, and no engine has weights version "
                 f"{self._pool.weights_version} any more: those that were started again wait for "

@@ -80,6 +80,11 @@ class StepJournal:
                 flush=True,
             )
 
+    def tell(self, step: int) -> None:
+        """Say how many samples it had."""
+        if self.reused:
+            print(f"step {step}: {self.reused} samples came from the journal", flush=True)
+
     def find(self, request: Request) -> Sample | None:
         """The sample of a request, if it is there; it keeps the engine that made it."""
         if not self._known:

@@ -53,7 +53,12 @@ class LiveGroup:
         """What to ask of the engines to continue the samples that are cut, which then are not."""
         cut, self.cut = self.cut, {}
         return [
-            replace(self.requests[index], begun=cut[index], budget_tokens=budget_tokens)
+            replace(
+                self.requests[index],
+                # Cut before its first token, it is as it was asked for at first.
+                begun=cut[index] if len(cut[index].token_ids) else None,
+                budget_tokens=budget_tokens,
+            )
             for index in sorted(cut)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,7 @@ class RolloutPool:
         self.reconnect: Callable[[], None] | None = None
         self.make_room: Callable[[], None] | None = None
         self.has_weights_at_hand = True
+        self._bringing_up = threading.Lock()
         self.restarts = 0
         self._restarts_told = 0
         self._generating = False
@@ -148,6 +150,8 @@ class RolloutPool:
         requests: Sequence[Request],
         more: MoreRequests | None = None,
         journal: StepJournal | None = None,
+        *,
+        outlasts_engines: bool = False,
     ) -> Iterator[Sample]:
         """Sample all requests; yields each sample once, as soon as it is there.
 
@@ -159,6 +163,8 @@ class RolloutPool:
             more: Asked after every answer of an engine for requests to add. It may wait when it
                 is told that no engine has work; nothing more from it then is the end.
             journal: Samples that it has are not asked of the engines; it keeps the others.
+            outlasts_engines: When no engine has the weights in force any more, wait for
+                :meth:`cut` instead of failing.
 
         Raises:
             ValueError: Two requests have one key, or one is longer than the engines' sequences.
@@ -168,7 +174,9 @@ class RolloutPool:
             raise RuntimeError("generate was called while another generate is not yet finished")
         # Even numbers: an abort ends one by going to the number after it.
         number = 2 if self.generation is None else self.generation.number + 2
-        generation = Generation(self, number, self._stall_timeout_s, journal)
+        generation = Generation(
+            self, number, self._stall_timeout_s, journal, outlasts_engines=outlasts_engines
+        )
         generation.add(requests)
         self.generation = generation
         self._generating = True
@@ -176,6 +184,19 @@ class RolloutPool:
             yield from generation.samples(more)
         finally:
             self._generating = False
+
+    def cut(self) -> None:
+        """End the ``generate`` that another thread is in; see :meth:`Generation.cut`."""
+        if self._generating and self.generation is not None:
+            self.generation.cut()
+
+    def take_weights_away(self) -> None:
+        """The trainer begins to update the weights in force.
+
+        Waits for engines that are getting them just now.
+        """
+        with self._bringing_up:
+            self.has_weights_at_hand = False
 
     def set_version(self, version: int) -> None:
         """Note an update that the trainer has sent; asks every engine whether it has it.
@@ -225,11 +246,7 @@ class RolloutPool:
         engine's."""
         count, self._restarts_told = self.restarts - self._restarts_told, self.restarts
         metrics = {"rollout/engine_restarts": float(count)}
-        if self.generation is not None and self.generation.duration_s:
-            metrics["rollout/idle_share"] = self.generation.idle_share()
-            idlest_s = max(self.generation.idle_s)
-            metrics["rollout/idle_share_max"] = idlest_s / self.generation.duration_s
-        return metrics
+        return metrics if self.generation is None else metrics | self.generation.metrics()
 
     def stats(self) -> list[dict[str, int]]:
         """Of each engine: requests that it has, tokens generated, version of its weights."""
@@ -343,12 +360,13 @@ class RolloutPool:
     def _bring_up(self, engine: EngineProcess) -> None:
         self._started(engine)
         self._apart = True
-        if self.weights_version and not self.has_weights_at_hand:
-            engine.waits_for_weights = True
-            self.verified_syncs = 0
-            return
-        if self.weights_version and self.bring_up is not None:
-            self.bring_up([engine.handle], self.weights_version)
+        with self._bringing_up:
+            if self.weights_version and not self.has_weights_at_hand:
+                engine.waits_for_weights = True
+                self.verified_syncs = 0
+                return
+            if self.weights_version and self.bring_up is not None:
+                self.bring_up([engine.handle], self.weights_version)
         found = engine.get(engine.handle.weights_version.remote())
         if found != self.weights_version:
             raise EngineError(

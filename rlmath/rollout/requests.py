@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from rlmath.config.schema import RolloutConfig
 from rlmath.errors import ComponentError, UserError
 from rlmath.model.precision import Precision
@@ -73,6 +75,23 @@ class Request:
     def key(self) -> tuple[str, int]:
         """What tells it from the other requests of a batch."""
         return self.problem_id, self.index
+
+
+def cut_sample(request: Request) -> Sample:
+    """What there is of a request's sample before an engine has it."""
+    if request.begun is not None:
+        return request.begun
+    return Sample(
+        problem_id=request.problem_id,
+        index=request.index,
+        token_ids=np.zeros(0, np.int32),
+        log_probs=np.zeros(0, np.float32),
+        text="",
+        finish_reason="cut",
+        spans=((0, 0),),
+        seed=request.seed,
+        engine=0,
+    )
 
 
 def requests_for(

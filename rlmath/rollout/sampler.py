@@ -86,7 +86,9 @@ class Sampler:
         self.ledger = ledger or Ledger()
         self.journal = journal or SampleJournal()
         self._max_lag = max_lag(config.rollout)
-        self._carries_over = config.rollout.schedule is RolloutSchedule.carry_over
+        schedule = config.rollout.schedule
+        self._carries_over = schedule is RolloutSchedule.carry_over
+        self._cuts = self._carries_over or schedule is RolloutSchedule.continuous
         # Groups that are not finished, and steps that admitted those that wait for an update.
         self._live: dict[int, LiveGroup] = {}
         self._kept_since: dict[int, int] = {}
@@ -98,6 +100,8 @@ class Sampler:
         # Sampled and not taken by its step yet, and its events that the ledger has not.
         self.round: Round | None = None
         self._events: list[dict[str, Any]] = []
+        # Problems that were skipped in this step, as they are on cooldown.
+        self._skipped = 0
 
     def sample(
         self,
@@ -135,16 +139,12 @@ class Sampler:
                 the ledger has the groups as admitted in it.
         """
         now = step - ahead
-        seen = {self._data_id(g.problem.id): _number(g.problem.id) for g in self._live.values()}
-        skipped = 0
+        rollout, algorithm = self._config.rollout, self._config.algorithm
+        self._skipped, seen = 0, self._ids_in_use()
 
         def admit(count: int) -> list[LiveGroup]:
-            nonlocal skipped
-            problems, more_skipped = self._next_problems(count, step, seen)
-            skipped += more_skipped
-            return [self._admit(problem, step, now) for problem in problems]
+            return self._admit_next(count, step, now, seen)
 
-        rollout, algorithm = self._config.rollout, self._config.algorithm
         work = StepSampling(
             now,
             kept=self._groups,
@@ -162,16 +162,12 @@ class Sampler:
         with self.journal.step(step, weights) as journal:
             for sample in pool.generate(work.begin(), work.more, journal):
                 work.take(sample)
-        if journal.reused:
-            print(f"step {step}: {journal.reused} samples came from the journal", flush=True)
+            journal.tell(step)
         self._live = dict(sorted(work.unfinished.items()))
         for one in self._live.values():
             one.graded.clear()
-        if algorithm.curriculum.cooldown:
-            for _, group in sorted(work.finished.items()):
-                graded = [s.correct for s in group.samples if s.correct is not None]
-                self._rates.update(self._data_id(group.problem.id), sum(graded), len(graded), step)
-        self.round = Round(step, work.finished, work.dropped, self._work_metrics(work, skipped))
+        self._see_rates(work.finished, step)
+        self.round = Round(step, work.finished, work.dropped, self._work_metrics(work))
         if self._carries_over and self._max_lag:
             target = algorithm.prompts_per_step
             self._live_target = live_target(len(work.cut_groups), target, self._max_lag)
@@ -212,7 +208,8 @@ class Sampler:
         left = {ordinal for ordinal, _ in self._groups.carried_over}
         trained = sorted(self._kept_since.keys() - left)
         self._check_lag(step, trained)
-        self._kept_since = {ordinal: self._kept_since[ordinal] for ordinal in sorted(left)}
+        for ordinal in trained:
+            del self._kept_since[ordinal]
         live = sorted(left | self._live.keys())
         events = [{"event": Event.trained, "group": ordinal} for ordinal in trained]
         events += [{"event": Event.carried_over, "group": ordinal} for ordinal in live]
@@ -227,22 +224,49 @@ class Sampler:
         """Longest response in a step, in tokens."""
         return max_response_tokens(self._config, step)
 
-    def _next_problems(
-        self, count: int, step: int, seen: dict[str, int]
-    ) -> tuple[list[Problem], int]:
-        """The next problems off cooldown, with their own ids, and how many were skipped.
+    def _ids_in_use(self) -> dict[str, int]:
+        """Of each problem that is live, how often it came when it was given its id."""
+        ids = [group.problem.id for group in self._live.values()]
+        ids += [group.problem.id for _, group in self._groups.carried_over]
+        seen: dict[str, int] = {}
+        for id_ in ids:
+            seen[self._data_id(id_)] = max(seen.get(self._data_id(id_), 0), _number(id_))
+        return seen
+
+    def _see_rates(self, finished: Mapping[int, Group], step: int) -> None:
+        """Note how well problems were solved."""
+        if not self._config.algorithm.curriculum.cooldown:
+            return
+        for _, group in sorted(finished.items()):
+            graded = [s.correct for s in group.samples if s.correct is not None]
+            self._rates.update(self._data_id(group.problem.id), sum(graded), len(graded), step)
+
+    def _admit_next(self, count: int, step: int, now: int, seen: dict[str, int]) -> list[LiveGroup]:
+        """New groups, of the next problems.
+
+        Args:
+            count: How many.
+            step: That they are for.
+            now: That admits them.
+            seen: See :meth:`_next_problems`.
+        """
+        problems = self._next_problems(count, step, seen)
+        return [self._admit(problem, step, now) for problem in problems]
+
+    def _next_problems(self, count: int, step: int, seen: dict[str, int]) -> list[Problem]:
+        """The next problems off cooldown, with their own ids.
 
         At an epoch's end a problem may come twice in a step. When a whole epoch is on cooldown,
         the next ones are taken all the same.
         """
         cooldown = self._config.algorithm.curriculum.cooldown
         problems: list[Problem] = []
-        skipped = in_a_row = 0
+        in_a_row = 0
         while len(problems) < count:
             (problem,) = self._stream.next(1)
             waits = cooldown and self._rates.is_on_cooldown(problem.id, step)
             if waits and in_a_row < len(self._stream):
-                skipped += 1
+                self._skipped += 1
                 in_a_row += 1
                 continue
             in_a_row = in_a_row if waits else 0
@@ -250,7 +274,7 @@ class Sampler:
             if number > 1:
                 problem = dataclasses.replace(problem, id=f"{problem.id}#{number}")
             problems.append(problem)
-        return problems, skipped
+        return problems
 
     def _admit(self, problem: Problem, step: int, now: int) -> LiveGroup:
         config = self._config
@@ -291,12 +315,12 @@ class Sampler:
                     "defect of rlmath."
                 )
 
-    def _work_metrics(self, work: StepSampling, skipped: int) -> dict[str, float]:
+    def _work_metrics(self, work: StepSampling) -> dict[str, float]:
         """What only the sampling itself knows."""
         metrics: dict[str, float] = {}
         if self._config.algorithm.curriculum.cooldown:
-            metrics["curriculum/skipped_problems"] = float(skipped)
-        if self._carries_over and self._max_lag:
+            metrics["curriculum/skipped_problems"] = float(self._skipped)
+        if self._cuts and self._max_lag:
             cut = [sample for group in self._live.values() for sample in group.cut.values()]
             metrics |= {
                 "sampling/live_groups": float(len(self._live)),

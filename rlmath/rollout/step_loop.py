@@ -95,6 +95,8 @@ class StepLoop:
         self._finished: list[Sample] = []
         self._unfinished = 0
         self._generation = 0
+        # The generation whose requests are cut, those that are still to come too; 0: none.
+        self._cut_generation = 0
         self._tokens_generated = 0
         self._tokens_held = 0
         self._last_token_s = time.monotonic()
@@ -129,6 +131,13 @@ class StepLoop:
             ValueError: A request does not fit in the engine's longest sequence.
         """
         self.call(lambda: self._add(generation, requests))
+
+    def cut(self, generation: int) -> None:
+        """End all requests of a generation where they are, those too that come late.
+
+        ``progress`` gives each with its tokens so far, as a sample that is ``cut``.
+        """
+        self.call(lambda: self._cut(generation))
 
     def progress(self, generation: int, timeout_s: float) -> Progress:
         """Samples of this generation finished since the last call.
@@ -315,6 +324,28 @@ class StepLoop:
             self._tokens_held += sum(
                 len(request.prompt_token_ids) + request.begun_tokens for request in requests
             )
+        if generation == self._cut_generation:
+            self._cut_running()
+
+    def _cut(self, generation: int) -> None:
+        if generation < self._generation:
+            return
+        if generation > self._generation:
+            self._drop_all(generation)
+        self._cut_generation = generation
+        self._cut_running()
+
+    def _cut_running(self) -> None:
+        """A token that a step in flight is sampling is lost; whoever continues samples it again."""
+        self._engine.engine_core.abort_requests(list(self._running))
+        cut = [self._sample(running, "length") for running in self._running.values()]
+        self._running.clear()
+        self._drain()
+        with self._changed:
+            self._finished += cut
+            self._unfinished = 0
+            self._tokens_held = 0
+            self._changed.notify_all()
 
     def _seed(self, request: Request) -> int:
         """A seed that continues a sample's random stream after the tokens that it has.

@@ -107,7 +107,7 @@ class StepSampling:
             self.cut_groups.add(group.ordinal)
         elif group.is_complete:
             self._grade(group, range(len(group.requests)))
-        elif self._budget_tokens is None:
+        elif self._grades_each():
             self._grade(group, [sample.index])
 
     def more(self, engines_idle: bool) -> list[Request]:
@@ -121,6 +121,10 @@ class StepSampling:
             with self._while_grading():
                 self._decide(self._grading.finished(block=True))
         return requests
+
+    def _grades_each(self) -> bool:
+        """Whether samples are graded before their group is complete."""
+        return self._budget_tokens is None
 
     def _finish_the_oldest(self) -> list[Request]:
         """When all that ran has finished or was cut: what the step still lacks, of those cut."""
@@ -171,10 +175,9 @@ class StepSampling:
 
     def _continue(self, group: LiveGroup, budget_tokens: int | None) -> list[Request]:
         requests = group.take_cut(budget_tokens)
-        self.continued += len(requests)
-        self.recomputed_tokens += sum(
-            len(one.prompt_token_ids) + one.begun_tokens for one in requests
-        )
+        begun = [one for one in requests if one.begun_tokens]
+        self.continued += len(begun)
+        self.recomputed_tokens += sum(len(one.prompt_token_ids) + one.begun_tokens for one in begun)
         return requests
 
     def _grade(self, group: LiveGroup, indices: Iterable[int]) -> None:

@@ -15,6 +15,7 @@ from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching.from_groups import SampledSequences, sampled_sequences
 from rlmath.monitor import Monitor
 from rlmath.rollout.requests import requests_for
+from rlmath.training.feed import Feed
 from rlmath.training.mismatch import check_alignment
 from rlmath.training.passes import Passes
 from rlmath.training.session import Session
@@ -27,11 +28,17 @@ SEED_OFFSET = 2_000_003
 
 
 def sample_probe(
-    session: Session, groups: Sequence[Group], passes: Passes, monitor: Monitor, step: int
+    session: Session,
+    feed: Feed,
+    groups: Sequence[Group],
+    passes: Passes,
+    monitor: Monitor,
+    step: int,
 ) -> SampledSequences | None:
     """Sample a few short responses to a step's prompts, with the engines' present weights.
 
     Args:
+        feed: Frees the engines for it.
         groups: Of the step.
         passes: Of the step.
         step: The optimization step, from 1.
@@ -56,7 +63,7 @@ def sample_probe(
         step=step,
     )[:wanted]
     problems = {group.problem.id: group.problem for group in groups}
-    with monitor.phase("generate"):
+    with monitor.phase("generate"), feed.engines_free(step):
         samples = sorted(pool.generate(requests), key=lambda one: (one.problem_id, one.index))
     return sampled_sequences(
         [

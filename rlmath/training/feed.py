@@ -14,8 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlmath.config.rollout import max_lag
-from rlmath.config.schema import RolloutSchedule
 from rlmath.monitor import Monitor
 from rlmath.monitor.digests import digest
 from rlmath.rollout.round import Round
@@ -49,6 +47,11 @@ class Feed:
         sampled = self._sampler.take(step)
         self._session.sampling.pool.sleep()
         return sampled
+
+    @contextlib.contextmanager
+    def engines_free(self, step: int) -> Iterator[None]:
+        """During this block, after :meth:`take`, the engines can be asked for other samples."""
+        yield
 
     @contextlib.contextmanager
     def sampling_ahead(self, step: int) -> Iterator[None]:
@@ -191,14 +194,6 @@ class _Cancellable:
             return more(engines_idle)
 
         yield from self._pool.generate(requests, more_unless_cancelled, journal)
-
-
-def feed_of(session: Session, sampler: Sampler, monitor: Monitor) -> Feed:
-    """As ``rollout.schedule`` says."""
-    rollout = session.config.rollout
-    if rollout.schedule is RolloutSchedule.pipelined and max_lag(rollout):
-        return PipelinedFeed(session, sampler, monitor)
-    return Feed(session, sampler, monitor)
 
 
 def weights_digest(session: Session, monitor: Monitor, version: int) -> str | None:

@@ -31,7 +31,8 @@ from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.checkpointing import HasState, Saver, open_saver, open_store
 from rlmath.training.controllers import Coefficients
-from rlmath.training.feed import Feed, feed_of
+from rlmath.training.feed import Feed
+from rlmath.training.feeds import feed_of, sampler_of
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
@@ -129,7 +130,7 @@ def open_run(config: Config) -> Iterator[Training]:
         ledger = Ledger(run_dir / LEDGER_FILE, after)
         kept = KeptBatches(run_dir / KEPT_FOLDER, config.runner.replay_keep_gib, after)
         stack.callback(kept.close)
-        sampler = Sampler(config, stream, least_groups(config, session.layout), ledger, journal)
+        sampler = sampler_of(config, stream, least_groups(config, session.layout), ledger, journal)
         feed = feed_of(session, sampler, monitor)
         stack.callback(feed.close)
         states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}

@@ -66,7 +66,7 @@ def train_step(
     log_samples(sampled, monitor, step)
     first = None
     with forgetting_misaligned(feed, step):
-        probe = sample_probe(session, sampled.groups, passes, monitor, step)
+        probe = sample_probe(session, feed, sampled.groups, passes, monitor, step)
         with feed.sampling_ahead(step):
             metrics |= check_probe(session, probe, monitor, step)
             if sampled.groups:

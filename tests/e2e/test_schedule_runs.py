@@ -107,6 +107,41 @@ def test_a_killed_run_continues_with_what_was_sampled(
         torch.testing.assert_close(weight, again[name], rtol=0, atol=1e-5, msg=name)
 
 
+def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(
+    material: Path, tmp_path: Path
+) -> None:
+    """It does not repeat itself; its bounds hold over the restart, and each update is in its
+    batch."""
+    folder = tmp_path / "run"
+    settings = [
+        *("train", *quickstart_settings(material, folder), *SETTINGS, "runner.steps=6"),
+        *("rollout.schedule=continuous", "rollout.max_lag=2", "rollout.engines=2"),
+        # Engines that are slower than the actor have responses under way when it is done.
+        "rollout.max_running_sequences=2",
+    ]
+    first = Run(folder, settings[1:], tmp_path / "first.log")
+    first.until_step(1)
+    first.send(signal.SIGKILL, "RolloutEngine.exchange")
+    first.until_step(2)
+    _kill_while_sampling(first, 4)
+    assert "is started again (1 of rollout.max_engine_restarts" in first.output()
+    run = rlmath(*settings)
+    assert run.returncode == 0, run.stderr
+    lines = metrics(folder)
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert all(line["rollout/lag_max"] <= 2 for line in lines) and lines[-1]["rollout/lag_max"] > 0
+    assert all(line["alignment/max_abs_diff"] < 1e-3 for line in lines)
+    assert all("schedule/actor_waited_s" in line for line in lines)
+    ledger = _ledger(folder)
+    trained = [event["group"] for event in ledger if event["event"] == "trained"]
+    assert len(trained) == len(set(trained)) == 8 * 6
+    rows = [row for step in range(1, 7) for row in _samples(folder, step)]
+    assert any(len(row["spans"]) > 1 for row in rows), "no response has tokens of two versions"
+    again = rlmath("replay", str(folder), "6")
+    assert again.returncode == 0, again.stderr
+    assert "step 6: equal to the last bit" in again.stdout, again.stdout
+
+
 def _kill_while_sampling(run: Run, step: int) -> None:
     """Kill all of a run once samples of a step are in the journal."""
     journal = run.run_dir / "journal" / f"step_{step:06d}.bin"

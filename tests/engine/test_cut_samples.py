@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +26,7 @@ from rlmath.rollout.requests import Request
 from rlmath.types import Sample
 
 LIMIT = 24
+LONG = 100
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +129,80 @@ def test_an_unfinished_request_has_one_key(pool: RolloutPool, sender: Any) -> No
     request = make_requests(random_prompts(1, 10), samples=1)[0]
     with pytest.raises(ValueError, match="each has another"):
         list(pool.generate([request, request]))
+
+
+def cut_when(pool: RolloutPool, requests: list[Request], tokens_so_far: int) -> list[Sample]:
+    """Sample until the engines have generated that many tokens, and cut what is unfinished."""
+    begun = sum(stats["tokens_generated"] for stats in pool.stats())
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(lambda: list(pool.generate(requests)))
+        while not running.done():
+            if sum(s["tokens_generated"] for s in pool.stats()) - begun >= tokens_so_far:
+                pool.cut()
+                break
+            time.sleep(0.01)
+        return running.result(timeout=60)
+
+
+def test_engines_are_cut_at_any_moment_and_go_on_with_other_weights(
+    pool: RolloutPool, sender: Any, reference: Reference
+) -> None:
+    """Every token has the log-prob of the weights that its span names. A few samples wait in the
+    engines, and more on the driver, when they are cut."""
+    prompts = random_prompts(20, 20, seed=4)
+    requests = {
+        r.key: replace(r, ignore_eos=True, max_tokens=LONG)
+        for r in make_requests(prompts, samples=4)
+    }
+    of_version = {pool.weights_version: reference.tensors()}
+    whole: dict[Any, Sample] = {}
+    begun: dict[Any, Sample] = {}
+    for seed in (21, 22):
+        left = [
+            replace(requests[key], begun=begun.get(key)) for key in requests if key not in whole
+        ]
+        for sample in cut_when(pool, left, 2000):
+            found = begun if sample.finish_reason == "cut" else whole
+            key = (sample.problem_id, sample.index)
+            if len(sample.token_ids):
+                found[key] = sample
+        assert not any(stats["unfinished"] for stats in pool.stats())
+        moved = reference.perturb(seed=seed)
+        ray.get(sender.set_tensors.remote(moved))
+        of_version[send(sender, pool)] = moved
+    left = [replace(requests[key], begun=begun.get(key)) for key in requests if key not in whole]
+    assert any(len(one.token_ids) < LONG for one in begun.values())
+    whole |= sampled(pool, left)
+    assert whole.keys() == requests.keys()
+    places = [start for sample in whole.values() for _, start in sample.spans[1:]]
+    assert len(set(places)) > 1 and 0 not in places, "they are cut where they are"
+    largest = dict.fromkeys(range(-1, 2), 0.0)
+    for version, weights in of_version.items():
+        reference.load(weights)
+        for sample in whole.values():
+            of_model = reference.log_probs(prompts[sample.problem_id], sample, 1.0).numpy()
+            ends = [start for _, start in sample.spans[1:]] + [LONG]
+            for (named, start), end in zip(sample.spans, ends, strict=True):
+                if named != version:
+                    continue
+                for off in largest:
+                    span = slice(max(0, start + off), min(LONG, end + off))
+                    difference = np.abs(sample.log_probs[span] - of_model[span])
+                    largest[off] = max(largest[off], float(difference.max(initial=0.0)))
+    assert largest[0] < 3e-5 and min(largest[-1], largest[1]) > 1e-3
+
+
+def test_what_comes_after_the_cut_is_cut_too(pool: RolloutPool, sender: Any) -> None:
+    """A call that an engine gets late must not run on while the weights change."""
+    request = make_requests(random_prompts(1, 10), samples=1)[0]
+    assert not list(pool.generate([]))
+    engine, number = pool.engines[0], 10**6
+    ray.get(engine.cut.remote(number))
+    progress = ray.get(engine.exchange.remote(number, [request], 5.0))
+    assert [s.finish_reason for s in progress.samples] == ["cut"]
+    assert not len(progress.samples[0].token_ids) and not progress.unfinished
+    # The next round is another.
+    progress = ray.get(engine.exchange.remote(number + 2, [request], 30.0))
+    assert [s.finish_reason for s in progress.samples] != ["cut"]
+    assert pool.generation is not None
+    pool.generation.number = number + 2

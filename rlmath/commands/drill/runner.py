@@ -24,11 +24,11 @@ from rlmath.data.mixture import stream_of
 from rlmath.errors import ComponentError, UserError
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.collapse import CollapseDetectors, act
-from rlmath.rollout.sampler import Sampler
 from rlmath.rollout.weight_sync import Verification, sync_weights
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.controllers import Coefficients
-from rlmath.training.feed import Feed, feed_of
+from rlmath.training.feed import Feed
+from rlmath.training.feeds import feed_of, sampler_of
 from rlmath.training.gate import Gate
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
@@ -216,7 +216,7 @@ class Drill:
         self._reset()
         runner = dataclasses.replace(config.runner, run_dir=str(folder))
         with open_monitor(folder, runner, config.runner.steps, None) as monitor:
-            sampler = Sampler(config, stream, least_groups(config, session.layout))
+            sampler = sampler_of(config, stream, least_groups(config, session.layout))
             detectors = CollapseDetectors(config.collapse)
             feed = feed_of(session, sampler, monitor)
             kept = KeptBatches(folder / KEPT_FOLDER, 0.0)

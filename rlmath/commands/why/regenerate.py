@@ -59,7 +59,8 @@ def _source(step: Step) -> tuple[Path, bool]:
     if len(versions) > 1:
         raise UserError(
             f"--regenerate: weights versions {', '.join(map(str, versions))} sampled parts of this "
-            "response (rollout.schedule=carry_over); only samples of one version are drawn again"
+            f"response (rollout.schedule={step.config.rollout.schedule.name}); only samples of one "
+            "version are drawn again"
         )
     version, run_dir = int(step.row["weights_version"]), step.files.folder
     if version == 0:

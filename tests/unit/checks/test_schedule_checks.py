@@ -86,10 +86,32 @@ def test_pipelined_needs_a_correction_and_no_more_groups_than_it_trains() -> Non
     assert "pipelined: engines sample the next step while the actor trains" in text
 
 
-def test_pipelined_needs_gpus_of_its_own_for_the_engines() -> None:
-    shared = [*PIPELINED, CORRECTED, "cluster.device=cuda", "cluster.gpus_per_node=8"]
+CONTINUOUS = ["model.path=m", "runner.run_dir=r", "rollout.schedule=continuous"]
+
+
+def continuous(*overrides: str) -> list[str]:
+    return list(algorithm_problems(load([*CONTINUOUS, *overrides])))
+
+
+def test_continuous_needs_a_correction_and_has_no_more_groups_to_spare() -> None:
+    assert continuous(CORRECTED) == continuous("rollout.max_lag=0") == []
+    assert continuous(CORRECTED, "rollout.max_lag=8") == []
+    (found,) = continuous()
+    assert "with rollout.schedule=continuous tokens are up to rollout.max_lag=2 steps" in found
+    rules = ["algorithm.filter.keep=variance", "algorithm.filter.max_rounds=4"]
+    (found,) = continuous(CORRECTED, *rules, "algorithm.filter.oversample=1.5")
+    assert "as many groups run as rollout.max_lag allows; take 1" in found
+    text = describe_training(load([*CONTINUOUS, CORRECTED]))
+    assert "continuous: engines sample while the actor trains" in text
+    text = describe_training(load([*CONTINUOUS, "rollout.max_lag=0"]))
+    assert "continuous with rollout.max_lag=0: as synchronous" in text
+
+
+@pytest.mark.parametrize("schedule", [PIPELINED, CONTINUOUS])
+def test_engines_beside_the_actor_need_gpus_of_their_own(schedule: list[str]) -> None:
+    shared = [*schedule, CORRECTED, "cluster.device=cuda", "cluster.gpus_per_node=8"]
     with pytest.raises(ConfigError, match=r"set cluster\.placement=separate, or take"):
         check(load(shared), machine=GPU_MACHINE)
     with pytest.raises(ConfigError) as refused:
         check(load([*shared, "cluster.placement=separate"]), machine=GPU_MACHINE)
-    assert "pipelined" not in str(refused.value)
+    assert "rollout.schedule" not in str(refused.value)

@@ -129,7 +129,7 @@ def sampling_tags(group):
     work = SimpleNamespace(continued=1, recomputed_tokens=2)
     totals = LengthTotals()
     totals.add([group], [group])
-    made = sampler._work_metrics(work, 1) | lag_metrics([group], 5) | totals.bias([])
+    made = sampler._work_metrics(work) | lag_metrics([group], 5) | totals.bias([])
     return made.keys() | sampler._metrics(PoolCounts(1, 1, 1, {}, 0, 0.5), 1, 1)
 
 

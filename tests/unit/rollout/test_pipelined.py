@@ -17,7 +17,8 @@ from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, event
 from rlmath.rollout.requests import EngineError
 from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.training import feed as feed_module
-from rlmath.training.feed import Feed, PipelinedFeed, feed_of
+from rlmath.training.feed import Feed, PipelinedFeed
+from rlmath.training.feeds import feed_of
 from rlmath.types import Sample
 from tests.unit.rollout.test_carry_over import (
     Engines,

@@ -158,9 +158,11 @@ def test_when_all_problems_rest_they_are_taken_all_the_same() -> None:
     sampler = sampler_of("curriculum.cooldown=true", "curriculum.min_visits=1")
     for problem in PROBLEMS:
         sampler._rates.update(problem.id, 0, 2, step=0)
-    problems, passed_over = sampler._next_problems(3, 1, {})
-    assert len(problems) == 3 and passed_over == len(PROBLEMS)
-    assert sampler._next_problems(2, 51, {})[1] == 0  # Rested for 50 steps.
+    problems = sampler._next_problems(3, 1, {})
+    assert len(problems) == 3 and sampler._skipped == len(PROBLEMS)
+    passed_over = sampler._skipped
+    sampler._next_problems(2, 51, {})
+    assert sampler._skipped == passed_over  # Rested for 50 steps.
 
 
 def test_carried_over_arrays_are_compact_in_a_checkpoint_and_exact() -> None:

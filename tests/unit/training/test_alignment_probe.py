@@ -18,6 +18,7 @@ from tests.unit.training.test_log_prob_gate import session_of
 
 NOW = 4
 MONITOR: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+FEED: Any = SimpleNamespace(engines_free=lambda _: contextlib.nullcontext())
 GATED: Any = SimpleNamespace(gate=True)
 
 
@@ -57,7 +58,7 @@ def session(difference: float, *, sleeps: bool = False, engines: int = 2) -> Any
 
 def test_an_engine_that_is_right_passes_and_one_that_is_not_stops_the_step() -> None:
     right = session(1e-6)
-    probe = sample_probe(right, [group(3), group(3, "q")], GATED, MONITOR, step=5)
+    probe = sample_probe(right, FEED, [group(3), group(3, "q")], GATED, MONITOR, step=5)
     requests = right.sampling.pool.requests
     assert len(requests) == 16 and {one.problem_id for one in requests} == {"p", "q"}
     assert len({one.key for one in requests}) == len({one.seed for one in requests}) == 16
@@ -65,7 +66,7 @@ def test_an_engine_that_is_right_passes_and_one_that_is_not_stops_the_step() -> 
     assert check_probe(right, probe, MONITOR, step=5)["alignment/max_abs_diff"] > 0
 
     wrong = session(0.01)
-    probe = sample_probe(wrong, [group(3)], GATED, MONITOR, step=5)
+    probe = sample_probe(wrong, FEED, [group(3)], GATED, MONITOR, step=5)
     with pytest.raises(AlignmentError, match="over 48 tokens"):
         check_probe(wrong, probe, MONITOR, step=5)
 
@@ -84,6 +85,6 @@ def test_no_probe_where_none_is_needed_or_engines_sleep(
     groups: list[Group], gate: bool, sleeps: bool
 ) -> None:
     made, passes = session(0.0, sleeps=sleeps), SimpleNamespace(gate=gate)
-    assert sample_probe(made, groups, passes, MONITOR, step=5) is None  # type: ignore[arg-type]
+    assert sample_probe(made, FEED, groups, passes, MONITOR, step=5) is None  # type: ignore[arg-type]
     assert not made.sampling.pool.requests
     assert check_probe(made, None, MONITOR, step=5) == {}

@@ -156,7 +156,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "open_training": lambda *_, **__: contextlib.nullcontext(session),
             "open_monitor": lambda *_: contextlib.nullcontext(monitor),
             "least_groups": lambda *_: 1,
-            "Sampler": lambda *_: SimpleNamespace(journal=SampleJournal()),
+            "sampler_of": lambda *_: SimpleNamespace(journal=SampleJournal()),
             "feed_of": lambda *_: Feed(parts),
             "open_saver": lambda *_: contextlib.closing(saver),
             "read_metrics": lambda _: [],

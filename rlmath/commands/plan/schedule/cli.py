@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from rlmath.commands.plan import cli as layout_cli
@@ -21,12 +24,15 @@ from rlmath.commands.plan.schedule.lengths import (
 from rlmath.commands.plan.schedule.simulation import Choice, Outcome, Setup, Times, simulate
 from rlmath.commands.plan.time import ALL_REDUCES_PER_LAYER, forward_flops
 from rlmath.config.command_line import Given, count
+from rlmath.config.rollout import RolloutSchedule
 
 # Shares of the responses that keep within the budgets that are tried.
 BUDGET_SHARES = (0.5, 0.75, 0.9, 0.97)
 LAGS = (1, 2, 4)
 # Shares of the GPUs that engines get where they do not share them with the actor.
 ENGINE_SHARES = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+# Below, starting processes costs more than it gains.
+PARALLEL_FROM_SAMPLES = 20_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,13 +63,49 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     for budget in budgets(lengths, BUDGET_SHARES):
         choices += [Choice.carry_over(budget, lag) for lag in LAGS]
     choices += [Choice.pipelined(engines) for engines in splits(setup.engines)]
-    outcomes = [simulate(given.config, setup, choice, steps) for choice in choices]
+    play = functools.partial(simulate, given.config, setup, steps=steps)
+    with players(work.prompts * work.group_size * steps) as play_all:
+        outcomes = list(play_all(play, choices))
+        outcomes += play_all(play, continuous_choices(outcomes, setup.engines))
     outcomes.sort(key=lambda one: one.step_s)
     if arguments.json:
         print(json.dumps(as_json(wish, setup, outcomes), indent=1))
     else:
         print(as_text(wish, plan, setup, outcomes))
     return 0
+
+
+Players = Callable[[Callable[[Choice], Outcome], Sequence[Choice]], Iterable[Outcome]]
+
+
+@contextlib.contextmanager
+def players(samples: int) -> Iterator[Players]:
+    """Plays choices, in as many processes as there are cores if there is much to play.
+
+    Args:
+        samples: Of a play.
+    """
+    if samples < PARALLEL_FROM_SAMPLES:
+        yield map
+        return
+    with ProcessPoolExecutor() as processes:
+        yield processes.map
+
+
+def continuous_choices(outcomes: Iterable[Outcome], engines: int) -> list[Choice]:
+    """The continuous schedule at the split of GPUs at which pipelining is fastest, and beside it.
+
+    Args:
+        outcomes: Of the pipelined choices, among others.
+        engines: That the GPUs have room for.
+    """
+    tried = splits(engines)
+    ahead = [one for one in outcomes if one.choice.schedule is RolloutSchedule.pipelined]
+    if not ahead:
+        return []
+    best = tried.index(min(ahead, key=lambda one: one.step_s).choice.engines or 0)
+    near = tried[max(0, best - 1) : best + 2]
+    return [Choice.continuous(count, lag) for count in near for lag in LAGS]
 
 
 def splits(engines: int) -> list[int]:

@@ -7,9 +7,11 @@ which. What is simulated is time: decode steps, prefill, and the actor's work on
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,10 @@ from rlmath.commands.plan.schedule.lengths import Lengths
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
-from rlmath.rollout.sampler import Sampler
+from rlmath.rollout.continuous import ContinuousSampler
+from rlmath.rollout.requests import Request
+from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.training.feeds import sampler_of
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
@@ -84,11 +89,16 @@ class Choice:
     def pipelined(cls, engines: int) -> Choice:
         return cls(RolloutSchedule.pipelined, max_lag=1, engines=engines)
 
+    @classmethod
+    def continuous(cls, engines: int, max_lag: int) -> Choice:
+        return cls(RolloutSchedule.continuous, max_lag=max_lag, engines=engines)
+
     @property
     def settings(self) -> list[str]:
         found = [f"rollout.schedule={self.schedule.name}"]
         if self.budget_tokens is not None:
             found.append(f"rollout.carry_over_tokens={self.budget_tokens}")
+        if self.schedule in (RolloutSchedule.carry_over, RolloutSchedule.continuous):
             found.append(f"rollout.max_lag={self.max_lag}")
         if self.engines is not None:
             found += ["cluster.placement=separate", f"rollout.engines={self.engines}"]
@@ -139,7 +149,10 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
     stream = ProblemStream(
         [Problem(str(i), "", prompt, ()) for i in range(problems)], shuffle=False
     )
-    sampler = Sampler(config, stream)
+    steps_in_all = choice.max_lag + 1 + steps
+    # The continuous schedule begins nothing that the run does not train: this one is longer.
+    runner = dataclasses.replace(config.runner, steps=steps_in_all + choice.max_lag + 1)
+    sampler = sampler_of(dataclasses.replace(config, runner=runner), stream)
     times = setup.times
     engines = choice.engines or setup.engines
     pool = VirtualPool(
@@ -154,17 +167,27 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
     actor_share = 1.0 if choice.engines is None else 1 - choice.engines / setup.engines
     collector: Any = InstantGrades()
     found: list[dict[str, float]] = []
-    steps_in_all = choice.max_lag + 1 + steps
-    for step in range(1, steps_in_all + 1):
-        began_s, generate_s, idle_share = pool.now_s, 0.0, 0.0
-        if sampler.round is None:
-            generate_s, idle_share = _generate(sampler, step, pool, collector)
-        sampled = sampler.take(step)
-        responses = sum(len(s.sample.token_ids) for g in sampled.groups for s in g.samples)
+
+    def train_s(sampled: Sampled) -> float:
+        responses = _response_tokens(sampled)
         sequences = sum(len(group.samples) for group in sampled.groups)
         tokens = responses + sequences * setup.prompt_tokens
-        train_s = tokens * times.train_token_s / actor_share
-        trained_at_s = pool.now_s + train_s
+        return tokens * times.train_token_s / actor_share
+
+    for step in range(1, steps_in_all + 1):
+        began_s, generate_s, idle_share = pool.now_s, 0.0, 0.0
+        if isinstance(sampler, ContinuousSampler):
+            sampled = sample_openly(sampler, step, pool, collector, train_s)
+            trained_s, trained_at_s = train_s(sampled), pool.now_s
+            generate_s = trained_at_s - began_s
+            assert pool.generation is not None
+            idle_share = pool.generation.idle_share()
+        else:
+            if sampler.round is None:
+                generate_s, idle_share = _generate(sampler, step, pool, collector)
+            sampled = sampler.take(step)
+            trained_s = train_s(sampled)
+            trained_at_s = pool.now_s + trained_s
         if choice.schedule is RolloutSchedule.pipelined:
             generate_s, idle_share = _generate(sampler, step + 1, pool, collector, ahead=True)
         pool.take_weights(step, max(0.0, trained_at_s - pool.now_s) + times.fixed_s)
@@ -174,8 +197,8 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
                 "step_s": step_s,
                 "generate_s": generate_s,
                 "idle_share": idle_share,
-                "actor_idle_share": 1 - (train_s + times.fixed_s) / step_s,
-                "responses": responses,
+                "actor_idle_share": 1 - (trained_s + times.fixed_s) / step_s,
+                "responses": _response_tokens(sampled),
                 "lag_mean": sampled.metrics.get("rollout/lag_mean", 0.0),
                 "lag_p99": sampled.metrics.get("rollout/lag_p99", 0.0),
                 "mixed_share": sampled.metrics.get("rollout/mixed_sample_share", 0.0),
@@ -201,6 +224,10 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
     )
 
 
+def _response_tokens(sampled: Sampled) -> int:
+    return sum(len(s.sample.token_ids) for group in sampled.groups for s in group.samples)
+
+
 def _generate(
     sampler: Sampler, step: int, pool: VirtualPool, collector: Any, ahead: bool = False
 ) -> tuple[float, float]:
@@ -211,15 +238,74 @@ def _generate(
     return pool.now_s - began_s, pool.generation.idle_share()
 
 
+def sample_openly(
+    sampler: ContinuousSampler,
+    step: int,
+    pool: VirtualPool,
+    collector: Any,
+    train_s: Callable[[Sampled], float],
+) -> Sampled:
+    """A step of the continuous schedule, from its first request to the cut at its end.
+
+    Args:
+        train_s: The actor's seconds for a step's groups.
+
+    Returns:
+        The step's groups.
+    """
+    work = sampler.open(step, collector)
+    taken: Sampled | None = None
+    is_cut = False
+
+    def look() -> None:
+        nonlocal taken
+        if taken is None and work.is_ready:
+            taken = sampler.take(step)
+            pool.alarm_s = pool.now_s + train_s(taken)
+
+    def more(engines_idle: bool) -> list[Request]:
+        nonlocal is_cut
+        while not is_cut:
+            look()
+            if pool.now_s >= pool.alarm_s:
+                break
+            requests = work.more(engines_idle)
+            look()
+            if requests or not engines_idle:
+                return requests
+            if taken is not None:  # Nothing may run before the next weights.
+                pool.now_s = pool.alarm_s
+        is_cut = True
+        if pool.generation is not None:
+            pool.generation.cut()
+        return []
+
+    for sample in pool.generate(work.begin(), more):
+        work.take(sample)
+    pool.alarm_s = math.inf
+    assert taken is not None
+    sampler.close(step)
+    return taken
+
+
 class InstantGrades:
     """In place of the collector and its grading: every sample is right at once."""
 
+    _group_size: int
+    _problems: dict[str, Problem]
+    _samples: dict[str, list[Sample]]
+    _done: list[Group]
+
     def begin(self, group_size: int) -> InstantGrades:
-        self._group_size = group_size
-        self._problems: dict[str, Problem] = {}
-        self._samples: dict[str, list[Sample]] = {}
-        self._done: list[Group] = []
-        return self
+        begun = copy.copy(self)
+        begun._group_size = group_size
+        begun._problems, begun._samples = {}, {}
+        begun._done = []
+        return begun
+
+    def adopt(self, other: InstantGrades) -> set[str]:
+        self._done += other._done
+        return {group.problem.id for group in other._done}
 
     def expect(self, problems: Sequence[Problem]) -> None:
         for problem in problems:

@@ -47,8 +47,22 @@ class VirtualEngine:
     finished: list[tuple[float, Sample]] = field(default_factory=list)
     generated: float = 0.0
     most_held: int = 0
+    # The generation whose requests are cut, and the answer that is owed.
+    cut_number: int = 0
+    owes: _Answer | None = None
 
-    def add(self, requests: Sequence[Request]) -> None:
+    def cut(self, number: int) -> None:
+        """As ``RolloutEngine.cut``."""
+        self.cut_number = number
+        for _, start, _, request in sorted(self.running):
+            tokens = max(request.begun_tokens, math.floor(self.steps - start + 1e-6))
+            self.finished.append((self.now_s, self._sample(request, tokens)))
+        self.running.clear()
+        self.started = 0.0
+        if self.owes is not None:
+            self.owes.due = None
+
+    def add(self, requests: Sequence[Request], number: int = 0) -> None:
         for request in requests:
             begun = request.begun_tokens
             start = self.steps - begun
@@ -58,6 +72,8 @@ class VirtualEngine:
             self.started += start
             self.now_s += self.prefill_token_s * (len(request.prompt_token_ids) + begun)
         self.most_held = max(self.most_held, len(self.running))
+        if number and number == self.cut_number:
+            self.cut(number)
 
     def advance(self, until_s: float) -> None:
         """Decode until a moment, sequence after sequence finished."""
@@ -98,7 +114,8 @@ class VirtualEngine:
 
     def _sample(self, request: Request, tokens: int) -> Sample:
         spans = () if request.begun is None else request.begun.spans
-        if not spans or spans[-1][0] != self.version:
+        more = tokens > request.begun_tokens
+        if not spans or (more and spans[-1][0] != self.version):
             spans = (*spans, (self.version, request.begun_tokens))
         return Sample(
             problem_id=request.problem_id,
@@ -123,7 +140,7 @@ class _Answer:
     due: float | None = None
 
     def due_s(self) -> float:
-        # Nothing changes an engine while it owes an answer.
+        # Nothing but a cut changes an engine while it owes an answer.
         if self.due is None:
             self.due = self._due_s()
         return self.due
@@ -151,6 +168,8 @@ class VirtualPool:
         prefill_token_s: float = 0.0,
     ) -> None:
         self.now_s = 0.0
+        # When the caller wants to look.
+        self.alarm_s = math.inf
         self.generation: Generation | None = None
         self.spec = SimpleNamespace(max_running_sequences=capacity, max_sequence_tokens=10**9)
         self.engines_ = [
@@ -192,14 +211,20 @@ class VirtualPool:
     def _process(self, engine: VirtualEngine) -> Any:
         def exchange(number: int, requests: Sequence[Request], timeout_s: float) -> _Answer:
             engine.advance(self.now_s)
-            engine.add(requests)
-            return _Answer(engine, self.now_s, timeout_s)
+            engine.add(requests, number)
+            engine.owes = _Answer(engine, self.now_s, timeout_s)
+            return engine.owes
+
+        def cut(number: int) -> None:
+            engine.advance(self.now_s)
+            engine.cut(number)
 
         return SimpleNamespace(
             index=engine.index,
             can_sample=True,
             handle=SimpleNamespace(
                 exchange=SimpleNamespace(remote=exchange),
+                cut=SimpleNamespace(remote=cut),
                 abort=SimpleNamespace(remote=lambda number: _Answer(engine, self.now_s, 0.0)),
             ),
             get=self._progress,
@@ -219,6 +244,6 @@ class VirtualPool:
         assert num_returns in (1, len(refs))
         first = min(refs, key=_Answer.due_s, default=None)
         due_s = math.inf if first is None else first.due_s()
-        self.now_s = max(self.now_s, min(due_s, self.now_s + timeout))
+        self.now_s = max(self.now_s, min(due_s, self.now_s + timeout, self.alarm_s))
         ready = [first] if first is not None and due_s <= self.now_s + 1e-9 else []
         return ready, [ref for ref in refs if ref not in ready]

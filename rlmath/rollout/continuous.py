@@ -1,0 +1,99 @@
+"""The groups of steps whose sampling does not stop for training."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+from rlmath.config.rollout import max_lag
+from rlmath.rollout.collect import Collector, Grading
+from rlmath.rollout.live_group import LiveGroup
+from rlmath.rollout.open_round import OpenRound
+from rlmath.rollout.round import Round
+from rlmath.rollout.sampler import Sampled, Sampler
+
+
+class ContinuousSampler(Sampler):
+    """A sampler whose rounds are open: :meth:`open`, :meth:`take` once while engines sample for it,
+    and :meth:`close` when all that it has left is cut. What happens between is the caller's, who
+    calls nothing here from two threads at once.
+
+    A round that was closed before its step took anything, or after, may be opened again.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._open: OpenRound | None = None
+        self._grading: Grading | None = None
+        # The ids in use of a step, which may have several rounds.
+        self._seen: tuple[int, dict[str, int]] = (0, {})
+
+    def open(self, step: int, collector: Collector, *, is_taken: bool = False) -> OpenRound:
+        """Begin a round.
+
+        Args:
+            step: That takes from it.
+            collector: Grades.
+            is_taken: The step has its groups already.
+        """
+        algorithm, steps = self._config.algorithm, self._config.runner.steps
+        if self._seen[0] != step:
+            self._seen = (step, self._ids_in_use())
+            self._skipped = 0
+
+        def admit(count: int) -> list[LiveGroup]:
+            return self._admit_next(count, step, step, self._seen[1])
+
+        before, self._grading = self._grading, collector.begin(algorithm.group_size)
+        work = OpenRound(
+            step,
+            steps_left=max(1, steps - step + 1),
+            before=before,
+            kept=self._groups,
+            kept_since=self._kept_since,
+            unfinished=self._live.values(),
+            groups_per_step=algorithm.prompts_per_step,
+            max_lag=max_lag(self._config.rollout),
+            admit=admit,
+            grading=self._grading,
+            graded=self._with_penalty,
+            while_grading=contextlib.nullcontext,
+        )
+        work.is_taken = is_taken
+        self._open, self._live = work, work.unfinished
+        return work
+
+    def take(self, step: int) -> Sampled:
+        """The groups of a step, when its round is ready.
+
+        Its ``finished`` are these, and those that were dropped since the step before.
+        """
+        assert self._open is not None, f"step {step} has no round"
+        done = self._gather(step, self._open)
+        dropped = [g for _, g in sorted(done.finished.items()) if g.problem.id in done.dropped]
+        sampled = super().take(step)
+        self._open.is_taken = True
+        return dataclasses.replace(sampled, finished=(*sampled.groups, *dropped))
+
+    def close(self, step: int) -> None:
+        """End a round; of what it has left, every sample is finished or cut."""
+        assert self._open is not None, f"step {step} has no round"
+        work, self._open = self._open, None
+        self._live = dict(sorted(work.unfinished.items()))
+        self._gather(step + work.is_taken, work)
+        events, self._events = self._events, []
+        self.ledger.write(step, events)
+        live = self._live.keys() | {ordinal for ordinal, _ in self._groups.carried_over}
+        self.ledger.check(step, live)
+
+    def _gather(self, step: int, work: OpenRound) -> Round:
+        """Put what was graded since the last time into the round of a step; gives that."""
+        finished, dropped, events = work.split()
+        self._see_rates(finished, step)
+        last = self.round
+        if last is not None:
+            finished, dropped = last.finished | finished, last.dropped | dropped
+        self.round = Round(step, finished, dropped, self._work_metrics(work))
+        self._events = sorted(events, key=lambda event: event["group"])
+        return self.round

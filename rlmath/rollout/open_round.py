@@ -1,0 +1,108 @@
+"""A round that lasts while the actor trains: its step takes groups out of it, and the weight sync
+cuts it.
+
+As many groups are live as their age allows (:mod:`rlmath.rollout.schedule`), and all of them run. A
+step takes the oldest that are finished, as soon as there are enough and none is missing that has to
+be trained now. When the weights change, what is unfinished is cut where it is, and the next round
+continues it with the new weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlmath.rollout.collect import Grading
+from rlmath.rollout.live_group import LiveGroup
+from rlmath.rollout.requests import Request
+from rlmath.rollout.schedule import may_admit
+from rlmath.rollout.step_sampling import StepSampling
+from rlmath.types import Group, Sample
+
+
+class OpenRound(StepSampling):
+    """The round of one weights version. Not for several threads at once.
+
+    Args:
+        step: The step that takes from it.
+        steps_left: Steps of the run from this one on; no more groups are live than they train.
+        before: Grading of the round before; what it has not given is taken over.
+        given: See :class:`StepSampling`.
+
+    Attributes:
+        is_taken: Whether the step has taken its groups; those that are admitted from then on are
+            for later steps.
+    """
+
+    def __init__(
+        self, step: int, *, steps_left: int, before: Grading | None = None, **given: Any
+    ) -> None:
+        super().__init__(step, budget_tokens=None, live_groups=0, **given)
+        self._steps_left, self._before = steps_left, before
+        # To be continued now: the journal has what an earlier start of the run cut.
+        self._cut: list[LiveGroup] = []
+        self._must_finish: set[int] = set()
+        self.is_taken = False
+
+    def begin(self) -> list[Request]:
+        """What to ask of the engines first."""
+        # None of those that this round admits is due in it.
+        self._must_finish = self._due()
+        in_grading = set() if self._before is None else self._grading.adopt(self._before)
+        requests = []
+        for group in self.unfinished.values():
+            if group.problem.id in in_grading:
+                continue
+            self._grading.expect([group.problem])
+            if group.is_complete:  # A checkpoint has no grades under way.
+                self._grade(group, range(len(group.requests)))
+            requests += self._continue(group, None)
+        return requests + self._fill()
+
+    def more(self, engines_idle: bool) -> list[Request]:
+        """Requests to add; never waits."""
+        self.look()
+        cut, self._cut = self._cut, []
+        return [one for group in cut for one in self._continue(group, None)] + self._fill()
+
+    def take(self, sample: Sample) -> None:
+        """Take in a sample that an engine gave, or the journal."""
+        super().take(sample)
+        if sample.finish_reason == "cut":
+            self._cut.append(self._groups[sample.problem_id])
+
+    def look(self) -> None:
+        """Take in what has been graded."""
+        self._decide(self._grading.finished())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the step can take its groups."""
+        self._must_finish &= self.unfinished.keys()
+        if self._must_finish:
+            return False
+        if len(self._kept.carried_over) >= self._target:
+            return True
+        return not self.unfinished and not self._room()
+
+    def split(self) -> tuple[dict[int, Group], dict[str, str], list[dict[str, Any]]]:
+        """Groups that were graded since the last call, by ordinal; by problem, why the filter
+        dropped some of them; and events for the ledger."""
+        found = self.finished, self.dropped, self.events
+        self.finished, self.dropped, self.events = {}, {}, []
+        return found
+
+    def _grades_each(self) -> bool:
+        return False
+
+    def _room(self) -> int:
+        """Groups that may be admitted now."""
+        lag = min(self._max_lag, self._steps_left - 1) - self.is_taken
+        if lag < 0:
+            return 0
+        return min(
+            may_admit(self._num_live(), self._target, lag),
+            self._kept.may_request(spare=self._max_lag * self._target),
+        )
+
+    def _fill(self) -> list[Request]:
+        return self._new(self._kept.request_more(self._room()))

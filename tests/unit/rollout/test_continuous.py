@@ -1,0 +1,280 @@
+"""Groups that are sampled while the actor trains: the real sampler, grading, ledger and threads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmath.rewards.loading import FunctionReward
+from rlmath.rewards.mix import RewardMix
+from rlmath.rewards.mix_items import MixItem
+from rlmath.rollout.collect import Collector
+from rlmath.rollout.continuous import ContinuousSampler
+from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, events
+from rlmath.rollout.requests import EngineError, Request, cut_sample
+from rlmath.rollout.sampler import Sampled
+from rlmath.training import feed as feed_module
+from rlmath.training.continuous_feed import ContinuousFeed
+from rlmath.training.feed import Feed
+from rlmath.training.feeds import feed_of
+from rlmath.types import Sample
+from tests.unit.rollout import test_carry_over as carry_over
+from tests.unit.rollout.test_carry_over import Engines, score, through_a_checkpoint
+
+STEPS = 12
+FILTERED = ("algorithm.filter.keep=variance", "algorithm.filter.max_rounds=12")
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with RewardMix([MixItem(FunctionReward(score, "small"), "small")], answer_grader=None) as mix:
+        made = Collector(mix)
+        yield made
+        made.close()
+
+
+def sampler_of(*more: str, ledger: Ledger | None = None) -> ContinuousSampler:
+    made = carry_over.sampler_of(
+        "rollout.schedule=continuous", f"runner.steps={STEPS}", *more, ledger=ledger
+    )
+    return ContinuousSampler(made._config, made._stream, ledger=ledger)
+
+
+class Pool(Engines):
+    """Engines that finish a sample every ``sample_s`` seconds, until another thread cuts them."""
+
+    def __init__(self, sample_s: float = 0.0) -> None:
+        super().__init__(1, 0)
+        self.sample_s = sample_s
+        self.spec = SimpleNamespace(sleeps=False)
+        self.generation = None
+        self.has_weights_at_hand = True
+        self.fails = False
+        self.is_cut = threading.Event()
+        self.generating = False
+        self.rounds = 0
+
+    def generate(  # type: ignore[override]
+        self, requests: Sequence[Request], more: Any, journal: Any, outlasts_engines: bool = False
+    ) -> Iterator[Sample]:
+        assert not self.generating
+        self.generating, queue = True, list(requests)
+        self.rounds += 1
+        self.is_cut.clear()
+        try:
+            while True:
+                if self.is_cut.is_set():
+                    for request in queue:
+                        yield self.cut_of(request)
+                    queue = []
+                queue += more(not queue)
+                assert len({one.key for one in queue}) == len(queue)
+                if self.fails:
+                    raise EngineError("engine 0 failed")
+                if not queue:
+                    return
+                time.sleep(self.sample_s)
+                if not self.is_cut.is_set():
+                    yield self._answer(queue.pop(self._draw.randrange(len(queue))))
+        finally:
+            self.generating = False
+
+    def cut_of(self, request: Request) -> Sample:
+        """With some more tokens, or none."""
+        more = self._draw.randrange(self.length(request.seed) - request.begun_tokens)
+        if not more:
+            return cut_sample(request)
+        found = self._answer(replace(request, budget_tokens=more))
+        assert found.finish_reason == "cut"
+        return found
+
+    def cut(self) -> None:
+        self.is_cut.set()
+
+    def take_weights_away(self) -> None:
+        self.has_weights_at_hand = False
+
+    def sync(self, version: int) -> None:
+        assert not self.generating, "an engine would sample while its weights change"
+        self._version, self.has_weights_at_hand = version, True
+
+    def sleep(self) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+class Parts:
+    """A session, a monitor and a feed."""
+
+    def __init__(
+        self, collector: Collector, pool: Pool, sampler: ContinuousSampler, monkeypatch: Any
+    ) -> None:
+        self.sampler, self.pool = sampler, pool
+        rewards = SimpleNamespace(set_step=lambda step, steps: None, metrics=dict)
+        session: Any = SimpleNamespace(
+            config=sampler._config,
+            sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
+        )
+        monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(feed_module, "weights_digest", lambda *_: None)
+        self.feed: Feed = feed_of(session, sampler, monitor)
+        assert isinstance(self.feed, ContinuousFeed)
+
+    def step(self, step: int, train_s: float = 0.0, probe: bool = False) -> Sampled:
+        sampled = self.feed.take(step)
+        if probe:
+            with self.feed.engines_free(step):
+                assert not self.pool.generating and self.pool.has_weights_at_hand
+        with self.feed.sampling_ahead(step):
+            assert not self.pool.has_weights_at_hand
+            time.sleep(train_s)
+        self.pool.sync(step)
+        return sampled
+
+
+def whole(pool: Pool, sampled: Sampled) -> None:
+    """Each sample has the tokens of its seed to the end, whoever sampled them."""
+    for group in sampled.groups:
+        for graded in group.samples:
+            one = graded.sample
+            assert one.finish_reason == "stop"
+            expected = (np.arange(pool.length(one.seed)) + one.seed % 1000).astype(np.int32)
+            np.testing.assert_array_equal(one.token_ids, expected)
+            versions, starts = zip(*one.spans, strict=True)
+            assert list(versions) == sorted(set(versions)) and starts[0] == 0
+            assert list(starts) == sorted(set(starts)), one.spans
+
+
+@pytest.mark.parametrize(
+    ("sample_s", "train_s"), [(0.0, 0.0), (0.0, 0.02), (0.004, 0.0), (0.002, 0.02)]
+)
+@pytest.mark.parametrize("extra", [(), FILTERED, ("rollout.max_lag=1",)])
+def test_nothing_is_lost_or_too_old_whoever_is_slower(
+    collector: Collector,
+    extra: tuple[str, ...],
+    sample_s: float,
+    train_s: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sampler and the ledger stop a run that loses a group, or trains it late."""
+    path = tmp_path / LEDGER_FILE
+    sampler, pool = sampler_of(*extra, ledger=Ledger(path)), Pool(sample_s)
+    parts = Parts(collector, pool, sampler, monkeypatch)
+    trained: list[str] = []
+    for step in range(1, STEPS + 1):
+        sampled = parts.step(step, train_s, probe=step % 4 == 0)
+        assert len(sampled.groups) == 4
+        whole(pool, sampled)
+        assert {g.problem.id for g in sampled.finished} == {
+            *(g.problem.id for g in sampled.groups),
+            *sampled.dropped,
+        }
+        trained += [g.problem.id for g in sampled.groups]
+        if step == 6:  # A restart, with the groups of the checkpoint.
+            parts.feed.close()
+            state = through_a_checkpoint(sampler, tmp_path)
+            sampler = sampler_of(*extra, ledger=Ledger(path, step))
+            sampler.load_state_dict(state)
+            parts = Parts(collector, pool, sampler, monkeypatch)
+    parts.feed.close()
+    lines = events(path)
+    ended = [line["group"] for line in lines if line["event"] == Event.trained]
+    assert len(ended) == len(set(ended)) == 4 * STEPS
+    # Near the end, no more groups are begun than the steps that are left train.
+    assert len(sampler.ledger.balance.live) == 0
+
+
+def test_engines_go_on_while_the_actor_trains(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(0.002)
+    parts = Parts(collector, pool, sampler_of("rollout.max_lag=3"), monkeypatch)
+    sampled = parts.feed.take(1)
+    before = len(pool.requests)
+    with parts.feed.sampling_ahead(1):
+        time.sleep(0.1)
+        assert len(pool.requests) > before
+    assert not pool.generating
+    pool.sync(1)
+    # Finished ones wait, and are trained in the order of their admission.
+    found = [sampled, *(parts.step(step) for step in range(2, STEPS + 1))]
+    mixed = [one.metrics["rollout/mixed_sample_share"] for one in found]
+    assert mixed[0] == 0 and max(mixed) > 0
+    assert all(one.metrics["rollout/lag_max"] <= 3 for one in found)
+    assert set(parts.feed.metrics()) == {"schedule/actor_waited_s", "schedule/engines_waited_s"}
+    parts.feed.close()
+
+
+def test_a_failed_step_ends_what_is_sampled(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts(collector, Pool(0.001), sampler_of(), monkeypatch)
+    parts.feed.take(1)
+    with pytest.raises(KeyboardInterrupt), parts.feed.sampling_ahead(1):
+        raise KeyboardInterrupt
+    parts.feed.close()
+    assert not parts.pool.generating
+
+
+@pytest.mark.parametrize("when", ["waits", "trains"])
+def test_an_engine_that_fails_for_good_fails_the_step(
+    collector: Collector, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts(collector, Pool(0.001), sampler_of(), monkeypatch)
+    parts.pool.fails = when == "waits"
+    with pytest.raises(EngineError, match="engine 0 failed"):
+        parts.feed.take(1)
+        parts.pool.fails = True
+        with parts.feed.sampling_ahead(1):
+            time.sleep(0.05)
+    parts.feed.close()
+
+
+def test_grades_that_come_late_are_not_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A group that is being graded when the weights change is graded once."""
+    graded: list[str] = []
+    slow = threading.Event()
+
+    def late(completions: Sequence[str], **_: Any) -> list[float | None]:
+        graded.extend(completions)
+        if len(graded) > 12:
+            slow.wait(0.05)
+        return [float(len(text)) for text in completions]
+
+    with RewardMix([MixItem(FunctionReward(late, "late"), "late")], answer_grader=None) as mix:
+        collector = Collector(mix)
+        parts = Parts(collector, Pool(0.0), sampler_of("rollout.max_lag=1"), monkeypatch)
+        for step in range(1, STEPS + 1):
+            parts.step(step)
+        parts.feed.close()
+        collector.close()
+    assert len(graded) == 2 * 4 * STEPS
+
+
+def test_without_a_lag_it_is_synchronous(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlmath.training.feeds import sampler_of as chosen
+
+    made = carry_over.sampler_of("rollout.schedule=continuous", "rollout.max_lag=0")
+    assert type(chosen(made._config, made._stream)) is type(made)
+    usual = carry_over.sampler_of()
+    for step in range(1, 4):
+        one, two = (
+            sampler.sample(step, Engines(step, step - 1), collector, contextlib.nullcontext)  # type: ignore[arg-type]
+            for sampler in (usual, made)
+        )
+        assert carry_over.anywhere(one) == carry_over.anywhere(two)
