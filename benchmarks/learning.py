@@ -3,9 +3,11 @@ SFT start.
 
 Each case is the quickstart with another advantage, loss or schedule; everything else stays, the
 seed too (``-- runner.seed=1`` for another). Prints one JSON line with the accuracy before and after
-(``--steps`` steps, mean over ``--eval-samples`` answers to each of the held-out problems) and the
-standard error of a single figure. ``--plot`` draws the curves. One case takes about as long as a
-quickstart.
+(``--steps`` steps, mean over ``--eval-samples`` answers to each of the held-out problems), the
+standard error of a single figure, and the first evaluation (every ``--eval-every`` steps) at which
+the accuracy was 0.7, 0.8 and 0.9. ``--plot`` draws the curves. One case takes about as long as a
+quickstart. A case of distillation has the model that the first case trains for its teacher, so that
+one is trained first.
 """
 
 from __future__ import annotations
@@ -59,13 +61,23 @@ CASES: dict[str, list[str]] = {
         "rollout.schedule=pipelined",
         "algorithm.correction.kind=token_truncate",
     ],
+    "distillation alone": [
+        "algorithm.advantage=teacher",
+        "algorithm.distill_coef=1",
+        "teacher.path={teacher}",
+    ],
+    "advantage grpo + distillation": ["algorithm.distill_coef=1", "teacher.path={teacher}"],
 }
+# Whose model is the teacher.
+TEACHER = next(iter(CASES))
+LEVELS = (0.7, 0.8, 0.9)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=70)
     parser.add_argument("--eval-samples", type=int, default=4)
+    parser.add_argument("--eval-every", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--plot", type=Path, help="PNG of held-out accuracy over steps")
@@ -76,21 +88,27 @@ def main() -> None:
         start = _sft(material)
 
         def run(name: str) -> list[dict[str, float]]:
-            run_dir = material / name.replace(" ", "_").replace(",", "")
+            run_dir, teacher = _folder(material, name), _folder(material, TEACHER) / "hf"
             settings = [
                 *_quickstart(material, run_dir, start),
                 f"runner.steps={arguments.steps}",
                 f"eval.samples={arguments.eval_samples}",
+                f"eval.every={arguments.eval_every}",
                 "runner.check_export_sequences=0",
-                *CASES[name],
+                *(setting.format(teacher=teacher) for setting in CASES[name]),
                 *arguments.overrides,
             ]
             _run("train", settings)
             lines = (run_dir / "metrics.jsonl").read_text().splitlines()
             return [row for row in map(json.loads, lines) if "eval/accuracy" in row]
 
+        distills = any(
+            "{teacher}" in setting for name in arguments.cases for setting in CASES[name]
+        )
+        curves = {TEACHER: run(TEACHER)} if distills else {}
+        left = [name for name in arguments.cases if name not in curves]
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            curves = dict(zip(arguments.cases, pool.map(run, arguments.cases), strict=True))
+            curves |= dict(zip(left, pool.map(run, left), strict=True))
         problems = len((material / "data" / "eval.jsonl").read_text().splitlines())
     result = {
         "benchmark": "learning",
@@ -102,6 +120,10 @@ def main() -> None:
     if arguments.plot:
         _plot(curves, arguments.plot)
     print(json.dumps(result))
+
+
+def _folder(material: Path, name: str) -> Path:
+    return material / name.replace(" ", "_").replace(",", "")
 
 
 def _quickstart(material: Path, run_dir: Path, model: Path) -> list[str]:
@@ -130,7 +152,16 @@ def _summary(curve: list[dict[str, float]], problems: int) -> dict[str, Any]:
     # Of a figure over N problems; answers to one problem are not independent, so that the
     # samples do not count.
     error = (after * (1 - after) / problems) ** 0.5
-    return {"before": round(before, 4), "after": round(after, 4), "standard_error": round(error, 4)}
+    steps_to = {
+        str(level): next((row["step"] for row in curve if row["eval/accuracy"] >= level), None)
+        for level in LEVELS
+    }
+    return {
+        "before": round(before, 4),
+        "after": round(after, 4),
+        "standard_error": round(error, 4),
+        "steps_to": steps_to,
+    }
 
 
 def _plot(curves: dict[str, list[dict[str, float]]], path: Path) -> None:

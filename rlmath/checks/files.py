@@ -274,6 +274,8 @@ def memory(
                 int(layout.engine_ranks * cache_gib * GIB),
             )
         )
+    if command == "train":
+        parts += _teacher_memory(config, layout)
     total = sum(size for _, size in parts)
     if total > machine.memory_bytes:
         sums = " + ".join(f"{size / GIB:.1f} GiB ({what})" for what, size in parts)
@@ -283,6 +285,28 @@ def memory(
             f"{machine.memory_bytes / GIB:.1f} GiB; take a smaller model or cache, fewer copies "
             "or engines, or GPUs"
         )
+
+
+def _teacher_memory(config: Config, layout: RunLayout) -> list[tuple[str, int]]:
+    teacher = config.teacher
+    if not layout.teacher_engines or teacher.path is None:
+        return []
+    try:
+        parameters = read_model_spec(teacher.path).num_parameters
+    except ModelError:
+        return []  # Said by the check of the teacher's folder.
+    value_bytes = 4 if (teacher.dtype or config.model.dtype) is DType.float32 else 2
+    engines, ranks = layout.teacher_engines, layout.teacher_ranks
+    return [
+        (
+            f"{engines} engine(s) of the teacher x {value_bytes} bytes a parameter",
+            engines * parameters * value_bytes,
+        ),
+        (
+            f"{ranks} x teacher.cpu_kv_cache_gib {teacher.cpu_kv_cache_gib:g}",
+            int(ranks * teacher.cpu_kv_cache_gib * GIB),
+        ),
+    ]
 
 
 def disk(config: Config, model: ModelSpec, machine: Machine, command: str) -> Iterator[str]:

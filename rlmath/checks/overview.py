@@ -139,6 +139,11 @@ def _objective(config: Config) -> list[str]:
         advantages,
         _kl(config),
     ]
+    if algorithm.distill_coef:
+        lines.append(
+            f"distillation: {algorithm.distill_coef:g} x (log-prob of the teacher - of the policy) "
+            f"within {algorithm.distill_clip:g} nats is added to each token's advantage"
+        )
     if algorithm.entropy_coef or algorithm.entropy_target is not None:
         target = algorithm.entropy_target
         lines.append(

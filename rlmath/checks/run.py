@@ -4,8 +4,8 @@ Each check is a generator of messages. A message begins with the setting's key, 
 arithmetic, and names values that would work. Ranges stand with the fields (``utils/setting.py``);
 what divides what is in ``layout.py``; files, memory and disk are in ``files.py``; what is evaluated
 is in ``benchmarks.py``; what the algorithm does not allow is in ``algorithm.py``; what a teacher
-needs is in ``teacher.py``; what layers and kernels are there is in ``precision.py``; adapters are in
-``lora.py``, what is recomputed in ``recompute.py``; this file has the order and the other
+needs is in ``teacher.py``; what layers and kernels are there is in ``precision.py``; adapters are
+in ``lora.py``, what is recomputed in ``recompute.py``; this file has the order and the other
 contradictions.
 """
 

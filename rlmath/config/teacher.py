@@ -78,8 +78,9 @@ class TeacherConfig:
         only_with=_URL,
     )
     attempts: int = setting(
-        4,
-        "Attempts per sequence at the server of teacher.url before the start of the run fails.",
+        10,
+        "Attempts per sequence at the server of teacher.url, with pauses that double from 1 s to "
+        "60 s, before this attempt of the run fails.",
         least=1,
         only_with=_URL,
     )

@@ -63,6 +63,9 @@ class Sampler:
         at_least_groups: With fewer groups there is no step.
         ledger: Of the run; ``None``: in memory alone.
         journal: Of the run; ``None``: samples that a crash interrupts are lost.
+
+    Attributes:
+        on_kept: Told of each group that passed the filter, while others are sampled.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Sampler:
         self._asked = 0
         self.ledger = ledger or Ledger()
         self.journal = journal or SampleJournal()
+        self.on_kept: Callable[[Group], None] = lambda _: None
         self._max_lag = max_lag(config.rollout)
         schedule = config.rollout.schedule
         self._carries_over = schedule is RolloutSchedule.carry_over
@@ -158,6 +162,7 @@ class Sampler:
             grading=collector.begin(algorithm.group_size),
             graded=self._with_penalty,
             while_grading=while_grading,
+            on_kept=self.on_kept,
         )
         with self.journal.step(step, weights) as journal:
             for sample in pool.generate(work.begin(), work.more, journal):

@@ -39,6 +39,7 @@ class StepSampling:
         grading: Grades.
         graded: Told of each group once it is graded; gives it as it is to be filtered.
         while_grading: A context manager for the time in which grades are waited for.
+        on_kept: Told of each group that passed the filter.
 
     Attributes:
         unfinished: Groups that are not decided, by ordinal; in the end what later steps continue.
@@ -65,6 +66,7 @@ class StepSampling:
         grading: Grading,
         graded: Callable[[Group], Group],
         while_grading: Callable[[], Any],
+        on_kept: Callable[[Group], None] = lambda _: None,
     ) -> None:
         self._step = step
         self._kept, self._kept_since = kept, kept_since
@@ -73,6 +75,7 @@ class StepSampling:
         self._live_groups = live_groups
         self._admit, self._grading = admit, grading
         self._graded, self._while_grading = graded, while_grading
+        self._on_kept = on_kept
         self.unfinished = {group.ordinal: group for group in unfinished}
         self._groups = {group.problem.id: group for group in self.unfinished.values()}
         # Groups of which a sample was cut in this step.
@@ -203,6 +206,7 @@ class StepSampling:
             )
             if reason is None:
                 self._kept_since[ordinal] = live.step
+                self._on_kept(group)
             else:
                 self.dropped[group.problem.id] = reason
                 failed = reason == UNSCORED

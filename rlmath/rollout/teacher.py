@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -50,20 +55,25 @@ class Teacher(Protocol):
             UserError: It cannot be used as the settings say.
         """
 
-    def score(self, sequences: Sequence[ToScore]) -> list[LogProbs]:
-        """Of each sequence float32 ``[n]``: the teacher's log-prob of each of the sample's ``n``
-        tokens, at temperature 1, after the prompt and the tokens before it.
+    def submit(self, sequence: ToScore) -> Future[LogProbs]:
+        """Have a sequence scored in the background.
 
-        Raises:
-            ComponentError: It failed more often than the settings allow.
+        Returns:
+            Float32 ``[n]``: the teacher's log-prob of each of the sample's ``n`` tokens, at
+            temperature 1, after the prompt and the tokens before it; or a ComponentError, when it
+            failed more often than the settings allow.
         """
+
+    def close(self) -> None:
+        """End what is under way."""
 
     def watchdog_probe(self) -> WatchedComponent:
         """What is waited for."""
 
 
 class EngineTeacher:
-    """A teacher on vLLM engines of the run.
+    """A teacher on vLLM engines of the run. An engine that fails is started again, and what it had
+    is scored again.
 
     Args:
         pool: Its engines, with the weights of its folder.
@@ -72,30 +82,121 @@ class EngineTeacher:
 
     def __init__(self, pool: RolloutPool, vocabulary: int) -> None:
         self.pool, self._vocabulary = pool, vocabulary
+        self._queue: SimpleQueue[Request | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._asked = 0
+        self._futures: dict[int, Future[LogProbs]] = {}
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
 
     def probe(self) -> None:
         """See :meth:`Teacher.probe`: its folder was checked with the settings."""
 
-    def score(self, sequences: Sequence[ToScore]) -> list[LogProbs]:
-        """See :meth:`Teacher.score`. An engine that fails is started again, and what it had is
-        scored again."""
-        for one in sequences:
-            largest = int(one.sample.token_ids.max(initial=0))
+    def submit(self, sequence: ToScore) -> Future[LogProbs]:
+        """See :meth:`Teacher.submit`."""
+        future: Future[LogProbs] = Future()
+        largest = int(sequence.sample.token_ids.max(initial=0))
+        with self._lock:
             if largest >= self._vocabulary:
-                raise TeacherError(
-                    f"sample {one.name} has token {largest}, of the policy's padding, and the "
-                    f"teacher's embedding has {self._vocabulary} rows: it cannot read it",
-                    raised=True,
-                )
-        requests = [_request(place, one) for place, one in enumerate(sequences)]
-        found: list[Any] = [None] * len(requests)
-        for sample in self.pool.generate(requests):
-            found[sample.index] = sample.log_probs
-        return checked(sequences, found)
+                future.set_exception(self._unreadable(sequence, largest))
+            elif self._failure is not None:
+                future.set_exception(self._failure)
+            else:
+                self._futures[self._asked] = future
+                self._queue.put(_request(self._asked, sequence))
+                self._asked += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="teacher", daemon=True)
+                self._thread.start()
+        return future
+
+    def close(self) -> None:
+        """See :meth:`Teacher.close`. The engines have no request when this returns."""
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join()
 
     def watchdog_probe(self) -> WatchedComponent:
         """See :meth:`Teacher.watchdog_probe`."""
         return watchdog_probes.engines(self.pool)
+
+    def _run(self) -> None:
+        try:
+            for sample in self.pool.generate([], self._more):
+                with self._lock:
+                    future = self._futures.pop(sample.index)
+                future.set_result(sample.log_probs)
+        except BaseException as error:
+            self._fail(error)
+        else:
+            self._fail(_Closed())
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = error
+            left, self._futures = list(self._futures.values()), {}
+        for future in left:
+            future.set_exception(error)
+
+    def _more(self, engines_idle: bool) -> list[Request]:
+        """What was submitted since the last call; waits for something when nothing is under way."""
+        found: list[Request] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                request = self._queue.get(block=engines_idle and not found)
+                if request is None:
+                    raise _Closed
+                found.append(request)
+        return found
+
+    def _unreadable(self, sequence: ToScore, token: int) -> TeacherError:
+        return TeacherError(
+            f"sample {sequence.name} has token {token}, of the policy's padding, and the teacher's "
+            f"embedding has {self._vocabulary} rows: it cannot read it",
+            raised=True,
+        )
+
+
+class _Closed(TeacherError):
+    """The run ends."""
+
+    def __init__(self) -> None:
+        super().__init__("the run has ended, and its teacher with it")
+
+
+class TeacherScores:
+    """What a teacher says of samples, asked for as soon as their group is sampled.
+
+    Args:
+        teacher: Scores.
+    """
+
+    def __init__(self, teacher: Teacher) -> None:
+        self.teacher = teacher
+        # By problem, place in the group and seed, which no two samples of a run share.
+        self._futures: dict[tuple[str, int, int], Future[LogProbs]] = {}
+
+    def submit(self, group: Group) -> None:
+        """Have a group's samples scored, unless they are."""
+        for one in sequences_of([group]):
+            if _key(one) not in self._futures:
+                self._futures[_key(one)] = self.teacher.submit(one)
+
+    def take(self, groups: Sequence[Group]) -> list[LogProbs]:
+        """The log-probs of all samples of the groups, in their order; waits for them.
+
+        Raises:
+            ComponentError: A sample could not be scored.
+        """
+        for group in groups:
+            self.submit(group)
+        sequences = sequences_of(groups)
+        return checked(sequences, [self._futures.pop(_key(one)).result() for one in sequences])
+
+
+def _key(sequence: ToScore) -> tuple[str, int, int]:
+    sample = sequence.sample
+    return sample.problem_id, sample.index, sample.seed
 
 
 def sequences_of(groups: Iterable[Group]) -> list[ToScore]:

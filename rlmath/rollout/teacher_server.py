@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy as np
 from rlmath.cluster.watchdog import WatchedComponent
 from rlmath.errors import UserError
 from rlmath.rewards.http_json import CallFailed, Endpoint, post_json
-from rlmath.rollout.teacher import LogProbs, TeacherError, ToScore, checked
+from rlmath.rollout.teacher import LogProbs, TeacherError, ToScore
 
 # Of the server's key, if it asks for one; as OpenAI's clients have it.
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -56,10 +55,12 @@ class ServerTeacher:
         self._url = url.rstrip("/")
         self._completions = Endpoint.parse(f"{self._url}/completions")
         self._model, self._sequence_tokens = model, sequence_tokens
-        self._connections, self._timeout_s, self._attempts = connections, timeout_s, attempts
+        self._timeout_s, self._attempts = timeout_s, attempts
         self._lock = threading.Lock()
         self._calls = 0
         self._waiting: dict[str, int] = {}
+        self._closed = threading.Event()
+        self._threads = ThreadPoolExecutor(connections, thread_name_prefix="teacher")
 
     def probe(self) -> None:
         """Ask the server for its models; see ``Teacher.probe``."""
@@ -81,16 +82,14 @@ class ServerTeacher:
                 f"--max-model-len {self._sequence_tokens}, or shorten them"
             )
 
-    def score(self, sequences: Sequence[ToScore]) -> list[LogProbs]:
-        """See ``Teacher.score``."""
-        with ThreadPoolExecutor(self._connections, thread_name_prefix="teacher") as threads:
-            calls = [threads.submit(self._score, one) for one in sequences]
-            try:
-                return checked(sequences, [call.result() for call in calls])
-            except BaseException:
-                for call in calls:
-                    call.cancel()
-                raise
+    def submit(self, sequence: ToScore) -> Future[LogProbs]:
+        """See ``Teacher.submit``."""
+        return self._threads.submit(self._score, sequence)
+
+    def close(self) -> None:
+        """See ``Teacher.close``. What a server is computing is not waited for."""
+        self._closed.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def watchdog_probe(self) -> WatchedComponent:
         """See ``Teacher.watchdog_probe``."""
@@ -128,7 +127,8 @@ class ServerTeacher:
                         f"teacher.attempts={self._attempts} attempts: {error}",
                         raised=not error.retry,
                     ) from error
-                time.sleep(max(wait_s, error.retry_after_s))
+                if self._closed.wait(max(wait_s, error.retry_after_s)):
+                    raise TeacherError(f"sample {sequence.name}: the run has ended") from error
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             finally:
                 with self._lock:

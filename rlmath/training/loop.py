@@ -131,6 +131,8 @@ def open_run(config: Config) -> Iterator[Training]:
         kept = KeptBatches(run_dir / KEPT_FOLDER, config.runner.replay_keep_gib, after)
         stack.callback(kept.close)
         sampler = sampler_of(config, stream, least_groups(config, session.layout), ledger, journal)
+        if session.teacher is not None:
+            sampler.on_kept = session.teacher.submit
         feed = feed_of(session, sampler, monitor)
         stack.callback(feed.close)
         states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}

@@ -37,7 +37,7 @@ from rlmath.rollout.collect import Collector
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec
 from rlmath.rollout.sampling import Sampling
-from rlmath.rollout.teacher import EngineTeacher, Teacher
+from rlmath.rollout.teacher import EngineTeacher, Teacher, TeacherScores
 from rlmath.rollout.teacher_server import ServerTeacher
 from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_settings
@@ -71,7 +71,7 @@ class Session:
         layout: RunLayout,
         actor: ActorGroup | None,
         sampling: Sampling | None,
-        teacher: Teacher | None = None,
+        teacher: TeacherScores | None = None,
     ) -> None:
         self.config, self.layout = config, layout
         self._actor, self._sampling = actor, sampling
@@ -116,7 +116,7 @@ class Session:
             parts.append(waiting.engines(self._sampling.pool))
             parts.append(waiting.grades(self._sampling.collector))
         if self.teacher is not None:
-            parts.append(self.teacher.watchdog_probe())
+            parts.append(self.teacher.teacher.watchdog_probe())
         return parts
 
 
@@ -224,7 +224,11 @@ def open_session(
             stack.callback(collector.close)
             sampling = Sampling(pool, rewards, collector)
         say("ready")
-        yield Session(config, layout, actor, sampling, teacher)
+        scores = None
+        if teacher is not None:
+            stack.callback(teacher.close)
+            scores = TeacherScores(teacher)
+        yield Session(config, layout, actor, sampling, scores)
 
 
 def open_training(

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.actor.rank_step import RankStep, TokenSettings
+from rlmath.actor.rank_step import DistillSettings, RankStep, TokenSettings
 from rlmath.actor.settings import ReferenceSettings, UpdateSettings
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
+from rlmath.algorithms.distillation import distill
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
 from rlmath.device import Platform
@@ -28,11 +29,14 @@ from tests.distributed.test_actor import (
 )
 
 UPDATE = UpdateSettings(objective=ObjectiveSettings(kl_coef=0.1), minibatches=2)
-# All that needs other ranks' sequences: whitening and the share of the highest entropies.
+DISTILL = DistillSettings(coef=0.5, clip=0.75)
+# All that needs other ranks' sequences: whitening and the share of the highest entropies; and what
+# a teacher adds to each token.
 SETTINGS = TokenSettings(
     correction=CorrectionConfig(CorrectionKind.token_truncate, high=1.05),
     entropy_top_share=0.4,
     kl_coef=0.2,
+    distill=DISTILL,
 )
 ADVANTAGES = SequenceAdvantages(torch.linspace(-1.0, 2.0, 12).double(), whiten_epsilon=1e-6)
 
@@ -54,12 +58,18 @@ def run(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) ->
     if not actor.reports:
         return None
     rows = response_rows(shard.places, batch.response_lengths)
-    return rows, mine.advantages, mine.policy_factors, alignment, figures, result
+    values = (mine.advantages, mine.policy_factors)
+    return rows, *values, alignment, figures, result, mine.old_log_probs
 
 
 @pytest.fixture(scope="module")
 def batch() -> TrainingBatch:
-    return dataclasses.replace(make_batch(), advantages=None)
+    made = make_batch()
+    tokens = int(made.response_lengths.sum())
+    teacher = torch.linspace(-9.0, -0.1, tokens)[
+        torch.randperm(tokens, generator=torch.manual_seed(0))
+    ]
+    return dataclasses.replace(made, advantages=None, teacher_log_probs=teacher)
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +82,18 @@ def joined(results: list[Any]) -> dict[str, Any]:
     order = torch.cat([rows for rows, *_ in shares]).argsort()
     alignment = Alignment.joined([one[3] for one in shares])
     totals = shares[0][4].correction
+    distilled = shares[0][4].distill
     for one in shares[1:]:
         totals = totals + one[4].correction
+        distilled = distilled + one[4].distill
     return {
         "advantages": torch.cat([one[1] for one in shares])[order],
         "factors": torch.cat([one[2] for one in shares])[order],
         "alignment": alignment.loss.metrics() | {"entropy": alignment.entropy},
         "farthest": alignment.farthest[alignment.places.argsort()],
         "correction": totals.metrics(),
+        "distill": distilled.metrics(),
+        "old": torch.cat([one[6] for one in shares])[order],
         "minibatches": shares[0][5].minibatches,
     }
 
@@ -97,14 +111,25 @@ def test_layouts(
     for name in ("advantages", "factors"):
         torch.testing.assert_close(found[name], alone[name], **close)
     torch.testing.assert_close(found["farthest"][:, 0], alone["farthest"][:, 0], **close)
-    for name in ("alignment", "correction"):
+    for name in ("alignment", "correction", "distill"):
         assert found[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6)
     for one, wanted in zip(found["minibatches"], alone["minibatches"], strict=True):
         assert one == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
 def test_what_needs_the_whole_step_is_of_the_whole_step(alone: Any, batch: TrainingBatch) -> None:
-    advantages, mask = alone["advantages"][batch.loss_mask].double(), batch.loss_mask
+    # What a teacher adds comes last.
+    term = distill(
+        alone["old"],
+        batch.teacher_log_probs,
+        batch.loss_mask,
+        batch.response_lengths,
+        **dataclasses.asdict(DISTILL),
+    )
+    assert term.totals.metrics() == pytest.approx(alone["distill"], rel=1e-5)
+    assert 0 < alone["distill"]["clipped_share"] < 1
+    mask = batch.loss_mask
+    advantages = (alone["advantages"] - term.advantages)[mask].double()
     assert float(advantages.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(advantages.std()) == pytest.approx(1.0, abs=1e-5)
     kept = int((alone["factors"] > 0).sum())

@@ -15,7 +15,7 @@ from rlmath.cluster.processes import kill
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
-from rlmath.rollout.teacher import EngineTeacher, ToScore
+from rlmath.rollout.teacher import EngineTeacher, TeacherError, ToScore
 from rlmath.types import Sample
 
 
@@ -29,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def teacher(ray_session: None, engine_spec: EngineSpec, folder: Path) -> Iterator[EngineTeacher]:
     spec = replace(engine_spec, model_path=str(folder), role="teacher", prefix_caching=False)
     with RolloutPool(spec, num_engines=1, stall_timeout_s=120, max_restarts=1) as pool:
-        yield EngineTeacher(pool, VOCABULARY)
+        teacher = EngineTeacher(pool, VOCABULARY)
+        yield teacher
+        teacher.close()
 
 
 def sequences(count: int) -> list[ToScore]:
@@ -47,6 +49,10 @@ def sequences(count: int) -> list[ToScore]:
     return made
 
 
+def score(teacher: EngineTeacher, given: Sequence[ToScore]) -> list[np.ndarray]:
+    return [one.result(60) for one in [teacher.submit(one) for one in given]]
+
+
 def expected(reference: Reference, given: Sequence[ToScore]) -> list[np.ndarray]:
     return [
         reference.log_probs(one.prompt_token_ids, one.sample, temperature=1.0).numpy()
@@ -58,22 +64,35 @@ def test_log_probs_are_those_of_transformers_for_these_tokens(
     teacher: EngineTeacher, folder: Path
 ) -> None:
     given = sequences(24)
-    found, wanted = teacher.score(given), expected(Reference(folder), given)
+    found, wanted = score(teacher, given), expected(Reference(folder), given)
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == np.float32
         np.testing.assert_allclose(one, other, atol=1e-4)
     # One after another, as many at once, and in another order: the same bits.
-    alone = [teacher.score([one])[0] for one in given[:6]]
-    backwards = teacher.score(given[::-1])[::-1]
+    alone = [score(teacher, [one])[0] for one in given[:6]]
+    backwards = score(teacher, given[::-1])[::-1]
     for together, apart, turned in zip(found, alone, backwards, strict=False):
         assert together.tobytes() == apart.tobytes() == turned.tobytes()
 
 
 def test_what_a_dead_engine_had_is_scored_by_the_next(teacher: EngineTeacher, folder: Path) -> None:
     given = sequences(8)
-    before = teacher.score(given)
+    before = score(teacher, given)
     place = ray.get(teacher.pool.engines[0].place.remote())
     kill(place)
-    after = teacher.score(given)
+    after = score(teacher, given)
     assert teacher.pool.restarts == 1
     assert [one.tobytes() for one in before] == [one.tobytes() for one in after]
+
+
+def test_what_the_teacher_cannot_read_and_what_comes_too_late_is_an_error(
+    teacher: EngineTeacher,
+) -> None:
+    (one,) = sequences(1)
+    beyond = replace(one.sample, token_ids=np.array([1, VOCABULARY], np.int32))
+    future = teacher.submit(replace(one, sample=beyond))
+    with pytest.raises(TeacherError, match=f"p0/0 has token {VOCABULARY}"):
+        future.result(5)
+    teacher.close()
+    with pytest.raises(TeacherError, match="has ended"):
+        teacher.submit(one).result(5)

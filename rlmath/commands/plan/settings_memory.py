@@ -1,4 +1,4 @@
-"""The plan's memory of a run's settings, in two lines for ``--check``."""
+"""The plan's memory of a run's settings, in a few lines for ``--check``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rlmath.commands.plan.colocated import (
 )
 from rlmath.commands.plan.gpus import GPUS, Gpu
 from rlmath.commands.plan.memory import GIB, Phase, actor_phases, engine_weights_bytes, usable_bytes
+from rlmath.commands.plan.teacher import describe_teacher
 from rlmath.config.schema import Config, Placement
 from rlmath.model.spec import ModelSpec
 
@@ -33,7 +34,7 @@ def describe_memory(config: Config, spec: ModelSpec) -> list[str]:
     h100 = misses["h100"]
     if h100 is not None:
         lines.append(f"         an H100 is too small: {h100}")
-    return lines
+    return lines + describe_teacher(config)
 
 
 def _phases(config: Config, spec: ModelSpec, gpu_gib: float) -> list[Phase]:

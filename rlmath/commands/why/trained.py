@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlmath.algorithms.advantages import (
     ADVANTAGES,
+    WITHOUT_REWARDS,
     AdvantageSettings,
     needs_value_model,
     sequence_advantages,
@@ -143,11 +144,32 @@ def advantage_lines(step: Step) -> Iterator[str]:
         if used is not None:
             yield f"used: sum over its {step.row['response_tokens']} tokens {used[1]:.6g}"
         return
+    if config.algorithm.distill_coef:
+        yield from _distilled(step)
+        if used is not None:
+            yield f"used: sum over its {step.row['response_tokens']} tokens {used[1]:.6g}"
+        return
     tokens = token_advantages(values, batch.lengths, _repeated(batch.takes_part, batch.lengths))
     found = SequenceFingerprints.of(torch.arange(len(batch.lengths)), batch.lengths, {"a": tokens})
     if values.whiten_epsilon is not None:
         yield f"whitened over the step's tokens; sum over its own: {float(found.sums['a'][place])}"
     yield from _compared(found, place, used)
+
+
+def _distilled(step: Step) -> Iterator[str]:
+    """What a teacher adds, of which the sums are kept."""
+    algorithm, key = step.config.algorithm, step.address.key
+    teacher = step.noted("teacher_log_probs", "sequences", key)
+    policy = step.noted("old_log_probs", "sequences", key)
+    if teacher is not None and policy is not None:
+        yield (
+            f"log-probs of its tokens: their sum is {teacher[1]:.6g} with the teacher and "
+            f"{policy[1]:.6g} with the policy"
+        )
+    yield (
+        f"algorithm.distill_coef={algorithm.distill_coef:g}: times the difference of each token, "
+        f"within {algorithm.distill_clip:g} nats, which is not kept, is then added"
+    )
 
 
 def _compared(
@@ -245,7 +267,7 @@ def _takes_part(rows: Sequence[Row], config: Config) -> Iterator[bool]:
     algorithm = config.algorithm
     seen: set[tuple[object, ...]] = set()
     for row in rows:
-        part = row.get("reward") is not None
+        part = row.get("reward") is not None or algorithm.advantage in WITHOUT_REWARDS
         if algorithm.truncated is TruncatedRule.mask and _is_truncated(row):
             part = False
         if algorithm.filter.mask_duplicates:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from config_cases import CPU_MACHINE, QWEN_7B
 
+from rlmath.checks.files import memory
 from rlmath.checks.teacher import teacher_problems, vocabulary
+from rlmath.commands.plan.gpus import GPUS
+from rlmath.commands.plan.teacher import describe_teacher, teacher_bytes, teacher_fits
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.errors import ConfigError, UserError
+from rlmath.model.spec import model_spec, read_model_spec
 from rlmath.model.tiny import make_tiny_model
+
+TINY_SPEC = read_model_spec("tiny")
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +115,27 @@ def test_a_list_of_pieces_is_a_vocabulary_too(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="cannot be read"):
         vocabulary(str(tmp_path))
+
+
+def test_its_memory_is_counted(folder: Path) -> None:
+    """On CPU within the machine's; on GPUs by its terms, of which vLLM does not reckon with one."""
+    small = dataclasses.replace(CPU_MACHINE, memory_bytes=2**30)
+    config = load(settings(folder, "teacher.cpu_kv_cache_gib=3", "teacher.engines=2"))
+    (found,) = memory(config, TINY_SPEC, resolve_layout(config, Device.cpu), small, "train")
+    assert "2 x teacher.cpu_kv_cache_gib 3" in found and "2 engine(s) of the teacher x 4" in found
+    given = ["cluster=gpu8", "rollout.max_response_tokens=8192", "model.dtype=bfloat16"]
+    spec = model_spec(QWEN_7B)
+    terms = teacher_bytes(load(settings(folder, *given, "teacher.tensor_parallel=2")), spec)
+    sequence = 64 + 8192 + 1
+    assert terms["cache of one sequence"] == sequence * 2 * 28 * 2 * 128 * 2
+    assert terms["logits"] == 4096 * 152064 * (2 + 4 + 4)
+    assert terms["weights"] == pytest.approx(spec.num_parameters, rel=0.01)
+    config = load(settings(folder, *given))
+    assert "logits" in describe_teacher(config)[0] and "h100" in describe_teacher(config)[0]
+    wide = load(settings(folder, *given, "teacher.max_batched_tokens=16384"))
+    for one, fits in ((config, True), (wide, False)):
+        assert teacher_fits(one, teacher_bytes(one, spec), GPUS["h100"]) == fits
+    assert describe_teacher(load(settings(folder, "algorithm.distill_coef=0"))) == []
 
 
 def test_its_gpus_are_not_the_others() -> None:

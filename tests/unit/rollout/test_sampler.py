@@ -117,6 +117,23 @@ def test_counts_of_what_was_dropped(collector: Collector) -> None:
     assert len(reasons) == sum(dropped) and set(sampled.dropped) <= set(ids)
 
 
+def test_who_waits_for_groups_is_told_of_each_that_is_kept_once(collector: Collector) -> None:
+    """A teacher scores them: those that the filter drops would be scored for nothing."""
+    told: list[str] = []
+    sampler = sampler_of(*FILTERED)
+    sampler.on_kept = lambda group: told.append(group.problem.id)
+    trained: list[str] = []
+    kept = 0.0
+    for step in (1, 2):
+        before = len(told)
+        sampled = sample(sampler, step, collector, step)
+        trained += [group.problem.id for group in sampled.groups]
+        kept += sampled.metrics["sampling/kept_groups"]
+        assert not set(told[before:]) & set(sampled.dropped)
+        assert set(trained) <= set(told)
+    assert len(told) == kept and len(trained) == 8
+
+
 def test_too_few_groups(collector: Collector) -> None:
     one_round = ("filter.keep=mean_range", "filter.low=2", "filter.max_rounds=1")
     sampled = sample(sampler_of(*one_round), 1, collector)

@@ -17,9 +17,9 @@ import pytest
 
 from rlmath.errors import UserError
 from rlmath.rollout import teacher_server
-from rlmath.rollout.teacher import TeacherError, ToScore
+from rlmath.rollout.teacher import TeacherError, TeacherScores, ToScore
 from rlmath.rollout.teacher_server import ServerTeacher
-from rlmath.types import Sample
+from rlmath.types import GradedSample, Group, Problem, Sample
 
 
 def log_prob(place: int, token: int) -> float:
@@ -113,6 +113,24 @@ def sequences(count: int = 3) -> list[ToScore]:
     return made
 
 
+def group(count: int) -> list[Group]:
+    """One of each sequence."""
+    return [
+        Group(
+            Problem(one.sample.problem_id, "?", one.prompt_token_ids, ()),
+            (GradedSample(one.sample, None, None, "ungraded"),),
+        )
+        for one in sequences(count)
+    ]
+
+
+def score(teacher: ServerTeacher, count: int) -> list[np.ndarray]:
+    try:
+        return TeacherScores(teacher).take(group(count))
+    finally:
+        teacher.close()
+
+
 def wanted(one: ToScore) -> list[float]:
     prompt = len(one.prompt_token_ids)
     return [log_prob(prompt + i, t) for i, t in enumerate(one.sample.token_ids.tolist())]
@@ -120,7 +138,7 @@ def wanted(one: ToScore) -> list[float]:
 
 def test_token_ids_go_and_their_log_probs_come_in_order(server: Server) -> None:
     given = sequences(5)
-    found = teacher(server, connections=4).score(given)
+    found = score(teacher(server, connections=4), 5)
     for one, log_probs in zip(given, found, strict=True):
         assert log_probs.dtype == np.float32
         assert log_probs.tolist() == pytest.approx(wanted(one))
@@ -137,7 +155,7 @@ def test_token_ids_go_and_their_log_probs_come_in_order(server: Server) -> None:
 
 def test_a_key_is_sent_where_there_is_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(teacher_server.KEY_VARIABLE, "secret")
-    teacher(server).score(sequences(1))
+    score(teacher(server), 1)
     assert server.keys == ["Bearer secret"]
 
 
@@ -145,7 +163,7 @@ def test_a_key_is_sent_where_there_is_one(server: Server, monkeypatch: pytest.Mo
 def test_what_may_pass_is_tried_again(server: Server, trouble: Any) -> None:
     server.plan = [trouble, trouble]
     given = sequences(1)
-    (found,) = teacher(server, timeout_s=0.3).score(given)
+    (found,) = score(teacher(server, timeout_s=0.3), 1)
     assert found.tolist() == pytest.approx(wanted(given[0]))
     assert len(server.asked) == 3
 
@@ -165,7 +183,7 @@ def test_a_sample_without_a_score_ends_the_attempt(
 ) -> None:
     server.plan = plan
     with pytest.raises(TeacherError) as caught:
-        teacher(server).score(sequences(1))
+        score(teacher(server), 1)
     for part in ["p0/0", *parts]:
         assert part in str(caught.value)
     assert len(server.asked) == attempts
@@ -198,11 +216,40 @@ def test_the_watchdog_sees_what_is_waited_for(server: Server) -> None:
     waiting = teacher(server)
     probe = waiting.watchdog_probe()
     before = probe.progress()
-    thread = threading.Thread(target=waiting.score, args=(sequences(1),))
-    thread.start()
+    call = waiting.submit(sequences(1)[0])
     deadline = time.monotonic() + 5
     while not (lines := probe.waiting_on()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert lines == [f"sample p0/0 at {server.url}, attempt 1"]
-    thread.join()
+    call.result(5)
     assert probe.progress() != before and probe.waiting_on() == []
+
+
+def test_a_group_is_scored_once_and_when_it_is_sampled(server: Server) -> None:
+    scores = TeacherScores(teacher(server))
+    first, second, third = group(3)
+    scores.submit(first)
+    scores.submit(first)
+    scores.submit(third)
+    # The second was sampled before this start of the run; the third is left to the next step.
+    found = scores.take([first, second])
+    assert [one.tolist() for one in found] == [
+        pytest.approx(wanted(one)) for one in sequences(3)[:2]
+    ]
+    assert scores.take([third])[0].tolist() == pytest.approx(wanted(sequences(3)[2]))
+    assert len(server.asked) == 3
+    scores.teacher.close()
+
+
+def test_an_end_does_not_wait_for_the_next_attempt(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_server, "_FIRST_WAIT_S", 60.0)
+    server.plan = [503]
+    waiting = teacher(server)
+    call = waiting.submit(sequences(1)[0])
+    while not server.asked:
+        time.sleep(0.01)
+    waiting.close()
+    with pytest.raises(TeacherError, match="the run has ended"):
+        call.result(5)

@@ -137,6 +137,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             watchdog_probes=lambda _: [],
             verification=None,
             residue=ResidueWatch(1.0),
+            teacher=None,
         )
         saver = Saver(store, parts, {})  # type: ignore[arg-type]
         evaluated = lambda *_, **__: parts.events.append("evaluate") or {}  # noqa: E731

@@ -66,6 +66,24 @@ def test_the_advantage_is_the_one_that_was_used(
         assert "equal to what the update used, bit by bit" in text
 
 
+class Distilled(Varied):
+    def of_teacher(self, step: int, tokens: int) -> dict[str, Any]:
+        return {"teacher_log_probs": self.old_log_probs(step, tokens) - 0.5}
+
+
+def test_what_a_teacher_adds_is_not_taken_for_an_error(tmp_path: Path, capsys: Any) -> None:
+    """Its term is not kept token by token; and without rewards each sample takes part."""
+    given = ("algorithm.distill_coef=2", "teacher.path=t")
+    run = Distilled(tmp_path / "run", *given, "algorithm.advantage=teacher").go(last=2)
+    for index in (1, 3):
+        text = why(run.folder, f"2/train.jsonl:21/{index}", capsys)
+        assert "NOT what" not in text and "it is not in the loss" not in text
+        assert "algorithm.distill_coef=2: times the difference" in text
+        with_teacher, with_policy = re.findall(r"is (\S+) with the teacher\s+and\s+(\S+) ", text)[0]
+        tokens = int(re.findall(r"sum over its (\d+) tokens", text)[0])
+        assert float(with_policy) - float(with_teacher) == pytest.approx(0.5 * tokens, rel=1e-3)
+
+
 def test_another_advantage_than_the_one_used_is_said(tmp_path: Path, capsys: Any) -> None:
     run = Varied(tmp_path / "run").go(last=2)
     file = details_path(run.folder, 2)
