@@ -85,6 +85,21 @@ def test_what_a_dead_engine_had_is_scored_by_the_next(teacher: EngineTeacher, fo
     assert [one.tobytes() for one in before] == [one.tobytes() for one in after]
 
 
+@pytest.mark.long
+def test_two_ranks_of_an_engine_score_alike(
+    ray_session: None, engine_spec: EngineSpec, folder: Path
+) -> None:
+    """The others prove one rank; vLLM's workers send what they scored through shared memory."""
+    spec = replace(engine_spec, model_path=str(folder), role="wide_teacher", tensor_parallel=2)
+    given = sequences(8)
+    with RolloutPool(spec, num_engines=1, stall_timeout_s=120) as pool:
+        teacher = EngineTeacher(pool, VOCABULARY)
+        found = score(teacher, given)
+        teacher.close()
+    for one, other in zip(found, expected(Reference(folder), given), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
 def test_what_the_teacher_cannot_read_and_what_comes_too_late_is_an_error(
     teacher: EngineTeacher,
 ) -> None:

@@ -12,6 +12,7 @@ from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.model.precision import Precision
+from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.engine_arguments import cache_folders, cuda_arguments
 from rlmath.rollout.engine_workers import check_gpus, smallest
 from rlmath.rollout.requests import EngineSpec
@@ -71,6 +72,27 @@ def test_an_engine_runs_batch_invariant_kernels_as_the_setting_says(gpu_spec: En
         spec = replace(gpu_spec, precision=Precision(batch_invariant=on))
         # Said outright: what the shell has does not count.
         assert spec.environment()["VLLM_BATCH_INVARIANT"] == str(int(on))
+
+
+def test_a_teachers_engine_reads_whole_sequences_and_keeps_nothing(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "teacher")
+    given = ["model=tiny", "cluster=gpu8", "runner.run_dir=r", "rollout.max_response_tokens=100"]
+    config = load(
+        [
+            *(*given, "data.max_prompt_tokens=50", "algorithm.distill_coef=1"),
+            *(f"teacher.path={folder}", "teacher.tensor_parallel=2", "teacher.dtype=float32"),
+            *("teacher.max_batched_tokens=512", "teacher.gpu_memory_utilization=0.7"),
+        ]
+    )
+    layout = resolve_layout(config, Device.cuda)
+    spec = session.teacher_spec(config, layout)
+    assert (spec.model_path, spec.dtype, spec.tensor_parallel) == (str(folder), "float32", 2)
+    assert spec.max_sequence_tokens == 50 + 100 + 1
+    assert (spec.max_batched_tokens, spec.gpu_memory_utilization) == (512, 0.7)
+    assert not (spec.sleeps or spec.prefix_caching or spec.async_scheduling)
+    rollout = engine_spec(config, layout, trains=True)
+    assert spec.log_path(0) != rollout.log_path(0)
+    assert cache_folders(0, spec.role) != cache_folders(0, rollout.role)
 
 
 def test_no_two_engines_write_to_one_folder_of_compiled_code(

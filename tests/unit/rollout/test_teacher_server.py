@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlmath.config.load import load
 from rlmath.errors import UserError
 from rlmath.rollout import teacher_server
 from rlmath.rollout.teacher import TeacherError, TeacherScores, ToScore
 from rlmath.rollout.teacher_server import ServerTeacher
+from rlmath.training.session import server_teacher
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
@@ -151,6 +153,27 @@ def test_token_ids_go_and_their_log_probs_come_in_order(server: Server) -> None:
         "prompt_logprobs": 0,
     }
     assert server.keys == [None] * 5
+
+
+def test_a_run_asks_the_server_of_its_settings(server: Server) -> None:
+    given = ["experiment=quickstart", "model.path=tiny", "algorithm.distill_coef=1"]
+    of_server = [f"teacher.url={server.url}", "teacher.path=t", "teacher.served_model=teacher"]
+    config = load([*given, *of_server])
+    # 64 prompt + 64 response + 1 token.
+    with pytest.raises(UserError, match=r"takes 64 tokens there.* make 129"):
+        found = server_teacher(config)
+        assert found is not None
+        found.probe()
+    server.models = [{"id": "other"}, {"id": "teacher", "max_model_len": 129}]
+    found = server_teacher(config)
+    assert found is not None
+    found.probe()
+    assert found.submit(sequences(1)[0]).result(5).tolist() == pytest.approx(
+        wanted(sequences(1)[0])
+    )
+    assert server.asked[0]["model"] == "teacher"
+    found.close()
+    assert server_teacher(load([*given, "teacher.path=t"])) is None
 
 
 def test_a_key_is_sent_where_there_is_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
