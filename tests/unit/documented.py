@@ -102,7 +102,8 @@ def make_clone(folder: Path) -> Path:
         (clone / name).symlink_to(ROOT / name)
     for name, config in KNOWN.items():
         write_model(clone / "models" / name, config)
-    write_model(clone / "runs" / "quickstart" / "model", TINY)
+    for name in ("model", "sft", "hf"):
+        write_model(clone / "runs" / "quickstart" / name, TINY)
     for name in ("train", "eval"):
         row = {"prompt": "1 + 1?", "solutions": ["\\boxed{2}"]}
         write_rows(clone / "runs" / "quickstart" / "data" / f"{name}.jsonl", row)
