@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.config.groups import options
 from rlmath.config.load import compose_settings
 from rlmath.config.schema import Config, Device, Recompute
-from rlmath.config.settings import value_of
+from rlmath.config.settings import by_key, value_of
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY
 from rlmath.model.published import KNOWN, VERSIONS
@@ -183,6 +184,7 @@ def _changes(
     yield "algorithm.minibatches_per_step", min(algorithm.minibatches_per_step, 2)
     yield "actor.max_tokens_per_microbatch", min(actor.max_tokens_per_microbatch, 2048)
     yield from _layout(config, model)
+    yield from _without_teacher(config)
     yield "rollout.engines", 1
     yield "rollout.tensor_parallel", 1
     yield "rollout.max_running_sequences", min(rollout.max_running_sequences, 32)
@@ -242,6 +244,17 @@ def _layout(config: Config, model: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "actor.sequence_parallel", tensor > 1 and actor.sequence_parallel
     if actor.recompute is Recompute.full and actor.recompute_num_layers is not None:
         yield "actor.recompute_num_layers", min(actor.recompute_num_layers, 1)
+
+
+def _without_teacher(config: Config) -> Iterator[tuple[str, Any]]:
+    """Of a shrunk vocabulary there is no teacher: what it would say, rewards have to."""
+    if not config.algorithm.distill_coef:
+        return
+    for key, setting in by_key().items():
+        if key.startswith(("teacher.", "algorithm.distill_")):
+            yield key, _plain(setting.default)
+    if config.algorithm.advantage == "teacher":
+        yield "algorithm.advantage", AdvantageSettings.name
 
 
 def _describe_model(model: dict[str, Any], small: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from rlmath.commands.drill.shrink import shrink, smaller_model
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.groups import options
 from rlmath.config.load import load
-from rlmath.config.schema import Device
+from rlmath.config.schema import Device, TeacherConfig
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
@@ -24,6 +24,12 @@ WORDS = [
     *([f"model={name}"] for name in options("model")),
     ["model=qwen3_30b_a3b", "recipe=dapo"],
     ["quickstart", "algorithm.advantage=gae"],
+    [
+        "quickstart",
+        "algorithm.distill_coef=0.5",
+        "algorithm.distill_clip=1",
+        "teacher.url=http://h",
+    ],
     [
         "quickstart",
         "rollout.schedule=carry_over",
@@ -65,6 +71,15 @@ def test_what_the_user_chose_stays(tmp_path: Path) -> None:
     params = small.reward.items[1].params
     assert params["max_completion_len"] == small.rollout.max_response_tokens == 32
     assert (small.actor.tensor_parallel, full.actor.tensor_parallel) == (2, 4)
+
+
+def test_a_teacher_is_left_out_and_that_is_said(tmp_path: Path) -> None:
+    words = ["distill", "teacher.path=t", "teacher.engines=2", "teacher.dtype=bfloat16"]
+    found = shrink(words, tmp_path, None, 8)
+    assert found.config.algorithm.advantage == "grpo" and found.config.teacher == TeacherConfig()
+    notes = "\n".join(found.notes)
+    assert "algorithm.distill_coef: 1.0 -> 0.0" in notes
+    assert "algorithm.advantage: teacher -> grpo" in notes and "teacher.path: t -> None" in notes
 
 
 def test_it_says_what_was_shrunk(tmp_path: Path) -> None:
