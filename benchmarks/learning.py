@@ -67,6 +67,11 @@ CASES: dict[str, list[str]] = {
         "teacher.path={teacher}",
     ],
     "advantage grpo + distillation": ["algorithm.distill_coef=1", "teacher.path={teacher}"],
+    "schedule continuous": [
+        "rollout.schedule=continuous",
+        "rollout.max_lag=2",
+        "algorithm.correction.kind=token_truncate",
+    ],
 }
 # Whose model is the teacher.
 TEACHER = next(iter(CASES))

@@ -68,6 +68,12 @@ class RunnerConfig:
         "update; the oldest steps' are removed. 0: nothing is kept.",
         least=0,
     )
+    grace_s: float = setting(
+        15.0,
+        "On SIGTERM in an update, seconds to wait for the step's end, where it can be saved; "
+        "otherwise the run ends at once. What was sampled is in journal/. 0: never wait.",
+        least=0,
+    )
     tensorboard_samples: int = setting(
         4, "Sampled responses shown as text in TensorBoard per step.", least=0
     )

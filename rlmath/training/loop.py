@@ -33,6 +33,7 @@ from rlmath.training.checkpointing import HasState, Saver, open_saver, open_stor
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed
 from rlmath.training.feeds import feed_of, sampler_of
+from rlmath.training.grace import Grace
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
@@ -78,13 +79,18 @@ def run(config: Config) -> int:
 
 def train(config: Config) -> int:
     """One start of a run, to its end. Returns the exit code."""
-    with curves_if_interrupted(Path(config.runner.run_dir)), open_run(config) as training:
+    with (
+        curves_if_interrupted(Path(config.runner.run_dir)),
+        open_run(config) as training,
+        Grace(config.runner.grace_s, lambda: training.session.actor.changed) as grace,
+    ):
         batch: TrainingBatch | None = None
         training.monitor.begin_step()
         if training.done == 0 and training.held_out and config.eval.every:
             training.monitor.log_step(0, evaluate_held_out(training, 0))
         for step in range(training.done + 1, config.runner.steps + 1):
             batch = step_and_save(training, step)
+            grace.step_done()
         training.saver.finish()
         export(training, batch)
     return 0

@@ -111,6 +111,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         config: Any = SimpleNamespace(
             runner=SimpleNamespace(
                 journal_keep_gib=0.0,
+                grace_s=0.0,
                 replay_keep_gib=0.0,
                 run_dir=str(tmp_path),
                 steps=2,

@@ -1,0 +1,75 @@
+"""SIGTERM in an update and outside of one, with real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rlmath.training.grace import Grace
+
+
+@pytest.fixture(autouse=True)
+def ends_the_process() -> Iterator[None]:
+    """As the run's own handler does."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def send() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.01)
+
+
+def test_between_updates_it_ends_at_once() -> None:
+    with pytest.raises(SystemExit) as ended, Grace(60, lambda: False):
+        send()
+        pytest.fail("it went on")
+    assert ended.value.code == 143
+
+
+def test_an_update_comes_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    reached = False
+    with pytest.raises(SystemExit) as ended, Grace(60, lambda: True) as grace:
+        grace.step_done()  # Nobody has asked.
+        send()
+        reached = True
+        grace.step_done()
+        pytest.fail("it went on")
+    assert reached and ended.value.code == 143
+    assert "or in 60 s (runner.grace_s)" in capsys.readouterr().out
+
+
+def test_but_not_beyond_its_time_nor_a_second_signal() -> None:
+    with pytest.raises(SystemExit), Grace(0.05, lambda: True):
+        send()
+        time.sleep(10)
+        pytest.fail("it went on")
+    with pytest.raises(SystemExit), Grace(60, lambda: True):
+        send()
+        send()
+        pytest.fail("it went on")
+    with pytest.raises(SystemExit), Grace(0, lambda: True):
+        send()
+        pytest.fail("it went on")
+
+
+def test_what_fails_meanwhile_is_not_restarted() -> None:
+    """A component's failure would have the run start again."""
+    with pytest.raises(SystemExit), Grace(60, lambda: True):
+        send()
+        raise RuntimeError("the ranks were told to end, too")
+    with pytest.raises(RuntimeError, match="a defect"), Grace(60, lambda: True):
+        raise RuntimeError("a defect")
+
+
+def test_the_handler_is_as_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Grace(60, lambda: True):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
