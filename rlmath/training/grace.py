@@ -13,8 +13,8 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Grace:
-    """Between two updates the handler that was there before is called at once, during an update when
-    its step is done, or after ``grace_s``, or with a second signal. A context manager.
+    """Calls the handler that was there before: at once between two updates, and during an update
+    when its step is done, after ``grace_s``, or with a second signal. A context manager.
 
     Args:
         grace_s: Seconds that an update may still take; 0: it is not waited for.
