@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -25,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 MARK = "RLMATH_BENCHMARK"
 FIRST, LAST, STEPS = 2, 12, 14
+MINIBATCHES = 2  # Of the quickstart's steps.
 
 
 def main() -> None:
@@ -86,7 +88,7 @@ def digests_of_a_step(model: Path, run_dir: Path) -> dict[str, float]:
     from rlmath.algorithms.filters import TruncatedRule
     from rlmath.batching.from_groups import sampled_sequences
     from rlmath.monitor import read_samples
-    from rlmath.monitor.digests import DigestLog, digest_samples
+    from rlmath.monitor.digests import DigestLog, digest_samples, sample_key
     from rlmath.training.digests import digest_sequences
     from rlmath.types import GradedSample, Group, Problem, Sample
     from rlmath.weights.fingerprint import fingerprints
@@ -119,11 +121,13 @@ def digests_of_a_step(model: Path, run_dir: Path) -> dict[str, float]:
     places = torch.arange(len(lengths))
     found = SequenceFingerprints.of(places, lengths, of_ranks)
     weights = load_file(next(model.glob("*.safetensors")))
+    keys = tuple(sample_key(one) for one in sequences.samples)
+    batch: Any = SimpleNamespace(sequences=sequences, keys=keys, takes_part=sequences.takes_part)
     log = DigestLog(run_dir / "again", None)
     (run_dir / "again").mkdir()
 
     def driver() -> None:
-        digest_sequences(log.now, sequences, found)
+        digest_sequences(log.now, batch, found)
         log.now.add_first(digest_samples(made))
         log.write(1)
 
@@ -131,6 +135,8 @@ def digests_of_a_step(model: Path, run_dir: Path) -> dict[str, float]:
         "driver_s": _cost(driver),
         "sequences_s": _cost(lambda: SequenceFingerprints.of(places, lengths, of_ranks)),
         "weights_s": _cost(lambda: fingerprints(weights.items())),
+        # One gradient of the weights' size for each minibatch.
+        "gradients_s": MINIBATCHES * _cost(lambda: fingerprints(weights.items())),
     }
 
 

@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,7 +98,9 @@ class StubModel(Alone):
         self._read(shard.whole())
         return TokenValues(torch.arange(tokens), -torch.rand(tokens), torch.rand(tokens))
 
-    def update_shard(self, shard: Shard, settings: UpdateSettings) -> UpdateResult:
+    def update_shard(
+        self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()
+    ) -> UpdateResult:
         for share in shard.shares():
             batch = share.batch
             micro_batches = self._read(share)

@@ -15,7 +15,7 @@ import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
-from rlmath.actor.observer import ObservedUpdate
+from rlmath.actor.observer import ObservedUpdate, Products
 from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
 from rlmath.actor.settings import (
     ActorSettings,
@@ -225,15 +225,17 @@ class ActorGroup:
         )
 
     def step_update(
-        self, settings: UpdateSettings, now: int
+        self, settings: UpdateSettings, now: int, traced: Sequence[int] = ()
     ) -> tuple[UpdateResult, Alignment | None]:
         """Optimizer steps of the policy; see ``RankStep.update``."""
         self.changed = True
-        found = [one for one in self._all("update", settings, now) if one[0] is not None]
+        calls = self._all("update", settings, now, tuple(traced))
+        found = [one for one in calls if one[0] is not None]
         alignments = [alignment for _, alignment in found if alignment is not None]
         prints = [one.fingerprints for one, _ in found if one.fingerprints is not None]
         joined = SequenceFingerprints.joined(prints) if prints else None
-        result: UpdateResult = dataclasses.replace(found[0][0], fingerprints=joined)
+        traces = tuple(trace for one, _ in found for trace in one.traces)
+        result: UpdateResult = dataclasses.replace(found[0][0], fingerprints=joined, traces=traces)
         return result, Alignment.joined(alignments) if alignments else None
 
     def watch_update(self) -> None:
@@ -244,13 +246,24 @@ class ActorGroup:
         """What each rank has observed since :meth:`watch_update`."""
         return self._all("watched_update")
 
+    def probe_samples(self, minibatches: Mapping[int, int]) -> None:
+        """Take the gradients of single sequences in the next update; see ``SampleProbe``."""
+        self._all("probe_samples", minibatches)
+
+    def probed_samples(self) -> dict[int, Products]:
+        """By place in the step: ``own`` is of the sequence's gradient, ``earlier`` of its
+        minibatch's."""
+        found: dict[int, Products] = self._all("probed_samples")[0]
+        return found
+
     def step_update_values(
         self, settings: ValueUpdateSettings
-    ) -> tuple[list[dict[str, float]], Moments]:
-        """Optimizer steps of the value model; metrics of each minibatch, and what values and
-        returns were before."""
+    ) -> tuple[list[dict[str, float]], Moments, dict[str, int]]:
+        """Optimizer steps of the value model; metrics of each minibatch, what values and
+        returns were before, and the fingerprint of each tensor after it."""
         found = [one for one in self._all("update_values", settings) if one is not None]
-        return found[0][0], functools.reduce(operator.add, [moments for _, moments in found])
+        moments = functools.reduce(operator.add, [one[1] for one in found])
+        return found[0][0], moments, found[0][2]
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """Let the reference model go a share of the way to the policy; see ``MegatronActor``."""
@@ -324,6 +337,15 @@ class ActorGroup:
         """``function(worker)`` in the process of each rank, for what no method tells; results in
         order of rank."""
         return self._all("__ray_call__", function)
+
+    def take_peaks(self) -> dict[str, int]:
+        """Highest memory of any rank in bytes, by phase, since the last call; see
+        ``ActorWorker.take_peaks``."""
+        found: dict[str, int] = {}
+        for one in self._all("take_peaks"):
+            for phase, peak in one.items():
+                found[phase] = max(found.get(phase, 0), peak)
+        return found
 
     def peak_memory_gib(self) -> list[float]:
         """Highest memory of each rank so far."""

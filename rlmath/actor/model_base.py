@@ -35,6 +35,7 @@ from rlmath.device import Platform
 from rlmath.model.lora import described
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
+from rlmath.weights.tensor_prints import TensorPrints
 
 T = TypeVar("T")
 
@@ -141,6 +142,21 @@ class RankModel:
         if not self.settings.lora:
             return None
         return Merger(self.module, self.device_state.read, self.platform.torch_device)
+
+    def tensor_prints(self) -> TensorPrints:
+        """Fingerprints of gradients, or of weights, by tensor. Collective."""
+        return TensorPrints(
+            self.chunks,
+            self.spec,
+            self.parallel,
+            self.optimizer,
+            adapters=self.settings.lora,
+            head=self.own_head(),
+        )
+
+    def own_head(self) -> dict[str, Tensor]:
+        """By name, parameters of this stage that the model's files have not."""
+        return {}
 
     # -- what is on the device: each phase loads what it needs ----------------------------------
 

@@ -117,13 +117,13 @@ class UpdateObserver:
         """A minibatch's gradient is summed, and not yet clipped nor applied. Collective."""
         if not self._before:
             self._before = [[_copy(one) for one in part] for part in _own(optimizer)]
-        own = [[_gradient(one) for one in part] for part in _own(optimizer)]
+        own = gradient_of(optimizer)
         if self._earlier is None:
-            self._products.append(_products(optimizer, own, None))
+            self._products.append(products_of(optimizer, own, None))
             self._gradients.append(own)
             return
         left = self._earlier._gradients
-        self._products.append(_products(optimizer, own, left.pop(0) if left else None))
+        self._products.append(products_of(optimizer, own, left.pop(0) if left else None))
 
     def finish(self, optimizer: Any, reports: bool = True) -> ObservedUpdate:
         """Compare with the earlier update. Collective.
@@ -141,7 +141,7 @@ class UpdateObserver:
             ]
             self._before = []
             before = None if earlier is None else earlier._change or None
-            change = _products(optimizer, self._change, before)
+            change = products_of(optimizer, self._change, before)
         pulls = [
             Pulls(share.places, share.batch.response_lengths, values)
             for share, values in self._shares
@@ -179,8 +179,17 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True)
 
 
-def _products(optimizer: Any, own: Vector, earlier: Vector | None) -> Products:
-    """In float64, over all ranks."""
+def gradient_of(optimizer: Any) -> Vector:
+    """A copy of this rank's part of the gradient, in host memory."""
+    return [[_gradient(one) for one in part] for part in _own(optimizer)]
+
+
+def products_of(optimizer: Any, own: Vector, earlier: Vector | None) -> Products:
+    """In float64, over all ranks. Collective.
+
+    Args:
+        earlier: ``None``: there is none, and its products are 0.
+    """
     total = torch.zeros(3, dtype=torch.float64)
     for place, part in enumerate(_parts(optimizer)):
         sums = torch.zeros(3, dtype=torch.float64)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +20,10 @@ from rlmath.actor.model_base import RankModel
 from rlmath.actor.observer import UpdateObserver
 from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.rounding_noise import rounding_noise
+from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
+from rlmath.actor.token_traces import TokenTrace, traces_of
 from rlmath.algorithms.early_stop import Decision, decide
 from rlmath.algorithms.losses import LossInputs, LossOutput, metric_means
 from rlmath.algorithms.objective import policy_objective
@@ -32,6 +34,7 @@ from rlmath.checkpoint.state import ModelState
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
+from rlmath.weights.tensor_prints import TensorPrints
 
 if TYPE_CHECKING:
     from rlmath.actor.routing_replay import RoutingReplay
@@ -48,12 +51,15 @@ class MegatronActor(RankModel):
         routing: Records the routes of the old-log-prob pass and replays them in the update;
             ``None``: no pass replays any.
         observer: Sees updates; ``None``: nobody does.
+        probe: Takes the gradients of single sequences; ``None``: nobody does.
     """
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
         super().__init__(settings, layout, platform)
         self.reference: list[Tensor] | None = None
         self.observer: UpdateObserver | None = None
+        self.probe: SampleProbe | None = None
+        self._prints: TensorPrints | None = None
         # Without adapters the model is the reference.
         is_base = settings.lora is not None and settings.lora.init_from is None
         if settings.reference.renewed or (settings.reference.kind == "frozen" and not is_base):
@@ -166,7 +172,9 @@ class MegatronActor(RankModel):
         minibatches."""
         return self.update_shard(self.shard_of(batch, settings, seed), settings)
 
-    def update_shard(self, shard: Shard, settings: UpdateSettings) -> UpdateResult:
+    def update_shard(
+        self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()
+    ) -> UpdateResult:
         """Optimizer steps from the ranks' shards of a step, one per minibatch.
 
         Without ``old_log_probs`` the current policy is its own old policy (the ratio is 1);
@@ -175,6 +183,7 @@ class MegatronActor(RankModel):
         Args:
             shard: With advantages; only ranks of the last stage read the values of tokens.
             settings: The algorithm.
+            traced: Places in the step of sequences whose tokens are to be traced.
 
         Raises:
             ValueError: No advantages, several minibatches without old log-probs, or routing replay
@@ -190,34 +199,93 @@ class MegatronActor(RankModel):
             )
         if self.routing is not None:
             self.routing.check(shard)
+        self._prints = self._prints or self.tensor_prints()
         metrics: list[dict[str, float]] = []
         stopped: dict[int, str] = {}
         clamped: dict[int, str] = {}
         first: TokenValues | None = None
+        traces: list[TokenTrace] = []
+        traced = {*traced, *(self.probe.places if self.probe is not None else ())}
         for index, minibatch in enumerate(shard.shares()):
             if stopped and settings.early_stop_rest:
                 stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
                 continue
             begin = sum(map(len, shard.counts[:index]))
-            one, decision, values, farthest = self._update_minibatch(minibatch, settings, begin)
+            if self.probe is not None:
+                self.probe.before(index, minibatch, self._gradient_alone(settings, begin))
+            one, decision, values, farthest = self._update_minibatch(
+                minibatch, settings, begin, index
+            )
             first = values if index == 0 else first
+            if traced and values is not None:
+                traces += traces_of(
+                    minibatch, values, settings.objective, traced, index, decision.discard
+                )
             if one["log_ratio_clamped_count"]:
                 clamped[index] = say_clamped(one, farthest)
             metrics.append(one)
             if decision.kind == "early_stop":
                 stopped[index] = decision.reason
         routing = {} if self.routing is None else self.routing.finish()
-        return UpdateResult(metrics, stopped, first, clamped, routing=routing)
+        return UpdateResult(
+            metrics,
+            stopped,
+            first,
+            clamped,
+            routing=routing,
+            traces=tuple(traces),
+            gradients=self._prints.take(),
+        )
 
     def _update_minibatch(
-        self, share: Share, settings: UpdateSettings, begin: int
+        self, share: Share, settings: UpdateSettings, begin: int, index: int
     ) -> tuple[dict[str, float], Decision, TokenValues | None, Farthest]:
         """One optimizer step, unless the minibatch has to be discarded.
 
         Args:
             begin: Where its micro-batches begin in the shard.
+            index: Of the minibatch, from 0.
         """
         names = MetricNames.of(settings.objective, share.batch.ref_log_probs is not None)
+        outcomes = self._backward(share, settings, begin, self.observer)
+        sums, maxima, farthest = self._totals(outcomes, names, share)
+        grad_norm = self.gradient_norm()
+        assert self._prints is not None
+        self._prints.add_gradient(index)
+        for one in (self.observer, self.probe):
+            if one is not None:
+                one.see_gradient(self.optimizer)
+        decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
+        lr = self.finish_minibatch(decision.discard)
+        metrics = metric_means(sums) | maxima
+        metrics["grad_norm"] = grad_norm
+        metrics["lr"] = lr
+        metrics["discarded"] = float(decision.discard)
+        kept = _concatenate([v for _, v in outcomes]) if self.is_last_stage else None
+        return metrics, decision, kept, farthest
+
+    def _gradient_alone(self, settings: UpdateSettings, begin: int) -> Callable[[Share], Any]:
+        """What leaves the gradient of a share in the optimizer, and nothing else."""
+
+        def backward(share: Share) -> Any:
+            self._backward(share, settings, begin)
+            self.gradient_norm()
+            return self.optimizer
+
+        return backward
+
+    def _backward(
+        self,
+        share: Share,
+        settings: UpdateSettings,
+        begin: int,
+        observer: UpdateObserver | None = None,
+    ) -> list[tuple[LossOutput, TokenValues]]:
+        """The gradient of a minibatch's loss, summed over micro-batches and ranks.
+
+        Args:
+            begin: Where its micro-batches begin in the shard.
+        """
         micro_batches, batch = self.micro_batches(share), share.batch
         fields = LossFields(
             micro_batches,
@@ -233,24 +301,12 @@ class MegatronActor(RankModel):
             },
         )
         objective = policy_loss(fields, settings.objective)
-        if self.observer is not None:
-            objective = self.observer.watching(objective, share)
+        if observer is not None:
+            objective = observer.watching(objective, share)
         with contextlib.ExitStack() as stack:
             if self.routing is not None:
                 stack.enter_context(self.routing.replaying(begin, micro_batches))
-            outcomes = self.forward_backward(micro_batches, self._of_log_probs(objective))
-        sums, maxima, farthest = self._totals(outcomes, names, share)
-        grad_norm = self.gradient_norm()
-        if self.observer is not None:
-            self.observer.see_gradient(self.optimizer)
-        decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
-        lr = self.finish_minibatch(decision.discard)
-        metrics = metric_means(sums) | maxima
-        metrics["grad_norm"] = grad_norm
-        metrics["lr"] = lr
-        metrics["discarded"] = float(decision.discard)
-        kept = _concatenate([v for _, v in outcomes]) if self.is_last_stage else None
-        return metrics, decision, kept, farthest
+            return self.forward_backward(micro_batches, self._of_log_probs(objective))
 
     def _of_log_probs(self, function: OnLogProbs[T]) -> OnOutput[T]:
         return of_log_probs(

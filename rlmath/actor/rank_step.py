@@ -8,6 +8,7 @@ is added up over the data-parallel ranks.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,7 +49,9 @@ class Policy(Peers, Protocol):
         keep_routes: bool = False,
     ) -> TokenValues | None: ...
 
-    def update_shard(self, shard: Shard, settings: UpdateSettings) -> UpdateResult: ...
+    def update_shard(
+        self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()
+    ) -> UpdateResult: ...
 
 
 @dataclass(frozen=True)
@@ -202,19 +205,20 @@ class RankStep:
         return TokenFigures(bool(batch.advantages.any()), self._fingerprints(), totals, distilled)
 
     def update(
-        self, settings: UpdateSettings, now: int
+        self, settings: UpdateSettings, now: int, traced: Collection[int] = ()
     ) -> tuple[UpdateResult | None, Alignment | None]:
         """Optimizer steps of the policy.
 
         Args:
             settings: The algorithm.
             now: The weights version before the update.
+            traced: Places in the step of sequences whose tokens are to be traced.
 
         Returns:
             On the rank that reports, the result, and how the log-probs of the first minibatch
             agreed with the rollout log-probs; ``None`` where :meth:`log_probs` has said it.
         """
-        result = self._policy.update_shard(self.shard, settings)
+        result = self._policy.update_shard(self.shard, settings, traced)
         first, alignment = result.first, None
         if not self._policy.reports:
             return None, None
@@ -228,14 +232,15 @@ class RankStep:
 
     def update_values(
         self, settings: ValueUpdateSettings
-    ) -> tuple[list[dict[str, float]], Moments] | None:
+    ) -> tuple[list[dict[str, float]], Moments, dict[str, int]] | None:
         """Optimizer steps of the value model.
 
         Returns:
-            On the rank that reports, metrics of each minibatch, and what values and returns were
-            before.
+            On the rank that reports, metrics of each minibatch, what values and returns were
+            before, and the fingerprint of each tensor of the value model after it.
         """
         metrics = self._value_model.update_shard(self.shard, settings)
+        prints = self._value_model.weight_prints()
         batch = self.shard.batch
         if not self._policy.reports:
             return None
@@ -243,7 +248,8 @@ class RankStep:
         values, returns = (x[batch.loss_mask].double() for x in (batch.values, batch.returns))
         errors = returns - values
         sums = (values, returns, returns.square(), errors, errors.square())
-        return metrics, Moments(float(values.numel()), *(float(x.sum()) for x in sums))
+        moments = Moments(float(values.numel()), *(float(x.sum()) for x in sums))
+        return metrics, moments, prints
 
     def _fingerprints(self) -> SequenceFingerprints:
         batch = self.shard.batch

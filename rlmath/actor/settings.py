@@ -4,6 +4,7 @@ seconds, and the driver has no use for it."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -17,6 +18,9 @@ from rlmath.config.value import ValueConfig
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
+
+if TYPE_CHECKING:
+    from rlmath.actor.token_traces import TokenTrace
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,8 @@ class UpdateResult:
             first minibatch, before any update, in the shard's order.
         fingerprints: Of these log-probs, unless there was a pass for them before.
         routing: Metrics of routing replay, ``routing/...``; empty without it.
+        traces: Of sequences that were to be traced and are among the rank's.
+        gradients: Fingerprints of the minibatches' gradients by tensor, equal on all ranks.
     """
 
     minibatches: list[dict[str, float]]
@@ -178,3 +184,5 @@ class UpdateResult:
     clamped: dict[int, str] = field(default_factory=dict)
     fingerprints: SequenceFingerprints | None = None
     routing: dict[str, float] = field(default_factory=dict)
+    traces: tuple[TokenTrace, ...] = ()
+    gradients: dict[str, int] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.algorithms.value import value_losses
 from rlmath.batching.shards import Shard, Share
 from rlmath.types import TrainingBatch
+from rlmath.weights.tensor_prints import TensorPrints
 
 
 class ValueHead(nn.Module):
@@ -56,6 +57,8 @@ class ValueHead(nn.Module):
 class ValueModel(RankModel):
     """This process's part of the value model."""
 
+    _prints: TensorPrints | None = None
+
     def build_stage(self) -> list[Any]:
         chunks = super().build_stage()
         for chunk in chunks:
@@ -64,6 +67,18 @@ class ValueModel(RankModel):
             # Only the first stage reads tied embeddings now.
             chunk.share_embeddings_and_output_weights = False
         return chunks
+
+    def own_head(self) -> dict[str, Tensor]:
+        heads = [chunk.output_layer for chunk in self.chunks if chunk.post_process]
+        return {
+            f"value_head.{name}": one for head in heads for name, one in head.named_parameters()
+        }
+
+    def weight_prints(self) -> dict[str, int]:
+        """Fingerprint of each tensor of the model. Collective."""
+        self._prints = self._prints or self.tensor_prints()
+        self._prints.add_weights()
+        return self._prints.take()
 
     @torch.no_grad()
     def shard_values(self, shard: Shard) -> Tensor | None:

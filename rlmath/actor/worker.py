@@ -81,6 +81,7 @@ class ActorWorker:
                 self.value_model = ValueModel(settings.value, layout, platform)
                 self.value_model.release()
         self.platform = platform
+        self._peaks: dict[str, int] = {}
         self.connection: Any = None
         self.gatherer: Any = None
         return StartedRank(
@@ -95,33 +96,48 @@ class ActorWorker:
         values = self.actor.shard_log_probs(shard, reference, noise_seed)
         return values if self.actor.reports else None
 
+    def _note_peak(self, phase: str) -> None:
+        """The memory that a phase took, which ends here."""
+        self._peaks[phase] = max(self._peaks.get(phase, 0), self.platform.take_peak_bytes())
+
+    def take_peaks(self) -> dict[str, int]:
+        """Highest memory of this rank in bytes, by phase, since the last call."""
+        peaks, self._peaks = self._peaks, {}
+        return peaks
+
     def begin_step(self, shard: Shard) -> None:
         """Keep this rank's shard of a step for all calls of that step."""
+        self._note_peak("between_updates")
         from rlmath.actor.rank_step import RankStep
 
         self.step = RankStep(self.actor, self.value_model, shard)
 
     def step_log_probs(self, now: int) -> Any:
         """See :meth:`rlmath.actor.rank_step.RankStep.log_probs`."""
-        return self.step.log_probs(now)
+        found = self.step.log_probs(now)
+        self._note_peak("log_probs")
+        return found
 
     def step_reference_log_probs(self) -> None:
         """See :meth:`rlmath.actor.rank_step.RankStep.reference_log_probs`."""
         self.step.reference_log_probs()
+        self._note_peak("log_probs")
 
     def step_values(self) -> None:
         """See :meth:`rlmath.actor.rank_step.RankStep.values`."""
         self.step.values()
+        self._note_peak("log_probs")
 
     def step_finish(self, settings: Any, advantages: Any) -> Any:
         """See :meth:`rlmath.actor.rank_step.RankStep.finish`."""
         return self.step.finish(settings, advantages)
 
-    def update(self, settings: Any, now: int) -> Any:
+    def update(self, settings: Any, now: int, traced: Any = ()) -> Any:
         """See :meth:`rlmath.actor.rank_step.RankStep.update`."""
         try:
-            return self.step.update(settings, now)
+            return self.step.update(settings, now, traced)
         finally:
+            self._note_peak("update")
             self.actor.release_optimizer()
             self.platform.release_cached_memory()
 
@@ -130,6 +146,7 @@ class ActorWorker:
         try:
             return self.step.update_values(settings)
         finally:
+            self._note_peak("update_values")
             self.value_model.release()
             self.platform.release_cached_memory()
 
@@ -144,6 +161,19 @@ class ActorWorker:
         """See :meth:`rlmath.actor.observer.UpdateObserver.finish`. Collective."""
         assert self.actor.observer is not None
         return self.actor.observer.finish(self.actor.optimizer, self.actor.reports)
+
+    def probe_samples(self, minibatches: Any) -> None:
+        """Take the gradients of single sequences in the next update; see
+        :class:`rlmath.actor.sample_probe.SampleProbe`."""
+        from rlmath.actor.sample_probe import SampleProbe
+
+        self.actor.probe = SampleProbe(minibatches)
+
+    def probed_samples(self) -> Any:
+        """By place, what :meth:`probe_samples` asked for; alike on all ranks."""
+        probe, self.actor.probe = self.actor.probe, None
+        assert probe is not None
+        return probe.found
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """See :meth:`rlmath.actor.policy.MegatronActor.renew_reference`."""
@@ -191,6 +221,7 @@ class ActorWorker:
                 " or failed; call it again before weights are sent"
             )
         self.connection.send_weights(version)
+        self._note_peak("weight_sync")
         self.platform.release_cached_memory()
 
     def release_cached_memory(self) -> None:

@@ -79,8 +79,10 @@ class RunnerConfig:
     )
     token_samples: int = setting(
         4,
-        "Samples per step whose token ids and rollout log-probs are kept in samples/: the first of "
-        "as many problems, of the same ones in every step that samples them.",
+        "Samples per step that are kept token by token in samples/, for the report and `rlmath "
+        "why`: log-probs of engine, actor and reference model, entropy, advantage, and what the "
+        "update did with it; the first of as many problems, of the same ones in every step that "
+        "samples them.",
         least=0,
     )
     check_export_sequences: int = setting(

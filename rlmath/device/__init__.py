@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from rlmath.device import peak_memory
 from rlmath.device.host_memory import pinned_buffer
 from rlmath.device.streams import CudaSideStream, SideStream
 from rlmath.errors import UserError
@@ -117,9 +118,15 @@ class Platform:
         """Highest memory of this process so far: allocated on CUDA, resident on CPU, in GiB."""
         if self.name == "cuda":
             return torch.cuda.max_memory_allocated() / 2**30
-        import resource
+        return peak_memory.highest_bytes() / 2**30
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    def take_peak_bytes(self) -> int:
+        """Highest memory since the last call: allocated on CUDA, resident on CPU."""
+        if self.name != "cuda":
+            return peak_memory.take_peak_bytes()
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return peak
 
 
 CPU = Platform("cpu", "gloo", "local")

@@ -25,10 +25,9 @@ from rlmath.monitor.samples import (
 )
 from rlmath.monitor.sampling import SamplingProgress
 from rlmath.monitor.timing import PhaseTimer
-from rlmath.monitor.writer import MetricsWriter
+from rlmath.monitor.writer import DECISIONS_FILE, MetricsWriter
 from rlmath.types import Group
 
-DECISIONS_FILE = "decisions.jsonl"
 WARNINGS_FILE = "warnings.jsonl"
 
 

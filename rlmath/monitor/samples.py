@@ -106,7 +106,8 @@ def limit_samples(run_dir: str | Path, keep_gib: float) -> None:
             return
         path.unlink(missing_ok=True)
         name = path.name.partition(".")[0]
-        path.with_name(f"{name}.engines.json").unlink(missing_ok=True)
+        for ending in ("engines.json", "tokens.bin"):
+            path.with_name(f"{name}.{ending}").unlink(missing_ok=True)
         # Steps whose samples are not written (runner.samples_every) have digests all the same.
         for digests in path.parent.glob("step_*.digests.json"):
             if digests.name.partition(".")[0] <= name:
@@ -124,7 +125,8 @@ def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:
 
 def drop_samples_after(run_dir: str | Path, step: int) -> None:
     """Remove the files of later steps: a run that continues after ``step`` makes them again."""
-    for path in Path(run_dir, FOLDER).glob("*_*.json*"):
+    folder = Path(run_dir, FOLDER)
+    for path in (*folder.glob("*_*.json*"), *folder.glob("*_*.tokens.bin")):
         number = path.name.partition(".")[0].rpartition("_")[2]
         if number.isdigit() and int(number) > step:
             path.unlink(missing_ok=True)

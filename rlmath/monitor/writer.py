@@ -18,6 +18,7 @@ from rlmath.monitor.samples import drop_samples_after
 from rlmath.monitor.trackers import TrackedRun, Trackers
 from rlmath.monitor.trackers.tensorboard import TENSORBOARD_FOLDER
 
+DECISIONS_FILE = "decisions.jsonl"
 METRICS_FILE = "metrics.jsonl"
 # Keys of a line of metrics.jsonl that are no metrics.
 STEP, TIME, NOT_FINITE = "step", "time_s", "not_finite"
@@ -145,7 +146,8 @@ def _set_aside(run_dir: Path) -> None:
     while (aside := run_dir / f"set_aside_{number}").exists():
         number += 1
     aside.mkdir()
-    for name in (METRICS_FILE, TENSORBOARD_FOLDER, SAMPLES_FOLDER, DIGESTS_FILE):
+    moved = (METRICS_FILE, TENSORBOARD_FOLDER, SAMPLES_FOLDER, DIGESTS_FILE, DECISIONS_FILE)
+    for name in moved:
         if (run_dir / name).exists():
             (run_dir / name).rename(aside / name)
     print(f"metrics and samples of an earlier run are in {aside} now", flush=True)

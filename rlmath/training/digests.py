@@ -39,11 +39,43 @@ def add_fingerprints(
         digests.add(name, "sequences", own, list(map(of_number, bits.tolist())), sums)
 
 
-def digest_gradient(digests: StepDigests, minibatches: Sequence[Mapping[str, float]]) -> None:
-    """Loss, gradient norm and all else that is known of each minibatch, to the last bit."""
+def digest_gradient(
+    digests: StepDigests,
+    minibatches: Sequence[Mapping[str, float]],
+    gradients: Mapping[str, int],
+) -> None:
+    """Loss, gradient norm and all else that is known of each minibatch, to the last bit; and the
+    gradient by tensor.
+
+    Args:
+        gradients: Fingerprints.
+    """
+    _digest_minibatches(digests, "gradient", "minibatches", minibatches)
+    _digest_tensors(digests, "gradient_tensors", "gradients", gradients)
+
+
+def digest_values(
+    digests: StepDigests, minibatches: Sequence[Mapping[str, float]], weights: Mapping[str, int]
+) -> None:
+    """The value model's update, and its weights after it.
+
+    Args:
+        weights: Fingerprints.
+    """
+    _digest_minibatches(digests, "value_gradient", "value_minibatches", minibatches)
+    _digest_tensors(digests, "value_weights", "value_tensors", weights)
+
+
+def _digest_minibatches(
+    digests: StepDigests, phase: str, of: str, minibatches: Sequence[Mapping[str, float]]
+) -> None:
     keys = [f"minibatch {number}" for number in range(1, len(minibatches) + 1)]
     found = [digest(*(f"{k}={one[k]!r}" for k in sorted(one))) for one in minibatches]
-    digests.add("gradient", "minibatches", keys, found, [dict(one) for one in minibatches])
+    digests.add(phase, of, keys, found, [dict(one) for one in minibatches])
+
+
+def _digest_tensors(digests: StepDigests, phase: str, of: str, prints: Mapping[str, int]) -> None:
+    digests.add(phase, of, list(prints), list(map(of_number, prints.values())))
 
 
 def digest_start(monitor: Monitor, actor: ActorGroup) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlmath.device.residue import Residue
 from rlmath.errors import UserError
 
 GIB = 2**30
 ACTOR, HOST, OTHERS = "memory/actor_residue_gib", "memory/host_gib", "memory/engine_residue_gib"
+
+
+def memory_by_phase(peaks: Mapping[str, int]) -> dict[str, float]:
+    """The metrics of a step.
+
+    Args:
+        peaks: In bytes, by phase; see ``ActorGroup.take_peaks``.
+    """
+    return {f"memory/{phase}_peak_gib": peak / GIB for phase, peak in peaks.items()}
 
 
 class ResidueWatch:

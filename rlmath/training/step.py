@@ -33,8 +33,10 @@ from rlmath.training.metrics import rollout_metrics, update_metrics
 from rlmath.training.mismatch import check_mismatch
 from rlmath.training.passes import Passes
 from rlmath.training.prepare import Prepared, prepare
+from rlmath.training.residue import memory_by_phase
 from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
+from rlmath.training.token_traces import traced_places, write_traces
 from rlmath.training.unchanged import check_changes
 from rlmath.training.values import update_values
 from rlmath.training.weight_sums import expected_sums
@@ -69,8 +71,9 @@ def train_step(
         probe = sample_probe(session, feed, sampled.groups, passes, monitor, step)
         with feed.sampling_ahead(step):
             metrics |= check_probe(session, probe, monitor, step)
+            # Of all: a filter drops groups of which each sample is a copy.
+            check_independence(session.config, sampled.finished, step, monitor)
             if sampled.groups:
-                check_independence(session.config, sampled.groups, step, monitor)
                 scored = teacher_log_probs(session, sampled.groups, monitor)
                 batch = StepBatch.of(session, sampled.groups, scored)
                 kept.keep(step, batch, coefficients, session)
@@ -79,6 +82,7 @@ def train_step(
                 first = batch.sequences.select(range(count)) if count else None
     # Engines that slept have no weights, also where nothing was trained.
     metrics |= sync_weights(session, monitor, step, write)
+    metrics |= memory_by_phase(session.actor.take_peaks())
     return metrics | feed.metrics(), first
 
 
@@ -141,7 +145,7 @@ def update(
     metrics = coefficients.metrics(entropy_coef)
     with monitor.phase("update"):
         if passes.values:
-            metrics |= update_values(session)
+            metrics |= update_values(session, monitor)
         if passes.policy:
             kl_coef = coefficients.kl_coef
             metrics |= update_policy(
@@ -169,11 +173,15 @@ def update_policy(
     """
     config = session.config
     settings = update_settings(config, kl_coef, entropy_coef)
-    result, alignment = session.actor.step_update(settings, prepared.batch.weights_version)
+    runner = config.runner
+    count = 0 if step % runner.samples_every else runner.token_samples
+    traced = traced_places(prepared.batch.keys, count)
+    result, alignment = session.actor.step_update(settings, prepared.batch.weights_version, traced)
+    write_traces(config, prepared.batch, result.traces, monitor, step)
     sums = expected_sums(config, prepared.batch.sequences, config.runner.seed + step)
     check_invariants(config, prepared.any_advantage, result, step, monitor, sums)
     metrics = update_metrics(result) | result.routing
-    digest_gradient(monitor.digests, result.minibatches)
+    digest_gradient(monitor.digests, result.minibatches, result.gradients)
     if result.fingerprints is not None:
         keys = monitor.digests.keys["sequences"]
         add_fingerprints(monitor.digests, keys, result.fingerprints)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from rlmath.actor.rank_step import Moments
 from rlmath.actor.settings import ValueUpdateSettings
+from rlmath.monitor import Monitor
 from rlmath.training.algorithm_settings import aggregation_constant
+from rlmath.training.digests import digest_values
 from rlmath.training.session import Session
 
 
-def update_values(session: Session) -> dict[str, float]:
+def update_values(session: Session, monitor: Monitor) -> dict[str, float]:
     """Optimizer steps of the value model, as many as the policy's, from the ranks' shards.
 
     Returns:
@@ -21,7 +23,8 @@ def update_values(session: Session) -> dict[str, float]:
         constant_length=aggregation_constant(config),
         minibatches=config.algorithm.minibatches_per_step,
     )
-    minibatches, moments = session.actor.step_update_values(settings)
+    minibatches, moments, prints = session.actor.step_update_values(settings)
+    digest_values(monitor.digests, minibatches, prints)
     metrics = {
         f"value/{name}": sum(one[name] for one in minibatches) / len(minibatches)
         for name in minibatches[0]

@@ -31,7 +31,6 @@ _MIX_2 = -4658895280553007687
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@torch.no_grad()
 def fingerprint(part: Tensor, first_row: int = 0, first_column: int = 0) -> int:
     """What a part of a tensor adds to the tensor's fingerprint.
 
@@ -44,6 +43,12 @@ def fingerprint(part: Tensor, first_row: int = 0, first_column: int = 0) -> int:
     Returns:
         A signed 64-bit number; add parts with ``add``.
     """
+    return int(fingerprint_on_device(part, first_row, first_column))
+
+
+@torch.no_grad()
+def fingerprint_on_device(part: Tensor, first_row: int = 0, first_column: int = 0) -> Tensor:
+    """The same as an int64 scalar where the part is: the host does not wait for a GPU."""
     if part.ndim == 0 or part.numel() == 0:
         part = part.reshape(-1)
     columns = math.prod(part.shape[1:])
@@ -59,7 +64,7 @@ def fingerprint(part: Tensor, first_row: int = 0, first_column: int = 0) -> int:
         bits = chunk.contiguous().view(_INTEGERS[part.element_size()]).reshape(len(chunk), -1)
         rows = bits.to(torch.int64).mul_(by_column).sum(1)
         total += (rows * by_row[low : low + rows_at_once]).sum()
-    return int(total)
+    return total
 
 
 def odd_factors(first: int, count: int, device: torch.device) -> Tensor:

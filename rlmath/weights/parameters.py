@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -45,7 +45,10 @@ class LocalParameter:
 
 
 def local_parameters(
-    model_chunks: Sequence[nn.Module], spec: ModelSpec, parallel: ParallelRank
+    model_chunks: Sequence[nn.Module],
+    spec: ModelSpec,
+    parallel: ParallelRank,
+    skipped: Container[int] = (),
 ) -> list[LocalParameter]:
     """All parameters of this rank's model chunks but adapters, in the order of the modules.
 
@@ -54,6 +57,7 @@ def local_parameters(
             wrapped (DDP, Float16Module).
         spec: The model.
         parallel: This rank.
+        skipped: ``id`` of parameters to leave out, which are in no table.
 
     Raises:
         WeightsError: A parameter is in no table, has another shape than the table says, or a layer
@@ -65,6 +69,8 @@ def local_parameters(
         numbers = _global_layers(chunk)
         seen: dict[int | None, set[Entry]] = {number: set() for number in numbers}
         for name, parameter in _tensors(chunk):
+            if id(parameter) in skipped:
+                continue
             entry, layer, expert = _find(name, spec, numbers, parallel)
             is_expert = entry.per_expert
             layout = local_tensor(

@@ -72,6 +72,11 @@ ROWS = [
         breaks=f"parts of parameters are taken for others ({SHARDS})",
     ),
     Row(
+        f"{OPTIMIZER}._get_model_param_range_map",
+        says=("self.model_param_gbuf_map[param]", 'gbuf_range_map["param_map"][param]'),
+        breaks="digests of gradients count what is not reduced (weights/tensor_prints.py)",
+    ),
+    Row(
         f"{BUFFERS}:_ParamAndGradBuffer",
         has=("buckets", "param_index_map"),
         says=("self.param_index_map[param] = (param_start_index, param_end_index, bucket_id)",),

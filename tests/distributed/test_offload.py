@@ -58,6 +58,7 @@ def build(
     )
     worker = ActorWorker.__new__(ActorWorker)
     worker.rank, worker.platform, worker.value_model = 0, platform, None
+    worker._peaks = {}
     worker.actor = MegatronActor(settings, layout, platform)
     worker.actor.release()
     if value:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from rlmath.actor.rank_step import DistillSettings, RankStep, TokenSettings
+from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.settings import ReferenceSettings, UpdateSettings
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
 from rlmath.algorithms.distillation import distill
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching.minibatches import minibatches
 from rlmath.batching.shards import response_rows
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
@@ -38,10 +41,17 @@ SETTINGS = TokenSettings(
     kl_coef=0.2,
     distill=DISTILL,
 )
+TRACED = (2, 7, 11)
 ADVANTAGES = SequenceAdvantages(torch.linspace(-1.0, 2.0, 12).double(), whiten_epsilon=1e-6)
 
 
-def run(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> Any:
+def run(
+    layout: Layout,
+    platform: Platform,
+    model: str,
+    batch: TrainingBatch,
+    probed: Sequence[int] = TRACED,
+) -> Any:
     """Two steps; in the second the reference is another model. What the reporting ranks have."""
     actor = build(layout, platform, model, reference=ReferenceSettings("frozen"))
     for seed in range(2):
@@ -51,7 +61,12 @@ def run(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) ->
         step.reference_log_probs()
         figures = step.finish(SETTINGS, ADVANTAGES.select(shard.places))
         mine = step.shard.batch
-        result, again = step.update(UPDATE, now=0)
+        if seed == 1 and probed:
+            dealt = minibatches(batch.group_ids.tolist(), 2, seed)
+            actor.probe = SampleProbe(
+                {place: number for number in (1, 0) for place in dealt[number] if place in probed}
+            )
+        result, again = step.update(UPDATE, 0, TRACED)
         assert again is None
     reported = [x is not None for x in (alignment, figures, result)]
     assert reported == [actor.reports] * 3
@@ -59,7 +74,8 @@ def run(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) ->
         return None
     rows = response_rows(shard.places, batch.response_lengths)
     values = (mine.advantages, mine.policy_factors)
-    return rows, *values, alignment, figures, result, mine.old_log_probs
+    shares = {} if actor.probe is None else actor.probe.found
+    return rows, *values, alignment, figures, result, mine.old_log_probs, shares
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +90,7 @@ def batch() -> TrainingBatch:
 
 @pytest.fixture(scope="module")
 def alone(ranks: RankPool, tiny_model: str, batch: TrainingBatch) -> Any:  # noqa: F811
-    return joined(ranks.run(Layout(1, 1, 1), run, tiny_model, batch))
+    return joined(ranks.run(Layout(1, 1, 1), run, tiny_model, batch, range(12)))
 
 
 def joined(results: list[Any]) -> dict[str, Any]:
@@ -95,6 +111,8 @@ def joined(results: list[Any]) -> dict[str, Any]:
         "distill": distilled.metrics(),
         "old": torch.cat([one[6] for one in shares])[order],
         "minibatches": shares[0][5].minibatches,
+        "shares": shares[0][7],
+        "traces": sorted((t for one in shares for t in one[5].traces), key=lambda t: t.place),
     }
 
 
@@ -115,6 +133,19 @@ def test_layouts(
         assert found[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6)
     for one, wanted in zip(found["minibatches"], alone["minibatches"], strict=True):
         assert one == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+    assert set(found["shares"]) == set(TRACED)
+    for place, one in found["shares"].items():
+        wanted = alone["shares"][place]
+        for name in ("own", "earlier", "both"):
+            size = max(abs(wanted.own), abs(wanted.earlier))
+            assert getattr(one, name) == pytest.approx(getattr(wanted, name), abs=1e-4 * size)
+    assert [one.place for one in found["traces"]] == list(TRACED)
+    wanted_of = {one.place: one for one in alone["traces"]}
+    for one in found["traces"]:
+        wanted = wanted_of[one.place]
+        assert one.values.keys() == wanted.values.keys()
+        for name, values in wanted.values.items():
+            torch.testing.assert_close(one.values[name], values, **close)
 
 
 def test_what_needs_the_whole_step_is_of_the_whole_step(alone: Any, batch: TrainingBatch) -> None:
@@ -135,3 +166,31 @@ def test_what_needs_the_whole_step_is_of_the_whole_step(alone: Any, batch: Train
     kept = int((alone["factors"] > 0).sum())
     assert kept == -(-4 * int(mask.sum()) // 10)
     assert not alone["factors"][~mask].any()
+    # A trace is of its own sequence's tokens.
+    ends = torch.cumsum(batch.response_lengths, 0).tolist()
+    for one in alone["traces"]:
+        rows = slice(ends[one.place] - int(batch.response_lengths[one.place]), ends[one.place])
+        assert torch.equal(one.values["engine_log_probs"], batch.engine_log_probs[rows])
+        assert torch.equal(one.values["loss_mask"], mask[rows])
+        assert torch.equal(one.values["advantages"], alone["advantages"][rows])
+
+
+def test_the_shares_of_all_sequences_add_up_to_the_gradient(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+    batch: TrainingBatch,
+    alone: Any,
+) -> None:
+    """Exactly what the step's gradient is, of each of its minibatches; and looking at them changes
+    nothing."""
+    dealt = minibatches(batch.group_ids.tolist(), 2, 1)
+    for members, minibatch in zip(dealt, alone["minibatches"], strict=True):
+        found = [alone["shares"][place] for place in members]
+        whole = minibatch["grad_norm"] ** 2
+        assert [one.earlier for one in found] == pytest.approx([whole] * len(found), rel=1e-5)
+        assert sum(one.both for one in found) == pytest.approx(whole, rel=1e-4)
+        # They pull in other directions.
+        assert sum(one.own**0.5 for one in found) > 1.1 * whole**0.5
+        assert len({round(one.own, 9) for one in found}) > len(found) // 2
+    unseen = joined(ranks.run(Layout(1, 1, 1), run, tiny_model, batch, ()))
+    assert unseen["shares"] == {} and unseen["minibatches"] == alone["minibatches"]

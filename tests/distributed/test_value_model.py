@@ -136,6 +136,7 @@ def run_worker(
 ) -> list[dict[str, float]]:
     """The worker's own save in the background, with training going on, or its load."""
     worker = ActorWorker.__new__(ActorWorker)
+    worker._peaks = {}
     worker.actor = build_policy(layout, platform, model)
     worker.value_model = build(layout, platform, model)
     worker.platform = platform

@@ -83,3 +83,11 @@ def _marked(mark: str) -> Iterator[Path]:
             continue
         if f"{MARK}={mark}".encode() in environ.split(b"\0") and state != "Z":
             yield process
+
+
+def replayed(run_dir: Path, *arguments: str) -> dict[str, Any]:
+    """What ``rlmath replay`` found, which is what the run did."""
+    found = rlmath("replay", str(run_dir), *arguments, "--json")
+    assert found.returncode == 0, found.stdout + found.stderr
+    result: dict[str, Any] = json.loads(found.stdout)
+    return result

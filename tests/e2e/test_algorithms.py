@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import ROOT, metrics, quickstart_settings, rlmath
+from tests.e2e.runs import ROOT, metrics, quickstart_settings, replayed, rlmath
 
 # What a clock decides.
-VARIES = ("timing/", "throughput/", "time_s", "rollout/idle_share")
+VARIES = ("timing/", "throughput/", "time_s", "memory/", "rollout/idle_share")
 REWARD = f"{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd"
 SETTINGS = [
     "actor.tensor_parallel=1",
@@ -113,12 +112,6 @@ def test_everything_resumes_exactly_from_a_checkpoint(
         torch.testing.assert_close(weight, again[name], rtol=0, atol=1e-5, msg=name)
 
 
-def replayed(run_dir: Path, *arguments: str) -> dict[str, Any]:
-    found = rlmath("replay", str(run_dir), *arguments, "--json")
-    assert found.returncode == 0, found.stdout + found.stderr
-    return json.loads(found.stdout)
-
-
 def test_steps_are_done_again_from_what_the_run_kept(straight: Path) -> None:
     """Two minibatches, KL to a moving reference, a correction and dynamic sampling: in another
     process every bit is the same."""
@@ -129,7 +122,8 @@ def test_steps_are_done_again_from_what_the_run_kept(straight: Path) -> None:
     assert found["start"] == 0 and [one["step"] for one in found["steps"]] == [1, 2, 3]
     for one in found["steps"]:
         assert one["bit_equal"] and one["differing"] == []
-        assert {"old_log_probs", "ref_log_probs", "policy_factors", "gradient"} <= {*one["equal"]}
+        assert {"old_log_probs", "ref_log_probs", "policy_factors"} <= {*one["equal"]}
+        assert {"gradient", "gradient_tensors"} <= {*one["equal"]}
         assert one["equal_tensors"] == one["tensors"] > 40
         assert len(one["minibatches"]) == 2
     other = found["alternative"]

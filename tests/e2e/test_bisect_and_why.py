@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from rlmath.monitor.digests import read_details
+from rlmath.monitor.token_files import read_tokens
 from tests.e2e import golden_curve
 from tests.e2e.runs import rlmath
 
@@ -50,4 +54,14 @@ def test_a_sample_is_explained_and_drawn_again(learned: Path) -> None:
     assert "they are those that the engine got" in found.stdout
     assert f"seed {row['seed']} (of runner.seed=0, step 1, problem and index)" in found.stdout
     assert "equal to what the update used, bit by bit" in found.stdout
+    # What was traced token by token is what the step's digests say of the same sequences.
+    details = read_details(learned, 1)
+    assert details is not None
+    traced = list(read_tokens(learned, 1))
+    assert len(traced) == 4
+    for sample, values in traced:
+        place = details["keys"]["sequences"].index(sample.key)
+        for name in ("old_log_probs", "advantages"):
+            noted = details["numbers"][name][place]
+            assert noted == pytest.approx(float(values[name].sum(dtype="float64")), abs=1e-8)
     assert f"its {row['response_tokens']} tokens are the same" in found.stdout

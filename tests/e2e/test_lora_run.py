@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import metrics, quickstart_settings, rlmath
+from tests.e2e.runs import metrics, quickstart_settings, replayed, rlmath
 
 
 def test_adapters_train_and_engines_have_them(material: Path, tmp_path: Path) -> None:
@@ -38,6 +38,8 @@ def test_adapters_train_and_engines_have_them(material: Path, tmp_path: Path) ->
         assert line["alignment/max_abs_diff"] <= 1e-4
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
+    for step in replayed(tmp_path, "2", "--from", "0")["steps"]:
+        assert step["bit_equal"] and "gradient_tensors" in step["equal"]
     base, merged, adapters = (
         load_file(folder)
         for folder in (

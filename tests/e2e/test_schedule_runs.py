@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import ROOT, metrics, quickstart_settings, rlmath
+from tests.e2e.runs import ROOT, metrics, quickstart_settings, replayed, rlmath
 from tests.faults.broken import Run
 
 # What a clock decides.
 VARIES = (
-    *("timing/", "throughput/", "time_s", "schedule/"),
+    *("timing/", "throughput/", "time_s", "memory/", "schedule/"),
     *("rollout/idle_share", "rollout/engine_restarts"),
 )
 SETTINGS = [
@@ -78,6 +78,10 @@ def test_a_killed_run_continues_with_what_was_sampled(
     look(lines)
     assert all(line["alignment/max_abs_diff"] < 1e-3 for line in lines)
     assert not list((straight / "journal").glob("*")), "a checkpoint covers all steps"
+    # From the checkpoint of step 2, on samples of the weights that sampled them.
+    found = replayed(straight, "4", "--from", "2")
+    assert [one["step"] for one in found["steps"]] == [3, 4]
+    assert all(one["bit_equal"] for one in found["steps"])
 
     first = Run(killed, settings(killed, "rollout.engines=2")[1:], tmp_path / "first.log")
     # While it samples for the next step, the actor trains: a new engine gets the next weights.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import metrics, quickstart_settings, rlmath
+from tests.e2e.runs import metrics, quickstart_settings, replayed, rlmath
 
 # The quickstart's own, two tensor-parallel ranks and an engine, has its own test, and two
 # engines are in test_algorithms.py. With each stands the family of its model; None: Qwen2.
@@ -138,6 +138,9 @@ def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
         if "actor.routing_replay=old_log_probs" in layout:
             assert 0.0 <= line["routing/changed_share"] < 0.5
             assert line["routing/max_load/layer_0"] >= 1.0
+    if "actor.routing_replay=old_log_probs" in layout:
+        # The routes are recorded again.
+        assert all(one["bit_equal"] for one in replayed(tmp_path, "2", "--from", "0")["steps"])
     samples = (tmp_path / "samples" / "step_000002.jsonl").read_text().splitlines()
     rows = [json.loads(row) for row in samples]
     assert len(rows) == 8 * 4

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import metrics, quickstart_settings, rlmath
+from rlmath.monitor.token_files import read_tokens
+from tests.e2e.runs import metrics, quickstart_settings, replayed, rlmath
 
 SETTINGS = [
     "actor.tensor_parallel=1",
@@ -55,3 +58,32 @@ def test_ppo_trains_a_value_model_and_resumes(material: Path, tmp_path: Path) ->
         assert line["value/grad_norm"] > 0
         assert math.isfinite(line["value/loss"])
         assert line["value/discarded_minibatches"] == 0
+    step_is_done_again(tmp_path)
+    sample_is_explained(tmp_path)
+
+
+def step_is_done_again(run_dir: Path) -> None:
+    """The value model's passes and update, and what they make of a KL in the reward."""
+    *_, step = replayed(run_dir, "2")["steps"]
+    assert step["bit_equal"]
+    assert {"values", "ref_log_probs", "advantages", "value_weights"} <= {*step["equal"]}
+
+
+def sample_is_explained(run_dir: Path) -> None:
+    """A sample of which nothing is kept by token: its update is done again."""
+    traced = {sample.key for sample, _ in read_tokens(run_dir, 2)}
+    assert len(traced) == 4
+    rows = map(json.loads, (run_dir / "samples" / "step_000002.jsonl").read_text().splitlines())
+    keys = [f"{row['problem_id']}/{row['index']}" for row in rows]
+    kept, other = next(k for k in keys if k in traced), next(k for k in keys if k not in traced)
+    found = rlmath("why", str(run_dir), f"2/{kept}")
+    assert found.returncode == 0, found.stderr
+    assert "whitened over the step: " in found.stdout and "--update" in found.stdout
+    found = rlmath("why", str(run_dir), f"2/{other}")
+    assert "and this is none of them; --update computes them again" in found.stdout
+    found = rlmath("why", str(run_dir), f"2/{other}", "--update")
+    assert found.returncode == 0, found.stderr
+    assert "whitened over the step: " in found.stdout and "NOT" not in found.stdout
+    assert "the update was redone, and is the run's to the last bit" in found.stdout
+    share = re.search(r"its share of the gradient: ([+-][\d.]+)%", found.stdout)
+    assert share and 0 < abs(float(share[1])) < 100

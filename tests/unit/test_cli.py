@@ -121,6 +121,13 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
         "import sys\n"
         "from rlmath.cli import main\n"
         "main(['train', 'experiment=quickstart', '--check'])\n"
+        # What is wrong is said in a second, whatever the command would do.
+        "wrong = (['drill', 'nosuch'], ['drill', 'quickstart', 'no.such=1'], ['test', 'nosuch'],\n"
+        "         ['test', 'dapo', 'no.such=1'], ['replay', 'nosuch', '1'], ['watch', 'nosuch'],\n"
+        "         ['replay', 'nosuch', '1', 'no.such=1'], ['why', 'nosuch', '1/p/0'],\n"
+        "         ['bisect', 'nosuch', 'nosuch'], ['report', 'nosuch'],\n"
+        "         ['explain', 'nosuch', '--steps', '1:2'])\n"
+        "assert [main(one) for one in wrong] == [2] * len(wrong)\n"
         "print([m for m in ('torch', 'vllm', 'megatron', 'ray', 'transformers') "
         "if m in sys.modules])\n"
     )

@@ -9,6 +9,7 @@ from typing import Any
 from rlmath.commands.bisect.compare import Item, Parting
 from rlmath.commands.report.run_files import TRAINING, read_run
 from rlmath.errors import printable
+from rlmath.monitor.digests import read_details
 
 _BEFORE, _AFTER = 20, 60
 _TENSORS = 5
@@ -17,14 +18,16 @@ _REWARDS = ("reward", "rewards", "status", "answer", "method", "correct")
 
 def sides(run_a: Path, run_b: Path, parting: Parting) -> Iterator[str]:
     """Lines about the first item that differs, from the files of both runs."""
-    if parting.phase.of == "tensors":
+    if parting.phase.of in ("tensors", "gradients", "value_tensors"):
         yield from _tensors(parting)
         return
     if not parting.items:
         return
     item, phase = parting.items[0], parting.phase
-    if phase.of == "minibatches":
+    if phase.of in ("minibatches", "value_minibatches"):
         yield from _numbers(item)
+        if phase.name == "gradient":
+            yield from _gradients(run_a, run_b, parting.step)
         return
     if phase.name == "problems":
         return  # The two ids have said it.
@@ -100,14 +103,33 @@ def _numbers(item: Item) -> Iterator[str]:
             yield f"{key}: A {a.get(key)}, B {b.get(key)}" + _by(a.get(key), b.get(key))
 
 
+def _gradients(run_a: Path, run_b: Path, step: int) -> Iterator[str]:
+    """The tensors whose gradients differ."""
+    known = []
+    for run in (run_a, run_b):
+        details = read_details(run, step)
+        if details is None or "gradient_tensors" not in details["items"]:
+            return
+        names, prints = details["keys"]["gradients"], details["items"]["gradient_tensors"]
+        known.append(dict(zip(names, prints, strict=True)))
+    a, b = known
+    names = [name for name in a if a[name] != b.get(name)]
+    if names:
+        yield f"gradients of {len(names)} of {len(a)} tensors differ: {_named(names)}"
+
+
 def _tensors(parting: Parting) -> Iterator[str]:
-    names = [item.a or item.b for item in parting.items]
+    names = [str(item.a or item.b) for item in parting.items]
     if len(names) > 1:
-        more = f" and {len(names) - _TENSORS} more" if len(names) > _TENSORS else ""
-        yield f"tensors: {', '.join(map(str, names[:_TENSORS]))}{more}"
+        yield f"tensors: {_named(names)}"
     for name, ranks in zip("AB", parting.odd_ranks, strict=True):
         if ranks:
             yield f"in {name}, these ranks hold other weights than rank 0: {list(ranks)}"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _TENSORS} more" if len(names) > _TENSORS else ""
+    return f"{', '.join(names[:_TENSORS])}{more}"
 
 
 def _by(a: Any, b: Any) -> str:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlmath.errors import UserError
 
 if TYPE_CHECKING:
-    from rlmath.commands.drill.fault import Fault
     from rlmath.commands.drill.shrink import Shrunk
 
 STEPS = 8
@@ -45,10 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: Settings that cannot work, or a fault that there is not.
     """
-    from rlmath.commands.drill.catalog import FAULTS, select
-
-    faults = select(arguments.only)
     if arguments.list:
+        from rlmath.commands.drill.catalog import FAULTS
+
         width = max(len(fault.name) for fault in FAULTS)
         print("\n".join(f"{one.name:<{width}}  {one.what} ({one.where})" for one in FAULTS))
         return 0
@@ -56,10 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("rlmath drill: give an experiment, such as rlmath drill quickstart")
     with tempfile.TemporaryDirectory(prefix="rlmath_drill_") as made:
         folder = Path(arguments.out or made).absolute()
-        return _run(arguments, folder, faults)
+        return _run(arguments, folder)
 
 
-def _run(arguments: argparse.Namespace, folder: Path, faults: Sequence[Fault]) -> int:
+def _run(arguments: argparse.Namespace, folder: Path) -> int:
     from rlmath.commands.drill import table
     from rlmath.commands.drill.shrink import shrink
     from rlmath.errors import ConfigError
@@ -68,6 +65,10 @@ def _run(arguments: argparse.Namespace, folder: Path, faults: Sequence[Fault]) -
     problems = problems_of(shrunk)
     if problems:
         raise ConfigError.of(problems)
+    # torch takes seconds, and what is wrong with the settings is said before.
+    from rlmath.commands.drill.catalog import select
+
+    faults = select(arguments.only)
     print("\n".join(shrunk.notes), flush=True)
     if arguments.check:
         return 0

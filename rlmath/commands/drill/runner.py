@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlmath.algorithms.filters import GroupRule
 from rlmath.commands.drill.fault import Fault, Scene
 from rlmath.commands.drill.material import make_model, rows, write_rows
 from rlmath.commands.drill.shrink import Shrunk
 from rlmath.config.rollout import max_lag
+from rlmath.config.schema import Config
 from rlmath.data import load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
 from rlmath.errors import ComponentError, UserError
@@ -137,8 +140,7 @@ class Drill:
         """A run with a fault."""
         began_s = time.monotonic()
         why = fault.missing(self._scene.config)
-        # Samples may be of a step that was before the fault.
-        latest = fault.latest + (max_lag(self._scene.config.rollout) if fault.latest else 0)
+        latest = fault.latest + (steps_ahead(self._scene.config) if fault.latest else 0)
         kind, message, step = "", why or "", 0
         if why is None:
             last = fault.from_step + latest - 1
@@ -233,6 +235,14 @@ class Drill:
         pool.weights_version = pool.verified_syncs = 0
         pool.sleep()
         sync_weights(session.actor, pool, 0, again=True)
+
+
+def steps_ahead(config: Config) -> int:
+    """Steps whose samples may all be of a step before: what a schedule has sampled ahead, and the
+    groups that were too many for their step."""
+    chosen = config.algorithm.filter
+    too_many = 0 if chosen.keep is GroupRule.all else math.ceil(chosen.oversample) - 1
+    return max_lag(config.rollout) + too_many
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.actor.observer import ObservedUpdate
+from numpy.typing import NDArray
+
+from rlmath.actor.observer import ObservedUpdate, Products
+from rlmath.batching.minibatches import minibatches
 from rlmath.commands.replay.choices import Choices, run_config
 from rlmath.commands.replay.source import Source, Start
 from rlmath.config.schema import Config
 from rlmath.errors import UserError
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.digests import StepDigests, digest, of_number
+from rlmath.monitor.token_files import TracedSample, read_tokens
 from rlmath.training.controllers import Coefficients
 from rlmath.training.kept_batches import KeptStep, described_layout, read_step
 from rlmath.training.passes import Passes
@@ -68,6 +72,25 @@ class Both:
     same_split: bool
 
 
+@dataclass(frozen=True)
+class Probed:
+    """One sequence in the step in question.
+
+    Attributes:
+        minibatch: That it is in, from 0; of how many.
+        sequences: Of that minibatch.
+        products: ``own`` is of its gradient, ``earlier`` of its minibatch's; ``None``: the
+            minibatch was not looked at.
+        trace: Its tokens in the update; ``None``: likewise.
+    """
+
+    minibatch: int
+    minibatches: int
+    sequences: int
+    products: Products | None
+    trace: tuple[TracedSample, Mapping[str, NDArray[Any]]] | None
+
+
 def redo(
     source: Source, choices: Choices, other: Config | None, folder: Path
 ) -> tuple[list[Redone], Both | None]:
@@ -83,6 +106,69 @@ def redo(
     """
     done: list[Redone] = []
     both = None
+    with contextlib.closing(_steps(source, choices, other, folder)) as steps:
+        for now in steps:
+            if now.step == source.step and other is not None:
+                one, both = _twice(now, other, choices, folder)
+                done.append(one)
+            else:
+                done.append(_once(now.session, now.kept, now.monitor, now.step))
+    return done, both
+
+
+def probe(source: Source, choices: Choices, key: str, folder: Path) -> tuple[list[Redone], Probed]:
+    """Redo the steps of a source, and look at one sequence of the last one.
+
+    Args:
+        key: ``PROBLEM/INDEX`` of it.
+        folder: As in :func:`redo`, which raises the same.
+    """
+    done: list[Redone] = []
+    found = None
+    with contextlib.closing(_steps(source, choices, None, folder)) as steps:
+        for now in steps:
+            if now.step == source.step:
+                one, found = _probed(now, key)
+            else:
+                one = _once(now.session, now.kept, now.monitor, now.step)
+            done.append(one)
+    assert found is not None
+    return done, found
+
+
+def _probed(now: _Step, key: str) -> tuple[Redone, Probed]:
+    actor, config, batch = now.session.actor, now.session.config, now.kept.batch
+    place = batch.keys.index(key)
+    groups, seed = batch.sequences.group_ids.tolist(), config.runner.seed + now.step
+    dealt = minibatches(groups, config.algorithm.minibatches_per_step, seed)
+    number = next(i for i, members in enumerate(dealt) if place in members)
+    actor.probe_samples({place: number})
+    redone = _once(now.session, now.kept, now.monitor, now.step)
+    products = actor.probed_samples().get(place)
+    traces = [one for one in read_tokens(now.monitor.run_dir, now.step) if one[0].key == key]
+    trace = traces[0] if traces else None
+    return redone, Probed(number, len(dealt), len(dealt[number]), products, trace)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One that is about to be redone.
+
+    Attributes:
+        begin: Where its ranks began.
+    """
+
+    step: int
+    session: Session
+    monitor: Monitor
+    kept: KeptStep
+    begin: Start
+
+
+def _steps(
+    source: Source, choices: Choices, other: Config | None, folder: Path
+) -> Generator[_Step, None, None]:
+    """The steps in their order, each on ranks that have done those before it."""
     begin: Start = source.start
     parts = list(_parts(source, choices, folder))
     for number, (config, steps) in enumerate(parts):
@@ -92,16 +178,10 @@ def redo(
             session = Session(config, opened.layout, opened.actor, None)
             _begin(session, monitor, source, begin)
             for step in steps:
-                kept = _read(source, step)
-                if step == source.step and other is not None:
-                    one, both = _twice(session, other, kept, monitor, step, begin, choices, folder)
-                    done.append(one)
-                else:
-                    done.append(_once(session, kept, monitor, step))
+                yield _Step(step, session, monitor, _read(source, step), begin)
             if not is_last:
                 begin = Start(steps[-1], folder / f"after_{steps[-1]}")
                 _save(session, begin)
-    return done, both
 
 
 def _parts(source: Source, choices: Choices, folder: Path) -> Iterator[tuple[Config, list[int]]]:
@@ -187,17 +267,10 @@ def _once(session: Session, kept: KeptStep, monitor: Monitor, step: int) -> Redo
     return Redone(step, digests, metrics, described_layout(session), kept.layout)
 
 
-def _twice(
-    session: Session,
-    other: Config,
-    kept: KeptStep,
-    monitor: Monitor,
-    step: int,
-    begin: Start,
-    choices: Choices,
-    folder: Path,
-) -> tuple[Redone, Both]:
+def _twice(now: _Step, other: Config, choices: Choices, folder: Path) -> tuple[Redone, Both]:
     """The run's update and the other one, from the same weights and the same optimizer state."""
+    session, kept, monitor = now.session, now.kept, now.monitor
+    step, begin = now.step, now.begin
     actor = session.actor
     if begin.path is None or begin.step != step - 1:
         begin = Start(step - 1, folder / f"after_{step - 1}")

@@ -15,7 +15,7 @@ from rlmath.commands.report.compare import compare
 from rlmath.commands.report.events import KINDS
 from rlmath.commands.report.math_text import ATTRIBUTES, ELEMENTS
 from rlmath.commands.report.page import page
-from rlmath.commands.report.run_data import SAMPLES_BYTES, run_data
+from rlmath.commands.report.run_data import SAMPLES_BYTES, TOKENS_BYTES, run_data
 from rlmath.commands.report.run_files import RunFiles, read_run
 from rlmath.commands.report.sample_sets import read_samples_of
 from rlmath.errors import UserError
@@ -74,7 +74,8 @@ def _write(
     runs: Sequence[RunFiles], out: Path, refresh_s: int | None, options: argparse.Namespace
 ) -> None:
     share = 1 / len(runs)
-    samples = [read_samples_of(one, int(SAMPLES_BYTES * share)) for one in runs]
+    sizes = int(SAMPLES_BYTES * share), int(TOKENS_BYTES * share)
+    samples = [read_samples_of(one, *sizes) for one in runs]
     changes = [changes_of(one, options.steps, options.against) for one in runs]
     data: dict[str, Any] = {
         "runs": [

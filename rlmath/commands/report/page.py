@@ -20,7 +20,18 @@ from rlmath.monitor.files import finite
 
 FOLDER = Path(__file__).parent / "page"
 # In the order in which they need each other.
-SCRIPTS = ("base", "charts", "curves", "times", "problems", "compare", "changes", "samples", "main")
+SCRIPTS = (
+    "base",
+    "charts",
+    "curves",
+    "times",
+    "problems",
+    "compare",
+    "changes",
+    "tokens",
+    "samples",
+    "main",
+)
 
 
 def page(data: Mapping[str, Any], title: str, refresh_s: int | None = None) -> str:

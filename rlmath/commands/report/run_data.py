@@ -11,13 +11,15 @@ from rlmath.commands.report import math_text
 from rlmath.commands.report.events import MAX_EVENTS, events_of
 from rlmath.commands.report.run_files import TRAINING, RunFiles
 from rlmath.commands.report.sample_sets import Samples, heat_map
-from rlmath.commands.report.tokens import token_texts, tokenizer_of
+from rlmath.commands.report.tokens import token_table, tokenizer_of
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.monitor.writer import NOT_FINITE, STEP, TIME
 
-# Of a page, in bytes: texts of samples, and formulas. With the curves a page stays below 20 MB.
+# Of a page, in bytes: texts of samples, formulas, and values by token. With the curves a page
+# stays below 20 MB.
 SAMPLES_BYTES = 8_000_000
 FORMULAS_BYTES = 3_500_000
+TOKENS_BYTES = 3_000_000
 _ROW = ("answer", "accepted", "status", "method", "reward", "rewards", "dropped")
 MAX_STEPS = 1200  # points of a curve
 _FACTS = (
@@ -185,13 +187,13 @@ def _samples(
                 "version": row.get("weights_version"),
                 "engine": row.get("engine"),
                 # JavaScript's numbers end at 2**53.
-                "by_token": token_texts(tokenizer, row) if tokenizer else None,
+                "by_token": token_table(tokenizer, row, row.get("trace")) if tokenizer else None,
                 "seed": None if row.get("seed") is None else str(row["seed"]),
             }
         )
     shown = [formulas.pieces(prompt) for prompt in prompts]
-    if tokenizer is None and any("token_ids" in row for row in samples.chosen):
-        notes.append("Log-probs by token are not shown: the model's tokenizer.json is not here.")
+    if tokenizer is None and any(row.get("trace") or "token_ids" in row for row in samples.chosen):
+        notes.append("Values by token are not shown: the model's tokenizer.json is not here.")
     if formulas.left_out:
         notes.append(
             f"{formulas.left_out} formulas are shown as text: the page's {formulas_bytes:,} bytes "
@@ -267,10 +269,11 @@ def _left_out(run: RunFiles, samples: Samples, events: int) -> list[str]:
         notes.append("Memory by phase: the run recorded none.")
     if samples.left_out_tokens:
         notes.append(
-            f"{samples.left_out_tokens} long samples are shown without log-probs by token."
+            f"{samples.left_out_tokens} samples that were traced are shown without values by "
+            "token; those that have them are spread over the run."
         )
     notes.append(
-        "Of each token a run keeps the rollout log-prob, of a few samples of each step "
-        "(runner.token_samples); advantages, the actor's log-probs and entropies stay on its ranks."
+        "Values by token (log-probs of engine, actor and reference model, entropy, advantage, what "
+        "the update did) are kept of a few samples of each step: runner.token_samples."
     )
     return notes

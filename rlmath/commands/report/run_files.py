@@ -17,10 +17,10 @@ from typing import Any
 
 from rlmath.checks import attempts
 from rlmath.errors import UserError
-from rlmath.monitor.monitor import DECISIONS_FILE, WARNINGS_FILE
+from rlmath.monitor.monitor import WARNINGS_FILE
 from rlmath.monitor.samples import FOLDER as SAMPLES
 from rlmath.monitor.summary import SUMMARY_FILE
-from rlmath.monitor.writer import METRICS_FILE, STEP, read_metrics
+from rlmath.monitor.writer import DECISIONS_FILE, METRICS_FILE, STEP, read_metrics
 from rlmath.utils.run_lock import LOCK_FILE
 
 TRAINING = "step"

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlmath.commands.report.run_files import RunFiles
+from rlmath.commands.report.run_files import TRAINING, RunFiles
+from rlmath.commands.report.tokens import Traces
 from rlmath.monitor.samples import data_id, priority
 
 # Shares of the quantiles of lengths and rewards.
@@ -23,8 +24,10 @@ MAX_COLUMNS = 80  # of a heat map; more steps share one
 MAX_TEXT = 40_000  # characters of a prompt or a response in the page
 # What a sample's other fields take in the page, roughly.
 _FIELDS_BYTES = 500
-_TOKEN_BYTES = 20
-BY_TOKEN = ("token_ids", "log_probs")
+_TOKEN_BYTES = 60
+BY_TOKEN = ("token_ids", "log_probs", "trace")
+# Of the bytes for values by token, the share that waits for the last step.
+_FOR_THE_LAST = 1 / 8
 
 
 @dataclass
@@ -63,6 +66,7 @@ class Samples:
         left_out: Per kind, samples that are not shown.
         cut_texts: Characters of shown samples that are not.
         left_out_tokens: Samples that are shown without their values per token.
+        token_bytes: That those of the others take in the page, roughly.
     """
 
     figures: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
@@ -71,21 +75,24 @@ class Samples:
     left_out: dict[str, int] = field(default_factory=dict)
     cut_texts: int = 0
     left_out_tokens: int = 0
+    token_bytes: int = 0
 
 
-def read_samples_of(run: RunFiles, budget_bytes: int) -> Samples:
+def read_samples_of(run: RunFiles, budget_bytes: int, token_bytes: int = 10**9) -> Samples:
     """Read every samples file of a run.
 
     Args:
         run: The run.
         budget_bytes: Of the chosen samples' texts in the page.
+        token_bytes: Of their values by token. Where they are too many, samples of some steps have
+            none; those that have are spread over the run.
 
     Returns:
         Figures over all samples; and of each file the groups of a few problems, whole. A problem's
         place in that choice follows from its id alone, so that it is shown in every step that
         sampled it, and in both of two runs.
     """
-    found = Samples()
+    found, traces = Samples(), Traces(run.folder)
     left = float(budget_bytes)
     for number, file in enumerate(run.samples):
         quota = left / (len(run.samples) - number)
@@ -101,7 +108,10 @@ def read_samples_of(run: RunFiles, budget_bytes: int) -> Samples:
                 cell[1] += 1
             groups.setdefault(row["problem_id"], []).append(row | {"kind": file.kind})
         found.figures.setdefault(file.kind, {})[file.step] = _summary(figures)
-        shown, used = _choose(groups.values(), quota, found)
+        share = (number + 1) / len(run.samples)
+        share = 1.0 if share == 1 else share * (1 - _FOR_THE_LAST)
+        of_kind = traces if file.kind == TRAINING else None
+        shown, used = _choose(groups.values(), quota, found, of_kind, share * token_bytes)
         left -= used
         found.chosen += shown
         missing = sum(map(len, groups.values())) - len(shown)
@@ -186,10 +196,18 @@ def _group_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _choose(
-    groups: Iterable[list[dict[str, Any]]], quota: float, found: Samples
+    groups: Iterable[list[dict[str, Any]]],
+    quota: float,
+    found: Samples,
+    traces: Traces | None,
+    token_bytes: float,
 ) -> tuple[list[dict[str, Any]], float]:
     """Groups in the order of their priority until the quota is used, at least one sample; with
-    long texts cut."""
+    long texts cut.
+
+    Args:
+        token_bytes: That values by token may take in the page by now.
+    """
     chosen: list[dict[str, Any]] = []
     used = 0.0
     for group in sorted(groups, key=lambda rows: priority(rows[0]["problem_id"])):
@@ -197,15 +215,25 @@ def _choose(
         for row in group:
             texts = {key: cut_text(row[key]) for key in ("prompt", "response")}
             takes = _FIELDS_BYTES + sum(len(json.dumps(text)) for text, _ in texts.values())
-            for_tokens = _TOKEN_BYTES * len(row.get("token_ids") or ())
-            if for_tokens > quota / 2:
-                row = {key: value for key, value in row.items() if key not in BY_TOKEN}
-                found.left_out_tokens += 1
-            else:
-                takes += for_tokens
             if chosen and used + takes > quota:
                 return chosen, used
+            row = _with_tokens(row, found, traces, token_bytes)
             chosen.append(row | of_group | {key: text for key, (text, _) in texts.items()})
             found.cut_texts += sum(cut for _, cut in texts.values())
             used += takes
     return chosen, used
+
+
+def _with_tokens(
+    row: dict[str, Any], found: Samples, traces: Traces | None, token_bytes: float
+) -> dict[str, Any]:
+    """A row with what is known of it by token, unless that is too much."""
+    trace = None if traces is None else traces.of(row)
+    if trace is None and not row.get("token_ids"):
+        return row
+    takes = _TOKEN_BYTES * int(row["response_tokens"])
+    if found.token_bytes + takes > token_bytes:
+        found.left_out_tokens += 1
+        return {key: value for key, value in row.items() if key not in BY_TOKEN}
+    found.token_bytes += takes
+    return row | {"trace": trace}

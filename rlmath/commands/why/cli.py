@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlmath.commands.why.batch import Address, read_step
-from rlmath.commands.why.sampled import generation_lines, prompt_lines
-from rlmath.commands.why.verdict import reward_lines, verdict_lines
-from rlmath.errors import printable
+from rlmath.errors import UserError, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--whole", action="store_true", help="long texts in full")
     parser.add_argument(
+        "--update",
+        action="store_true",
+        help="redo the step's update, for this sample's share of the gradient and its tokens",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="with --update: another layout to redo it in, such as actor.tensor_parallel=1",
+    )
+    parser.add_argument(
         "--regenerate",
         action="store_true",
         help="sample it again, with an engine and the weights that it came from",
@@ -35,16 +44,30 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: The run, the step or the sample is not there; the weights are not kept.
     """
-    from rlmath.commands.why.trained import advantage_lines, group_lines, weight_lines
-
+    if options.overrides and not options.update:
+        raise UserError(f"{options.overrides[0]}: a layout is chosen with --update alone")
     step = read_step(options.run_dir, options.sample)
+    # torch and Ray take seconds, and what is wrong is said before.
+    from rlmath.commands.why.sampled import generation_lines, prompt_lines
+    from rlmath.commands.why.trained import advantage_lines, group_lines, weight_lines
+    from rlmath.commands.why.verdict import reward_lines, verdict_lines
+
+    again, values = None, None
+    if options.update:
+        from rlmath.commands.why.tokens import as_tensors
+        from rlmath.commands.why.update import gradient_lines, update_again
+
+        again = update_again(step, options.overrides)
+        values = as_tensors(again.probed.trace[1]) if again.probed.trace is not None else None
     _show("Prompt", prompt_lines(step, options.whole))
     _show("Generation", generation_lines(step, options.whole))
     _show("Grading", verdict_lines(step))
     _show("Rewards", reward_lines(step))
     _show(f"Group: {len(step.group)} samples of {step.address.problem}", group_lines(step))
-    _show("Advantage", advantage_lines(step))
+    _show("Advantage", advantage_lines(step, values))
     _show("Weight in the loss", weight_lines(step))
+    if again is not None:
+        _show("Gradient", gradient_lines(again))
     if options.regenerate:
         from rlmath.commands.why.regenerate import regenerate_lines
 

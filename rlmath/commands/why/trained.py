@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from rlmath.algorithms.aggregation import sequence_weights
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching.minibatches import minibatches
 from rlmath.commands.why.batch import Row, Step
+from rlmath.commands.why.tokens import token_lines, traced
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.options import ADVANTAGE_OPTIONS
 from rlmath.config.schema import Config
@@ -103,8 +104,12 @@ def group_lines(step: Step) -> Iterator[str]:
         yield f"algorithm.filter dropped the group: {step.row['dropped']}"
 
 
-def advantage_lines(step: Step) -> Iterator[str]:
-    """The estimator's arithmetic, and whether its result is what the update used."""
+def advantage_lines(step: Step, values: Mapping[str, Tensor] | None = None) -> Iterator[str]:
+    """The estimator's arithmetic, and whether its result is what the update used.
+
+    Args:
+        values: Of the sample's tokens in the update; ``None``: as far as the step has kept them.
+    """
     config = step.config
     name = config.algorithm.advantage
     if not step.trained:
@@ -116,9 +121,8 @@ def advantage_lines(step: Step) -> Iterator[str]:
         return
     used = step.noted("advantages", "sequences", step.address.key)
     if needs_value_model(name):
-        yield f"algorithm.advantage={name}: from the value model's values, which are not kept"
-        if used is not None:
-            yield f"used: sum over its {step.row['response_tokens']} tokens {used[1]:.6g}"
+        yield f"algorithm.advantage={name}: from the value model's values"
+        yield from _by_token(step, values, None, used, config.value.whiten_advantages)
         return
     batch = Batch.of(step.trained, config)
     settings = advantage_settings(config, step.trained)
@@ -135,25 +139,41 @@ def advantage_lines(step: Step) -> Iterator[str]:
         f"this one's reward less the mean: {float(groups.centered()[place]):+.6g}"
     )
     in_reward = config.algorithm.kl_in is KlPlace.reward
-    values = sequence_advantages(
+    found = sequence_advantages(
         batch.rewards, batch.group_ids, batch.token_counts, settings, token_rewards=in_reward
     )
-    yield f"advantage: {float(values.values[place]):+.6g}"
-    if in_reward:
-        yield "algorithm.kl_in=reward: the KL of each token is then subtracted, which is not kept"
-        if used is not None:
-            yield f"used: sum over its {step.row['response_tokens']} tokens {used[1]:.6g}"
+    yield f"advantage: {float(found.values[place]):+.6g}"
+    if in_reward or config.algorithm.distill_coef > 0:
+        whitened = found.whiten_epsilon is not None
+        yield from _by_token(step, values, float(found.values[place]), used, whitened)
         return
-    if config.algorithm.distill_coef:
+    tokens = token_advantages(found, batch.lengths, _repeated(batch.takes_part, batch.lengths))
+    prints = SequenceFingerprints.of(torch.arange(len(batch.lengths)), batch.lengths, {"a": tokens})
+    if found.whiten_epsilon is not None:
+        yield f"whitened over the step's tokens; sum over its own: {float(prints.sums['a'][place])}"
+    yield from _compared(prints, place, used)
+
+
+def _by_token(
+    step: Step,
+    values: Mapping[str, Tensor] | None,
+    advantage: float | None,
+    used: tuple[str, float] | None,
+    whitened: bool,
+) -> Iterator[str]:
+    """Where tokens of a sample have separate advantages."""
+    values = traced(step) if values is None else values
+    if values is not None:
+        yield from token_lines(step, values, advantage, whitened)
+        return
+    if step.config.algorithm.distill_coef:
         yield from _distilled(step)
-        if used is not None:
-            yield f"used: sum over its {step.row['response_tokens']} tokens {used[1]:.6g}"
-        return
-    tokens = token_advantages(values, batch.lengths, _repeated(batch.takes_part, batch.lengths))
-    found = SequenceFingerprints.of(torch.arange(len(batch.lengths)), batch.lengths, {"a": tokens})
-    if values.whiten_epsilon is not None:
-        yield f"whitened over the step's tokens; sum over its own: {float(found.sums['a'][place])}"
-    yield from _compared(found, place, used)
+    yield (
+        "values by token are kept of a few samples of a step (runner.token_samples), and this is "
+        "none of them; --update computes them again"
+    )
+    if used is not None:
+        yield f"used: sum over its {step.row['response_tokens']} tokens {used[1]:.6g}"
 
 
 def _distilled(step: Step) -> Iterator[str]:
@@ -168,7 +188,7 @@ def _distilled(step: Step) -> Iterator[str]:
         )
     yield (
         f"algorithm.distill_coef={algorithm.distill_coef:g}: times the difference of each token, "
-        f"within {algorithm.distill_clip:g} nats, which is not kept, is then added"
+        f"within {algorithm.distill_clip:g} nats, is then added"
     )
 
 
@@ -218,6 +238,7 @@ def weight_lines(step: Step) -> Iterator[str]:
         f"algorithm.aggregation={algorithm.aggregation}: each of its {tokens} tokens weighs "
         f"{weight:.6g}; together {weight * tokens:.6g}, {share:.2%} of the minibatch"
     )
+    yield "its share of the gradient and of the gradient's norm: --update redoes the update for it"
     factors = step.noted("policy_factors", "sequences", address.key)
     if factors is not None:
         yield (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections import Counter
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +48,9 @@ class Model(Alone):
 
     def release_optimizer(self) -> None: ...
 
-    def update_shard(self, shard: Shard, settings: UpdateSettings) -> UpdateResult:
+    def update_shard(
+        self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()
+    ) -> UpdateResult:
         assert shard.batch.advantages is not None and shard.batch.old_log_probs is not None
         assert len(list(shard.shares())) == settings.minibatches
         return UpdateResult([{"loss": 1.0}], {}, None)
@@ -75,7 +78,10 @@ class Network:
     def worker(self, rank: int) -> Any:
         one = ActorWorker.__new__(ActorWorker)
         one.actor, one.value_model = Model(rank % TENSOR_PARALLEL == 0), None  # type: ignore
-        one.platform = SimpleNamespace(release_cached_memory=lambda: None)
+        one.platform = SimpleNamespace(
+            release_cached_memory=lambda: None, take_peak_bytes=lambda: rank
+        )
+        one._peaks = {}
 
         def method(name: str) -> Any:
             def remote(*arguments: Any) -> Any:
@@ -132,12 +138,15 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
         assert torch.equal(finished.fingerprints.bits[name], whole.bits[name])
     result, again = actor.step_update(UPDATE, now=0)
     assert result.minibatches == [{"loss": 1.0}] and again is None
+    # Of the rank that has most.
+    phases = ("between_updates", "log_probs", "update")
+    assert actor.take_peaks() == dict.fromkeys(phases, ranks - 1)
     return network
 
 
 def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     of = {ranks: step(ranks, monkeypatch) for ranks in (8, 64, 512)}
-    methods = ("begin_step", "step_log_probs", "step_finish", "update")
+    methods = ("begin_step", "step_log_probs", "step_finish", "update", "take_peaks")
     for ranks, network in of.items():
         # One object for each data-parallel rank, which its tensor ranks share.
         expected = {"put": ranks // TENSOR_PARALLEL} | dict.fromkeys(methods, ranks)

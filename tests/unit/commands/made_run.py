@@ -66,6 +66,9 @@ class Run:
     def gradient(self, step: int) -> list[dict[str, float]]:
         return [{"grad_norm": 0.5 + step, "loss": 0.1}, {"grad_norm": 0.25, "loss": 0.2}]
 
+    def gradients(self, step: int) -> dict[str, int]:
+        return {name: (100 * step + place) << 40 for place, name in enumerate(self.weights)}
+
     def updated(self, step: int) -> None:
         for tensor in self.weights.values():
             tensor += 1
@@ -117,7 +120,7 @@ class Run:
                 monitor.log_samples(step, groups, dropped=self.dropped(step))
                 self.train_on(monitor, step, self.trained(step))
                 digest_start(monitor, self)  # type: ignore[arg-type]
-                digest_gradient(monitor.digests, self.gradient(step))
+                digest_gradient(monitor.digests, self.gradient(step), self.gradients(step))
                 self.updated(step)
                 digest_weights(monitor, self)  # type: ignore[arg-type]
                 monitor.log_step(step, {})

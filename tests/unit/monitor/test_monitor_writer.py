@@ -101,8 +101,11 @@ def test_a_run_that_starts_over_sets_the_earlier_one_aside(tmp_path, group):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"x": 1.0})
         write_samples(tmp_path, 1, [group])
+    (tmp_path / "decisions.jsonl").write_text("{}\n")
     with MetricsWriter(tmp_path) as writer:
         writer.write(0, {"x": 5.0})
+    assert not (tmp_path / "decisions.jsonl").exists()
+    assert (tmp_path / "set_aside_1" / "decisions.jsonl").read_text() == "{}\n"
     assert [line["x"] for line in read_metrics(tmp_path)] == [5.0]
     assert scalars(tmp_path, "x") == [(0, 5.0)]
     assert not (tmp_path / "samples").exists()

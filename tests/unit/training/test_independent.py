@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from rlmath.config.load import load
+from rlmath.rollout.sampler import Sampled
+from rlmath.training import step
 from rlmath.training.independent import dependent_samples, log_tail
-from rlmath.types import Sample
+from rlmath.training.invariants import InvariantError
+from rlmath.types import GradedSample, Group, Problem, Sample
 
 RNG = np.random.default_rng(3)
 SEEDS = itertools.count()
@@ -75,3 +83,28 @@ def test_the_bound_is_above_the_binomial_tail() -> None:
         bound = log_tail([math.log(p)] * n, k)
         assert math.log(exact) - 1e-9 <= bound <= math.log(exact) + 5
     assert log_tail([0.0] * 20, 20) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_groups_that_a_filter_dropped_are_checked() -> None:
+    """A group of copies has equal rewards: with dynamic sampling no step trains on one."""
+    samples = [sample(index, [1, 2], -1.0, seed=7) for index in range(4)]
+    graded = [GradedSample(one, 1.0, True, "correct") for one in samples]
+    group = Group(Problem("p", "", (1,), ("1",)), tuple(graded))
+    sampled = Sampled((), (group,), {}, "", {"p": "equal_rewards"})
+    forgotten: list[int] = []
+    feed: Any = SimpleNamespace(
+        take=lambda step: sampled,
+        sampling_ahead=lambda step: contextlib.nullcontext(),
+        forget=forgotten.append,
+    )
+    monitor = mock.MagicMock()
+    session: Any = SimpleNamespace(
+        config=load(["experiment=quickstart", "model.path=tiny", "runner.run_dir=r"])
+    )
+    with (
+        mock.patch.object(step, "sample_probe"),
+        mock.patch.object(step, "check_probe", return_value={}),
+        pytest.raises(InvariantError, match="have one seed"),
+    ):
+        step.train_step(session, feed, mock.Mock(), monitor, mock.Mock(), 3)
+    assert forgotten == [3]

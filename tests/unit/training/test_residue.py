@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rlmath.device import CPU
 from rlmath.device.residue import Residue
 from rlmath.errors import UserError
-from rlmath.training.residue import ACTOR, GIB, HOST, OTHERS, ResidueWatch
+from rlmath.training.residue import ACTOR, GIB, HOST, OTHERS, ResidueWatch, memory_by_phase
 
 
 def ranks(*gib: float, others: float | None = None) -> list[Residue]:
@@ -30,3 +31,18 @@ def test_growth_above_the_limit_stops_the_run_with_the_numbers() -> None:
     with pytest.raises(UserError, match=r"engines that sleep .* 4\.50 GiB.*growth_gib=1"):
         watch.see(ranks(1.0), ranks(1.0, others=3.0))
         watch.see(ranks(1.0), ranks(1.0, others=4.5))
+
+
+def test_memory_by_phase() -> None:
+    assert memory_by_phase({"update": 3 * 2**30}) == {"memory/update_peak_gib": 3.0}
+
+
+def test_the_peak_since_the_last_call() -> None:
+    """A phase's memory is its own, and the process's highest is not forgotten."""
+    CPU.take_peak_bytes()
+    taken = bytearray(b"x" * 2**26)
+    taken.clear()
+    high = CPU.take_peak_bytes()
+    low = CPU.take_peak_bytes()
+    assert high - low >= 2**25
+    assert CPU.peak_memory_gib() * 2**30 >= high

@@ -184,6 +184,8 @@ class _Rank:
         with (
             mock.patch("rlmath.actor.policy.decide", keep),
             mock.patch.object(actor.optimizer, "step", counted_step),
+            # Without values there are no fingerprints; they take no more than a chunk.
+            mock.patch.object(actor, "tensor_prints"),
             self._phase("update"),
         ):
             result = actor.update_shard(shard, settings)

@@ -37,27 +37,6 @@ function sampleFacts(sample) {
   ]);
 }
 
-// How likely a token was: its least probability, its class and what it is called.
-const LIKELY = [[0.9, "", "0.9 or more"], [0.5, "t1", "0.5 to 0.9"], [0.1, "t2", "0.1 to 0.5"], [0.01, "t3", "0.01 to 0.1"], [0, "t4", "less than 0.01"]];
-const likely = (logProb) => LIKELY.find(([least]) => Math.exp(logProb ?? -Infinity) >= least);
-
-function tokenView(sample) {
-  const tokens = sample.by_token;
-  const block = el("div", { class: "text raw", dir: "auto", tabindex: "0", role: "group", "aria-label": "response by token" });
-  for (const [text, logProb] of tokens) {
-    const span = el("span", { class: likely(logProb)[1] || null, title: `log-prob ${logProb === null ? "minus infinity" : number(logProb)}` });
-    appendText(span, text);
-    block.append(span);
-  }
-  const least = tokens.map(([text, logProb], i) => [i, text, logProb ?? -Infinity]).sort((a, b) => a[2] - b[2]).slice(0, 10);
-  return el("div", {},
-    el("p", { class: "small" }, "Probability when it was sampled: ", LIKELY.map(([, style, name]) => [el("span", { class: style || null }, name), "  "])),
-    block,
-    el("div", { class: "scroll" }, el("table", {},
-      el("tr", {}, ["least likely tokens", "place", "log-prob"].map((name) => el("th", { scope: "col" }, name))),
-      least.map(([i, text, logProb]) => el("tr", {}, el("td", {}, JSON.stringify(plain(text, 40))), el("td", { class: "number" }, String(i)), el("td", { class: "number" }, number(logProb)))))));
-}
-
 function sampleView(entry) {
   const { run, sample } = entry;
   const group = ENTRIES.filter((one) => one.r === entry.r && one.sample.kind === sample.kind && one.sample.step === sample.step && one.sample.problem === sample.problem);
@@ -69,7 +48,7 @@ function sampleView(entry) {
     sampleFacts(sample),
     el("h3", {}, "Prompt"), textBlock(run, run.prompts[sample.prompt], rendered, "prompt"),
     el("h3", {}, "Response"), textBlock(run, sample.response, rendered, "response"),
-    sample.by_token ? lazyDetails(null, `By token: rollout log-probs (${sample.by_token.length})`, () => tokenView(sample)) : null);
+    sample.by_token ? tokenDetails(sample) : null);
 }
 
 // The other run's sample of the same problem: the same index, at the nearest step.

@@ -15,9 +15,7 @@ from rlmath.checks import attempts
 from rlmath.cli import main
 from rlmath.commands.bisect.compare import Comparison, compare
 from rlmath.monitor.digests import DIGESTS_FILE, comparable, details_path, read_digests
-from rlmath.training.digests import (
-    add_fingerprints,
-)
+from rlmath.training.digests import add_fingerprints, digest_values
 from rlmath.types import Group
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 from tests.unit.commands.made_run import Run
@@ -193,6 +191,54 @@ def test_a_gradient_and_its_minibatch(base: Path, tmp_path: Path, capsys: Any) -
     found = compare(base, other)
     assert phase(found) == (3, "gradient") and keys(found) == ["minibatch 2"]
     assert "grad_norm: A 0.25, B 0.2500001 (by 1e-07" in said(base, other, capsys)
+
+
+def test_a_gradient_and_its_tensors(base: Path, tmp_path: Path, capsys: Any) -> None:
+    """Of which no number of the minibatches tells, and of which one does."""
+
+    class Other(Run):
+        def gradients(self, step: int) -> dict[str, int]:
+            changed = {"layer.1.weight": 5 << 40} if step == 2 else {}
+            return super().gradients(step) | changed
+
+    other = Other(tmp_path / "b").go().folder
+    found = compare(base, other)
+    assert phase(found) == (2, "gradient_tensors") and keys(found) == ["layer.1.weight"]
+
+    class Both(Other):
+        def gradient(self, step: int) -> list[dict[str, float]]:
+            return [{"grad_norm": 9.0 if step == 2 else one["grad_norm"], "loss": one["loss"]}
+                    for one in super().gradient(step)]  # fmt: skip
+
+    text = said(base, Both(tmp_path / "c").go().folder, capsys)
+    assert "gradients of 1 of 3 tensors differ: layer.1.weight" in text
+
+
+def test_a_run_of_an_earlier_version_has_no_gradients_by_tensor(base: Path, tmp_path: Path) -> None:
+    again = Run(tmp_path / "b").go().folder
+    lines = [json.loads(line) for line in (again / DIGESTS_FILE).read_text().splitlines()]
+    for line in lines:
+        line.pop("gradient_tensors", None)
+    (again / DIGESTS_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert compare(base, again).parting is None
+
+
+def test_the_value_model(base: Path, tmp_path: Path, capsys: Any) -> None:
+    class Valued(Run):
+        bias = 1
+
+        def train_on(self, monitor: Any, step: int, groups: list[Group]) -> None:
+            super().train_on(monitor, step, groups)
+            own = {"value_head.weight": step << 40, "value_head.bias": self.bias << 40}
+            digest_values(monitor.digests, [{"loss": 1.0 / step}], own)
+
+    class Other(Valued):
+        bias = 2
+
+    a, b = Valued(tmp_path / "v").go().folder, Other(tmp_path / "w").go().folder
+    found = compare(a, b)
+    assert phase(found) == (1, "value_weights") and keys(found) == ["value_head.bias"]
+    assert found.parting is not None and "value_gradient" in found.parting.equal
 
 
 def test_one_bit_of_one_tensor(base: Path, tmp_path: Path, capsys: Any) -> None:

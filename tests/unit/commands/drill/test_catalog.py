@@ -160,3 +160,15 @@ def test_the_page_has_every_fault() -> None:
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert cells[1:4] == [fault.what, fault.where, fault.alarm.replace("|", "\\|")]
         assert cells[4].isdigit() and int(cells[4]) <= fault.latest
+
+
+def test_a_fault_may_wait_for_groups_of_earlier_steps() -> None:
+    """Dynamic sampling that asks for more groups trains on the rest in the next steps."""
+    from rlmath.commands.drill.runner import steps_ahead
+
+    def of(*overrides: str) -> int:
+        base = ("experiment=quickstart", "model.path=tiny", "runner.run_dir=r")
+        return steps_ahead(load([*base, *overrides]))
+
+    assert of() == 0
+    assert of("algorithm.filter.keep=accuracy", "algorithm.filter.oversample=2.5") == 2

@@ -112,6 +112,11 @@ def window(
         ("reward short", "reward", {"extra": -9.0}),
         (shares.LENGTH, "reward", {"tokens": 400, "per_token": 0.01}),
         ("length of responses alike", "length", {"tokens": 150}),
+        # A policy that collapsed: to one short answer, which is wrong nearly always; to an end
+        # without an answer; and to a loop that the limit ends.
+        (shares.SKILL, "reward", {"skill": -0.7, "tokens": 10}),
+        (shares.NO_ANSWER, "reward", {"silent": 1.0, "tokens": 5}),
+        (shares.TRUNCATION, "accuracy", {"truncated": 1.0, "tokens": 400}),
         (shares.UNMATCHED, "accuracy", {"skill": -0.25, "first": 1000}),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,28 @@ def test_a_band_stands_beside_its_recipe() -> None:
 )
 def test_mistakes_are_errors(words: list[str]) -> None:
     assert main(["test", *words]) == 2
+
+
+@pytest.mark.parametrize("words", [["quickstart"], ["recipe=cispo"]])
+def test_a_reward_outside_of_the_shipped_band_fails(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command reads the band that is shipped, and its exit code says where the reward is."""
+    band: Any = read_band(band_file([CONF_DIR], words))
+    rewards: list[float] = []
+
+    def of_reward(shrunk: Any, folder: Path, given: Any) -> Iterator[Any]:
+        assert given == band
+        yield _in_band(rewards[-1], given)
+
+    monkeypatch.setattr("rlmath.commands.recipe_test.run.run_test", of_reward)
+    for reward, code in ((band["low"] - 0.01, 1), (band["measured"][0], 0), (band["high"] + 1, 1)):
+        rewards.append(reward)
+        assert main(["test", *words]) == code
+        assert ("FAILED  reward in band" in capsys.readouterr().out) == bool(code)
+    # Fewer steps have no band.
+    monkeypatch.setattr(
+        "rlmath.commands.recipe_test.run.run_test",
+        lambda shrunk, folder, given: iter([_in_band(9e9, given)]),
+    )
+    assert main(["test", *words, "--steps", "4"]) == 0

@@ -30,6 +30,11 @@ window.set = (id, value, kind = "input") => {
   field.value = value;
   field.dispatchEvent(new Event(field.tagName === "SELECT" ? "change" : kind, {bubbles: true}));
 };
+window.choose = (query, value) => {
+  const field = $(query);
+  field.value = value;
+  field.dispatchEvent(new Event("change", {bubbles: true}));
+};
 window.shown = () => $$("ul.list li").map((item) => item.textContent);
 window.count = () => $("#samples [role=status]").textContent;
 """

@@ -10,8 +10,11 @@ import pytest
 from rlmath.checks import attempts
 from rlmath.config.load import load, save
 from rlmath.monitor import open_monitor, update_summary
+from rlmath.monitor.digests import sample_key
+from rlmath.monitor.token_files import write_tokens
 from rlmath.training.supervise import _tell
-from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group
+from rlmath.training.token_traces import traced_places
+from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, traced
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +45,11 @@ def make_run() -> Callable[..., Path]:
                     ]
                     dropped = {"train.jsonl:1": "equal_rewards"}
                     monitor.log_samples(step, groups, dropped=dropped)
+                    firsts = [one.samples[0] for one in groups]
+                    places = traced_places([sample_key(one) for one in firsts], 1)
+                    # What a run wrote that knows no traces is shown as well.
+                    shown = [traced(firsts[place]) for place in places if step > 1]
+                    write_tokens(folder, step, shown)
                     metrics |= {
                         "rollout/rewards": float(step),
                         "rollout/rewards_standard_error": 0.5,

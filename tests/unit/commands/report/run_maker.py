@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlmath.monitor.token_files import TracedSample
 from rlmath.types import FinishReason, GradedSample, Group, Problem, Sample
 
 STEPS = 4
@@ -34,7 +35,7 @@ def group(id_: str, rewards: list[float | None], texts: list[str], step: int) ->
             log_probs=np.full(3 + index + step, -0.5, np.float32),
             text=text,
             finish_reason=finish,
-            spans=((step - 1, 0),),
+            spans=((step - 1, 0),) if step < 4 else ((step - 2, 0), (step - 1, 2)),
             seed=2**60 + index,
             engine=0,
         )
@@ -43,6 +44,31 @@ def group(id_: str, rewards: list[float | None], texts: list[str], step: int) ->
         method = "sympy" if right is None else "exact"
         samples.append(GradedSample(sample, reward, right, status, "2", {"math": reward}, method))
     return Group(problem, tuple(samples))
+
+
+def traced(graded: GradedSample) -> tuple[TracedSample, dict[str, Any]]:
+    """What the ranks might have said of a sample, in a step with a reference model. Its first token
+    is clipped, its second one left out, and its last one not in the loss."""
+    sample = graded.sample
+    count = len(sample.token_ids)
+    places = np.arange(count, dtype=np.float32)
+    mask, factors = places < count - 1, (places != 1).astype(np.float32)
+    values = {
+        "token_ids": sample.token_ids,
+        "engine_log_probs": sample.log_probs,
+        "old_log_probs": sample.log_probs + places / 8,
+        "ref_log_probs": sample.log_probs - 0.25,
+        "log_probs": sample.log_probs + 1,
+        "entropy": places / 4,
+        "advantages": np.where(mask, -1.5, 0).astype(np.float32),
+        "policy_factors": factors,
+        "loss_mask": mask,
+        "pulls": -places * 1e-4,
+        "clipped": places == 0,
+    }
+    version = sample.weights_version
+    own = TracedSample(f"{sample.problem_id}/{sample.index}", count, version, 1, False, 0.01, False)
+    return own, values
 
 
 def page_data(text: str) -> Any:

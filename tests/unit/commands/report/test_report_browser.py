@@ -124,9 +124,45 @@ def test_tokens(browser: Browser, url: str) -> None:
     browser.run("$('.sample details').open = true")
     browser.wait_for("$('.sample details .text')")
     # exp(-0.5) is 0.61; the class is a line below the token, too.
-    assert browser.run("$$('.sample details .text > .t1').length") == 6
+    assert browser.run("$$('.tokens > .m0').length") == 6
     assert browser.run("$$('.sample details tr').length") == 7
     assert "-0.5" in browser.run("$('.sample details table').textContent")
+    # Each measure marks tokens by lines as well as by color.
+    marked = "$$('.tokens > span').map((one) => one.className.replace('at', '').trim())"
+    lines = "$$('.tokens > span').map((one) => getComputedStyle(one).textDecorationLine)"
+    for measure, classes, decorations in (
+        ("advantage", ["d3"] * 5 + [""], ["underline"] * 5 + ["none"]),
+        ("difference", ["", *["u2"] * 3, "u3", "u3"], ["none"] + ["overline"] * 5),
+        ("entropy", ["", "m1", "m1", "m2", "m2", "m2"], ["none"] + ["underline"] * 5),
+        ("use", ["clip", "left", "", "", "", "out"], None),
+        ("pull", ["", "d1", "d2", "d2", "d3", "d3"], ["none"] + ["underline"] * 5),
+        ("reference", ["u1"] * 2 + ["u2"] * 4, ["overline"] * 6),
+    ):
+        browser.run(f"choose('.measure', '{measure}')")
+        assert browser.run(marked) == classes, measure
+        assert decorations is None or browser.run(lines) == decorations
+    browser.run("choose('.measure', 'use')")
+    assert "clipped" in browser.run("$('.sample details table').textContent")
+    assert browser.run("$$('.sample details tr').length") == 4  # Of those not trained on.
+    # By keys, with all that is known of a token.
+    browser.run("$('.tokens').focus()")
+    said = "$('.sample details [role=status]').textContent"
+    for key, code, place in (("End", 35, 5), ("ArrowLeft", 37, 4), ("Home", 36, 0)):
+        browser.press(key, code)
+        assert browser.run(said).startswith(f"token {place}, ")
+    for word in ("advantage -1.5", "actor less engine 0 nats", "clipped: the loss has no gradient"):
+        assert word in browser.run(said)
+    # The next sample is shown in the same way, here one of two weights versions.
+    browser.run("set('f-step', '4')")
+    browser.run("$$('ul.list li').find((one) => (one.click(), $('.sample details')))")
+    browser.wait_for("$('.tokens')")
+    assert browser.run("$('.measure').value") == "use"
+    browser.run("choose('.measure', 'version')")
+    assert browser.run(marked) == ["control", "m1", "m1", "control", *[""] * 5]
+    assert browser.run("$$('.tokens .control').map((one) => one.textContent)") == [
+        "version 2", "version 3",
+    ]  # fmt: skip
+    assert browser.problems() == []
 
 
 def test_curves(browser: Browser, url: str) -> None:

@@ -134,7 +134,7 @@ def test_what_the_run_did_is_in_the_page(text: str) -> None:
     assert {one["method"] for one in samples} == {"exact"} <= set(data["methods"])
 
 
-def test_log_probs_by_token(text: str) -> None:
+def test_values_by_token(text: str) -> None:
     """Of the first sample of one problem of each step, with its texts from the tokenizer."""
     (run,) = page_data(text)["runs"]
     found = [one for one in run["samples"] if one["by_token"]]
@@ -142,8 +142,23 @@ def test_log_probs_by_token(text: str) -> None:
         (step, "step", 0) for step in range(1, STEPS + 1)
     ]
     for one in found:
-        texts, log_probs = zip(*one["by_token"], strict=True)
-        assert len(texts) == one["tokens"] and all(texts) and set(log_probs) == {-0.5}
+        table = one["by_token"]
+        rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+        assert len(rows) == one["tokens"] and all(row["text"] for row in rows)
+        assert {row["log_prob"] for row in rows} == {-0.5}
+        if one["step"] == 1:  # Nothing was traced of it.
+            assert table["columns"] == ["text", "log_prob"] and "not traced" in table["note"]
+            continue
+        assert table["note"] == "in minibatch 2 of the update"
+        last = len(rows) - 1
+        for place, row in enumerate(rows):
+            assert row["difference"] == place / 8 and row["reference"] == place / 8 + 0.25
+            assert row["entropy"] == place / 4
+            assert row["pull"] == pytest.approx(-place * 1e-4, rel=1e-3)
+            assert row["advantage"] == (-1.5 if place < last else 0)
+        assert [row["use"] for row in rows] == [3, 2, *[0] * (last - 2), 1]
+        versions = [2, 2, *[3] * (last - 1)] if one["step"] == 4 else []
+        assert [row["version"] for row in rows if "version" in row] == versions
 
 
 def test_what_changed_is_explained(text: str, run_dir: Path, tmp_path: Path) -> None:

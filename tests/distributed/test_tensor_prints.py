@@ -1,0 +1,108 @@
+"""Gradients have fingerprints by tensor, the same on any layout, of each element once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor.policy import MegatronActor
+from rlmath.actor.value import ValueModel
+from rlmath.device import Platform
+from rlmath.model.parallel import Layout
+from rlmath.weights.gather import BucketGatherer
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import UPDATE as UPDATE_SETTINGS
+from tests.distributed.test_actor import build, make_batch, tiny_model, with_log_probs  # noqa: F401
+from tests.distributed.test_lora import ALL
+from tests.distributed.test_mixture import make_mixture
+
+
+def run(
+    layout: Layout, platform: Platform, model: str, distributed: bool
+) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Of weights as they are sent, as they are counted here, and of gradients that are equal to
+    the weights where a rank has reduced them, and nonsense elsewhere."""
+    actor = build(layout, platform, model, optimizer={"distributed": distributed})
+    sent = BucketGatherer(actor.chunks, actor.spec, actor.parallel).fingerprints()
+    prints = actor.tensor_prints()
+    prints.add_weights()
+    weights = prints.take()
+    _put_weights_as_gradients(actor)
+    prints.add_gradient(0)
+    gradients = prints.take()
+    assert prints.take() == dict.fromkeys(prints.names, 0)
+    return sent, weights, gradients
+
+
+def _put_weights_as_gradients(actor: MegatronActor) -> None:
+    parts = getattr(actor.optimizer, "chained_optimizers", [actor.optimizer])
+    for parameter in actor.module.parameters():
+        for part in parts:
+            if parameter not in getattr(part, "model_param_gbuf_map", ()):
+                continue
+            own = part._get_model_param_range_map(parameter)["param"]
+            values = parameter.detach().reshape(-1)
+            parameter.main_grad.fill_(float("nan"))
+            parameter.main_grad.view(-1)[own.start : own.end] = values[own.start : own.end]
+            break
+        else:
+            parameter.main_grad.copy_(parameter.detach())
+
+
+@pytest.mark.parametrize("distributed", [True, False], ids=["shared_optimizer", "plain"])
+@pytest.mark.parametrize("layout", [Layout(2, 1, 2), Layout(1, 2, 2)], ids=str)
+def test_a_dense_model(
+    layout: Layout,
+    distributed: bool,
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+) -> None:
+    check(ranks, layout, tiny_model, distributed)
+
+
+def test_a_mixture(ranks: RankPool, tmp_path: Path) -> None:
+    """Experts are reduced by other ranks than the rest."""
+    model = make_mixture(tmp_path)
+    for layout in (Layout(2, 1, 2, expert_parallel=4), Layout(2, 1, 2, expert_parallel=2)):
+        check(ranks, layout, model, True)
+
+
+def check(ranks: RankPool, layout: Layout, model: str, distributed: bool) -> None:
+    for sent, weights, gradients in ranks.run(layout, run, model, distributed):
+        assert weights == gradients == dict(sorted(sent.items()))
+        assert len(sent) > 40 and len(set(sent.values())) > 30
+
+
+def updated(layout: Layout, platform: Platform, model: str) -> Any:
+    """Prints of an update, twice from the same weights; with adapters; and of a value model."""
+    batch = with_log_probs(make_batch())
+    found = [
+        build(layout, platform, model).update(batch, UPDATE_SETTINGS, seed).gradients
+        for seed in (0, 0, 1)
+    ]
+    adapted = build(layout, platform, model, lora=ALL).update(batch, UPDATE_SETTINGS, 0)
+    actor = build(layout, platform, model)
+    value_model = ValueModel(actor.settings, layout, platform)
+    values = [value_model.weight_prints()]
+    with torch.no_grad():
+        for chunk in value_model.chunks:
+            if chunk.post_process:
+                chunk.output_layer.bias += 1
+    values.append(value_model.weight_prints())
+    return found, adapted.gradients, values
+
+
+def test_an_update_has_them(ranks: RankPool, tiny_model: str) -> None:  # noqa: F811
+    for (first, again, other), adapted, (before, after) in ranks.run(
+        Layout(2, 1, 1), updated, tiny_model
+    ):
+        assert first == again and first.keys() == other.keys()
+        # Another seed deals the sequences to minibatches in another way.
+        assert sum(first[name] != other[name] for name in first) > 0.9 * len(first)
+        assert all("lora_" in name for name in adapted) and any(adapted.values())
+        assert {"value_head.weight", "value_head.bias"} <= before.keys()
+        assert "lm_head.weight" not in before
+        assert [n for n in before if before[n] != after[n]] == ["value_head.bias"]
