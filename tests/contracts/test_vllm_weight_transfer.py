@@ -213,6 +213,7 @@ def rank_of(patch: pytest.MonkeyPatch) -> ActorWorker:
     parallel = ParallelRank()
     rank = ActorWorker.__new__(ActorWorker)
     rank.rank, rank.platform, rank.connection = 0, CUDA, None
+    rank._peaks = {}
     module = modules_like(DENSE, 0, parallel, dtype=torch.bfloat16)
     state = DeviceState(module, [], None, CUDA)
     rank.actor = SimpleNamespace(  # type: ignore[assignment]
