@@ -12,6 +12,7 @@ Prints one JSON line, or with ``--markdown`` the table of docs/performance.md.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -89,7 +90,13 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "actor.pipeline_parallel=2",
         "actor.virtual_stages=2",
     ),
+    "offload=all, offload_in_backward": ("actor.offload=all", "actor.offload_in_backward=true"),
     "recompute=full, offload=all": ("actor.recompute=full", "actor.offload=all"),
+    "recompute=full, offload=all, offload_in_backward": (
+        "actor.recompute=full",
+        "actor.offload=all",
+        "actor.offload_in_backward=true",
+    ),
 }
 
 
@@ -143,6 +150,7 @@ def actor_seconds(case: Case) -> float:
     """Of log-probs, update and offload of a step, as the plan predicts on H100s."""
     job = case.jobs()[0]
     actor, step = planned(job)
+    step = dataclasses.replace(step, minibatches=WORK.minibatches)
     spec, efficiency = model_spec(job.config), Efficiency()
     computing = sum(actor_time_s(spec, actor, WORK, GPUS["h100"], efficiency, GPUS_PER_NODE))
     return computing + offload_time_s(moved_bytes(spec, actor, step), efficiency)

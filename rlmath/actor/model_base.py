@@ -205,7 +205,12 @@ class RankModel:
         self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]
     ) -> list[T]:
         """Run the model and sum the gradients of a minibatch; see :func:`run_schedule`."""
-        self.device_state.load(*PARTS)
+        if self.settings.offload_in_backward:
+            # Activations have its memory until the optimizer steps.
+            self.device_state.release("optimizer")
+            self.device_state.load("parameters", "gradients")
+        else:
+            self.device_state.load(*PARTS)
         self.module.train()
         self.clear_gradients()
         return run_schedule(self.models, micro_batches, on_output, backward=True)
@@ -250,6 +255,7 @@ class RankModel:
         # The scheduler then sets that of the next step.
         lr = float(self.optimizer.param_groups[0]["lr"])
         if not discard:
+            self.device_state.load("optimizer")
             self.optimizer.step()
             self.scheduler.step(1)
         self.clear_gradients()

@@ -55,6 +55,7 @@ class ActorSettings:
         reference: Whether to keep a reference model, in host memory.
         distributed_optimizer: Data-parallel ranks share the optimizer's state.
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
+        offload_in_backward: The optimizer's state is on the device for its steps alone.
         routing_replay: ``none``, or ``old_log_probs``: an update of a MoE takes the routes of the
             old-log-prob pass.
         lora: Low-rank adapters, which alone are trained; ``None``: all weights are.
@@ -70,6 +71,7 @@ class ActorSettings:
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     distributed_optimizer: bool = ActorConfig.distributed_optimizer
     offload: str = ActorConfig.offload.value
+    offload_in_backward: bool = ActorConfig.offload_in_backward
     routing_replay: str = ActorConfig.routing_replay.value
     lora: Lora | None = None
     value: ActorSettings | None = None

@@ -108,6 +108,13 @@ class ActorConfig:
         "parameters and Adam's moments; gradients are freed); all (weights as well). It comes back "
         "for the phase that needs it. SFT, which has no engines, moves nothing.",
     )
+    offload_in_backward: bool = setting(
+        False,
+        "Keep main parameters and Adam's moments in host memory while the gradients of a "
+        "minibatch are computed as well, and bring them back for each optimizer step: activations "
+        "get their memory, and each minibatch waits for two copies.",
+        only_with=OnlyWith("offload", (Offload.optimizer, Offload.all)),
+    )
     offload_growth_gib: float = setting(
         2.0,
         "Stop the run when what a rank keeps on its GPU after offloading, or what others keep "

@@ -29,6 +29,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from rlmath.config.groups import CONF_DIR, options
+from rlmath.config.not_offered import NOT_OFFERED
 from rlmath.config.options import SECTIONS, complete, section_of
 from rlmath.config.placeholders import unfilled_part
 from rlmath.config.renamed import RENAMED, RENAMED_VALUES
@@ -429,6 +430,8 @@ def _did_you_mean(key: str) -> str:
         return f"; it is {RENAMED[key]} now"
     keys = [name for name in by_key() if "[]" not in name]
     last = key.rsplit(".", 1)[-1]
+    if last in NOT_OFFERED:
+        return f": {NOT_OFFERED[last]}"
     same_name = [name for name in keys if name.rsplit(".", 1)[-1] == last]
     if same_name:
         return f"; did you mean {' or '.join(same_name)}?"

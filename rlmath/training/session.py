@@ -194,7 +194,11 @@ def open_session(
         if optimizer is not None:
             settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
             if samples:  # Without engines there is nothing to make room for.
-                settings = dataclasses.replace(settings, offload=config.actor.offload.value)
+                settings = dataclasses.replace(
+                    settings,
+                    offload=config.actor.offload.value,
+                    offload_in_backward=config.actor.offload_in_backward,
+                )
             if for_training:
                 replay = config.actor.routing_replay.value
                 settings = dataclasses.replace(settings, routing_replay=replay)

@@ -44,6 +44,7 @@ def build(
     dtype: torch.dtype = torch.bfloat16,
     distributed: bool,
     value: bool,
+    in_backward: bool = False,
 ) -> ActorWorker:
     settings = ActorSettings(
         model_path=model,
@@ -55,6 +56,7 @@ def build(
         max_sequence_length=64,
         reference=ReferenceSettings("reset"),
         offload=offload,
+        offload_in_backward=in_backward,
     )
     worker = ActorWorker.__new__(ActorWorker)
     worker.rank, worker.platform, worker.value_model = 0, platform, None
@@ -120,6 +122,18 @@ def bytes_left(worker: ActorWorker, before: set[int]) -> int:
     return sum(found.values())
 
 
+def watch_backward(model: Any, seen: list[bool]) -> None:
+    """Note whether the optimizer's state is off the device after each backward pass."""
+    run = model.forward_backward
+
+    def watched(*args: Any) -> Any:
+        outcomes = run(*args)
+        seen.append(model.device_state.is_out("optimizer"))
+        return outcomes
+
+    model.forward_backward = watched
+
+
 @dataclasses.dataclass
 class Found:
     """What a rank gave with one value of ``actor.offload``."""
@@ -128,6 +142,7 @@ class Found:
     state: dict[str, Tensor]
     residue: tuple[Residue, Residue]
     bytes_left: int
+    out_in_backward: list[bool]
 
 
 def run(
@@ -144,7 +159,18 @@ def run(
 
     def run_mode(offload: str) -> Found:
         before = {o.untyped_storage()._cdata for o in gc.get_objects() if isinstance(o, Tensor)}
-        worker = build(layout, platform, model, offload, distributed=distributed, value=value)
+        worker = build(
+            layout,
+            platform,
+            model,
+            offload,
+            distributed=distributed,
+            value=value,
+            in_backward=offload == "optimizer",
+        )
+        seen: list[bool] = []
+        for one in worker._models().values():
+            watch_backward(one, seen)
         steps = [one_step(worker, batch, seed=0)]
         left = bytes_left(worker, before)
         if offload == "all":
@@ -155,7 +181,7 @@ def run(
             worker.finish_checkpoint()
             worker.load_checkpoint(folder)
             steps.append(one_step(worker, batch, seed=1))
-        return Found([one[:2] for one in steps], state, steps[1][2], left)
+        return Found([one[:2] for one in steps], state, steps[1][2], left, seen)
 
     none, optimizer, everything = map(run_mode, ("none", "optimizer", "all"))
     first, second = none.steps
@@ -164,6 +190,10 @@ def run(
         "optimizer: steps": optimizer.steps == [first, second],
         "all: steps, and the second again after the load": everything.steps
         == [first, second, second],
+        # Two steps, or three, of two minibatches.
+        "optimizer: out in every backward pass": all(optimizer.out_in_backward)
+        and len(optimizer.out_in_backward) == (8 if value else 4),
+        "all: in": not any(everything.out_in_backward),
         "tensors": none.state.keys() == optimizer.state.keys() == everything.state.keys(),
         # Of 2 bytes a weight, 4 of its gradient, and Adam's 12 over the copies that share them.
         "optimizer: device": optimizer.residue[1].device_bytes <= 0.36 * held,

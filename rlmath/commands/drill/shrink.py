@@ -199,6 +199,7 @@ def _changes(
     yield "weights.transport", "auto"
     yield "precision.batch_invariant", False
     yield "actor.offload", "none"
+    yield "actor.offload_in_backward", False
     yield "actor.lora.init_from", None
     yield "actor.layers", "auto"
     # After the warm-up: at its start an update changes nothing that could be noticed.

@@ -113,6 +113,8 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
         whole_logits=settings.logits.value == "whole",
         offload=settings.offload.value,
+        offload_in_backward=settings.offload_in_backward,
+        minibatches=algorithm.minibatches_per_step,
         replayed_tokens=(
             0
             if settings.routing_replay.value == "none"

@@ -88,6 +88,7 @@ class Wish:
         recompute_modules: Of every layer; with some no layers are.
         offload: ``actor.offload``; ``None``: nothing is, unless :func:`with_least_offload`
             chooses.
+        offload_in_backward: ``actor.offload_in_backward``, with an ``offload``.
     """
 
     path: str
@@ -115,6 +116,7 @@ class Wish:
     virtual_stages: int = 1
     recompute_modules: tuple[str, ...] = ()
     offload: str | None = None
+    offload_in_backward: bool = False
 
     @property
     def nodes(self) -> int:
@@ -199,6 +201,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *(["actor.layers=local"] if wish.layers == "local" else []),
         *(["actor.logits=whole"] if wish.whole_logits else []),
         *([f"actor.offload={wish.offload}"] if wish.offload not in (None, "none") else []),
+        *(["actor.offload_in_backward=true"] if wish.offload_in_backward else []),
         *(["actor.routing_replay=old_log_probs"] if wish.routing_replay else []),
         *(_lora_settings(wish.lora) if wish.lora else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
@@ -484,6 +487,8 @@ def _step(wish: Wish, actor: ActorShape) -> Step:
         value_model=wish.value_model,
         whole_logits=wish.whole_logits,
         offload=wish.offload or "none",
+        offload_in_backward=wish.offload_in_backward,
+        minibatches=wish.work.minibatches,
         replayed_tokens=replayed,
     )
 

@@ -93,6 +93,8 @@ class Step:
         lm_head_float32: The output layer multiplies in float32.
         whole_logits: Those of a micro-batch are there as a whole.
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
+        offload_in_backward: The optimizer's state is on the GPU for its steps alone.
+        minibatches: Optimizer steps of a step.
         replayed_tokens: Of a data-parallel rank's share of the step, whose routes the host keeps
             (``actor.routing_replay``); 0: none.
     """
@@ -105,6 +107,8 @@ class Step:
     lm_head_float32: bool = False
     whole_logits: bool = False
     offload: str = "none"
+    offload_in_backward: bool = False
+    minibatches: int = 1
     replayed_tokens: int = 0
 
 
@@ -134,10 +138,19 @@ class StateBytes:
         """On the device while a phase needs the weights."""
         return max(self.weights, self.resident(offload))
 
-    def moved(self, offload: str) -> float:
-        """To host memory, and back; gradients, which are zero between updates, are only freed."""
+    @property
+    def without_optimizer(self) -> float:
+        return self.weights + self.gradients
+
+    def copied(self, offload: str) -> float:
+        """In host memory; gradients, which are zero between updates, are only freed."""
         weights = self.weights if offload == "all" else 0.0
         return 0.0 if offload == "none" else self.optimizer + weights
+
+    def moved(self, step: Step) -> float:
+        """To host memory, and back, in a step."""
+        again = step.minibatches - 1 if step.offload_in_backward else 0
+        return self.copied(step.offload) + again * self.optimizer
 
     def __add__(self, other: StateBytes) -> StateBytes:
         return StateBytes(
@@ -214,9 +227,9 @@ def value_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> StateBy
 
 
 def moved_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
-    """What a rank of the fullest stage moves to host memory, once in a step, and back."""
+    """What a rank of the fullest stage moves to host memory in a step, and back."""
     return max(
-        sum(one.moved(step.offload) for one in _models(spec, actor, step, stage))
+        sum(one.moved(step) for one in _models(spec, actor, step, stage))
         for stage in telling_stages(spec, actor.layout)
     )
 
@@ -255,11 +268,15 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
     idle = (state.resident(step.offload), value.resident(step.offload))
     sampled = (state.with_weights(step.offload), value.resident(step.offload))
     updated = (state.whole, value.resident(step.offload))
+    computed = (state.without_optimizer, updated[1]) if step.offload_in_backward else updated
+    value_computed = value.without_optimizer if step.offload_in_backward else value.whole
     held = {
         "state": idle,
-        "value training": (state.with_weights(step.offload), value.whole),
+        "value training": (state.with_weights(step.offload), value_computed),
         "checkpoint": (sampled[0], value.with_weights(step.offload)),
-        **dict.fromkeys(("logits", "training", "optimizer step"), updated),
+        **dict.fromkeys(("logits", "training"), computed),
+        "optimizer step": updated,
+        "value optimizer step": (state.with_weights(step.offload), value.whole),
     }
 
     def phase(name: str, **terms: float) -> Phase:
@@ -297,9 +314,12 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
         kept = kept_bytes(spec, actor, in_flight, stage)
         phases.append(phase("logits", activations=kept, logits=logits(backward=True)))
     phases.append(backward("training"))
+    temporaries = optimizer_step_bytes(spec, actor, trained)
+    phases.append(phase("optimizer step", temporaries=temporaries))
     if step.value_model:
         phases.append(backward("value training"))
-    phases.append(phase("optimizer step", temporaries=optimizer_step_bytes(spec, actor, trained)))
+        if step.offload_in_backward:
+            phases.append(phase("value optimizer step", temporaries=temporaries))
     buckets = trainer_sync_bytes(spec, actor, step.bucket_bytes)
     phases.append(phase("weight sync", buckets=buckets, merging=merging_bytes(spec, actor)))
     saved = checkpoint_bytes(spec, actor, stage)
@@ -434,7 +454,7 @@ def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: in
         saved = checkpoint_bytes(spec, actor, stage, background=True).host_bytes
         # Without its adapters the policy is the reference.
         reference = 0 if actor.lora else 2 * rank_parameters(spec, actor, stage)
-        moved = sum(one.moved(step.offload) for one in _models(spec, actor, step, stage))
+        moved = sum(one.copied(step.offload) for one in _models(spec, actor, step, stage))
         kept = (reference if step.reference else 0) + route_bytes(spec, actor, step, stage)
         most = max(most, saved + moved + kept)
     return ranks_of_node * most

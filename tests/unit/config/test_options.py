@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlmath.algorithms.objective import policy_objective
 from rlmath.checks import attempts
 from rlmath.config.docs import settings_page
 from rlmath.config.load import load, to_yaml
+from rlmath.config.not_offered import NOT_OFFERED
 from rlmath.config.renamed import RENAMED
 from rlmath.config.settings import by_key
 from rlmath.errors import ConfigError
@@ -129,6 +131,17 @@ def test_another_loss_on_the_command_line_starts_from_its_defaults(tmp_path: Pat
 def test_an_old_name_is_an_error_that_names_the_new_one(old: str) -> None:
     assert old not in by_key()
     assert f"it is {RENAMED[old]} now" in refusal(f"{old}=1")
+
+
+@pytest.mark.parametrize("name", NOT_OFFERED)
+def test_what_is_not_offered_is_refused_with_the_reason(name: str) -> None:
+    for key in (f"actor.{name}", f"actor.optimizer.{name}"):
+        said = refusal(f"{key}=true")
+        assert f"there is no setting {key}: {NOT_OFFERED[name]}" in said
+    offered = {key.rsplit(".", 1)[-1] for key in by_key()}
+    assert name not in offered
+    for named in re.findall(r"actor\.\w+", NOT_OFFERED[name]):
+        assert named in by_key()
 
 
 def test_a_misspelled_old_name_leads_to_the_new_one() -> None:

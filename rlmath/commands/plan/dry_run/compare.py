@@ -10,7 +10,10 @@ from rlmath.commands.plan.memory import GIB, MIB, ActorShape, Phase, Step, stage
 from rlmath.model.spec import model_spec
 
 # Phases of the plan that make up one of the count; the fullest is its peak.
-_PARTS = {"update": ("logits", "training", "optimizer step"), "value update": ("value training",)}
+_PARTS = {
+    "update": ("logits", "training", "optimizer step"),
+    "value update": ("value training", "value optimizer step"),
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def planned(job: Job) -> tuple[ActorShape, Step]:
         lm_head_float32=job.lm_head_float32,
         whole_logits=job.whole_logits,
         offload=job.offload,
+        offload_in_backward=job.offload_in_backward,
     )
     return actor, step
 

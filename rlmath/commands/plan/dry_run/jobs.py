@@ -42,6 +42,7 @@ class Job:
         lm_head_float32: The output layer multiplies in float32.
         whole_logits: Those of a micro-batch are there as a whole.
         offload: ``actor.offload``.
+        offload_in_backward: ``actor.offload_in_backward``.
         lora: The policy's adapters.
         routing_replay: ``actor.routing_replay``.
         recompute_modules: Of every layer.
@@ -63,6 +64,7 @@ class Job:
     lm_head_float32: bool = False
     whole_logits: bool = False
     offload: str = "none"
+    offload_in_backward: bool = False
     lora: Lora | None = None
     routing_replay: str = "none"
     recompute_modules: tuple[str, ...] = ()
@@ -191,6 +193,7 @@ def jobs_of(
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
         whole_logits=actor.logits.value == "whole",
         offload=actor.offload.value,
+        offload_in_backward=actor.offload_in_backward,
         lora=adapters_of(actor.lora, model_spec(known), seed=0),
         routing_replay=actor.routing_replay.value,
         recompute_modules=modules_of(actor, model_spec(known)),

@@ -261,4 +261,16 @@ def layout_cases() -> list[Case]:
             *small,
             budget,
         ),
+        case(
+            "1.5B with a value model, optimizers on the GPU for their steps",
+            "r1_distill_qwen_1.5b",
+            1,
+            "algorithm.advantage=gae",
+            "actor.offload=all",
+            "actor.offload_in_backward=true",
+            "actor.recompute=none",
+            "actor.recompute_num_layers=null",
+            *small,
+            budget,
+        ),
     ]

@@ -360,6 +360,27 @@ def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
     assert all_out.host_bytes > best.host_bytes > 8 * rank
 
 
+def test_the_optimizer_comes_for_its_steps_alone() -> None:
+    """32 B on one node at TP 8: activations have the memory of 12 bytes a weight, and each of four
+    minibatches waits for two copies of them."""
+    work = dataclasses.replace(COLOCATED, minibatches=4)
+    asked = wish("Qwen2.5-32B", 8, work=work, max_tokens=9216, tp=8, offload="all")
+    late = dataclasses.replace(asked, offload_in_backward=True)
+    plain, more = find_plans(asked)[0], find_plans(late)[0]
+    rank = parameters_of_rank(asked.spec, more.actor.layout, 0)
+    phases = {one.name: one for one in more.phases}
+    assert phases["training"].terms["state"] == 6 * rank
+    assert phases["optimizer step"].terms["state"] == 18 * rank
+    assert {one.name: one for one in plain.phases}["training"].terms["state"] == 18 * rank
+    # The first copy and the last are those that there are without it.
+    assert more.seconds["offload"] == pytest.approx(2 * (4 * 12 + 2) * rank / 25e9)
+    assert plain.seconds["offload"] == pytest.approx(2 * 14 * rank / 25e9)
+    assert more.actor.recompute_layers < plain.actor.recompute_layers
+    assert more.host_bytes == plain.host_bytes
+    config, _ = checked(late, overrides(late, more.actor, more.engine_tp, more.engine_share))
+    assert config.actor.offload_in_backward
+
+
 def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     """The stages that the chunks divide; the routes that a node's ranks keep."""
     asked = wish("Qwen2.5-32B", 32, work=COLOCATED, max_tokens=None, virtual_stages=2)

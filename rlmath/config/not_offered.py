@@ -1,0 +1,49 @@
+"""Levers of Megatron-core 0.16.1 that there is no setting for, by Megatron's names, and why.
+
+``tests/contracts/test_not_offered.py`` holds each reason to the installed package: when one no
+longer holds, the lever can be offered.
+"""
+
+from __future__ import annotations
+
+_PRECISION = (
+    "Megatron allows it with Transformer Engine's FusedAdam alone, which nothing here can run to "
+    "compare; actor.offload and actor.offload_in_backward take the moments off the GPU"
+)
+_OVERLAP = (
+    "the output layer in chunks (actor.logits) adds its gradient to Megatron's buffer itself, and "
+    "Megatron's overlap starts from the gradient that it leaves out"
+)
+_ACTIVATIONS = (
+    "Megatron asks Transformer Engine for it, which nothing here can run to compare; "
+    "actor.recompute=selective saves activations"
+)
+
+NOT_OFFERED = {
+    "optimizer_cpu_offload": (
+        "Megatron's HybridDeviceOptimizer fails where all is on one device, as on a CPU, so that "
+        "nothing here can prove it; actor.offload_in_backward has the optimizer's state on the "
+        "GPU for its steps alone"
+    ),
+    **dict.fromkeys(
+        (
+            "use_precision_aware_optimizer",
+            "exp_avg_dtype",
+            "exp_avg_sq_dtype",
+            "main_grads_dtype",
+            "main_params_dtype",
+        ),
+        _PRECISION,
+    ),
+    "overlap_grad_reduce": _OVERLAP,
+    "overlap_param_gather": (
+        "weights would be incomplete between an optimizer step and the next forward pass, where "
+        "weight sync, checkpoints and the reference model read them"
+    ),
+    "gradient_accumulation_fusion": (
+        "Transformer Engine's layers always have it; Megatron's own need APEX for it"
+    ),
+    "fine_grained_activation_offloading": _ACTIVATIONS,
+    "offload_modules": _ACTIVATIONS,
+    "cpu_offloading": _ACTIVATIONS,
+}

@@ -1,0 +1,96 @@
+"""Why some of Megatron's levers have no setting (rlmath/config/not_offered.py) or are refused
+(rlmath/checks/recompute.py). A test that fails says that the lever may be offered now."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.contracts.contract import Row, check, parametrized
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+REASON = "a reason in rlmath/config/not_offered.py no longer holds"
+
+ROWS = [
+    Row(
+        "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel",
+        f"overlap_grad_reduce: {REASON}",
+        says=("param.grad is not None", "when overlap_grad_reduce is True"),
+    ),
+    Row(
+        "megatron.core.distributed.param_and_grad_buffer:_ParamAndGradBucketGroup",
+        f"overlap_param_gather: {REASON}",
+        says=("async_op = self.ddp_config.overlap_param_gather and not force_sync",),
+    ),
+    Row(
+        "megatron.core.pipeline_parallel.fine_grained_activation_offload:PipelineOffloadManager",
+        f"fine_grained_activation_offloading: {REASON}",
+        says=('raise RuntimeError("TE CPU offload is not available")',),
+    ),
+]
+
+
+@parametrized(ROWS)
+def test_contract(row: Row) -> None:
+    check(row)
+
+
+def test_without_transformer_engine_there_is_no_activation_offload() -> None:
+    from megatron.core.extensions import transformer_engine
+
+    assert transformer_engine.cpu_offload is None
+
+
+def test_recomputed_norms_ask_for_fp8_whatever_they_are_told() -> None:
+    from megatron.core.tensor_parallel.random import HAVE_TE, CheckpointWithoutOutput
+
+    assert not HAVE_TE
+    assert CheckpointWithoutOutput(fp8=False).fp8, "layernorm may be recomputed without TE"
+
+
+def test_moments_of_another_type_need_transformer_engine() -> None:
+    from megatron.core.optimizer import OptimizerConfig
+
+    with pytest.raises(AssertionError, match="exp_avg_dtype can only be fp32"):
+        OptimizerConfig(exp_avg_dtype=torch.bfloat16)
+    # It compares the version of what is not there before it says so.
+    with pytest.raises((RuntimeError, TypeError), match=r"FusedAdam|NoneType.*Version"):
+        OptimizerConfig(
+            use_precision_aware_optimizer=True,
+            use_distributed_optimizer=True,
+            exp_avg_dtype=torch.bfloat16,
+        )
+
+
+def test_the_hybrid_optimizer_fails_where_all_is_on_one_device() -> None:
+    """It looks for the GPU's tensor of each that it steps on the CPU, also of those that never
+    were on a GPU."""
+    from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+
+    parameter = torch.nn.Parameter(torch.ones(4))
+    parameter.grad = torch.ones(4)
+    stream: Any = SimpleNamespace(wait_stream=lambda _: None)
+    with (
+        mock.patch("torch.cuda.current_stream", lambda: stream),
+        mock.patch("torch.cuda.stream", mock.MagicMock()),
+    ):
+        optimizer = HybridDeviceOptimizer(
+            [{"params": [parameter]}],
+            offload_fraction=1.0,
+            cpu_optimizer_cls=torch.optim.AdamW,
+            gpu_optimizer_cls=torch.optim.AdamW,
+            overlap_cpu_optimizer_d2h_h2d=False,
+            lr=0.1,
+        )
+        with pytest.raises(KeyError):
+            optimizer.step()
+
+
+def test_fused_accumulation_of_own_layers_needs_apex() -> None:
+    from megatron.core.tensor_parallel import layers
+
+    assert not layers._grad_accum_fusion_available
