@@ -83,7 +83,8 @@ class Head:
         """:func:`rlmath.actor.logprobs.vocab_parallel_log_probs` of the head's logits.
 
         Differentiable in ``hidden`` and in the weight. Where Megatron's DDP gave the weight a
-        ``main_grad``, its gradient is added to that in float32 at once, and autograd gets none.
+        ``main_grad``, its gradient is added to that in float32 at once, and autograd gets none;
+        zeros where DDP waits for it (``actor.overlap_gradients``).
 
         Args:
             hidden: ``[t, h]``; under sequence parallelism this rank's part of it.
@@ -212,6 +213,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight = None
         if total is not None and main_grad is None:
             grad_weight = total.to(weight.dtype)
+        elif total is not None and getattr(weight, "wants_gradient", False):
+            grad_weight = torch.zeros_like(weight)
         return grad_hidden, grad_weight, *[None] * 5
 
 

@@ -75,7 +75,9 @@ class RankModel:
             self.models = self.chunks
             self.device_state = DeviceState(self.module, [], None, platform)
             return
-        self.models = wrap_chunks(self.chunks, settings.distributed_optimizer)
+        self.models = wrap_chunks(
+            self.chunks, settings.distributed_optimizer, settings.overlap_gradients
+        )
         self.optimizer = build_optimizer(
             self.models,
             settings.optimizer,

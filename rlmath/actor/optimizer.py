@@ -11,17 +11,22 @@ from rlmath.actor.fusions import accumulate_into_main_grads
 from rlmath.config.optimizer import OptimizerConfig
 
 
-def wrap_chunks(chunks: Sequence[Any], distributed_optimizer: bool) -> list[Any]:
+def wrap_chunks(chunks: Sequence[Any], distributed_optimizer: bool, overlap: bool) -> list[Any]:
     """Megatron's DDP around each chunk of this rank's stage."""
-    wrapped = [wrap_data_parallel(chunk, distributed_optimizer) for chunk in chunks]
+    wrapped = [wrap_data_parallel(chunk, distributed_optimizer, overlap) for chunk in chunks]
     if len(wrapped) > 1:
         # The schedule reads the first chunk's.
         chunks[0].config.no_sync_func = [one.no_sync for one in wrapped]
     return wrapped
 
 
-def wrap_data_parallel(model: Any, distributed_optimizer: bool) -> Any:
-    """Megatron's DDP around a chunk. Gradients are float32 and summed, not averaged."""
+def wrap_data_parallel(model: Any, distributed_optimizer: bool, overlap: bool) -> Any:
+    """Megatron's DDP around a chunk. Gradients are float32 and summed, not averaged.
+
+    Args:
+        overlap: Sum a bucket once all of its gradients are there, in the backward pass of a
+            minibatch's last micro-batch.
+    """
     from megatron.core.distributed import (
         DistributedDataParallel,
         DistributedDataParallelConfig,
@@ -31,10 +36,16 @@ def wrap_data_parallel(model: Any, distributed_optimizer: bool) -> Any:
     wrapped = DistributedDataParallel(
         config=model.config,
         ddp_config=DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, use_distributed_optimizer=distributed_optimizer
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=distributed_optimizer,
+            overlap_grad_reduce=overlap,
         ),
         module=model,
     )
+    if overlap:
+        for parameter in model.parameters():
+            # Megatron's hook starts from what autograd gives; the head (head.py) gives nothing.
+            parameter.wants_gradient = True
     accumulate_into_main_grads(model)
 
     def finalize(chunks: list[Any], num_tokens: Any = None, **kwargs: Any) -> None:

@@ -66,6 +66,15 @@ def batch_divides(config: Config, layout: RunLayout, command: str) -> Iterator[s
     )
 
 
+def gradient_copies(config: Config, layout: RunLayout) -> Iterator[str]:
+    """Overlapped sums of gradients have something to add up."""
+    if config.actor.overlap_gradients and layout.actor.copies == 1:
+        yield (
+            "actor.overlap_gradients=true: one data-parallel x one context-parallel rank have no "
+            "gradients to add up; set it to false"
+        )
+
+
 def model_splits(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
     """Tensor and pipeline ranks get whole heads, columns and layers."""
     if command != "evaluate":

@@ -108,6 +108,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield str(error)
     if layout is not None:
         yield from check_layout.batch_divides(config, layout, command)
+        if command != "evaluate":
+            yield from check_layout.gradient_copies(config, layout)
     if command != "sft":
         yield from check_layout.engine_steps(config, device)
     if model is not None:

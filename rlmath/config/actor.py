@@ -81,6 +81,11 @@ class ActorConfig:
     distributed_optimizer: bool = setting(
         True, "Shard the optimizer state over data-parallel ranks."
     )
+    overlap_gradients: bool = setting(
+        False,
+        "Sum gradients over data-parallel ranks bucket by bucket during the backward pass of a "
+        "minibatch's last micro-batch, instead of after it.",
+    )
     recompute: Recompute = setting(
         Recompute.none,
         "Activation recomputation: none, selective (modules of every layer), or full (whole "

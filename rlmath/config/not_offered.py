@@ -10,10 +10,6 @@ _PRECISION = (
     "Megatron allows it with Transformer Engine's FusedAdam alone, which nothing here can run to "
     "compare; actor.offload and actor.offload_in_backward take the moments off the GPU"
 )
-_OVERLAP = (
-    "the output layer in chunks (actor.logits) adds its gradient to Megatron's buffer itself, and "
-    "Megatron's overlap starts from the gradient that it leaves out"
-)
 _ACTIVATIONS = (
     "Megatron asks Transformer Engine for it, which nothing here can run to compare; "
     "actor.recompute=selective saves activations"
@@ -35,7 +31,7 @@ NOT_OFFERED = {
         ),
         _PRECISION,
     ),
-    "overlap_grad_reduce": _OVERLAP,
+    "overlap_grad_reduce": "it is actor.overlap_gradients here",
     "overlap_param_gather": (
         "weights would be incomplete between an optimizer step and the next forward pass, where "
         "weight sync, checkpoints and the reference model read them"

@@ -18,7 +18,7 @@ REASON = "a reason in rlmath/config/not_offered.py no longer holds"
 ROWS = [
     Row(
         "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel",
-        f"overlap_grad_reduce: {REASON}",
+        "the head need not give zeros (rlmath/actor/head.py, actor.overlap_gradients)",
         says=("param.grad is not None", "when overlap_grad_reduce is True"),
     ),
     Row(

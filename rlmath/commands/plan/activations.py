@@ -183,12 +183,12 @@ def logits_bytes(
     # Of hidden states in float32 where they are parts of a sum.
     gradient = hidden * actor.tokens * (2 if in_float32 and tp > 1 else 1)
     taken = 2 * size * spec.hidden * rows
-    return (
-        logits
-        + gradient
-        + taken
-        + max(BACKWARD_TABLES * table, operands, size * block * spec.hidden)
-    )
+    working = taken + logits - gathered
+    working += max(BACKWARD_TABLES * table, operands, size * block * spec.hidden)
+    if actor.overlap_gradients and actor.lora is None:
+        # Zeros of the weight's size, from which Megatron's sum starts.
+        working = max(working, 2 * width * spec.hidden)
+    return gathered + gradient + working
 
 
 def _whole_logits_bytes(

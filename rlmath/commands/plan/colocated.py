@@ -101,6 +101,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         layers="local" if settings.layers.value == "local" else "transformer_engine",
         lora=adapters_of(settings.lora, spec, seed=0),
         recompute_modules=modules_of(settings, spec),
+        overlap_gradients=settings.overlap_gradients,
     )
     sequences = algorithm.prompts_per_step * algorithm.group_size
     minibatches = algorithm.minibatches_per_step * layout.actor.data_parallel

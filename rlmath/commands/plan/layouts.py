@@ -86,6 +86,7 @@ class Wish:
         routing_replay: ``actor.routing_replay=old_log_probs``.
         virtual_stages: ``actor.virtual_stages``; above 1 the actor has pipeline stages.
         recompute_modules: Of every layer; with some no layers are.
+        overlap_gradients: ``actor.overlap_gradients``; layouts of one copy have none to add up.
         offload: ``actor.offload``; ``None``: nothing is, unless :func:`with_least_offload`
             chooses.
         offload_in_backward: ``actor.offload_in_backward``, with an ``offload``.
@@ -115,6 +116,7 @@ class Wish:
     routing_replay: bool = False
     virtual_stages: int = 1
     recompute_modules: tuple[str, ...] = ()
+    overlap_gradients: bool = False
     offload: str | None = None
     offload_in_backward: bool = False
 
@@ -192,6 +194,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *([f"actor.expert_parallel={ep}"] if ep > 1 else []),
         f"actor.sequence_parallel={str(tp > 1).lower()}",
         *_recompute_settings(actor),
+        *(["actor.overlap_gradients=true"] if actor.overlap_gradients else []),
         f"actor.max_tokens_per_microbatch={wish.max_tokens or actor.max_tokens}",
         f"rollout.tensor_parallel={engine_tp}",
         f"rollout.max_response_tokens={work.response_tokens}",
@@ -349,6 +352,7 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
                 wish.layers,
                 lora=wish.lora,
                 recompute_modules=wish.recompute_modules,
+                overlap_gradients=wish.overlap_gradients and dp * cp > 1,
             )
     if not found:
         asked = {

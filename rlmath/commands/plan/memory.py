@@ -62,6 +62,7 @@ class ActorShape:
         lora: The policy's adapters, which alone are trained; ``None``: all weights are.
         recompute_modules: Of every layer, computed again in the backward pass; with some,
             ``recompute_layers`` is 0.
+        overlap_gradients: They are summed over copies while the last micro-batch is computed.
     """
 
     layout: Layout
@@ -70,6 +71,7 @@ class ActorShape:
     layers: str = "transformer_engine"
     lora: Lora | None = None
     recompute_modules: tuple[str, ...] = ()
+    overlap_gradients: bool = False
 
     @property
     def tokens(self) -> int:
@@ -362,7 +364,7 @@ def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> fl
         sizes = (adapter_sizes_of_rank(spec, layout, stage, actor.lora) for stage in stages)
         return 8 * min(weights / layout.copies, max(map(max, filter(None, sizes)), default=0))
     largest = largest_parameter_of_rank(spec, layout)
-    if spec.tied and pp > 1:
+    if actor.overlap_gradients or (spec.tied and pp > 1):
         largest //= layout.copies  # The shared table is a bucket alone, which the copies cut.
     return 8 * min(weights / layout.copies, largest)
 

@@ -171,11 +171,15 @@ def actor_time_s(
     # Float32 gradients are reduce-scattered, bfloat16 weights gathered.
     copies = layout.copies
     data = work.minibatches * 6 * parameters * (copies - 1) / copies / rate(ranks)
+    reduced_s = 4 / 6 * data
     once = tensor + experts
     log_probs = (forward + once + context) * bubble if work.minibatches > 1 else 0.0
     # Backward is two forward passes, of which one is the gradients of weights, which frozen ones
     # have none of; a recomputed layer has one more (the same, section 3).
     compute = forward * ((2 if actor.lora else 3) + again + modules)
+    if actor.overlap_gradients:
+        # Sums end with the backward pass of each minibatch's last micro-batch, or after it.
+        data -= min(reduced_s, (compute - forward) / microbatches)
     moved = once * (2 + again) + sent_again + context * (3 + again)
     update = (compute + moved) * bubble + data
     return log_probs, update

@@ -131,6 +131,10 @@ def test_ranges_hold_at_their_ends() -> None:
             ["actor.routing_replay=old_log_probs", "algorithm.minibatches_per_step=2"],
             ["actor.routing_replay=old_log_probs", "no experts", "none"],
         ),
+        (
+            ["actor.overlap_gradients=true"],
+            ["actor.overlap_gradients=true", "no gradients to add up"],
+        ),
         (["actor.offload_in_backward=true"], ["actor.offload_in_backward", "optimizer", "all"]),
         (["actor.offload_growth_gib=1"], ["actor.offload_growth_gib", "optimizer", "all"]),
         (

@@ -65,6 +65,7 @@ def planned(job: Job) -> tuple[ActorShape, Step]:
         "local",
         job.lora,
         job.recompute_modules,
+        job.overlap_gradients,
     )
     step = Step(
         microbatches=job.microbatches,

@@ -46,6 +46,7 @@ class Job:
         lora: The policy's adapters.
         routing_replay: ``actor.routing_replay``.
         recompute_modules: Of every layer.
+        overlap_gradients: ``actor.overlap_gradients``.
         phases: Which to count; the state always is.
     """
 
@@ -68,6 +69,7 @@ class Job:
     lora: Lora | None = None
     routing_replay: str = "none"
     recompute_modules: tuple[str, ...] = ()
+    overlap_gradients: bool = False
     phases: tuple[str, ...] = PHASES
 
     @property
@@ -197,6 +199,7 @@ def jobs_of(
         lora=adapters_of(actor.lora, model_spec(known), seed=0),
         routing_replay=actor.routing_replay.value,
         recompute_modules=modules_of(actor, model_spec(known)),
+        overlap_gradients=actor.overlap_gradients,
     )
     job = dataclasses.replace(job, **changes)
     return [dataclasses.replace(job, rank=rank) for rank in stage_ranks(job.layout)]

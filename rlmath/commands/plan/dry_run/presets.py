@@ -190,6 +190,15 @@ def layout_cases() -> list[Case]:
         ),
         case("30B EP 8, experts recomputed", "qwen3_30b_a3b", 2, *_SELECTIVE, *small, budget),
         case(
+            "1.5B TP 1, gradients summed in the backward pass",
+            "r1_distill_qwen_1.5b",
+            1,
+            "actor.tensor_parallel=1",
+            "actor.overlap_gradients=true",
+            *small,
+            budget,
+        ),
+        case(
             "1.5B, whole logits",
             "r1_distill_qwen_1.5b",
             1,

@@ -283,6 +283,7 @@ class _Rank:
             max_tokens_per_microbatch=job.max_tokens,
             max_sequence_length=job.max_sequence_tokens,
             reference=ReferenceSettings("frozen" if job.reference else "none"),
+            overlap_gradients=job.overlap_gradients,
             offload=job.offload,
             offload_in_backward=job.offload_in_backward,
             lora=job.lora,

@@ -381,6 +381,27 @@ def test_the_optimizer_comes_for_its_steps_alone() -> None:
     assert config.actor.offload_in_backward
 
 
+def test_sums_of_gradients_hide_behind_the_last_backward_pass() -> None:
+    """Two thirds of what copies send, float32 gradients against bfloat16 weights, and no more than
+    a backward pass takes."""
+    asked = wish("Qwen2.5-1.5B", 16, work=COLOCATED, tp=1, max_tokens=9216, recompute_layers=28)
+    asked = dataclasses.replace(asked, pp=1, cp=1)
+    late = find_plans(asked)[0]
+    early = find_plans(dataclasses.replace(asked, overlap_gradients=True))[0]
+    weights = parameters_of_rank(asked.spec, late.actor.layout, 0)
+    # Sixteen GPUs are two nodes.
+    rate = asked.efficiency.network_gb_per_s * 1e9 * asked.efficiency.link
+    hidden = 4 * weights * 15 / 16 / rate
+    saved = late.seconds["update"] - early.seconds["update"]
+    assert 0 < saved <= hidden * (1 + 1e-9)
+    assert early.seconds["log_probs"] == late.seconds["log_probs"]
+    settings = overrides(asked, early.actor, early.engine_tp, early.engine_share)
+    config, _ = checked(asked, settings)
+    assert config.actor.overlap_gradients
+    (alone,) = find_plans(dataclasses.replace(asked, gpus=1, offload="all", overlap_gradients=True))
+    assert not alone.actor.overlap_gradients, "there is nothing to add up"
+
+
 def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     """The stages that the chunks divide; the routes that a node's ranks keep."""
     asked = wish("Qwen2.5-32B", 32, work=COLOCATED, max_tokens=None, virtual_stages=2)
