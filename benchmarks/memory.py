@@ -4,7 +4,8 @@ Dry runs (``rlmath/commands/plan/dry_run``): the project's own model, optimizer,
 gather of one rank on meta tensors, for 1.5B, 7B, 32B and 30B-A3B on 8, 64 and 256 GPUs; no GPU is
 needed. Sampling is what stays on the GPU while engines sample. Beside each count stands what the
 plan's arithmetic says of the actor's time (``rlmath/commands/plan/time.py``), relative to defaults
-on the same GPUs, and the largest difference between the plan's memory and the count.
+on the same GPUs, and the largest difference between the plan's memory and the count, of phases that
+hold 1 GiB or more.
 
 Prints one JSON line, or with ``--markdown`` the table of docs/performance.md.
 """
@@ -76,6 +77,8 @@ MODELS = {
     "30B-A3B": Subject("Qwen3-30B-A3B", ("actor.tensor_parallel=2", "actor.expert_parallel=8")),
 }
 DEFAULTS = "defaults"
+# Of less than this, as of a GPU that has given all away, a relative difference says nothing.
+LEAST_BYTES = GIB
 # What a row changes; the first is what the actor held before there was any of them.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "logits=whole": ("actor.logits=whole",),
@@ -141,7 +144,12 @@ def measured(case: Case, counts: Sequence[RankCount]) -> dict[str, Any]:
         "settings": case.settings,
         "gpus": case.nodes * GPUS_PER_NODE,
         "gib": {name: round(size, 2) for name, size in phases.items()},
-        "plan_error": max(abs(row.error) for count in counts for row in rows(count)),
+        "plan_error": max(
+            abs(row.error)
+            for count in counts
+            for row in rows(count)
+            if row.counted_bytes >= LEAST_BYTES
+        ),
         "actor_s": round(actor_seconds(case), 1),
     }
 
