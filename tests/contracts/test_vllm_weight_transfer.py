@@ -213,7 +213,8 @@ def rank_of(patch: pytest.MonkeyPatch) -> ActorWorker:
     parallel = ParallelRank()
     rank = ActorWorker.__new__(ActorWorker)
     rank.rank, rank.platform, rank.connection = 0, CUDA, None
-    rank._peaks = {}
+    # Without a GPU there is no peak to read.
+    patch.setattr(rank, "_note_peak", lambda phase: None)
     module = modules_like(DENSE, 0, parallel, dtype=torch.bfloat16)
     state = DeviceState(module, [], None, CUDA)
     rank.actor = SimpleNamespace(  # type: ignore[assignment]

@@ -27,7 +27,7 @@ from rlmath.config.command_line import Given, count
 from rlmath.config.rollout import RolloutSchedule
 
 # Shares of the responses that keep within the budgets that are tried.
-BUDGET_SHARES = (0.5, 0.75, 0.9, 0.97)
+BUDGET_SHARES = (0.5, 0.75, 0.9)
 LAGS = (1, 2, 4)
 # Shares of the GPUs that engines get where they do not share them with the actor.
 ENGINE_SHARES = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layout_cli.add_arguments(parser)
     add = parser.add_argument
     add("--run", type=Path, metavar="RUN", help="take the response lengths of a run's samples")
-    add("--steps", type=count, default=6, metavar="N", help="steps to play (default: 6)")
+    add("--steps", type=count, default=3, metavar="N", help="steps to play (default: 3)")
 
 
 def run(arguments: argparse.Namespace, given: Given) -> int:
