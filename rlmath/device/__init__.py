@@ -115,7 +115,8 @@ class Platform:
             torch.cuda.reset_peak_memory_stats()
 
     def peak_memory_gib(self) -> float:
-        """Highest memory of this process so far: allocated on CUDA, resident on CPU, in GiB."""
+        """Highest memory of this process in GiB: on CUDA allocated since the last reset or
+        :meth:`take_peak_bytes`, on CPU resident since its start."""
         if self.name == "cuda":
             return torch.cuda.max_memory_allocated() / 2**30
         return peak_memory.highest_bytes() / 2**30
