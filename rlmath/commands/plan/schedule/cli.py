@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layout_cli.add_arguments(parser)
     add = parser.add_argument
     add("--run", type=Path, metavar="RUN", help="take the response lengths of a run's samples")
-    add("--steps", type=count, default=3, metavar="N", help="steps to play (default: 3)")
+    add("--steps", type=count, default=4, metavar="N", help="steps to play (default: 4)")
 
 
 def run(arguments: argparse.Namespace, given: Given) -> int:

@@ -197,7 +197,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
                 "step_s": step_s,
                 "generate_s": generate_s,
                 "idle_share": idle_share,
-                "actor_idle_share": 1 - (trained_s + times.fixed_s) / step_s,
+                "actor_idle_share": max(0.0, 1 - (trained_s + times.fixed_s) / step_s),
                 "responses": _response_tokens(sampled),
                 "lag_mean": sampled.metrics.get("rollout/lag_mean", 0.0),
                 "lag_p99": sampled.metrics.get("rollout/lag_p99", 0.0),
