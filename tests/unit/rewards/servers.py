@@ -40,12 +40,19 @@ class Exchange(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    """Takes many connections at once: with the usual queue of five, the kernel drops some and tries
+    again seconds later."""
+
+    request_queue_size = 128
+    daemon_threads = True
+    block_on_close = False
+
+
 @contextmanager
 def serve(answer: Answer) -> Iterator[Any]:
     """The server, with ``url``, and ``requests`` that it has got."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Exchange)
-    server.daemon_threads = True
-    server.block_on_close = False
+    server = Server(("127.0.0.1", 0), Exchange)
     server.answer = answer  # type: ignore[attr-defined]
     server.requests = []  # type: ignore[attr-defined]
     server.seen_headers = []  # type: ignore[attr-defined]
