@@ -130,7 +130,7 @@ def context_classes(sizes: Sequence[int], contexts: int, cp_rank: int) -> list[C
 class _AllGather(torch.autograd.Function):
     """``[largest]`` of each rank to ``[C * largest]`` on all; the gradient is this rank's part.
 
-    All ranks compute the same loss from it, so each keeps the gradient of its own values.
+    All ranks compute the same loss from it, so each keeps its own values' gradient.
     """
 
     @staticmethod

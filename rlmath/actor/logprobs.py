@@ -1,6 +1,6 @@
 """Log-probabilities and entropy from vocabulary-parallel logits.
 
-Each tensor rank holds the logits of its own slice of the vocabulary. What crosses ranks is three
+Each tensor rank holds the logits of a slice of the vocabulary. What crosses ranks is three
 numbers per token, never the logits. Nothing here makes the host wait for the GPU.
 
 :class:`VocabSlice` has the arithmetic of some rows; here it goes over logits that are there as a

@@ -1,7 +1,7 @@
 """Sums over all data-parallel ranks, for algorithms that need the whole step.
 
 Most of what a step computes belongs to a token or a sequence. Whitening and the share of the
-highest entropies need all of them: each rank passes figures of its own sequences, and all ranks get
+highest entropies need all of them: each rank passes its own sequences' figures, and all ranks get
 the same totals, added in the same order.
 """
 

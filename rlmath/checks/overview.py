@@ -170,7 +170,7 @@ def _schedule(config: Config) -> list[str]:
         lines = [f"{rollout.schedule.name} with rollout.max_lag=0: as synchronous"]
     elif rollout.schedule is RolloutSchedule.continuous:
         lines = [
-            "continuous: engines sample while the actor trains, and responses go on with new "
+            "continuous: engines sample while the actor trains, and responses continue with new "
             f"weights; at most {lag} steps older"
         ]
     else:

@@ -156,7 +156,7 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
 
 
 def _known(saved: Mapping[str, Any], schema: DictConfig) -> dict[str, Any]:
-    """What the schema has too; a section without fields of its own takes any key."""
+    """What the schema has too; a section that declares no fields takes any key."""
     found: dict[str, Any] = {}
     names = set(schema.keys())  # `in` is false for a setting without a default
     for key, value in saved.items():

@@ -27,7 +27,7 @@ class AnswerShares:
     """Fractions of prompts.
 
     Attributes:
-        own: That hold one of their own accepted answers.
+        own: Prompts that hold an answer accepted for them.
         others: That hold one of the next problem's.
         first: Place of the first prompt with its own answer; ``None``: there is none.
         answer: That answer.

@@ -41,8 +41,8 @@ class Request:
         ignore_eos: Continue after an end-of-sequence token, up to ``max_tokens``: for measuring at
             a fixed length.
         begun: What earlier steps sampled of it, which it continues; ``None``: nothing.
-        budget_tokens: Most tokens to add now; a sample that would go on is ``cut`` there. ``None``:
-            up to ``max_tokens``.
+        budget_tokens: Most tokens to add now; a sample that would continue is ``cut`` there.
+            ``None``: up to ``max_tokens``.
         scores: Nothing is sampled: the answer is ``begun`` with the engine's own log-probs of its
             tokens, at temperature 1. vLLM gives those of a prompt only, and samples a token after
             it, so ``max_tokens`` is one more than ``begun`` has.

@@ -45,7 +45,7 @@ class ContinuousFeed(Feed):
         self._waited_s = {"actor": 0.0, "engines": 0.0}
 
     def take(self, step: int) -> Sampled:
-        """Let the engines sample, and wait for the step's groups. The engines go on."""
+        """Let the engines sample, and wait for the step's groups. The engines continue."""
         self._set_step(step)
         if self._ended_s is not None:
             self._waited_s["engines"] += time.monotonic() - self._ended_s
@@ -63,7 +63,7 @@ class ContinuousFeed(Feed):
 
     @contextlib.contextmanager
     def engines_free(self, step: int) -> Iterator[None]:
-        """See :meth:`Feed.engines_free`. Samples are cut, and go on afterwards with the same
+        """See :meth:`Feed.engines_free`. Samples are cut, and continue afterwards with the same
         tokens."""
         self._end(step)
         yield

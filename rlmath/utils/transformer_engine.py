@@ -56,7 +56,7 @@ def use_packaged_libraries() -> None:
     Its loader looks below ``CUDNN_HOME`` (and so on), ``CUDA_HOME`` and ``/usr/local/cuda`` before
     it looks at packages, and takes the first file of that name, of whatever version. Torch has
     loaded the packages' by then. On a machine with cuDNN 9.14 in its CUDA toolkit, torch 2.13 then
-    refused to go on, or fused attention failed with ``CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED``.
+    refused to continue, or fused attention failed with ``CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED``.
     A variable that the user has set stays. Call before the first import of Transformer Engine.
     """
     packages = _site_packages() / "nvidia"

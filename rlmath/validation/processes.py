@@ -37,7 +37,7 @@ def on_ranks(layout: Layout, function: Callable[..., Any], arguments: tuple[Any,
         What rank 0 returned.
 
     Raises:
-        UserError: A rank failed; the message is that of its own ``UserError``, or names the rank
+        UserError: A rank failed; the message is its own ``UserError``'s, or names the rank
             and ends with what it raised.
     """
     from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, spawn

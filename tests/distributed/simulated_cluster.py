@@ -4,7 +4,7 @@ What is real: Ray's scheduler, its placement groups, and the GPU ids that it giv
 What stands in: the nodes are raylets of this machine that claim GPUs which are not there; a task
 takes the place of each rank and of each engine's process, with the options that these would have;
 and the order in which Ray numbers bundles is forced to alternate between nodes, as a busy cluster
-may do it, by asking for each bundle on a node of its own choice.
+may do it, by asking for each bundle on any node it likes.
 
 Prints one JSON object.
 """

@@ -276,7 +276,7 @@ def test_ranks_share_out_the_optimizers_tensors_in_bounded_memory(
 def run_first_save(
     layout: Layout, platform: Platform, model: str, changes: dict[str, Any], folder: str
 ) -> After:
-    """Save before the first update, then go on."""
+    """Save before the first update, then continue."""
     actor = build(layout, platform, model, **changes)
     save_model(actor, folder)
     return go_on(actor, with_log_probs(make_batch()), 2)

@@ -166,7 +166,7 @@ def test_what_needs_the_whole_step_is_of_the_whole_step(alone: Any, batch: Train
     kept = int((alone["factors"] > 0).sum())
     assert kept == -(-4 * int(mask.sum()) // 10)
     assert not alone["factors"][~mask].any()
-    # A trace is of its own sequence's tokens.
+    # A trace has its own sequence's tokens.
     ends = torch.cumsum(batch.response_lengths, 0).tolist()
     for one in alone["traces"]:
         rows = slice(ends[one.place] - int(batch.response_lengths[one.place]), ends[one.place])

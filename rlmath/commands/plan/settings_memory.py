@@ -26,7 +26,7 @@ def describe_memory(config: Config, spec: ModelSpec) -> list[str]:
     fitting = [name for name, miss in misses.items() if miss is None]
     share = config.rollout.gpu_memory_utilization
     lines = [f"memory   GiB on the fullest GPU, as rlmath plan predicts: {peaks}"]
-    beside = "" if colocated else " of its own GPUs"
+    beside = "" if colocated else " of separate GPUs"
     lines.append(
         f"         beside it the engines take {share:g}{beside} "
         f"(rollout.gpu_memory_utilization); fits {', '.join(fitting) or 'no known GPU'}"

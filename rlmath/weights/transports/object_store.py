@@ -2,7 +2,7 @@
 
 Rank 0 gathers a bucket from the ranks of its copy of the model and puts it in Ray's object store,
 which brings it to each engine's node once. There the engine's Ray actor copies it into shared
-memory of its own machine (``relay.py``), and vLLM's workers load it as with ``shared_memory``.
+memory of that machine (``relay.py``), and vLLM's workers load it as with ``shared_memory``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,25 @@
-"""An engine on a GPU that it shares with a Megatron rank; nothing of it is started."""
+"""A collector with a small reward, and the settings of an engine on a Megatron rank's GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from rlmath.rewards.loading import FunctionReward
+from rlmath.rewards.mix import RewardMix
+from rlmath.rewards.mix_items import MixItem
+from rlmath.rollout.collect import Collector
 from rlmath.rollout.requests import EngineSpec
+from tests.unit.rollout.stand_ins import score
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with RewardMix([MixItem(FunctionReward(score, "small"), "small")], answer_grader=None) as mix:
+        made = Collector(mix)
+        yield made
+        made.close()
 
 
 @pytest.fixture

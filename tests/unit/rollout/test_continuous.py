@@ -27,23 +27,15 @@ from rlmath.training.continuous_feed import ContinuousFeed
 from rlmath.training.feed import Feed
 from rlmath.training.feeds import feed_of
 from rlmath.types import Sample
-from tests.unit.rollout import test_carry_over as carry_over
-from tests.unit.rollout.test_carry_over import Engines, score, through_a_checkpoint
+from tests.unit.rollout import stand_ins
+from tests.unit.rollout.stand_ins import Engines, through_a_checkpoint
 
 STEPS = 12
 FILTERED = ("algorithm.filter.keep=variance", "algorithm.filter.max_rounds=12")
 
 
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with RewardMix([MixItem(FunctionReward(score, "small"), "small")], answer_grader=None) as mix:
-        made = Collector(mix)
-        yield made
-        made.close()
-
-
 def sampler_of(*more: str, ledger: Ledger | None = None) -> ContinuousSampler:
-    made = carry_over.sampler_of(
+    made = stand_ins.sampler_of(
         "rollout.schedule=continuous", f"runner.steps={STEPS}", *more, ledger=ledger
     )
     return ContinuousSampler(made._config, made._stream, ledger=ledger)
@@ -269,12 +261,12 @@ def test_without_a_lag_it_is_synchronous(
 ) -> None:
     from rlmath.training.feeds import sampler_of as chosen
 
-    made = carry_over.sampler_of("rollout.schedule=continuous", "rollout.max_lag=0")
+    made = stand_ins.sampler_of("rollout.schedule=continuous", "rollout.max_lag=0")
     assert type(chosen(made._config, made._stream)) is type(made)
-    usual = carry_over.sampler_of()
+    usual = stand_ins.sampler_of()
     for step in range(1, 4):
         one, two = (
             sampler.sample(step, Engines(step, step - 1), collector, contextlib.nullcontext)  # type: ignore[arg-type]
             for sampler in (usual, made)
         )
-        assert carry_over.anywhere(one) == carry_over.anywhere(two)
+        assert stand_ins.anywhere(one) == stand_ins.anywhere(two)

@@ -20,7 +20,7 @@ from rlmath.training import feed as feed_module
 from rlmath.training.feed import Feed, PipelinedFeed
 from rlmath.training.feeds import feed_of
 from rlmath.types import Sample
-from tests.unit.rollout.test_carry_over import (
+from tests.unit.rollout.stand_ins import (
     Engines,
     anywhere,
     sampler_of,
@@ -31,19 +31,6 @@ from tests.unit.rollout.test_carry_over import (
 PIPELINED = "rollout.schedule=pipelined"
 FILTERED = ("algorithm.filter.keep=variance", "algorithm.filter.max_rounds=12")
 STEPS = 9
-
-
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    from rlmath.rewards.loading import FunctionReward
-    from rlmath.rewards.mix import RewardMix
-    from rlmath.rewards.mix_items import MixItem
-    from tests.unit.rollout.test_carry_over import score
-
-    with RewardMix([MixItem(FunctionReward(score, "small"), "small")], answer_grader=None) as mix:
-        made = Collector(mix)
-        yield made
-        made.close()
 
 
 def generate(sampler: Sampler, step: int, collector: Collector, order_seed: int = 0) -> None:

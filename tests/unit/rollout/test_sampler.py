@@ -10,20 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from rlmath.config.load import load
 from rlmath.data import ProblemStream
-from rlmath.rewards.loading import FunctionReward
-from rlmath.rewards.mix import RewardMix
-from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.types import GradedSample, Group, Problem, Sample
-
-PROBLEMS = [Problem(f"d:{i}", f"p{i}", (1, i), ("0",)) for i in range(10)]
+from tests.unit.rollout.stand_ins import PROBLEMS, score
 
 
 class Engines:
@@ -53,19 +48,6 @@ class Engines:
                 request.seed,
                 0,
             )
-
-
-def score(completions: Sequence[str], **_: Any) -> list[float | None]:
-    """1 for small numbers; a 4 cannot be scored."""
-    return [None if text == "4" else float(text in "01") for text in completions]
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with RewardMix([MixItem(FunctionReward(score, "small"), "small")], answer_grader=None) as mix:
-        made = Collector(mix)
-        yield made
-        made.close()
 
 
 def sampler_of(*overrides: str, at_least: int = 1) -> Sampler:

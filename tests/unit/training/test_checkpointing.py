@@ -15,7 +15,7 @@ from rlmath.training.checkpointing import Saver
 
 
 class SlowRanks:
-    """Ranks whose disk takes a block every so often, and then no more."""
+    """Ranks whose disk takes a few blocks, and then no more."""
 
     def __init__(self, blocks: int, every_s: float, then_hangs_s: float = 0.0) -> None:
         self.blocks, self.every_s, self.then_hangs_s = blocks, every_s, then_hangs_s

@@ -1,4 +1,4 @@
-"""Weights of KL and entropy follow what they are told, and go on after a resume."""
+"""Weights of KL and entropy follow what they are told, and continue after a resume."""
 
 from __future__ import annotations
 

@@ -1,0 +1,104 @@
+"""What tests of schedules share: problems, rewards, and samples of made-up lengths for engines."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlmath.checkpoint.driver_state import read_driver_state, write_driver_state
+from rlmath.config.load import load
+from rlmath.data import ProblemStream
+from rlmath.rollout.ledger import Ledger
+from rlmath.rollout.requests import Request
+from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.types import Problem, Sample
+
+PROBLEMS = [Problem(f"d:{i}", f"p{i}", (1, i), ("0",)) for i in range(10)]
+LONGEST = 40
+
+
+class Engines:
+    """Continues samples to lengths drawn from their seeds; tokens tell place and seed.
+
+    Args:
+        order_seed: Of the order in which requests are answered.
+        version: Of the weights.
+        spread: Lengths are mostly short for 0, and any for 1.
+    """
+
+    def __init__(self, order_seed: int, version: int, spread: float = 0.5) -> None:
+        self._draw = random.Random(order_seed)
+        self._version, self._spread = version, spread
+        self.requests: list[Request] = []
+
+    def length(self, seed: int) -> int:
+        own = random.Random(seed)
+        return own.randint(1, LONGEST if own.random() < self._spread else 4)
+
+    def generate(self, requests: Sequence[Request], more: Any, journal: Any) -> Iterator[Sample]:
+        queue = list(requests)
+        while True:
+            queue += more(not queue)
+            assert len({one.key for one in queue}) == len(queue)
+            if not queue:
+                return
+            yield self._answer(queue.pop(self._draw.randrange(len(queue))))
+
+    def _answer(self, request: Request) -> Sample:
+        self.requests.append(request)
+        whole, begun = self.length(request.seed), request.begun_tokens
+        end = min(whole, begun + request.new_tokens)
+        assert end > begun
+        spans = () if request.begun is None else request.begun.spans
+        return Sample(
+            request.problem_id,
+            request.index,
+            (np.arange(end) + request.seed % 1000).astype(np.int32),
+            np.full(end, -0.1, np.float32),
+            str(request.seed % 5),
+            "cut" if end < whole else "stop",
+            spans if spans and spans[-1][0] == self._version else (*spans, (self._version, begun)),
+            request.seed,
+            self._draw.randrange(3),
+        )
+
+
+def score(completions: Sequence[str], **_: Any) -> list[float | None]:
+    """1 for small numbers; a 4 cannot be scored."""
+    return [None if text == "4" else float(text in "01") for text in completions]
+
+
+def sampler_of(*overrides: str, ledger: Ledger | None = None, problems: int = 10) -> Sampler:
+    given = [
+        "model.path=m",
+        "runner.run_dir=r",
+        "algorithm.prompts_per_step=4",
+        "algorithm.group_size=2",
+        f"rollout.max_response_tokens={LONGEST}",
+    ]
+    config = load([*given, *overrides])
+    return Sampler(config, ProblemStream(PROBLEMS[:problems]), ledger=ledger)
+
+
+def through_a_checkpoint(sampler: Sampler, folder: Path) -> dict[str, Any]:
+    write_driver_state(folder, sampler.state_dict())
+    return read_driver_state(folder)
+
+
+def without_engines(state: dict[str, Any]) -> str:
+    return re.sub(r'"engine": \d+', "", json.dumps(state))
+
+
+def anywhere(sampled: Sampled) -> Any:
+    """Without what depends on the engine that sampled."""
+    return [
+        [(replace(one.sample, engine=0), one.reward) for one in group.samples]
+        for group in sampled.groups
+    ], sampled.metrics
