@@ -147,6 +147,8 @@ class RankStep:
         self._policy, self._value_model = policy, value_model
         self.shard = shard
         self._entropy: Tensor | None = None
+        # The weights version that the old log-probs are of.
+        self._now: int | None = None
 
     def log_probs(self, now: int) -> Alignment | None:
         """Compute the old policy's log-probs.
@@ -161,7 +163,7 @@ class RankStep:
         self.shard = self.shard.with_values(old_log_probs=self._or_nothing(found))
         if found is None:
             return None
-        self._entropy = found.entropy
+        self._entropy, self._now = found.entropy, now
         return self._alignment(found, self.shard.batch, self.shard.places, now)
 
     def reference_log_probs(self) -> None:
@@ -291,6 +293,7 @@ class RankStep:
                 batch.loss_mask,
                 batch.response_lengths,
                 settings.correction,
+                None if self._now is None else token_lags(batch, self._now),
             )
             totals = found.totals
             factors = found.weights.float() if settings.correction.is_on else None

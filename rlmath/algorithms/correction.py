@@ -23,7 +23,8 @@ papers' formulas.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
 from enum import Enum
 
 from rlmath.algorithms.mismatch import Mismatch
@@ -95,6 +96,25 @@ class CorrectionConfig:
 
 
 @dataclass(frozen=True)
+class LagTotals:
+    """What a correction did to the tokens of one lag; those of several ranks add up.
+
+    Attributes:
+        tokens: Unmasked tokens.
+        rejected: Those of them that got 0.
+        truncated: Those whose weight was cut to the upper bound.
+    """
+
+    tokens: int = 0
+    rejected: int = 0
+    truncated: int = 0
+
+    def __add__(self, other: LagTotals) -> LagTotals:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return LagTotals(*(one + two for one, two in pairs))
+
+
+@dataclass(frozen=True)
 class CorrectionTotals:
     """What a correction did; those of several ranks add up.
 
@@ -105,6 +125,7 @@ class CorrectionTotals:
         vetoed: Sequences excluded by ``veto_below``.
         truncated: Tokens whose weight was cut to the upper bound.
         weight: Sum of the weights.
+        by_lag: Of the tokens, by the age of the weights that sampled them; empty: not told.
     """
 
     tokens: int
@@ -113,16 +134,33 @@ class CorrectionTotals:
     vetoed: int
     truncated: int
     weight: float
+    by_lag: Mapping[int, LagTotals] = field(default_factory=dict)
 
     def __add__(self, other: CorrectionTotals) -> CorrectionTotals:
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return CorrectionTotals(*(one + two for one, two in pairs))
+        nothing = LagTotals()
+        return CorrectionTotals(
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
+            self.rejected + other.rejected,
+            self.vetoed + other.vetoed,
+            self.truncated + other.truncated,
+            self.weight + other.weight,
+            {
+                lag: self.by_lag.get(lag, nothing) + other.by_lag.get(lag, nothing)
+                for lag in sorted({*self.by_lag, *other.by_lag})
+            },
+        )
 
     def metrics(self) -> dict[str, float]:
         """``rejected_tokens`` and ``vetoed_sequences`` (shares of the unmasked tokens and of
-        sequences that have any), ``truncated_tokens`` and ``mean_weight``."""
+        sequences that have any), ``truncated_tokens`` and ``mean_weight``; the shares of tokens
+        also as ``lag_<n>/...``, of the tokens of each lag, unless all are of the newest weights."""
         tokens = max(self.tokens, 1)
-        return {
+        by_lag: dict[str, float] = {}
+        for lag, one in self.by_lag.items() if self.by_lag.keys() - {0} else ():
+            by_lag[f"lag_{lag}/rejected_tokens"] = one.rejected / max(one.tokens, 1)
+            by_lag[f"lag_{lag}/truncated_tokens"] = one.truncated / max(one.tokens, 1)
+        return by_lag | {
             "rejected_tokens": self.rejected / tokens,
             "vetoed_sequences": self.vetoed / max(self.sequences, 1),
             "truncated_tokens": self.truncated / tokens,
@@ -181,6 +219,7 @@ def correct(
     mask: Tensor,
     response_lengths: Tensor,
     settings: CorrectionConfig,
+    lags: Tensor | None = None,
 ) -> Correction:
     """Weights for the tokens of a batch, from whole sequences, before the batch is cut.
 
@@ -194,6 +233,8 @@ def correct(
         mask: ``[R]`` bool; false tokens take no part and get 0.
         response_lengths: ``[N]`` int64, in tokens.
         settings: What to correct; ``auto`` has to be resolved by ``choose`` first.
+        lags: ``[R]`` int64, versions that the weights that sampled are older; ``None``: the totals
+            tell no lags.
 
     Raises:
         ValueError: ``auto``, or shapes that do not fit.
@@ -249,5 +290,18 @@ def correct(
             vetoed=int(vetoed.sum()),
             truncated=int(truncated.sum()),
             weight=float(weights.sum()),
+            by_lag={} if lags is None else _by_lag(lags, mask, mask & ~keep, truncated),
         ),
     )
+
+
+def _by_lag(
+    lags: Tensor, mask: Tensor, rejected: Tensor, truncated: Tensor
+) -> dict[int, LagTotals]:
+    """Counts of the tokens of each lag that has any in the loss."""
+    return {
+        lag: LagTotals(
+            *(int((which & (lags == lag)).sum()) for which in (mask, rejected, truncated))
+        )
+        for lag in torch.unique(lags[mask]).tolist()
+    }

@@ -41,6 +41,8 @@ def carried_over(lines: list[dict[str, float]]) -> None:
     assert lines[-1]["rollout/lag_max"] == 2 and lines[-1]["rollout/mixed_sample_share"] > 0
     # Tokens of older weights differ, those of the present ones do not.
     assert lines[-1]["mismatch/lag_1/k3"] > 100 * lines[-1]["mismatch/lag_0/k3"] > 0
+    truncated = [lines[-1][f"correction/lag_{lag}/truncated_tokens"] for lag in (0, 1)]
+    assert truncated[0] <= truncated[1] < 1
 
 
 def pipelined(lines: list[dict[str, float]]) -> None:

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.algorithms import mismatch
-from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, choose, correct
+from rlmath.algorithms.correction import (
+    CorrectionConfig,
+    CorrectionKind,
+    LagTotals,
+    choose,
+    correct,
+)
 from rlmath.algorithms.mismatch import measure, measure_by_lag
 
 ENGINE = torch.tensor([-1.0, -2.0, -0.5, -3.0])
@@ -127,6 +133,31 @@ def test_one_outlier_vetoes_its_sequence_and_masked_tokens_do_not():
     assert got.totals.metrics()["rejected_tokens"] == pytest.approx(2 / 5)
     w[1] = 1.0
     assert correct(w.log(), torch.zeros_like(w), MASK, LENGTHS, s).weights.sum() == 5
+
+
+def test_what_a_correction_does_is_told_by_lag_and_adds_up_over_ranks():
+    # Unmasked w: 2 and 0.5 of sequence 0, 8 of sequence 1, 1.005 and 1 of sequence 2.
+    settings = CorrectionConfig(CorrectionKind.token_mask, low=0.6, high=5.0)
+    lags = torch.tensor([2, 0, 0, 2, 0, 2])
+    zero = torch.zeros_like(W)
+    totals = correct(W.log(), zero, MASK, LENGTHS, settings, lags).totals
+    # Lag 0: 0.5 is below, 1.005 stays. Lag 2: 8 is above, 2 and 1 stay.
+    assert totals.by_lag == {0: LagTotals(2, 1, 0), 2: LagTotals(3, 1, 0)}
+    found = totals.metrics()
+    assert found["lag_0/rejected_tokens"] == 1 / 2 and found["lag_2/rejected_tokens"] == 1 / 3
+    assert found["rejected_tokens"] == 2 / 5
+    truncate = CorrectionConfig(CorrectionKind.token_truncate, high=1.5, veto_below=0.6)
+    # Another rank's tokens: w = 2 and 0.5 at lag 1, the second of which vetoes both.
+    other = correct(
+        W.log()[:3], zero[:3], MASK[:3], LENGTHS[:1], truncate, torch.ones(3).long()
+    ).totals
+    assert other.by_lag == {1: LagTotals(2, 2, 1)}
+    both = (totals + other).metrics()
+    assert both["lag_1/rejected_tokens"] == 1 and both["lag_1/truncated_tokens"] == 1 / 2
+    assert both["lag_2/rejected_tokens"] == 1 / 3 and both["rejected_tokens"] == 4 / 7
+    assert (totals + totals).by_lag[2] == LagTotals(6, 2, 0)
+    fresh = correct(W.log(), zero, MASK, LENGTHS, settings, torch.zeros(6).long()).totals
+    assert not [name for name in fresh.metrics() if "lag" in name]
 
 
 @pytest.mark.parametrize(

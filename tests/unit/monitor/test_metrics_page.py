@@ -12,7 +12,12 @@ import torch
 from rlmath.actor.routing_totals import RoutingTotals
 from rlmath.actor.settings import UpdateResult
 from rlmath.algorithms.alignment import Alignment, token_lags
-from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, CorrectionTotals
+from rlmath.algorithms.correction import (
+    CorrectionConfig,
+    CorrectionKind,
+    CorrectionTotals,
+    LagTotals,
+)
 from rlmath.algorithms.distillation import distill
 from rlmath.algorithms.dynamic_sampling import PoolCounts
 from rlmath.algorithms.filters import TruncatedRule
@@ -111,7 +116,7 @@ def mismatch_tags(group):
         lags=token_lags(batch, 5),
         places=torch.arange(2),
     )
-    totals = CorrectionTotals(3, 2, 0, 0, 0, 3.0)
+    totals = CorrectionTotals(3, 2, 0, 0, 0, 3.0, {0: LagTotals(2), 1: LagTotals(1)})
     figures = correction_metrics(CorrectionConfig(CorrectionKind.token_mask), totals)
     tags = set(mismatch_metrics(found))
     return {re.sub(r"lag_\d+", "lag_<n>", tag) for tag in tags | set(figures)}
