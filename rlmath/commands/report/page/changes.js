@@ -16,7 +16,7 @@ function changeTable(run, r, change) {
     el("h3", {}, `${METRIC_NAMES[change.metric]}: ${number(change.before)} → ${number(change.after)}`),
     el("p", { class: "small" }, `Steps ${window(change.steps)} against steps ${window(change.against)}: ${change.change < 0 ? "▼" : "▲"} ${number(change.change)} ± ${number(change.standard_error)}. ` +
       `${change.shared_problems.toLocaleString("en-US")} problems are in both windows, with ${share(change.shared_samples)} of the samples.`),
-    relevant.length ? el("div", { class: "scroll" }, el("table", {},
+    relevant.length ? el("div", { class: "scroll" }, el("table", { class: "causes" },
       el("tr", {}, ["cause", "", "share of the change", "± standard error"].map((name) => el("th", { scope: "col" }, name))),
       relevant.map((cause) => el("tr", {}, el("td", {}, plain(cause.name, 120)), el("td", {}, bar(cause)),
         el("td", { class: "number" }, `${cause.share < 0 ? "▼" : "▲"} ${number(cause.share)}`), el("td", { class: "number" }, number(cause.standard_error)))))) : null,

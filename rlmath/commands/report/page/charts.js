@@ -50,7 +50,9 @@ function chart({ title, unit = "", series, bands = [], events = [], floor = null
       svg("text", { x: LEFT - 4, y: y(tick) + 3, "text-anchor": "end" }, short(tick)));
   }
   for (const tick of ticks(first, last, 5).filter(Number.isInteger)) {
-    drawing.append(svg("text", { x: x(tick), y: H - 6, "text-anchor": "middle" }, short(tick)));
+    const label = short(tick), half = 3.3 * label.length;
+    const middle = Math.min(Math.max(x(tick), half), W - half);
+    drawing.append(svg("text", { x: middle, y: H - 6, "text-anchor": "middle" }, label));
   }
   for (const band of bands) {
     const points = band.steps.map((step, i) => [step, band.low[i], band.high[i]]).filter((p) => p[1] !== null && p[1] !== undefined && p[2] !== null);

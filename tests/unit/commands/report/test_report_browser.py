@@ -224,6 +224,24 @@ def test_what_changed(browser: Browser, url: str) -> None:
     assert browser.run("count()") == "3 of 39 samples"
 
 
+def test_the_last_step_of_an_axis_is_not_cut(
+    browser: Browser, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "long", steps=2)
+    with (run / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 1000, "rollout/rewards": 1.0}\n')
+    assert main(["report", str(run), "--out", str(tmp_path / "long.html")]) == 0
+    browser.open((tmp_path / "long.html").as_uri())
+    texts: Any = browser.run(
+        """$$("figure.chart svg text").map((text) => {
+          const box = text.getBBox();
+          return [text.textContent, box.x, box.x + box.width];
+        })"""
+    )
+    assert "1000" in [label for label, *_ in texts]
+    assert [one for one in texts if one[1] < 0 or one[2] > 360] == []
+
+
 def test_keys_alone(browser: Browser, url: str) -> None:
     """Tab reaches every control, and arrows move in the list."""
     browser.open(url)
@@ -254,6 +272,7 @@ def test_windows_and_schemes(browser: Browser, url: str, scheme: str, width: int
     browser.call("Emulation.setEmulatedMedia", features=features)
     browser.open(url)
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.run("$('table.causes td').offsetWidth >= 100"), "words are not broken"
     # Text, weak text and signs against the page: 4.5 is WCAG's AA.
     contrasts = browser.run(
         """["--text", "--weak", "--good", "--bad", "--mark", "--a", "--focus"].map((name) => {
