@@ -36,6 +36,8 @@ class Times:
         prefill_token_s: Of reading a token of a prompt, or of what was begun.
         train_token_s: Of the actor, for each prompt and response token of a step.
         fixed_s: Of a step besides: weight sync, moving state.
+        sequence_s: Of a decode step, for each sequence that runs: what is computed for it, where
+            that is not hidden behind reading the weights.
     """
 
     step_s: float
@@ -43,6 +45,7 @@ class Times:
     prefill_token_s: float
     train_token_s: float
     fixed_s: float
+    sequence_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,14 @@ class Choice:
         max_lag: ``rollout.max_lag``.
         engines: Of all that fit into the GPUs, how many there are, where the actor has the other
             GPUs; ``None``: they share them, and take turns.
+        engine_ranks: GPUs of an engine; ``None``: as the layout has it.
     """
 
     schedule: RolloutSchedule = RolloutSchedule.synchronous
     budget_tokens: int | None = None
     max_lag: int = 0
     engines: int | None = None
+    engine_ranks: int | None = None
 
     @classmethod
     def carry_over(cls, budget_tokens: int, max_lag: int) -> Choice:
@@ -102,6 +107,8 @@ class Choice:
             found.append(f"rollout.max_lag={self.max_lag}")
         if self.engines is not None:
             found += ["cluster.placement=separate", f"rollout.engines={self.engines}"]
+        if self.engine_ranks is not None:
+            found.append(f"rollout.tensor_parallel={self.engine_ranks}")
         return found
 
 
@@ -162,6 +169,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
         step_s=times.step_s,
         token_s=times.token_s,
         prefill_token_s=times.prefill_token_s,
+        sequence_s=times.sequence_s,
     )
     # The actor's share of the GPUs, on which the same work takes longer.
     actor_share = 1.0 if choice.engines is None else 1 - choice.engines / setup.engines

@@ -1,9 +1,11 @@
 """Stand-ins for engines under a virtual clock: the pool's real dealing, without Ray or vLLM.
 
-An engine's decode step takes ``step_s + token_s * tokens held``: the weights are read once, and so
-are keys and values of every running sequence (Pope et al. 2022, "Efficiently Scaling Transformer
-Inference"). Response lengths are given, as a sample's seed decides them. Prompts, and what was
-begun of a response, cost ``prefill_token_s`` for each token, in which the engine decodes nothing.
+An engine's decode step takes ``step_s + sequence_s * sequences + token_s * tokens held``: the
+weights are read once, and so are keys and values of every running sequence (Pope et al. 2022,
+"Efficiently Scaling Transformer Inference"); where reading does not hide it, computing takes its
+time for each sequence. Response lengths are given, as a sample's seed decides them. Prompts, and
+what was begun of a response, cost ``prefill_token_s`` for each token, in which the engine decodes
+nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class VirtualEngine:
     step_s: float
     token_s: float
     prefill_token_s: float = 0.0
+    sequence_s: float = 0.0
     version: int = 0
     now_s: float = 0.0
     steps: float = 0.0
@@ -101,12 +104,17 @@ class VirtualEngine:
 
     def _seconds_for(self, tokens: float) -> float:
         grown = tokens * len(self.running) / 2
-        return tokens * (self.step_s + self.token_s * (self.held() + grown))
+        return tokens * (self._now_step_s() + self.token_s * grown)
 
     def _tokens_in(self, seconds: float) -> float:
         a = self.token_s * len(self.running) / 2
-        b = self.step_s + self.token_s * self.held()
+        b = self._now_step_s()
         return seconds / b if a == 0 else (math.sqrt(b * b + 4 * a * seconds) - b) / (2 * a)
+
+    def _now_step_s(self) -> float:
+        """Of a decode step with what is held now."""
+        computed_s = self.step_s + self.sequence_s * len(self.running)
+        return computed_s + self.token_s * self.held()
 
     def held(self) -> float:
         """Tokens of what runs."""
@@ -166,6 +174,7 @@ class VirtualPool:
         step_s: float = 0.01,
         token_s: float = 0.0,
         prefill_token_s: float = 0.0,
+        sequence_s: float = 0.0,
     ) -> None:
         self.now_s = 0.0
         # When the caller wants to look.
@@ -173,7 +182,8 @@ class VirtualPool:
         self.generation: Generation | None = None
         self.spec = SimpleNamespace(max_running_sequences=capacity, max_sequence_tokens=10**9)
         self.engines_ = [
-            VirtualEngine(i, lengths, step_s, token_s, prefill_token_s) for i in range(engines)
+            VirtualEngine(i, lengths, step_s, token_s, prefill_token_s, sequence_s)
+            for i in range(engines)
         ]
         self.processes = [self._process(engine) for engine in self.engines_]
         self.engines = tuple(process.handle for process in self.processes)

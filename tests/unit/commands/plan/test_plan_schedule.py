@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlmath.cli import main
-from rlmath.commands.plan.schedule.cli import splits
+from rlmath.commands.plan.schedule.cli import ENGINE_WIDTHS, other_width_choices, splits
 from rlmath.commands.plan.schedule.lengths import (
     Lengths,
     budgets,
@@ -100,6 +100,39 @@ def test_splits() -> None:
     assert splits(2) == [1] and splits(1) == []
 
 
+def test_other_widths_have_as_many_gpus() -> None:
+    def outcome(choice: Choice, step_s: float) -> Outcome:
+        return Outcome(choice, step_s, *[0.0] * 8)
+
+    found = other_width_choices(
+        [
+            outcome(Choice(), 9.0),
+            outcome(Choice.pipelined(4), 7.0),
+            outcome(Choice.pipelined(6), 8.0),
+            outcome(Choice.continuous(1, 2), 5.0),
+        ],
+        usual=2,
+        widths={2: 8, 1: 16, 4: 4},
+    )
+    assert found == [
+        Choice(engine_ranks=1),
+        Choice(engine_ranks=4),
+        dataclasses.replace(Choice.pipelined(8), engine_ranks=1),
+        dataclasses.replace(Choice.pipelined(2), engine_ranks=4),
+        # Half an engine of four GPUs is none.
+        dataclasses.replace(Choice.continuous(2, 2), engine_ranks=1),
+    ]
+
+
+def test_computing_takes_its_time_for_each_sequence() -> None:
+    times = dataclasses.replace(TIMES, sequence_s=1e-3)
+    setup = Setup(4, 64, 100, Lengths(np.full((16, 4), 1000)), times)
+    found = simulate(CONFIG, setup, Choice(), steps=5)
+    assert found.generate_s == pytest.approx(
+        1000 * (0.01 + 1e-3 * 16 + 1e-6 * 16 * 500) + 16 * 100 * 1e-6 + 0.1, rel=1e-4
+    )
+
+
 def test_lengths() -> None:
     lengths = log_normal_lengths(2000, 8, 3000, 10_000)
     assert lengths.tokens.mean() == pytest.approx(3000, rel=0.03)
@@ -139,6 +172,19 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     schedules = found["schedules"]
     assert [one["step_s"] for one in schedules] == sorted(one["step_s"] for one in schedules)
     assert sum(one["settings"] == ["rollout.schedule=synchronous"] for one in schedules) == 1
+    # Engines of other widths on the same GPUs, for each schedule's fastest choice.
+    usual, ranks = found["engine_tensor_parallel"], set(ENGINE_WIDTHS)
+    wider = [one for one in schedules if one["choice"]["engine_ranks"]]
+    assert {one["choice"]["engine_ranks"] for one in wider} <= ranks - {usual}
+    synchronous = [one for one in wider if one["choice"]["schedule"] == "synchronous"]
+    assert synchronous and all(
+        f"rollout.tensor_parallel={one['choice']['engine_ranks']}" in one["settings"]
+        for one in synchronous
+    )
+    assert main([*ARGUMENTS, "--json", "rollout.tensor_parallel=2"]) == 0
+    given = json.loads(capsys.readouterr().out)
+    assert given["engine_tensor_parallel"] == 2
+    assert not [one for one in given["schedules"] if one["choice"]["engine_ranks"]]
     assert {one["choice"]["max_lag"] for one in schedules} == {0, 1, 2, 4}
     assert all(one["lag_p99"] <= one["choice"]["max_lag"] for one in schedules)
 
