@@ -186,9 +186,9 @@ class ActorGroup:
             "begin_step",
         )
 
-    def step_log_probs(self, now: int) -> Alignment:
+    def step_log_probs(self, now: int, stale_kv: bool = False) -> Alignment:
         """Compute the old policy's log-probs; see ``RankStep.log_probs``."""
-        return Alignment.joined([one for one in self._all("step_log_probs", now) if one])
+        return Alignment.joined([one for one in self._all("step_log_probs", now, stale_kv) if one])
 
     def step_reference_log_probs(self) -> None:
         """Compute the reference model's log-probs."""

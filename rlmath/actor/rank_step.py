@@ -150,11 +150,12 @@ class RankStep:
         # The weights version that the old log-probs are of.
         self._now: int | None = None
 
-    def log_probs(self, now: int) -> Alignment | None:
+    def log_probs(self, now: int, stale_kv: bool = False) -> Alignment | None:
         """Compute the old policy's log-probs.
 
         Args:
             now: The actor's weights version.
+            stale_kv: See :meth:`Alignment.of`.
 
         Returns:
             On the rank that reports, how they agree with the rollout log-probs.
@@ -164,7 +165,7 @@ class RankStep:
         if found is None:
             return None
         self._entropy, self._now = found.entropy, now
-        return self._alignment(found, self.shard.batch, self.shard.places, now)
+        return self._alignment(found, self.shard.batch, self.shard.places, now, stale_kv)
 
     def reference_log_probs(self) -> None:
         """Compute the reference model's log-probs."""
@@ -266,7 +267,12 @@ class RankStep:
         )
 
     def _alignment(
-        self, found: TokenValues, batch: TrainingBatch, places: Tensor, now: int
+        self,
+        found: TokenValues,
+        batch: TrainingBatch,
+        places: Tensor,
+        now: int,
+        stale_kv: bool = False,
     ) -> Alignment | None:
         if not self._policy.reports:
             return None
@@ -278,6 +284,7 @@ class RankStep:
             loss_mask=batch.loss_mask,
             lags=token_lags(batch, now),
             places=places,
+            stale_kv=stale_kv,
         )
 
     def _with_factors(

@@ -112,9 +112,9 @@ class ActorWorker:
 
         self.step = RankStep(self.actor, self.value_model, shard)
 
-    def step_log_probs(self, now: int) -> Any:
+    def step_log_probs(self, now: int, stale_kv: bool = False) -> Any:
         """See :meth:`rlmath.actor.rank_step.RankStep.log_probs`."""
-        found = self.step.log_probs(now)
+        found = self.step.log_probs(now, stale_kv)
         self._note_peak("log_probs")
         return found
 

@@ -27,14 +27,15 @@ class Alignment:
     """The actor's log-probs against the rollout log-probs, over some of a step's sequences.
 
     Attributes:
-        fresh: Over all tokens that the present weights sampled, masked or not.
+        fresh: Over all tokens that the present weights sampled, masked or not, and that can be
+            judged by that.
         by_lag: Over the tokens of the loss, by the age of the weights that sampled.
         entropy_sum: Of the actor over the tokens of the loss, in nats.
         places: ``[N]`` int64, of the sequences in the step.
         farthest: ``[N, 4]`` float64, of each sequence the token with the largest difference, among
             those that the newest of its weights sampled: the difference in nats (infinite for one
-            that is not a number), the token's place in the response, and the log-probs of actor and
-            engine.
+            that is not a number, 0 where none can be judged), the token's place in the response,
+            and the log-probs of actor and engine.
     """
 
     fresh: Mismatch
@@ -54,6 +55,7 @@ class Alignment:
         loss_mask: Tensor,
         lags: Tensor,
         places: Tensor,
+        stale_kv: bool = False,
     ) -> Alignment:
         """Compare the log-probs of some sequences.
 
@@ -65,8 +67,13 @@ class Alignment:
             loss_mask: ``[R]`` bool.
             lags: ``[R]`` int64, the actor's weights version less the one that sampled.
             places: ``[N]`` int64.
+            stale_kv: The newest tokens of a response that older weights began were sampled with
+                these weights' keys and values (``rollout.kv=keep``). No weights give their
+                log-probs again, so that only responses of one version can be judged.
         """
         is_fresh = lags == 0
+        if stale_kv:
+            is_fresh &= ~_is_mixed(lags, response_lengths)
         fresh = measure(log_probs, engine_log_probs, is_fresh)
         if loss_mask.all() and is_fresh.all():
             by_lag = {0: fresh}  # The same tokens: millions of them are not measured twice.
@@ -76,6 +83,8 @@ class Alignment:
         rows, start = [], 0
         for length in response_lengths.tolist():
             own, ages = difference[start : start + length], lags[start : start + length]
+            if stale_kv and length and ages[0] != ages[-1]:
+                own = torch.zeros_like(own)
             # Older tokens differ for a good reason, and would hide a fresh one that does not.
             at = int(torch.where(ages == ages[-1], own, -1.0).argmax()) if length else 0
             token = start + at
@@ -119,3 +128,10 @@ class Alignment:
         """Mean over the tokens of the loss, in nats; not a number without tokens."""
         tokens = self.loss.tokens
         return self.entropy_sum / tokens if tokens else float("nan")
+
+
+def _is_mixed(lags: Tensor, response_lengths: Tensor) -> Tensor:
+    """``[R]`` bool, true for tokens of sequences that weights of several versions sampled."""
+    parts = lags.split(response_lengths.tolist())
+    mixed = torch.tensor([bool(len(part) and (part != part[0]).any()) for part in parts])
+    return repeat(mixed, response_lengths)

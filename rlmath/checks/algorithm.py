@@ -8,7 +8,7 @@ from rlmath.algorithms.correction import BOUNDS, CorrectionKind
 from rlmath.algorithms.filters import GroupRule, TruncatedRule
 from rlmath.algorithms.losses.base import AGGREGATIONS_OF_LOSSES
 from rlmath.config.algorithm import KlPlace
-from rlmath.config.rollout import max_lag
+from rlmath.config.rollout import KvAtSync, max_lag
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs, RolloutSchedule
 from rlmath.config.settings import by_key, value_of, value_text
 
@@ -116,6 +116,16 @@ def _ahead(config: Config) -> Iterator[str]:
         yield (
             f"rollout.max_lag={rollout.max_lag}: rollout.schedule=pipelined samples one step "
             "ahead; take 1, or null"
+        )
+    if rollout.kv is KvAtSync.keep and not rollout.prefix_caching:
+        yield (
+            "rollout.kv=keep, rollout.prefix_caching=false: what is kept is kept in the prefix "
+            "cache; take rollout.prefix_caching=true"
+        )
+    if rollout.kv is KvAtSync.keep and not max_lag(rollout):
+        yield (
+            "rollout.kv=keep, rollout.max_lag=0: no response outlives the weights that began it; "
+            "take rollout.kv=recompute"
         )
     if filters.oversample > 1:
         yield (

@@ -17,7 +17,7 @@ from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.load import Composed
 from rlmath.config.lora import LoraConfig
 from rlmath.config.optimizer import OptimizerConfig
-from rlmath.config.rollout import max_lag
+from rlmath.config.rollout import keeps_kv, max_lag
 from rlmath.config.schema import Config, OldLogProbs, RewardItem, RolloutSchedule, Schedule
 from rlmath.model.hub import hub_name
 from rlmath.model.spec import ModelSpec
@@ -173,6 +173,8 @@ def _schedule(config: Config) -> list[str]:
             "continuous: engines sample while the actor trains, and responses continue with new "
             f"weights; at most {lag} steps older"
         ]
+        if keeps_kv(rollout):
+            lines.append("keys and values of older weights are kept (rollout.kv=keep)")
     else:
         lines = [
             "pipelined: engines sample the next step while the actor trains, with weights one step "

@@ -15,6 +15,11 @@ class RolloutSchedule(Enum):
     continuous = "continuous"
 
 
+class KvAtSync(Enum):
+    recompute = "recompute"
+    keep = "keep"
+
+
 # Those that train on tokens of older weights.
 OVERLAPPING = tuple(one for one in RolloutSchedule if one is not RolloutSchedule.synchronous)
 
@@ -93,6 +98,13 @@ class RolloutConfig:
         "importance ratio is not bounded.",
         only_with=OnlyWith("schedule", OVERLAPPING),
     )
+    kv: KvAtSync = setting(
+        KvAtSync.recompute,
+        "Keys and values of unfinished responses when new weights come. recompute: the new weights "
+        "compute them again; keep: the old ones stay, which saves that time; log-probs then are "
+        "those of no single version.",
+        only_with=OnlyWith("schedule", (RolloutSchedule.continuous,)),
+    )
     async_scheduling: bool | None = setting(
         None,
         "Schedule each decode step while the previous one runs, so the GPU does not wait for "
@@ -117,3 +129,8 @@ def max_lag(rollout: RolloutConfig) -> int:
     if rollout.max_lag is not None:
         return rollout.max_lag
     return 1 if rollout.schedule is RolloutSchedule.pipelined else 2
+
+
+def keeps_kv(rollout: RolloutConfig) -> bool:
+    """Whether responses are continued from keys and values of older weights."""
+    return rollout.kv is KvAtSync.keep and max_lag(rollout) > 0

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from rlmath.config.rollout import max_lag
+from rlmath.config.rollout import keeps_kv, max_lag
 from rlmath.rollout.collect import Collector, Grading
 from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.open_round import OpenRound
@@ -50,6 +50,7 @@ class ContinuousSampler(Sampler):
             step,
             steps_left=max(1, steps - step + 1),
             before=before,
+            keeps_kv=keeps_kv(self._config.rollout),
             kept=self._groups,
             kept_since=self._kept_since,
             unfinished=self._live.values(),

@@ -165,7 +165,8 @@ class RolloutEngine:
         """Put the new weights in force and forget what the old ones left in caches.
 
         Keys and values of a prompt's prefix, cached under the old weights, would be taken for the
-        new ones' and give log-probabilities that belong to neither.
+        new ones' and give log-probabilities that belong to neither. With ``EngineSpec.keeps_kv``
+        they stay for the responses that began with them, by whose version their blocks are named.
 
         Raises:
             RuntimeError: The prefix cache could not be reset.
@@ -182,7 +183,9 @@ class RolloutEngine:
             raise WeightsError(f"engine {self._index}: {begin}{missing}") from None
 
         def renew(engine: Any) -> None:
-            if not engine.reset_prefix_cache():
+            # The same version again: blocks that bear its name are of other weights.
+            keeps = self._spec.keeps_kv and version != self._loop.weights_version
+            if not keeps and not engine.reset_prefix_cache():
                 raise RuntimeError(
                     f"engine {self._index}: the prefix cache still holds blocks of weights version "
                     f"{self._loop.weights_version} after the update to version {version}"

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -58,6 +59,8 @@ class Generation:
         tokens_held: Of each engine, tokens of its unfinished requests, as last heard.
         finished: Of each engine, samples that it has finished.
         finished_tokens: Of each engine, response tokens of these.
+        tokens_reused: Tokens of continued responses and their prompts whose keys and values the
+            engines still had.
         idle_s: Of each engine, seconds of this round without work.
         duration_s: From the first request to the last sample; 0 until then.
     """
@@ -90,8 +93,11 @@ class Generation:
         # Of each engine, the samples that it has finished and their tokens.
         self.finished = [0] * engines
         self.finished_tokens = [0] * engines
+        self.tokens_reused = 0
         self._longest = 1
         self._queue: deque[Request] = deque()
+        # Whether any request stays on an engine, and whether one that does may be in the queue.
+        self._some_stay = self._queue_stays = False
         self._unfinished: set[Key] = set()
         # The answer that each busy engine owes, and the engines that owe one.
         self._answers: dict[Any, int] = {}
@@ -121,6 +127,8 @@ class Generation:
             )
         self._refuse_overlong(requests)
         self._unfinished |= keys
+        if any(request.stays_on is not None for request in requests):
+            self._some_stay = self._queue_stays = True
         self._longest = max([self._longest, *(request.new_tokens for request in requests)])
         for request in requests:
             found = None if self._journal is None else self._journal.find(request)
@@ -186,13 +194,15 @@ class Generation:
         return sum(self.idle_s) / (self.duration_s * len(self.idle_s))
 
     def metrics(self) -> dict[str, float]:
-        """``rollout/idle_share``, and of the idlest engine ``rollout/idle_share_max``.
+        """``rollout/idle_share``, and of the idlest engine ``rollout/idle_share_max``; where
+        responses stay on their engines, ``rollout/reused_kv_tokens``.
 
         Nothing before the round's end.
         """
         if not self.duration_s:
             return {}
-        return {
+        reused = {"rollout/reused_kv_tokens": float(self.tokens_reused)} if self._some_stay else {}
+        return reused | {
             "rollout/idle_share": self.idle_share(),
             "rollout/idle_share_max": max(self.idle_s) / self.duration_s,
         }
@@ -213,7 +223,7 @@ class Generation:
         free = [i for i, one in enumerate(processes) if i not in self._owing and one.can_sample]
         dealt: dict[int, list[Request]] = {index: [] for index in free}
         if self._queue and not self._is_cut.is_set():
-            for index, request in self._choose(free):
+            for index, request in chain(self._choose_same(free), self._choose(free)):
                 self.held[index][request.key] = request
                 dealt[index].append(request)
         for index in free:
@@ -224,6 +234,22 @@ class Generation:
                 self._answers[engine.exchange.remote(*arguments)] = index
                 self._owing.add(index)
                 self._waited_before_s[index] = self._waited_s
+
+    def _choose_same(self, free: Sequence[int]) -> Iterator[tuple[int, Request]]:
+        """Requests from the queue that stay on an engine which can be given requests now; the
+        others of them go where all go."""
+        if not self._queue_stays:
+            return
+        self._queue_stays = False
+        most, rest = self._pool.spec.max_running_sequences, deque[Request]()
+        for request in self._queue:
+            index = request.stays_on
+            if index is not None and index in free and len(self.held[index]) < most:
+                yield index, request
+            else:
+                self._queue_stays |= index is not None
+                rest.append(request)
+        self._queue = rest
 
     def _choose(self, free: Sequence[int]) -> Iterator[tuple[int, Request]]:
         """Requests from the queue, each with the engine that gets it.
@@ -347,6 +373,7 @@ class Generation:
                 f"{sorted(left)[:5]}" + engine.end_of_log()
             )
         self.tokens_held[index] = progress.tokens_held
+        self.tokens_reused += progress.tokens_reused
         for sample in progress.samples:
             request = held.pop((sample.problem_id, sample.index))
             if self._journal is not None:

@@ -9,6 +9,7 @@ continues it with the new weights.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rlmath.rollout.collect import Grading
@@ -26,6 +27,7 @@ class OpenRound(StepSampling):
         step: The step that takes from it.
         steps_left: Steps of the run from this one on; no more groups are live than they train.
         before: Grading of the round before; what it has not given is taken over.
+        keeps_kv: Responses are continued by the engines that began them (``rollout.kv``).
         given: See :class:`StepSampling`.
 
     Attributes:
@@ -34,10 +36,16 @@ class OpenRound(StepSampling):
     """
 
     def __init__(
-        self, step: int, *, steps_left: int, before: Grading | None = None, **given: Any
+        self,
+        step: int,
+        *,
+        steps_left: int,
+        before: Grading | None = None,
+        keeps_kv: bool = False,
+        **given: Any,
     ) -> None:
         super().__init__(step, budget_tokens=None, live_groups=0, **given)
-        self._steps_left, self._before = steps_left, before
+        self._steps_left, self._before, self._keeps_kv = steps_left, before, keeps_kv
         # To be continued now: the journal has what an earlier start of the run cut.
         self._cut: list[LiveGroup] = []
         self._must_finish: set[int] = set()
@@ -90,6 +98,15 @@ class OpenRound(StepSampling):
         found = self.finished, self.dropped, self.events
         self.finished, self.dropped, self.events = {}, {}, []
         return found
+
+    def _continue(self, group: LiveGroup, budget_tokens: int | None) -> list[Request]:
+        requests = super()._continue(group, budget_tokens)
+        if not self._keeps_kv:
+            return requests
+        return [
+            one if one.begun is None else replace(one, stays_on=one.begun.engine)
+            for one in requests
+        ]
 
     def _grades_each(self) -> bool:
         return False

@@ -43,6 +43,8 @@ class Request:
         begun: What earlier steps sampled of it, which it continues; ``None``: nothing.
         budget_tokens: Most tokens to add now; a sample that would continue is ``cut`` there.
             ``None``: up to ``max_tokens``.
+        stays_on: The engine that made what was begun, and that may still have its keys and values;
+            another one computes them again. ``None``: any engine.
         scores: Nothing is sampled: the answer is ``begun`` with the engine's own log-probs of its
             tokens, at temperature 1. vLLM gives those of a prompt only, and samples a token after
             it, so ``max_tokens`` is one more than ``begun`` has.
@@ -58,6 +60,7 @@ class Request:
     ignore_eos: bool = False
     begun: Sample | None = None
     budget_tokens: int | None = None
+    stays_on: int | None = None
     scores: bool = False
 
     @property
@@ -133,6 +136,8 @@ class Progress:
         tokens_held: Tokens of its unfinished requests, prompts and what was generated: what a
             decode step reads keys and values of.
         quiet_s: Seconds since its last token; 0 when it has no work.
+        tokens_reused: Since the last answer, tokens of continued responses and their prompts whose
+            keys and values it still had.
     """
 
     samples: tuple[Sample, ...]
@@ -140,6 +145,7 @@ class Progress:
     tokens_generated: int
     tokens_held: int
     quiet_s: float
+    tokens_reused: int = 0
 
 
 # Tokens of a block of vLLM's KV cache on CPU; prefixes are kept in whole blocks.
@@ -168,6 +174,8 @@ class EngineSpec:
         max_running_sequences: Sequences that run at once.
         transport: Name of the weight transfer backend.
         prefix_caching: Keep prompts' KV blocks for reuse within one weights version.
+        keeps_kv: A response that is continued may use the KV blocks that older weights computed for
+            it; no other sees them.
         enforce_eager: Skip CUDA graphs; a CPU engine has none.
         gpu_memory_utilization: Share of a GPU's memory. CUDA only.
         cpu_kv_cache_gib: Size of the KV cache. CPU only.
@@ -193,6 +201,7 @@ class EngineSpec:
     transport: str
     log_dir: str
     prefix_caching: bool = RolloutConfig.prefix_caching
+    keeps_kv: bool = False
     enforce_eager: bool = RolloutConfig.enforce_eager
     gpu_memory_utilization: float = RolloutConfig.gpu_memory_utilization
     cpu_kv_cache_gib: float = RolloutConfig.cpu_kv_cache_gib

@@ -99,6 +99,7 @@ class StepLoop:
         self._cut_generation = 0
         self._tokens_generated = 0
         self._tokens_held = 0
+        self._tokens_reused = 0
         self._last_token_s = time.monotonic()
         self._failure: BaseException | None = None
         # Only the thread touches these.
@@ -162,9 +163,15 @@ class StepLoop:
             if self._generation != generation:
                 return Progress((), 0, self._tokens_generated, 0, 0.0)
             samples, self._finished = tuple(self._finished), []
+            reused, self._tokens_reused = self._tokens_reused, 0
             quiet_s = time.monotonic() - self._last_token_s if self._unfinished else 0.0
             return Progress(
-                samples, self._unfinished, self._tokens_generated, self._tokens_held, quiet_s
+                samples,
+                self._unfinished,
+                self._tokens_generated,
+                self._tokens_held,
+                quiet_s,
+                reused,
             )
 
     def counts(self) -> tuple[int, int]:
@@ -311,6 +318,7 @@ class StepLoop:
                 {
                     "type": "token",
                     "prompt_token_ids": [*request.prompt_token_ids, *running.token_ids],
+                    **self._salt(running),
                 },
                 params,
                 supported_tasks=tasks,
@@ -346,6 +354,17 @@ class StepLoop:
             self._unfinished = 0
             self._tokens_held = 0
             self._changed.notify_all()
+
+    def _salt(self, running: _Running) -> dict[str, str]:
+        """What tells its KV blocks from those of equal tokens, where blocks outlive weights.
+
+        It is the version that sampled its first token. So a response may find its own blocks
+        again, and one that begins finds only blocks of the weights in force.
+        """
+        if not self._spec.keeps_kv:
+            return {}
+        version = running.spans[0][0] if running.spans else self.weights_version
+        return {"cache_salt": str(version)}
 
     def _seed(self, request: Request) -> int:
         """A seed that continues a sample's random stream after the tokens that it has.
@@ -391,7 +410,7 @@ class StepLoop:
         would make a text and an object for every token, a tenth of the time of a small model.
         """
         finished = []
-        tokens = dropped = 0
+        tokens = dropped = reused = 0
         outputs = self._engine.engine_core.get_output()
         # vLLM's own label of the weights that this very step ran with, not what is in force now.
         version = int(outputs.weight_version or 0)
@@ -405,6 +424,8 @@ class StepLoop:
                 # Column 0 is the sampled token.
                 sampled = output.new_logprobs.logprobs[:, 0]
                 running.log_probs.frombytes(sampled.astype(np.float32, copy=False).tobytes())
+            if output.prefill_stats is not None and running.request.begun_tokens:
+                reused += output.prefill_stats.num_cached_tokens
             if output.new_prompt_logprobs_tensors is not None:
                 of_prompt = output.new_prompt_logprobs_tensors.logprobs[:, 0]
                 running.prompt_log_probs = of_prompt.float().numpy()
@@ -416,6 +437,7 @@ class StepLoop:
             self._drain()
         with self._changed:
             self._tokens_held += tokens - dropped
+            self._tokens_reused += reused
             if tokens:
                 self._tokens_generated += tokens
                 self._last_token_s = time.monotonic()

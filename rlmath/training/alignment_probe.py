@@ -44,12 +44,16 @@ def sample_probe(
         step: The optimization step, from 1.
 
     Returns:
-        ``None``: the gate does not look at this step, has tokens of the present weights, or the
-        engines have given their memory to the actor.
+        ``None``: the gate does not look at this step, has tokens of the present weights that it
+        can judge, or the engines have given their memory to the actor.
     """
     pool, layout = session.sampling.pool, session.layout
     now = pool.weights_version
-    is_old = all(one.sample.weights_version < now for group in groups for one in group.samples)
+    is_old = not any(
+        one.sample.weights_version == now and (not pool.spec.keeps_kv or len(one.sample.spans) == 1)
+        for group in groups
+        for one in group.samples
+    )
     if not groups or not passes.gate or not is_old or pool.spec.sleeps:
         return None
     wanted = max(SEQUENCES_PER_ENGINE * layout.engines, layout.actor.data_parallel)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.config.algorithm import needs_old_log_probs
+from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config
 
 
@@ -36,7 +37,7 @@ class Passes:
         # The gate comes before anything is learned.
         first_gate = step == 1 and every > 0
         return cls(
-            old_log_probs=needs_old_log_probs(algorithm) or first_gate,
+            old_log_probs=needs_old_log_probs(algorithm) or first_gate or keeps_kv(config.rollout),
             gate=first_gate or (every > 0 and step % every == 0),
             reference=algorithm.kl_coef > 0,
             values=values,

@@ -14,6 +14,7 @@ from rlmath.algorithms.advantages import SequenceAdvantages, sequence_advantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.batching.from_groups import estimator_rewards
 from rlmath.config.algorithm import KlPlace
+from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config, OldLogProbs
 from rlmath.monitor import Monitor
 from rlmath.training.algorithm_settings import advantage_settings, update_settings
@@ -69,7 +70,8 @@ def prepare(
         actor.begin_step(sequences, update_settings(config, 0.0, 0.0), config.runner.seed + step)
     with monitor.phase("log_probs"):
         if passes.old_log_probs:
-            alignment = actor.step_log_probs(batch.weights_version)
+            stale_kv = keeps_kv(config.rollout)
+            alignment = actor.step_log_probs(batch.weights_version, stale_kv)
             metrics |= check_mismatch(
                 session, alignment, sequences, monitor, step, gate=passes.gate
             )

@@ -23,6 +23,7 @@ from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.lora import adapters_of
 from rlmath.config.precision import ProductDType
 from rlmath.config.recompute import modules_of
+from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
@@ -370,7 +371,8 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         log_dir=str(log_dir(config)),
         # Of prompts without a whole block there is nothing to keep, and looking costs time.
         prefix_caching=rollout.prefix_caching
-        and (on_cuda or config.data.max_prompt_tokens >= CPU_BLOCK_TOKENS),
+        and (on_cuda or keeps_kv(rollout) or config.data.max_prompt_tokens >= CPU_BLOCK_TOKENS),
+        keeps_kv=keeps_kv(rollout),
         enforce_eager=rollout.enforce_eager,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         cpu_kv_cache_gib=rollout.cpu_kv_cache_gib,
@@ -396,6 +398,7 @@ def teacher_spec(config: Config, layout: RunLayout) -> EngineSpec:
         tensor_parallel=layout.teacher_tensor_parallel,
         max_sequence_tokens=teacher_sequence_tokens(config),
         prefix_caching=False,
+        keeps_kv=False,
         gpu_memory_utilization=teacher.gpu_memory_utilization,
         cpu_kv_cache_gib=teacher.cpu_kv_cache_gib,
         max_batched_tokens=teacher.max_batched_tokens,

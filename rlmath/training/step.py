@@ -220,7 +220,7 @@ def sync_weights(
         asleep, offloaded = weight_sync.sync_weights(
             session.actor, pool, step, session.verification
         )
-        if pool.spec.prefix_caching:
+        if pool.spec.prefix_caching and not pool.spec.keeps_kv:
             check_prefix_cache(pool)
         if pool.verified_syncs != verified:
             check_constants(pool, read_model_spec(session.config.model.path))

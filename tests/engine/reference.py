@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -56,6 +58,20 @@ class Reference:
         log_probs = torch.log_softmax(self.logits(prompt, sample) / temperature, dim=-1)
         chosen = torch.tensor(tokens(sample)).unsqueeze(1)
         return log_probs.gather(1, chosen).squeeze(1)
+
+    @torch.no_grad()
+    def with_cache(
+        self, prompt: Sequence[int], sample: Sample, past: Any, kept: int, end: int
+    ) -> tuple[NDArray[np.float32], Any]:
+        """Log-probs of the first ``end`` response tokens where the first ``kept`` tokens, prompt
+        included, are in a cache; not a number where they are not computed. And the cache then."""
+        whole = torch.tensor([*prompt, *tokens(sample)])[: len(prompt) + end]
+        given = self._model(whole[None, kept:], past_key_values=past, use_cache=True)
+        log_probs = torch.log_softmax(given.logits[0, :-1].float(), dim=-1)
+        chosen = log_probs.gather(1, whole[kept + 1 :, None]).squeeze(1)
+        found = torch.full((len(whole) - 1,), torch.nan)
+        found[kept:] = chosen
+        return found[len(prompt) - 1 :].numpy(), given.past_key_values
 
     def largest_difference(
         self, prompts: dict[str, tuple[int, ...]], samples: Sequence[Sample], temperature: float

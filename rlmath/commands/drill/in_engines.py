@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlmath.commands.drill.fault import Fault, Scene
+from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config
 
 _KEPT = "_kept_by_drill"
@@ -131,6 +132,8 @@ def temperature_back(engine: Any) -> None:
 def _no_prefix_cache(config: Config) -> str | None:
     if not config.rollout.prefix_caching:
         return "rollout.prefix_caching=false: there is no prefix cache"
+    if keeps_kv(config.rollout):
+        return "rollout.kv=keep: the prefix cache outlives a weight sync"
     return None
 
 

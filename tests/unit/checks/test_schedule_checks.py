@@ -107,6 +107,18 @@ def test_continuous_needs_a_correction_and_has_no_more_groups_to_spare() -> None
     assert "continuous with rollout.max_lag=0: as synchronous" in text
 
 
+def test_what_is_kept_at_a_weight_sync_needs_a_cache_and_a_later_version() -> None:
+    assert continuous(CORRECTED, "rollout.kv=keep") == []
+    (found,) = continuous(CORRECTED, "rollout.kv=keep", "rollout.prefix_caching=false")
+    assert "take rollout.prefix_caching=true" in found
+    (found,) = continuous("rollout.kv=keep", "rollout.max_lag=0")
+    assert "take rollout.kv=recompute" in found
+    (found,) = pipelined(CORRECTED, "rollout.kv=keep")
+    assert "rollout.schedule=pipelined does not read it" in found
+    text = describe_training(load([*CONTINUOUS, CORRECTED, "rollout.kv=keep"]))
+    assert "keys and values of older weights are kept" in text
+
+
 @pytest.mark.parametrize("schedule", [PIPELINED, CONTINUOUS])
 def test_engines_beside_the_actor_need_gpus_of_their_own(schedule: list[str]) -> None:
     shared = [*schedule, CORRECTED, "cluster.device=cuda", "cluster.gpus_per_node=8"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,25 @@ def test_each_request_is_answered_once_whatever_the_lengths() -> None:
     _, samples = play(pool, wanted)
     assert Counter((s.problem_id, s.index) for s in samples) == Counter(r.key for r in wanted)
     assert all(engine.most_held <= 7 for engine in pool.engines_)
+
+
+def test_requests_that_stay_are_dealt_to_their_engines_and_others_around_them() -> None:
+    staying = [replace(one, stays_on=2) for one in requests(3, 1)]
+    gone = [replace(one, stays_on=1) for one in requests(2, 1, first=10)]
+    pool = VirtualPool(3, lambda _: 50)
+    pool.processes[1].can_sample = False
+    one, samples = play(pool, [*requests(3, 1, first=20), *staying, *gone])
+    where = {sample.problem_id: sample.engine for sample in samples}
+    assert [where[r.problem_id] for r in staying] == [2, 2, 2]
+    # An engine that has no weights gives up what it held.
+    assert {where["p10"], where["p11"]} <= {0, 2} and len(samples) == 8
+    assert Counter(where.values()) == {0: 4, 2: 4}
+    assert one.metrics()["rollout/reused_kv_tokens"] == 0
+    assert "rollout/reused_kv_tokens" not in play(pool, requests(1, 1))[0].metrics()
+    # No engine gets more than it runs at once, and each request is answered.
+    pool = VirtualPool(2, lambda _: 50, capacity=2)
+    _, samples = play(pool, [replace(one, stays_on=0) for one in requests(7, 1)])
+    assert len(samples) == 7 and all(engine.most_held <= 2 for engine in pool.engines_)
 
 
 def test_an_engine_that_runs_dry_takes_from_the_queue() -> None:

@@ -18,7 +18,7 @@ import pytest
 from rlmath.commands.plan.schedule.simulation import InstantGrades, sample_openly
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
 from rlmath.config.load import load
-from rlmath.config.rollout import RolloutSchedule, max_lag
+from rlmath.config.rollout import KvAtSync, RolloutSchedule, max_lag
 from rlmath.config.schema import Config
 from rlmath.data import ProblemStream
 from rlmath.rollout.continuous import ContinuousSampler
@@ -79,6 +79,9 @@ def config_of(draw: random.Random) -> Config:
             max_lag=draw.choice([None, 0])
             if schedule is RolloutSchedule.pipelined
             else draw.randint(0, 5),
+            kv=draw.choice(list(KvAtSync))
+            if schedule is RolloutSchedule.continuous
+            else KvAtSync.recompute,
             max_response_tokens=100,
         ),
         algorithm=dataclasses.replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,11 +42,14 @@ def sample_of(request: Request, version: int, difference: float) -> Sample:
     )
 
 
-def session(difference: float, *, sleeps: bool = False, engines: int = 2) -> Any:
+def session(
+    difference: float, *, sleeps: bool = False, engines: int = 2, keeps_kv: bool = False
+) -> Any:
     """Engines whose log-probs differ from the actor's."""
     made = session_of("model.dtype=float32", sleeps=sleeps)
     made.layout.engines = engines
     pool = made.sampling.pool
+    pool.spec.keeps_kv = keeps_kv
     pool.requests = []
 
     def generate(requests: Sequence[Request]) -> Iterator[Sample]:
@@ -88,3 +92,13 @@ def test_no_probe_where_none_is_needed_or_engines_sleep(
     assert sample_probe(made, FEED, groups, passes, MONITOR, step=5) is None  # type: ignore[arg-type]
     assert not made.sampling.pool.requests
     assert check_probe(made, None, MONITOR, step=5) == {}
+
+
+def test_where_old_keys_and_values_stay_the_gate_needs_responses_of_one_version() -> None:
+    (graded,) = group(NOW).samples
+    mixed = replace(graded, sample=replace(graded.sample, spans=((NOW - 1, 0), (NOW, 1))))
+    groups = [replace(group(NOW), samples=(mixed,))]
+    keeps = session(1e-6, keeps_kv=True)
+    assert sample_probe(keeps, FEED, groups, GATED, MONITOR, step=5) is not None
+    assert sample_probe(session(1e-6), FEED, groups, GATED, MONITOR, step=5) is None
+    assert sample_probe(keeps, FEED, [group(NOW)], GATED, MONITOR, step=5) is None

@@ -51,7 +51,7 @@ def batch_of(differences: list[list[float]], versions: list[int]) -> TrainingBat
     )
 
 
-def alignment_of(batch: TrainingBatch) -> Alignment:
+def alignment_of(batch: TrainingBatch, stale_kv: bool = False) -> Alignment:
     """As two ranks report it, each its last sequence first."""
     parts = []
     for rank in range(min(2, len(batch))):
@@ -67,6 +67,7 @@ def alignment_of(batch: TrainingBatch) -> Alignment:
                 loss_mask=part.loss_mask,
                 lags=token_lags(part, 4),
                 places=torch.tensor(rows),
+                stale_kv=stale_kv,
             )
         )
     return Alignment.joined(parts)
@@ -100,6 +101,20 @@ def test_tokens_of_a_sequence_of_two_versions_count_by_their_own() -> None:
     stale = dataclasses.replace(batch, token_ages=torch.tensor([2, 0, 0, 0], dtype=torch.uint8))
     with pytest.raises(AlignmentError, match="response token 1 of sequence 0"):
         check(session_of("model.dtype=float32"), stale)
+
+
+def test_stale_keys_and_values_leave_responses_of_one_version_to_judge() -> None:
+    """Sequence 0 is of versions 2 and 4, sequence 1 of 4 alone, sequence 2 of 3 alone."""
+    batch = batch_of([[0.1, 0.2, 0.3], [1e-6, 0.0], [0.4]], versions=[4, 4, 3])
+    ages = torch.tensor([2, 2, 0, 0, 0, 0], dtype=torch.uint8)
+    batch = dataclasses.replace(batch, token_ages=ages)
+    usual, found = alignment_of(batch), alignment_of(batch, stale_kv=True)
+    assert usual.fresh.tokens == 3 and usual.fresh.abs_max == pytest.approx(0.3)
+    assert found.fresh.tokens == 2 and found.fresh.abs_max == pytest.approx(1e-6, rel=0.2)
+    farthest = found.farthest[found.places.argsort()][:, 0].tolist()
+    assert farthest == pytest.approx([0.0, 1e-6, 0.4], rel=0.2)
+    # What importance weights do is measured of all tokens, as ever.
+    assert mismatch_metrics(found) == mismatch_metrics(usual)
 
 
 class Actor:

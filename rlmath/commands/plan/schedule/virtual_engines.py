@@ -73,7 +73,8 @@ class VirtualEngine:
             self.added += 1  # Of requests that end together the first one comes first.
             heapq.heappush(self.running, (end, start, self.added, request))
             self.started += start
-            self.now_s += self.prefill_token_s * (len(request.prompt_token_ids) + begun)
+            if request.stays_on != self.index:
+                self.now_s += self.prefill_token_s * (len(request.prompt_token_ids) + begun)
         self.most_held = max(self.most_held, len(self.running))
         if number and number == self.cut_number:
             self.cut(number)

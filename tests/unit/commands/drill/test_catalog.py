@@ -62,6 +62,9 @@ def test_faults_that_a_configuration_cannot_have() -> None:
         if fault.name in reasons:
             config = load(["experiment=quickstart", reasons[fault.name]])
             assert str(fault.missing(config)).startswith(reasons[fault.name].split("=")[0])
+    keeps = load(["experiment=quickstart", "rollout.schedule=continuous", "rollout.kv=keep"])
+    (prefixes,) = (fault for fault in FAULTS if fault.name == "prefix_cache")
+    assert str(prefixes.missing(keeps)).startswith("rollout.kv=keep")
 
 
 def test_replaced_methods_come_back() -> None:
