@@ -1,15 +1,16 @@
 """Tiers: every test has the marker of its folder, so that a part of the suite can be chosen.
 
 ``launchers/test.sh fast`` runs what stays in its process and needs no engine, no ranks and no run.
-Files of ``tests/unit`` that start processes say so: ``pytestmark = pytest.mark.process``. ``long``
-is given by hand to tests that take minutes and prove more of the same; the plain command leaves
-them out.
+Files of ``tests/unit`` that start processes say so: ``pytestmark = pytest.mark.process``, and so
+does a test that takes too long for each save. ``long`` is given by hand to tests that take minutes
+and prove more of the same; the plain command leaves them out.
 ``launchers/test.sh long`` runs them, and properties on forty times as many random cases
 (``@settings(max_examples=...)`` on a test would fix their number in both).
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import signal
@@ -89,6 +90,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         if expression.evaluate(lambda name, has=has, **_: has.get(name, False)):
             return None
     return True
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected by now stays; a tenth of the fast tier went into searching it
+    for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,11 +7,11 @@ value is refused here, all of them in one message. Ranges and combinations are t
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import difflib
 import functools
 import os
+import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,8 +101,7 @@ def compose_settings(
     assert isinstance(config, Config)
     _drop_options_of_others(config, overrides, folders[1:])
     complete(config)
-    parser = OverridesParser.create()
-    given = frozenset(parser.parse_overrides([text])[0].key_or_group for text in overrides)
+    given = frozenset(_parsed(text).key_or_group for text in overrides)
     return Composed(config, choices, given, tuple(folders))
 
 
@@ -126,8 +125,7 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
         ConfigError: Also of an override that cannot be applied.
     """
     problems = _problems_of_overrides(overrides, [CONF_DIR])
-    parser = OverridesParser.create()
-    parsed = [] if problems else [parser.parse_overrides([text])[0] for text in overrides]
+    parsed = [] if problems else [_parsed(text) for text in overrides]
     problems += [
         f"{one.input_line}: saved settings are changed one by one, by key=value of a setting"
         for one in parsed
@@ -135,7 +133,7 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
     ]
     if problems:
         raise ConfigError.of(problems)
-    schema = copy.deepcopy(_schema())
+    schema = _schema()
     try:
         merged = OmegaConf.merge(schema, _known(saved, schema))
         for section in SECTIONS:
@@ -202,8 +200,7 @@ def _drop_options_of_others(
     config: Config, overrides: Sequence[str], more_folders: Sequence[Path]
 ) -> None:
     """Where the command line chooses another loss than the files, their options are not its."""
-    parser = OverridesParser.create()
-    parsed = {text: parser.parse_overrides([text])[0] for text in overrides}
+    parsed = {text: _parsed(text) for text in overrides}
     for section in SECTIONS:
         others = [text for text, one in parsed.items() if one.key_or_group != section.chooser]
         if len(others) == len(overrides):
@@ -223,10 +220,16 @@ def _drop_options_of_others(
             del options[name]
 
 
-@functools.cache
 def _schema() -> DictConfig:
-    """The schema's defaults, to be copied; building them takes most of a tenth of a second."""
-    return OmegaConf.structured(Config)
+    """The schema's defaults, the caller's to change."""
+    copy: DictConfig = pickle.loads(_pickled_schema())
+    return copy
+
+
+@functools.cache
+def _pickled_schema() -> bytes:
+    """Building them takes most of a tenth of a second, and a deep copy five times an unpickling."""
+    return pickle.dumps(OmegaConf.structured(Config))
 
 
 @functools.cache
@@ -242,11 +245,10 @@ def _compose(
 
     Files first, then the values that are given, which is Hydra's order too.
     """
-    parser = OverridesParser.create()
     files: list[str] = []
     values: list[Override] = []
     for text in overrides:
-        (override,) = parser.parse_overrides([text])
+        override = _parsed(text)
         if _is_value(override):
             values.append(override)
         else:
@@ -255,8 +257,7 @@ def _compose(
         if more_folders:
             composed, choices = _compose_files(files, more_folders)
         else:
-            composed, choices = _compose_own_files(tuple(files))
-        composed = copy.deepcopy(composed)
+            composed, choices = pickle.loads(_compose_own_files(tuple(files)))
         for override in values:
             key = override.key_or_group
             # An option of a loss or an estimator is not in the schema.
@@ -266,7 +267,14 @@ def _compose(
         raise ConfigError(_file_error(error)) from error
     except YAMLError as error:
         raise ConfigError(f"a settings file is not YAML: {_one_line(str(error))}") from error
-    return composed, dict(choices)
+    return composed, choices
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(text: str) -> Override:
+    """One override, which nothing changes: ``value()`` makes new lists and dictionaries."""
+    (override,) = OverridesParser.create().parse_overrides([text])
+    return override
 
 
 def _is_value(override: Override) -> bool:
@@ -277,11 +285,10 @@ def _is_value(override: Override) -> bool:
 
 
 @functools.cache
-def _compose_own_files(
-    overrides: tuple[str, ...],
-) -> tuple[DictConfig, dict[str, str | None]]:
-    """Of rlmath's own files, which stay as they are; composing takes a quarter of a second."""
-    return _compose_files(overrides, ())
+def _compose_own_files(overrides: tuple[str, ...]) -> bytes:
+    """:func:`_compose_files` of rlmath's own, pickled. They stay as they are, and composing them
+    takes a quarter of a second."""
+    return pickle.dumps(_compose_files(overrides, ()))
 
 
 def _compose_files(
@@ -327,13 +334,12 @@ _IS_PATH = re.compile(r"(path|paths|dir|checkpoint|resume)$")
 
 def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     problems = []
-    parser = OverridesParser.create()
     # Built when a value's type has to be checked: a wrong name is told without.
-    schema = functools.cache(lambda: copy.deepcopy(_schema()))
+    schema = functools.cache(_schema)
     groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
     for text in overrides:
         try:
-            (override,) = parser.parse_overrides([text])
+            override = _parsed(text)
         except OverrideParseException:
             key, _, value = text.partition("=")
             left = unfilled_part(value) if _IS_PATH.search(key) else None

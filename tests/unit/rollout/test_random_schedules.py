@@ -28,7 +28,7 @@ from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.training.feeds import sampler_of
 from rlmath.types import GradedSample, Group, Problem, Sample
 
-SCHEDULES, LONG_SCHEDULES = 1_000, 100_000
+FAST_SCHEDULES, SCHEDULES, LONG_SCHEDULES = 200, 1_000, 100_000
 STEPS = 6
 BASE = load(["model.path=m", "runner.run_dir=r"])
 
@@ -215,7 +215,13 @@ def play(seed: int) -> None:
 
 
 def test_no_random_schedule_loses_delays_or_reorders_a_group() -> None:
-    for seed in range(SCHEDULES):
+    for seed in range(FAST_SCHEDULES):
+        play(seed)
+
+
+@pytest.mark.process  # Not on each save: it takes as long as hundreds of other tests.
+def test_nor_does_any_of_a_thousand() -> None:
+    for seed in range(FAST_SCHEDULES, SCHEDULES):
         play(seed)
 
 
