@@ -21,7 +21,7 @@ from rlmath.grading.unicode import to_latex, unescaped
 
 _TRAILING = " \t\r\n.,;:!?*"
 _PREFIX = re.compile(
-    r"\s*(?:(?:so|thus|therefore|hence)\b,?\s*)?(?:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:|=)+\s*|"
+    r"\s*(?:∴|\\therefore\b)?\s*(?:(?:so|thus|therefore|hence)\b,?\s*)?(?:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:|=)+\s*|"
     r"答案(?:是|为|:)\s*)?(?:(?:(?:approximately|approx\.?|about|roughly|exactly|equals?)\s+|约为?\s*))?(?:US(?=\\?\$))?\s*",
     re.IGNORECASE,
 )

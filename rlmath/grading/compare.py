@@ -157,6 +157,8 @@ class Comparer(PiecewiseComparer):
             factor = units.same(a[2], g[2])
             if factor is None:
                 return self.angles(a, g)
+            if _is_percent(a) != _is_percent(g):
+                return False  # $1250 %
             if wording.alters(a[2], g[2]) or wording.alters(g[2], a[2]):
                 return False  # 31 halved apples
             return self.nodes(a[1] if factor == 1 else _scaled(a[1], factor), g[1])
@@ -176,9 +178,13 @@ class Comparer(PiecewiseComparer):
         if not _droppable(united, gold=united is g):
             return False
         dropped = self.nodes(united[1], plain) if united is a else self.nodes(plain, united[1])
-        if dropped is True or len(united[2]) > 2 or next(symbols(plain), None) is None:
+        letters = united[2].split()
+        letters = list(letters[0]) if len(letters) == 1 else letters
+        known = set(symbols(plain))
+        if dropped is True or not known or not known.issuperset(letters):
             return None if dropped is False and turned is None else dropped
-        return self.nodes(("*", (united[1], ("s", united[2]))), plain)  # 3 m may be a product
+        factors = (united[1], *(("s", letter) for letter in letters))
+        return self.nodes(("*", factors), plain)  # 3 m may be a product, and 2 mgh
 
     def angles(self, a: Node, g: Node) -> Verdict:
         """Degrees against radians."""
@@ -216,6 +222,8 @@ class Comparer(PiecewiseComparer):
         if comma is not None:
             return comma
         named_a, named_g = assignments(a), assignments(g)
+        if _is_either(a, named_a) != _is_either(g, named_g):
+            return False  # x = 2 or y = 3
         if named_a is not None and named_g is not None:
             return self.systems(named_a, named_g)
         if (named_a is None) != (named_g is None):
@@ -235,6 +243,8 @@ class Comparer(PiecewiseComparer):
             unnamed = items_a if label_a is None else items_g
             if any(item[0] == "rel" for item in unnamed):
                 return False  # several names against one
+        if items_a == [a] and items_g == [g]:
+            return False  # 5 in {4, 5} lists nothing
         return self.unordered(items_a, items_g)
 
     def systems(self, a: list[tuple[Node, Node]], g: list[tuple[Node, Node]]) -> Verdict:
@@ -420,6 +430,12 @@ def _droppable(united: Node, *, gold: bool) -> bool:
     return wording.leaves_value(phrase, counted=counted)
 
 
+def _is_percent(node: Node) -> bool:
+    while node[0] == "unit":
+        node = node[1]
+    return node[0] == "pct"
+
+
 def _scaled(node: Node, factor: Fraction) -> Node:
     if factor == Fraction(1, 100):
         return ("*", (node, ("/", ("n", 1), ("n", 100))))
@@ -460,6 +476,13 @@ def _point(node: Node, other: Node) -> Node:
         if name[0] == "s" and point[0] == "tup" and point[1] == "(":
             return point
     return node
+
+
+def _is_either(node: Node, named: list[tuple[Node, Node]] | None) -> bool:
+    """Whether an answer says that one name or another has a value: `x = 2 or y = 3`."""
+    if node[0] != "list" or node[2] != "or" or named is None:
+        return False
+    return len({name for name, _ in named}) > 1
 
 
 def _domain(a: Node, g: Node) -> bool:

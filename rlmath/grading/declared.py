@@ -139,16 +139,20 @@ def take_declarations(tokens: list[Token]) -> tuple[list[Token], tuple[Declarati
 def _take_last(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...]]:
     first = max(1, len(tokens) - _MAX_TAIL)
     depth = 0
-    for token in tokens[:first]:
-        depth += (token.value in ("(", "[", "{", "\\{")) - (token.value in (")", "]", "}", "\\}"))
-    for index in range(first, len(tokens) - 1):
-        token = tokens[index]
+    begun: list[int] = []
+    spaced: list[int] = []
+    for index, token in enumerate(tokens[:-1]):
         text_start = token.kind == "text" and token.value.lower().split()[0] in _STARTS | _HINTS
-        if depth == 0 and (token.value.lower() in _STARTS or text_start or token.spaced):
-            found = _declarations(" ".join(map(_render, tokens[index:])))
-            if found:
-                return tokens[:index], found
+        if index >= first and depth == 0:
+            if token.value.lower() in _STARTS or text_start:
+                begun.append(index)
+            elif token.spaced:
+                spaced.append(index)
         depth += (token.value in ("(", "[", "{", "\\{")) - (token.value in (")", "]", "}", "\\}"))
+    for index in (*begun, *spaced):  # \sin x, A, B \in R declares A and B
+        found = _declarations(" ".join(map(_render, tokens[index:])))
+        if found:
+            return tokens[:index], found
     return tokens, ()
 
 

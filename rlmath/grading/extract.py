@@ -12,7 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rlmath.grading import sentences, units
+from rlmath.grading import hedges, sentences
+from rlmath.grading.last_number import (
+    CLOSERS,
+    MAX_WORD,
+    TRAILING,
+    is_wordless,
+    last_match,
+    last_number,
+)
 from rlmath.grading.settings import Fallback
 
 Source = Literal["box", "tag", "marker", "number", "whole", "none"]
@@ -45,21 +53,13 @@ _MARKER = re.compile(
 )
 _MARKER_PARTS = (("nswer", 1), ("NSWER", 1), ("答案", 0), ("####", 0), ("答え", 0), ("正解", 0))
 _POLITE_END = re.compile(r"\s*(?:です|である|であり|となる|になる|となります|だ)\Z")
+_DOUBTED = "\0"  # what a marker announces that its own clause doubts
+_ASKED = re.compile(r"[^\n?？]{0,200}[?？]\s*\S")
 _AFTER_MARKER = re.compile(r"[\s:：*_=]*")
 _SENTENCE_END = re.compile(r"[.。!?！？](?=\s|$|\*|[\"'”])")
 _ABBREVIATION = re.compile(r"(?:\b(?:mr|mrs|ms|dr|st|vs|no|sq|approx)|[ap]\.?m)$", re.IGNORECASE)
 _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]{1,40}\|>|</s>")
-_NUMBER = re.compile(
-    r"(?<![\w.)])[-−+]?[$€£¥]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,6})?"
-    r"(?: ?/ ?\d+)?(?: ?\\?%)?"
-)
 _DIGIT = re.compile(r"\d")
-_DIGITS = "0123456789"
-_WIDE_DIGITS = "０１２３４５６７８９"
-_MAX_WORD = 400
-# Where a word ends: white space, or a Chinese or Japanese character.
-_BOUNDARY = re.compile(r"[\s\u3000-\u9fff\uff0c]")
-_EQUALS = re.compile(r"(?<![<>!:])=|\\approx|≈")
 _NEGATION = re.compile(
     r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect|but|guess|unknown|maybe|perhaps|between|"
     r"at least|at most|(?:more|less|greater|fewer) than)\b|n't|≠|\\neq?\b|"
@@ -67,24 +67,7 @@ _NEGATION = re.compile(
     re.IGNORECASE,
 )
 _IS = re.compile(r"\b(?:is|are|equals)\b", re.IGNORECASE)
-_REASON = re.compile(r",? \b(?:because|since|which|where|so|as)\b", re.IGNORECASE)
-_CHOICE = re.compile(r"(?<![\w'])\(?([A-J])\)?(?![\w'])")
-_WHOLE = re.compile(r"(?<![\w.,/)])[-−]?\d{1,9} $")
-_FRACTION = re.compile(r"[1-9]\d{0,8}/[1-9]\d{0,8}\Z|\\[dt]?frac\b")
-_FORMULA_WORD = re.compile(
-    r"\\[A-Za-z]+\S*|[-+*/^=]|[-+(]?\d[\d./]*\)?[-+*/^]?|[b-zB-HJ-Z]"  # neither `a` nor `I`
-)
-_GROUP_END = re.compile(r"[^{}\n]{0,60}\}")
 _LIST_GAP = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|和)?[\s$,;.\\()\[\]]*")
-_CLOSERS = {"\\[": "\\]", "\\(": "\\)", "$$": "$$", "$": "$"}
-_TRAILING = " \t\r\n.,;:!?。，；：！？*_"
-
-
-def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    found = None
-    for match in pattern.finditer(text):
-        found = match
-    return found
 
 
 def after_thinking(response: str) -> str | None:
@@ -173,7 +156,7 @@ def _box_content(text: str, body: int) -> str:
         if close < 0:
             return ""
         position = close + 1
-    return text[body:position].strip(_TRAILING)
+    return text[body:position].strip(TRAILING)
 
 
 def _last_tag(text: str) -> str | None:
@@ -191,9 +174,9 @@ def _first_sentence(line: str) -> str:
     return line
 
 
-def _last_marker(text: str) -> int:
-    """Where the last marker ends, or -1."""
-    best = -1
+def _last_marker(text: str) -> tuple[int, int]:
+    """(start, end) of the last marker, or (-1, -1)."""
+    best = (-1, -1)
     for part, before in _MARKER_PARTS:
         position = len(text)
         for _ in range(_MAX_MARKERS):
@@ -202,153 +185,44 @@ def _last_marker(text: str) -> int:
                 break
             match = _MARKER.match(text, position - before) if position >= before else None
             if match is not None:
-                best = max(best, match.end())
+                best = max(best, match.span())
                 break
     return best
 
 
 def _after_last_marker(text: str) -> str | None:
-    end = _last_marker(text)
-    if end < 0:
+    begin, end = _last_marker(text)
+    if end < 0 or _ASKED.match(text, end):
         return None
+    if hedges.in_doubt(text, begin):
+        return _DOUBTED
     found = _AFTER_MARKER.match(text, end)
     start = found.end() if found else end
     special = _SPECIAL_TOKEN.search(text, start)
     text = text[start : special.start() if special else len(text)]
     for opener in ("\\[", "$$"):
         if text.startswith(opener):
-            close = text.find(_CLOSERS[opener], 2)
+            close = text.find(CLOSERS[opener], 2)
             return text[2:close].strip() if close > 0 else text[2:].strip()
-    line = _first_sentence(text.split("\n", 1)[0]).strip(_TRAILING)
+    line = _first_sentence(text.split("\n", 1)[0]).strip(TRAILING)
     return _POLITE_END.sub("", line)
 
 
 def _number_in_prose(line: str) -> str | None:
     """The value that a sentence such as `the largest n is 34` states."""
-    if _NEGATION.search(line):
+    head = sentences.without_contrast(line)
+    if head != line and (_DIGIT.search(head) is None or hedges.takes_back(line[len(head) :])):
+        head = line
+    if _NEGATION.search(head):
         return None
-    head = _REASON.split(line, maxsplit=1)[0]
-    if head != line and _DIGIT.search(head):
-        line = head
-    last = _last_match(_IS, line)
-    if last is not None and _DIGIT.search(line, last.end()):
-        line = line[last.end() :].strip()
-        if len(line.split()) <= 3:
-            return line
-    return _last_number(line)
-
-
-def _last_formula(text: str) -> tuple[str, int] | None:
-    """(content, end) of a `$…$` or `\\(…\\)` that ends in the last line with a dollar sign."""
-    end = max(text.rfind("$"), text.rfind("\\)"))
-    if end <= 0:
-        return None
-    opener = "$" if text[end] == "$" else "\\("
-    start = text.rfind(opener, max(0, end - 2_000), end)
-    line = text.rfind("\n", 0, end)
-    if start < line or start < 0 or text[line + 1 : end].count("$") % 2 == (opener != "$"):
-        return None
-    content = text[start + len(opener) : end]
-    return (content, end) if content.strip() else None
-
-
-def _math_span(text: str, position: int) -> str | None:
-    """The formula `$…$`, `\\(…\\)` or `\\[…\\]` around `position`, or None."""
-    low = max(0, position - 2_000)
-    for opener in ("\\[", "\\("):
-        start = text.rfind(opener, low, position)
-        if start >= 0 and text.find(_CLOSERS[opener], start, position) < 0:
-            close = text.find(_CLOSERS[opener], position, position + 2_000)
-            if close >= 0:
-                return text[start + 2 : close]
-    line_start = max(text.rfind("\n", low, position) + 1, low)
-    high = min(len(text), position + 2_000)
-    line_end = text.find("\n", position, high)
-    line_end = high if line_end < 0 else line_end
-    before = text[line_start:position].replace("\\$", "  ").replace("$$", " $")
-    after = text[position:line_end].replace("\\$", "  ")
-    if before.count("$") % 2 == 1 and "$" in after:
-        return before[before.rfind("$") + 1 :] + after[: after.find("$")]
-    return None
-
-
-def _last_number(text: str) -> str | None:
-    """The last number, with the formula or word it belongs to: never the 2 of `2^{10}`.
-
-    Reasons and contrasts after the statement (`48, as 47 is odd`) do not count, and a number that
-    is denied (`it cannot be 47`) or stands in an aside gives the empty string.
-    """
-    position = _last_digit(text)
-    end = max(position, text.rfind("$"), text.rfind("\\)"))
-    stop = sentences.without_reasons(text, end + 1) if end >= 0 else 0
-    if stop <= end:
-        text = text[:stop]
-        position = _last_digit(text)
-    formula = _last_formula(text)
-    if formula is not None and formula[1] > position:
-        return formula[0].strip(_TRAILING) + sentences.scale_after(text, formula[1])
-    if position < 0:
-        return None
-    span = _math_span(text, position)
-    if span is not None:
-        start = text.rfind("$", 0, position)
-        if sentences.is_denied(text, start if start >= 0 else position, position + 1):
-            return ""
-        close = max(text.find("$", position), text.find("\\)", position))
-        scale = sentences.scale_after(text, close) if close >= 0 else ""
-        return _EQUALS.split(span)[-1].strip(_TRAILING) + scale
-    low = max(0, position - _MAX_WORD)
-    boundary = _BOUNDARY.search(text[low:position][::-1])
-    start = low if boundary is None else position - boundary.start()
-    end = min(len(text), position + _MAX_WORD)
-    boundary = _BOUNDARY.search(text, position + 1, end)
-    end = end if boundary is None else boundary.start()
-    if sentences.is_denied(text, start, end):
-        return ""
-    word = text[start:end].strip(_TRAILING + "\"'()[]<>`“”’|")
-    word += _left_open(word, text[end:])
-    changed = sentences.changed(text, start, end)
-    if changed is not None:
-        return changed
-    before = text[max(text.rfind("\n", 0, start) + 1, start - 60) : start]
-    whole = _WHOLE.search(before)
-    if whole is not None and _FRACTION.match(word):  # 7 1/2, 3 \\frac{1}{2}
-        return whole.group() + word
-    if "\\" in word:
-        return _EQUALS.split(_formula_before(before) + word)[-1].strip(_TRAILING)
-    last = _last_match(_NUMBER, before + word)
-    if last is not None and last.end() == len(before) + len(word):
-        if last.start() <= len(before) or word[: last.start() - len(before)].isalpha():
-            return last.group().strip()
-    elif last is not None and last.start() == len(before):
-        tail = (before + word)[last.end() :]
-        # 5cm and 1,000m², but neither 5i nor 5x
-        if tail[0].isalpha() and (len(tail) > 1 or units.lookup(tail) is not None):
-            return last.group().strip()
-    return word or None
-
-
-def _formula_before(before: str) -> str:
-    """The words of a formula without dollar signs that stand before its last one: `8 \\sqrt{2}`."""
-    found: list[str] = []
-    for word in reversed(before.removesuffix(" ").split(" ")):
-        if not before.endswith(" ") or _FORMULA_WORD.fullmatch(word) is None:
-            break
-        found.insert(0, f"{word} ")
-    return "".join(found)
-
-
-def _left_open(word: str, rest: str) -> str:
-    """What closes a group that a word opens: `5\\text{ miles}`, `\\left(5\\right)`."""
-    if word.endswith("\\right"):
-        return ")" if "\\left(" in word else ""
-    closed = _GROUP_END.match(rest) if word.endswith("{") else None
-    return closed.group() if closed else ""
-
-
-def _last_digit(text: str) -> int:
-    # Ten searches for one sign cost a fifth of one for a class of signs.
-    return max(map(text.rfind, _DIGITS if text.isascii() else _DIGITS + _WIDE_DIGITS))
+    last = last_match(_IS, head)
+    if last is not None and _DIGIT.search(head, last.end()):
+        rest = head[last.end() :].strip()
+        if len(rest.split()) <= 3 and not hedges.is_hedged(head, last.end(), last.end()):
+            return rest
+    if head != line and len(head.split()) <= 3:
+        return head.strip(TRAILING)
+    return last_number(head)
 
 
 def joined(boxes: list[tuple[str, str]], count: int, ordered: bool = False) -> str | None:
@@ -404,8 +278,14 @@ def extract(
     tagged = _last_tag(text)
     if tagged is not None:
         inner = _after_last_marker(tagged)
+        if inner == _DOUBTED:
+            inner = None
         return Extraction(tagged if inner is None else inner, "tag")
     marked = _after_last_marker(text)
+    if marked == _DOUBTED:
+        return Extraction("", "marker")
+    if marked and task == "multiple_choice":
+        marked = sentences.without_contrast(marked, option=True)
     if marked:
         if fallback == "number" and task == "math" and not is_answer(marked):
             return Extraction(_number_in_prose(marked) or marked, "marker")
@@ -415,13 +295,16 @@ def extract(
     if "<" in text:
         text = _SPECIAL_TOKEN.sub(" ", text)
     stripped = text.strip()
-    if 0 < len(stripped) <= 400 and is_answer(stripped):
+    short = 0 < len(stripped) <= MAX_WORD and "\n" not in stripped
+    if short and (is_answer(stripped) or is_wordless(stripped)):
         return Extraction(stripped, "whole")
     option = sentences.stated_option(text)
     if option is not None:
         return Extraction(option, "number") if option else NOTHING
     if task == "multiple_choice":
-        last = _last_match(_CHOICE, text)
-        return NOTHING if last is None else Extraction(last.group(1), "number")
-    number = _last_number(text)
+        letter = sentences.last_letter(text)
+        return Extraction(letter, "number") if letter else NOTHING
+    number = last_number(text)
+    if number == "" and short and stripped[-1] not in "?？":
+        return Extraction(stripped, "whole")  # `at least 5` is what it says
     return NOTHING if number is None else Extraction(number, "number")

@@ -12,7 +12,7 @@ import math
 from fractions import Fraction
 
 from rlmath.grading.arith import Approximate, Undecidable, symbols
-from rlmath.grading.listing import listed
+from rlmath.grading.listing import is_label, listed
 from rlmath.grading.relations import RelationComparer
 from rlmath.grading.scalars import SCALARS, Verdict, is_whole
 from rlmath.grading.syntax import Node, holds, replaced
@@ -30,6 +30,7 @@ class FamilyComparer(RelationComparer):
         """Whether two answers with these declared parameters are equal."""
         if not of_a and not of_g:
             return self.nodes(a, g)
+        a, g = _without_one_label(a, g)
         mine, theirs = _inferred(a, of_a, g, of_g), _inferred(g, of_g, a, of_a)
         if mine is None or theirs is None or len(mine) != len(theirs):
             return False
@@ -131,6 +132,17 @@ class FamilyComparer(RelationComparer):
         return Approximate(self.exact, 0)(node).real
 
 
+def _without_one_label(a: Node, g: Node) -> tuple[Node, Node]:
+    """The values of `y = f` and `f` where one side alone has a name."""
+    first, second = (
+        node[2][1] if node[0] == "rel" and node[1] == ("=",) and is_label(node[2][0]) else None
+        for node in (a, g)
+    )
+    if first is not None and g[0] != "rel":
+        return first, g
+    return (a, second) if second is not None and a[0] != "rel" else (a, g)
+
+
 def _inferred(
     own: Node, declared: Parameters, other: Node, theirs: Parameters
 ) -> Parameters | None:
@@ -157,6 +169,8 @@ def _is_constant_like(node: Node, parameters: Parameters) -> bool:
     """Whether undeclared names of a gold read as free: constants C, c_1, k, turns of an angle."""
     if all(name[0] in "ABCDKck" for name in parameters):
         return True
+    if node[0] == "tup" and set(parameters) <= {"t", "s", "lambda", "mu"}:
+        return True  # points of a line
     return holds(node, ("k", "pi")) or _has_degrees(node)
 
 

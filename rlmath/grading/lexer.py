@@ -162,6 +162,8 @@ _LEX = re.compile(
 _COMMA_GROUPS = re.compile(
     r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3})(?:\.\d*)?(?:[eE][-+]?\d+)?"
 )
+# 6,02e23 and 0,05, but neither 1,200 nor the list 3,4.
+_DECIMAL_COMMA = re.compile(r"\d+,\d+[eE][-+]?\d+|(?:0|[1-9]\d*),0(?!\d\d\Z)\d+")
 _NAME = re.compile(r"\s*\{([a-zA-Z]+\*?)\}")
 _OPENERS, _CLOSERS = frozenset("(["), frozenset(")]")
 _UNITS = re.compile(r"[A-Za-z]{1,3}(?:\^\{?-?\d\}?)?(?:[\s.*/]+[A-Za-z]{1,3}(?:\^\{?-?\d\}?)?)*")
@@ -283,6 +285,8 @@ def _number(value: str, depth: int, spaced: bool, tokens: list[Token]) -> None:
         value = value.replace("\\:", "").replace("\\ ", "").replace(" ", "")
         if _COMMA_GROUPS.fullmatch(value):
             value = value.replace(",", "")
+    if depth <= 0 and _DECIMAL_COMMA.fullmatch(value):
+        value = value.replace(",", ".")
     if "," not in value:
         tokens.append(Token("num", value, spaced))
     elif depth <= 0 and _COMMA_GROUPS.fullmatch(value):
@@ -315,8 +319,9 @@ def _styled(
     content = text[start + 1 : close]
     if name in ("mathrm", "text"):
         content = content.replace("\\cdot", " ")  # J·s is a unit
-    if name in ("vec", "overrightarrow") and len(content.strip()) > 1 and content.strip().isalpha():
-        tokens.append(Token("name", "vec " + content.strip(), spaced))
+    points = "".join(content.split())
+    if name in ("vec", "overrightarrow") and len(points) > 1 and points.isalpha():
+        tokens.append(Token("name", "vec " + points, spaced))
         return close + 1  # \vec{AB} is not \vec{BA}
     if name in ("color", "textcolor"):
         return close + 1  # the color; what it colors follows

@@ -29,7 +29,8 @@ def hoisted(node: Node) -> Node:
     if kind == "*" and node[1][0][0] in ("unit", "pct") and all(is_numeric(p) for p in node[1][1:]):
         first = node[1][0]
         return (first[0], ("*", (first[1], *node[1][1:])), *first[2:])
-    if kind == "unit" and node[1][0] == "pct" and not wording.alters(node[2]):
+    percent = kind == "unit" and node[1][0] == "pct"
+    if percent and not wording.alters(node[2]) and not units.canonical(node[2])[0]:
         return node[1]  # 20% off, 5% per year
     if kind == "rel" and node[1] == ("in",) and node[2][1][0] == "set":
         return ("rel", ("=",), (node[2][0], ("list", node[2][1][1], ",")))
@@ -103,6 +104,8 @@ def unwrap(node: Node) -> Node:
         node[0] == "rel" and node[2][0] == ("blank",) and len(node[1]) == 1 and node[1][0] in "=~"
     ):
         node = node[2][1]
+    if node[0] == "rel" and node[2][0] == ("blank",) and node[1][0] in "=~":
+        return ("rel", node[1][1:], node[2][1:])  # = 6 * 7 = 42
     return node
 
 

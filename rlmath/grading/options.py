@@ -76,6 +76,8 @@ def read_options(latex: str) -> tuple[str, str, Options]:
     rest = match.group(3).strip()
     if match.group(2) is not None and not letter.isupper():
         return "", "", ()
+    if rest.startswith("(") and plain[: match.start(3)].endswith(")"):
+        return "", "", ()  # (b)(0) is a product
     if re.match(r"(?:and|or|nor|but|not|is|isn't)\b|[,;&/]", rest) or _doubted(rest):
         return "", "", ()
     return letter.upper(), rest, ()

@@ -66,7 +66,7 @@ def _infinite(node: Node) -> int:
     return -1 if node == _MINUS else 0
 
 
-def _is_worded(node: Node) -> bool:
+def is_worded(node: Node) -> bool:
     """Whether a number has words after it that are no unit."""
     stack: list[Node] = [node]
     while stack:
@@ -85,7 +85,7 @@ class _Reader:
         sign = _infinite(node)
         if sign:
             return sign * float("inf")
-        if next(symbols(node), None) is not None or _is_worded(node):
+        if next(symbols(node), None) is not None or is_worded(node):
             raise _NoOrder
         try:
             value = Approximate(self.exact, 0)(node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlmath.grading import modular
 from rlmath.grading.arith import Approximate, Undecidable, symbols
 from rlmath.grading.listing import difference, every, is_label, unwrap
-from rlmath.grading.regions import Piece, region
+from rlmath.grading.regions import Piece, is_worded, region
 from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict
 from rlmath.grading.syntax import Node
 
@@ -87,6 +87,10 @@ class RelationComparer(ScalarComparer):
             return None, None
         if "~" in operators:
             first = operators.index("~")
+            if is_worded(sides[first + 1]):
+                return None, None  # 2 \approx 2 grand
+            if sides[first][0] == sides[first + 1][0] == "n":
+                return None, None  # 572 or 570?
             if label is None and self.roughly(sides[first], sides[first + 1]) is not True:
                 return None, None
             return label, sides[first]

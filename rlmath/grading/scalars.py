@@ -10,7 +10,7 @@ from fractions import Fraction
 from rlmath.grading import modular
 from rlmath.grading.arith import Approximate, Exact, Rational, Undecidable, symbols
 from rlmath.grading.settings import GradingSettings
-from rlmath.grading.syntax import Node, holds, replaced
+from rlmath.grading.syntax import GREEK, Node, holds, replaced
 
 Verdict = bool | None
 Oracle = Callable[[Node, Node], Verdict]
@@ -80,6 +80,17 @@ def is_stepped(node: Node) -> bool:
     return False
 
 
+def _has_extremum(node: Node) -> bool:
+    """Whether a tree has a maximum or a minimum, which looks constant on one side of a bound."""
+    stack: list[Node] = [node]
+    while stack:
+        item = stack.pop()
+        if item and item[0] == "f" and item[1] in ("max", "min"):
+            return True
+        stack.extend(part for part in item if isinstance(part, tuple))
+    return False
+
+
 def is_narrow(node: Node) -> bool:
     """Whether a tree has a function that is real between -1 and 1 only."""
     stack: list[Node] = [node]
@@ -99,6 +110,15 @@ def _only_cancels(a: Node, g: Node) -> bool:
     if next(symbols(g), None) is not None or len(set(symbols(a))) < 2:
         return False
     return not _has_bound_variable(a)
+
+
+def _vanishes(a: Node, g: Node) -> bool:
+    """Whether `a` is a product of names with 0 and `g` a number: 0E_word states nothing."""
+    if a[0] != "*" or next(symbols(g), None) is not None:
+        return False
+    if all(len(name) < 4 or name in GREEK for name in symbols(a)):
+        return False  # 0x
+    return ("n", 0) in a[1] or any(part[0] == "^" and part[1] == ("n", 0) for part in a[1])
 
 
 def _has_bound_variable(node: Node) -> bool:
@@ -209,10 +229,12 @@ class ScalarComparer(ABC):
     def expressions(self, a: Node, g: Node) -> Verdict:
         """Refute by floating point, prove in finite fields; None if neither succeeds."""
         names = set(symbols(a)) | set(symbols(g))
-        if _only_cancels(a, g) or _only_cancels(g, a):
+        if _only_cancels(a, g) or _only_cancels(g, a) or _vanishes(a, g) or _vanishes(g, a):
             return False
         if names and (is_stepped(a) or is_stepped(g)) and all(is_whole(name) for name in names):
             return self.at_integers(a, g, sorted(names))
+        if names and (_has_extremum(a) or _has_extremum(g)) and self.differ_far_out(a, g, names):
+            return False
         agreed = 0
         for point in range(3 if names else 1):
             agrees = self.agree_at(a, g, point)
@@ -240,6 +262,18 @@ class ScalarComparer(ABC):
             if abs(x - y) > 1e-9 * max(abs(x), abs(y)) + 1e-12 * max(first.scale, second.scale):
                 return False
         return None
+
+    def differ_far_out(self, a: Node, g: Node, names: set[str]) -> bool:
+        """Whether a maximum or minimum differs at points far from the usual ones: max(12, x)."""
+        for size in (-1000, -40, 40, 1000):
+            values = {name: size * (1 + 3 * i) for i, name in enumerate(sorted(names))}
+            try:
+                x, y = Approximate(self.exact, 0, values)(a), Approximate(self.exact, 0, values)(g)
+            except (Undecidable, RecursionError):
+                continue
+            if abs(x - y) > 1e-9 * max(abs(x), abs(y)):
+                return True
+        return False
 
     def agree_at(self, a: Node, g: Node, point: int) -> Verdict:
         narrow = is_narrow(a) or is_narrow(g)

@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import re
 
+from rlmath.grading import hedges
+
 _DIGIT = re.compile(r"\d")
 _STATES = re.compile(
-    r"(?:\b(?:is|are|be|was|were|equals?|has|have|had|gets?|pays?|needs?|makes?|gives?|costs?|total|"
-    r"there|left|remain|remains|obtain|find|answer)\b|=)[^.]*?\d",
-    re.IGNORECASE,
+    r"(?:is|are|be|was|were|equals?|has|have|had|gets?|pays?|needs?|makes?|gives?|costs?|total|"
+    r"there|left|remains?|obtain|find|answer)\b|="
 )
 _CLAUSE = re.compile(
     r",? (?:because|since|given that|rather than|instead of|as opposed to|unlike|whereas)\b"
+    r"| \((?=[a-z]{2,} [a-z]{2,}|(?:not|about|and|or|since|because|as|where|for|with|when|here)\b)"
     r"|, (?:as|where|which|when|with|attained|achieved|occurring|reached|but not|and not|not)\b"
     r"| (?:and|but) not\b",
     re.IGNORECASE,
+)
+_CONTRAST = re.compile(
+    r",? \b(?:because|since|which|where|so|as|rather than|instead of|as opposed to|unlike)\b"
+    r"|[;,]? (?:and |but )?not (?=[-$\\(\d])|(?<=[^(]) \((?=[^()]*[a-z]{2})",
+    re.IGNORECASE,
+)
+_CLAUSE_WORDS = (
+    *(
+        "because",
+        "since",
+        "given",
+        "rather",
+        "instead",
+        "opposed",
+        "unlike",
+        "whereas",
+        " as",
+        " not",
+    ),
+    *("where", "which", "when", "with", "attained", "achieved", "occurring", "reached", " ("),
+)
+_NEGATING = (
+    *("maybe", "perhaps", "twice", "half", "than", "not", "never", "cannot", "neither", "nor"),
+    *("except", "excluding", "without", "no longer", "≠", "\\ne", "n't"),
 )
 _NEGATED = re.compile(
     r"(?:\b(?:maybe|perhaps|twice|half of|(?:less|more|fewer|greater|smaller|larger|bigger) than"
@@ -40,8 +66,11 @@ _RELATES = re.compile(r"\$? ?(?:<(?![|/])|>(?=\s*[\w\\])|[≠≤≥]|\\(?:ne|neq
 _NEGATED_CJK = re.compile(
     r"(?:不是|不等于|不为|不会是|不可能是|不选|非|小于|大于|少于|多于|超过|不到|除了?|或|か)\s*$"
 )
-_DENIED_CJK = re.compile(r"\s*(?:では?な|でな|じゃな|以上|以下|未満|より|不对|是错|倍|或|か\d)")
+_DENIED_CJK = re.compile(
+    r"\s*(?:では?な|でな|ではあ|じゃ|は(?:間違|誤|違|不)|の(?:倍数|約数|2乗|二乗|平方|立方|逆数|階乗)|分之|分の|的(?:倍数|约数|因数|平方|立方|两倍|一半|倒数|阶乘)|是(?:错|不)|以外|以上|以下|未満|より|不对|是错|倍|或|か\d)"
+)
 _SENTENCE = re.compile(r"[.!?](?=\s)|[。！？\n]")
+_SENTENCE_STOPS = (". ", "! ", "? ", "\n", ".\t", "。", "！", "？")
 _MARKUP = re.compile(r"\\(?:textbf|textit|text|mathbf|mathrm)\s*|[*`_$\\{}]")
 _CONCLUSION = re.compile(
     r"[,;:]? (?:and )?(?:so|hence|thus|therefore|thereby)\b|[;:]", re.IGNORECASE
@@ -60,20 +89,18 @@ _OPTION = tuple(
 )
 _OPTION_CJK = re.compile(r"(?:故选|应选|选择|答案选|选|正解は|答えは)\s*[:：]?\s*\(?([A-J])\)?")
 _DENIAL = re.compile(
-    r"\b(?:not|no|never|cannot|neither|nor|either|or|except|wrong|incorrect|false|maybe|perhaps|"
-    r"possibly|might|guess|unless|if|but|than)\b|n't|不|非|错|ではな|じゃな|或",
+    r"\b(?:not|no|never|cannot|neither|nor|either|or|but|ruled?|rules|except|wrong|incorrect|false|maybe|perhaps|"
+    r"possibly|might|could|may|eliminate|exclude|reject|rule|unlike|guess|unless|if|but|than)\b|n't|不|非|错|ではな|じゃな|或|以外|\?|？",
     re.IGNORECASE,
 )
-_ANY_LETTER = re.compile(r"(?<![A-Za-z'])([A-HJ]|I(?!\s+[a-z]))(?![A-Za-z'])")
+_ANY_LETTER = re.compile(r"([A-HJ]|I(?!\s+[a-z]))(?<![A-Za-z'].)(?![A-Za-z'])")
 _MAX_SENTENCE = 600
 
 
 def last_sentence(text: str, end: int) -> tuple[int, int]:
     """(start, end) of the sentence around position `end`, within a few hundred characters."""
     low = max(0, end - _MAX_SENTENCE)
-    start = low
-    for match in _SENTENCE.finditer(text, low, end):
-        start = match.end()
+    start = max(low, *(text.rfind(stop, low, end) + 1 for stop in _SENTENCE_STOPS))
     after = _SENTENCE.search(text, end, end + _MAX_SENTENCE)
     return start, after.start() if after else min(len(text), end + _MAX_SENTENCE)
 
@@ -85,10 +112,13 @@ def without_reasons(text: str, end: int) -> int:
     """
     for _ in range(3):
         start, _after = last_sentence(text, end)
-        states = _STATES.search(text, start, end)
-        if states is None:
+        lowered = text[start:end].lower()
+        if not any(word in lowered for word in _CLAUSE_WORDS):
             return end
-        for match in _CLAUSE.finditer(text, states.end(), end):
+        stated = _first_value(lowered)
+        if stated < 0:
+            return end
+        for match in _CLAUSE.finditer(text, start + stated, end):
             if text.count("$", start, match.start()) % 2 == 0:
                 end = match.start()
                 break
@@ -97,10 +127,39 @@ def without_reasons(text: str, end: int) -> int:
     return end
 
 
+def _first_value(lowered: str) -> int:
+    """Where the first number ends that a verb or `=` states within its sentence, or -1."""
+    passed = -1
+    for match in _STATES.finditer(lowered):
+        first = match.start()
+        inside = first > 0 and match[0] != "=" and (lowered[first - 1].isalnum())
+        if first < passed or inside:
+            continue
+        stop = lowered.find(".", match.end())
+        digit = _DIGIT.search(lowered, match.end(), stop if stop >= 0 else len(lowered))
+        if digit is not None:
+            return digit.end()
+        if stop < 0:
+            return -1
+        passed = stop
+    return -1
+
+
+def without_contrast(line: str, *, option: bool = False) -> str:
+    """What a sentence states before its reason or contrast: `47` of `47 rather than 48`."""
+    value = _ANY_LETTER if option else _DIGIT
+    for match in _CONTRAST.finditer(line):
+        if value.search(line, 0, match.start()) and line.count("$", 0, match.start()) % 2 == 0:
+            return line[: match.start()]
+    return line
+
+
 def is_denied(text: str, start: int, end: int) -> bool:
     """Whether the number at [start, end) is negated, an aside in brackets, or one of several."""
     before = text[max(0, start - 40) : start]
-    if _NEGATED.search(before) or _NEGATED_CJK.search(before.rstrip("$ ")):
+    lowered = before.lower()
+    negating = any(word in lowered for word in _NEGATING)
+    if (negating and _NEGATED.search(before)) or _NEGATED_CJK.search(before.rstrip("$ ")):
         return True
     if _DENIED_CJK.match(text, end):
         return True
@@ -120,7 +179,10 @@ def changed(text: str, start: int, end: int) -> str | None:
     if _RELATED.search(before) or _RELATES.match(text, end):
         return ""
     number = text[start:end].strip(" \t\r\n.,;:!?*_$")
-    minus = _MINUS.search(before)
+    signed = before.rstrip(" $").lower().endswith(("minus", "negative"))
+    minus = _MINUS.search(before) if signed else None
+    if hedges.is_negative_cjk(text, start):
+        return f"-{number}"
     if minus is not None:
         return "" if _DIGIT.search(minus["before"] or "") else f"-{number}"
     scale = scale_after(text, end)
@@ -131,6 +193,22 @@ def scale_after(text: str, end: int) -> str:
     """The word that scales the number or formula that ends at `end`: ` million`; else empty."""
     found = _SCALED.match(text, end)
     return "" if found is None else found.group().lstrip("$\\)")
+
+
+def last_letter(text: str) -> str | None:
+    """The last option letter; None if its sentence denies it, doubts it or names another one."""
+    tail = text.rstrip()[-_MAX_SENTENCE:]
+    letters = list(_ANY_LETTER.finditer(tail))
+    if not letters:
+        letters = list(_ANY_LETTER.finditer(text))[-1:]
+        return letters[0].group(1) if letters else None
+    place = letters[-1].start()
+    start, end = last_sentence(tail.rstrip(".!。"), place)
+    end += 1  # with its question mark
+    sentence = tail[start:end]
+    if len(set(_ANY_LETTER.findall(sentence))) > 1 or _DENIAL.search(sentence):
+        return None
+    return letters[-1].group(1)
 
 
 def stated_option(text: str) -> str | None:

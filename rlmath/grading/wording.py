@@ -78,7 +78,7 @@ _IRREGULAR = _names(
 _TAIL = _names(
     """left remaining total altogether overall each apiece together away apart ago later old tall
     long wide high deep thick far round per-person daily weekly monthly yearly hourly only
-    again north south east west online per in place of"""
+    again north south east west online per in place of remain remains leftover"""
 )
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]+")
 _CJK_CHANGING = re.compile(
@@ -115,9 +115,15 @@ def changes_value(word: str) -> bool:
 def alters(phrase: str, of: str = "") -> bool:
     """Whether a phrase has a word that changes a number, other than those of the phrase `of`."""
     allowed = {"off", *words_of(of)}
-    if any(map(is_glued, phrase.split())):
+    if any(map(is_glued, phrase.split())) or _denies_cjk(phrase):
         return True
     return any(changes_value(word) for word in words_of(phrase) if word not in allowed)
+
+
+def _denies_cjk(phrase: str) -> bool:
+    """Whether a Chinese or Japanese word of a phrase changes a number: `不 apples`."""
+    words = [word for word in phrase.split() if _CJK.fullmatch(word)]
+    return any(_CJK_CHANGING.search(word) and not _CJK_COUNTER.fullmatch(word) for word in words)
 
 
 def is_glued(word: str) -> bool:
@@ -154,7 +160,7 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
             return units.lookup(word.partition("^")[0]) is not None and len(found) == 1
         if changes_value(word):
             return False
-    if any(map(is_glued, phrase.split())):
+    if any(map(is_glued, phrase.split())) or _denies_cjk(phrase):
         return False
     if found[0] == "times" and len(found) > 1 and found[1] not in _JOINING - {"the", "with"}:
         return False  # 12 times the height
@@ -191,10 +197,11 @@ _LEADS = _names(
     cost price profit money age average mean median mode variance deviation expected
     expectation rate interest salary score weight mass force energy temperature possible
     different distinct students people apples balls cards coins units using simplified exact
+    she he they
     form interval set case system inequality problem question given above choice option who
     their his her x y z n k m t r b c d p q s f g h"""
 )  # fmt: skip
-_VERBS = _names("is are equals equal gives give yields yield be get obtain have find becomes")
+_VERBS = _names("is are equals equal gives give yields yield be get obtain have has find becomes")
 _TRAILS = _names(
     """is are the a an our only unique final correct right required desired answer answers solution
     solutions value values result maximum minimum largest smallest greatest least possible
@@ -222,6 +229,8 @@ def lead_length(words: list[str]) -> int:
         name = len(word) <= 4 and word.isupper() and word != "I"
         if not (low in _LEADS or name):
             return 0
+    if lowered in (["in", "total"], ["in", "all"]):
+        return len(words)
     if lowered[0] in ("possible", "are", "is", "of"):
         return 0
     if _FUNCTION_OF_ANSWER.search(" ".join(lowered)):
@@ -267,7 +276,7 @@ _NONE_ELSEWHERE = {
 
 def absence(text: str, words: str, node: tuple[object, ...]) -> str:
     """`none` if the answer says that there is no solution, in words or as the empty set, or ""."""
-    if node == ("empty",):
+    if node == ("empty",) or (node[:2] == ("rel", ("in",)) and node[2][1] == ("empty",)):  # type: ignore[index]
         return "none"
     known = _NONE_ELSEWHERE.get(text.strip(" 。.$"))
     if known:

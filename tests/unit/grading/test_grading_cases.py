@@ -11,7 +11,8 @@ import pytest
 from rlmath.grading import MathGrader
 
 CASES = Path(__file__).parent / "cases"
-TABLES = sorted(path.stem for path in CASES.glob("*.jsonl") if path.stem != "extraction")
+RESPONSES = ("extraction", "unboxed")  # whole responses instead of answers
+TABLES = sorted(path.stem for path in CASES.glob("*.jsonl") if path.stem not in RESPONSES)
 
 
 def read(name: str) -> list[dict[str, Any]]:
@@ -54,6 +55,16 @@ def test_extraction(grader: MathGrader) -> None:
                 f"{row['response']!r}: {grade.status} ({grade.answer!r}), not {row['status']}"
             )
         assert grade.correct == (grade.status == "correct")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_response_without_a_box_is_paid_for_what_it_states(grader: MathGrader) -> None:
+    """Hedges, bounds, negations, one of two values; half of the rows state the gold."""
+    wrong = []
+    for row in read("unboxed"):
+        grade = grader.grade_one(row["response"], row["gold"], task=row.get("task", "math"))
+        if grade.correct != row["correct"] or grade.status in ("error", "timeout"):
+            wrong.append(f"{row['response']!r}: {grade.status} ({grade.answer!r})")
     assert not wrong, "\n".join(wrong)
 
 

@@ -1,0 +1,334 @@
+"""Whether the words around a number take it back: bounds, negations, multiples, ends of a range.
+
+`at least 5`, `up to 5`, `between 4 and 5`, `a multiple of 5`, `could be 5`, `5 or more` and `5 is
+too small` do not state 5. Only a few words on each side are read, so the time does not depend on
+the text. `wording` has the words that change a value anywhere; here is where they may stand.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rlmath.grading import wording
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_WINDOW = 90
+_TOKEN = re.compile(
+    r"\\[a-z]+|[a-z]+(?:'[a-z]+)?|\d+(?:[.,/]\d+)*|[\u3040-\u9fff]+|[^\sa-z\d\u3040-\u9fff]"
+)
+_SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
+_STOP = re.compile(r"[.!?](?=\s)|[\n。！？]")
+_OPENERS = _names(r"""$ ( [ { * _ ` " “ ' \ ~ € £ ¥ \( \[ \text \textbf \mathbf \left \, \; \:""")
+
+# -- before the number
+
+# Between a hedge and its number: `may be exactly the 5`.
+_BRIDGES = _names(
+    """be equal equals exactly precisely the a an just only even simply really merely still get
+    have about around approximately roughly value values number numbers figure that including
+    necessarily always"""
+)
+# Words of `wording` that may stand directly before a number: `so 5`, `is actually 5`, `another 5`.
+_HARMLESS = _names(
+    """about around approx approximately roughly circa is are was were be been being so then else
+    when where while till until and as i we you actually instead rather another other others some
+    every any all both many much several few very quite too enough if though although however of
+    through thru from to or by anything dismissed discarded rejected failed fails eliminated crossed
+    denied wait hmm oops sorry null void opposite should would otherwise alternatively least most
+    more less fewer greater smaller bigger larger minus"""
+)
+_DENYING = (wording.NEGATIONS | wording.HEDGES) - _HARMLESS | _names(
+    """plus times nearly barely exceed exceeds exceeded surpass surpasses approach approaches
+    approaching guessing excludes exclude excluding eliminate reject rejects eliminates discard
+    discarding rejecting eliminating squared cubed modulo mod double doubled triple tripled twice
+    thrice quadruple half negated inverted factorial beneath beyond near within unequal below"""
+)
+# A preposition denies after some words only: `up to`, `divisible by`, `half of`, `ranges from`.
+_TO = _names(
+    """unequal close closer near nearer next compared similar prior due tends tend tending limited
+    restricted relative subject closest nearest"""
+)
+_ADDS = _names("add adds added adding sum sums summed come comes came go goes")
+_OF = _names(
+    """multiple multiples quarters percent % factor factors divisor divisors square squares cube
+    root roots power powers half halves third quarter thirds twice double triple inverse reciprocal
+    negative opposite logarithm log factorial minimum maximum bound order out short instead ahead
+    because part portion function neighborhood vicinity complement none neither either
+    two three all most many some any conjugate minus sine cosine tangent sin cos tan ln"""
+)
+_PREPOSITIONS = {
+    "at": _names("capped limited bounded estimated topped maxed"),
+    "from": _names(
+        "different differs differ far away apart distinct ranges ranging range anywhere"
+    ),
+    "as": _names("many much few little large high low same"),
+    "out": _names("rule rules ruled ruling"),
+}
+_BY = _names(
+    """divisible bounded limited multiplied divided dividing multiply divide multiplying replaced
+    preceded followed modulo less smaller bigger larger greater capped"""
+)
+_JOINTS = _names("and or nor through thru versus vs")
+_RANGE_SIGNS = _names("- – — ~ ～ 〜")
+_LISTING = _names("between are either both is = : be")
+# Words that begin a new statement, so that a negation before them is of something else.
+_STATING = _names(", ; : = is are was were be so but that then has have total makes leaves gives")
+_CONDITION = _names("if unless whether suppose supposing assume assuming")
+_CLAUSE_ENDS = _names(", ; : then that =")
+_COMPUTED = re.compile(r"\$?\S{0,40}[\d)%]=")
+_DECIMAL = re.compile(r"[\s$]*(\d+(?:\.\d+)?)(?![\d,]*\d)")
+_RELATIONS = re.compile(
+    r"[≲≳≪≫≮≯⩽⩾≦≧∼≁≉≢∝√∛¬∉⊂≺≻∪∩∖∓]|\\(?:[lg]trsim|n?[lg]eq?q?(?:slant)?|nless|ngtr|ll|gg|not|"
+    r"sim|propto|succ|prec|cup|cap|setminus|notin|subset|n?mid|equiv|neq?|in)\Z"
+)
+_CJK_HEDGE = re.compile(
+    r"(?:至少|至多|最多|最少|不足|超过|超過|不到|接近|可能|也许|或许|大概|大约|少なくとも|"
+    r"多くても|多くとも|最大で|最低|せいぜい|およそ|おそらく|恐らく|たぶん|分の|分之)"
+    r"(?:要|需|需要|有|是|为|也|就|は)*\s*\Z"
+)
+_CJK_MINUS = re.compile(r"(?:负|負|マイナス)\s*\Z")
+
+# -- after it
+
+_AFTER_OR = _names(
+    """more less fewer greater so higher lower above below larger smaller bigger thereabouts maybe
+    perhaps something not better worse beyond over under"""
+)
+_AFTER_AND = _names("above up over below under counting change beyond upwards higher lower")
+_AFTER_AT = _names("most least best worst")
+_FRACTIONS = _names("half third quarter fifth fourth")
+_RANGES = _names("to through over mod modulo choose vs versus")
+_PREDICATES = _names(
+    "is was are were would will seems seem looks look can could may might must has should appears"
+)
+_REFUSING = _names("isn't wasn't fails contradicts violates")
+_REFUSED = _names(
+    """bound wrong incorrect too impossible invalid excluded eliminated rejected ruled false guess
+    estimate unlikely insufficient contradiction untrue inadmissible extraneous contradictory"""
+)
+_DENIED_VERB = re.compile(
+    r"(?:is|was|would|will|can|could|does|must)? ?(?:not|n't) (?:be|work|hold|satisfy|fit|count|"
+    r"qualify|the|possible|correct|right|an?|valid|allowed|equal|it)\b"
+    r"|(?:cannot|(?:ca|wo|would|could|does|do)n't) (?:be|work|hold|satisfy|fit|count|qualify)\b"
+)
+_PARTS = re.compile(
+    r"(?:halves|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|"
+    r"\w+(?:eenths|ieths|redths|sandths|ionths)|fold|th)\Z"
+)
+_UNSURE = re.compile(
+    r"\b(?:not (?:so |very )?(?:sure|certain)|unsure|uncertain|i guess|a guess)\b", re.IGNORECASE
+)
+_TAKING_BACK = re.compile(
+    r"\b(?:wrong|incorrect|impossible|guess|not sure|unsure|contradiction|mistake|unlikely|"
+    r"doubt)\b",
+    re.IGNORECASE,
+)
+_DOUBTS = _names(
+    """maybe perhaps possibly if unless whether suppose assume assuming doubt not never wrong
+    incorrect impossible unlikely guess until twice half double unclear unsure cannot"""
+)
+
+
+def is_hedged(text: str, start: int, end: int) -> bool:
+    """Whether the words before and after the number at [start, end) take it back."""
+    return _hedged_before(text, start) or _hedged_after(text, end)
+
+
+def is_negative_cjk(text: str, start: int) -> bool:
+    """Whether 负 or マイナス stands before the number."""
+    return _CJK_MINUS.search(text[max(0, start - 8) : start]) is not None
+
+
+def in_doubt(text: str, start: int) -> bool:
+    """Whether the clause before a marker doubts or denies it: `I doubt that the answer is`."""
+    for word in reversed(_tokens_before(text, start)[-9:]):
+        if word in (",", ";", ":", "so", "but", "thus", "hence", "therefore"):
+            return False
+        if word in _DOUBTS or word.endswith("n't"):
+            return True
+    return False
+
+
+def takes_back(words: str) -> bool:
+    """Whether words after a statement take it back: `48, which is wrong`."""
+    return _TAKING_BACK.search(words) is not None
+
+
+def _tokens_before(text: str, start: int) -> list[str]:
+    """The last tokens of the sentence before `start`, in lower case."""
+    before = text[max(0, start - _WINDOW) : start]
+    cut = max(before.rfind(stop) + 1 for stop in _SENTENCE_ENDS)
+    return _TOKEN.findall(before[cut:].lower())
+
+
+def _hedged_before(text: str, start: int) -> bool:
+    found = _tokens_before(text, start)
+    last = len(found)
+    while last and found[last - 1] in _OPENERS:
+        last -= 1
+    found = found[:last]
+    if not found:
+        return False
+    if _RELATIONS.match(found[-1]) or "".join(found[-3:]).endswith(("=/=", "!=", "/=")):
+        return True
+    if found[-1] in ("≈", "\\approx") and found[-2:-1] and found[-2][0].isdigit():
+        return not _is_rounded(found[-2], text[start : start + 40])
+    if "\u3040" <= found[-1][0] <= "\u9fff":
+        return _CJK_HEDGE.search(text[max(0, start - 16) : start]) is not None
+    if _is_bounded(found) or _is_one_of_list(found) or _is_refused(found):
+        return True
+    return _is_conditional(found) and _COMPUTED.match(text, start) is None
+
+
+def _is_rounded(exact: str, rest: str) -> bool:
+    """Whether `571.8 ≈ 572` rounds one number; `570 ≈ 572` and `9 ≈ 0.25` name two."""
+    plain = exact.replace(",", "")
+    found = _DECIMAL.match(rest)
+    if found is None or _DECIMAL.fullmatch(plain) is None:
+        return True
+    if exact.isdigit() and found[1].isdigit():
+        return False
+    first, second = float(plain), float(found[1])
+    return abs(first - second) <= 0.01 * max(first, second)
+
+
+def _is_bounded(found: list[str]) -> bool:
+    """Whether the words directly before a number deny it, bound it or make it part of another."""
+    for last in range(len(found), max(0, len(found) - 5), -1):
+        word = found[last - 1]
+        before = found[last - 2] if last > 1 else ""
+        if word in ("most", "least", "best", "worst"):
+            return before == "at" or found[max(0, last - 3) : last - 1] == ["at", "the"]
+        if word in _DENYING or (word == "or" and before == "than"):
+            return True
+        if word == "to" and before != "equal":
+            return _is_end(found[: last - 1])
+        if word == "of":
+            rest = [w for w in found[: last - 1] if w not in ("value", "values", "the", "its")]
+            return bool(rest) and rest[-1] in _OF
+        if word == "by":
+            return any(earlier in _BY for earlier in found[max(0, last - 5) : last - 1])
+        if word in _PREPOSITIONS:
+            return before in _PREPOSITIONS[word]
+        if word in _JOINTS or word in _RANGE_SIGNS:
+            return _is_one_of_two(found[:last], word)
+        if word not in _BRIDGES and word != "to":
+            return False
+    return False
+
+
+def _is_end(found: list[str]) -> bool:
+    """Whether `to` after these words leads to the end of a range: `3 to`, `up to`, `x to`."""
+    if not found:
+        return False
+    if found[-1] == "up":
+        return found[-2:-1] == [] or found[-2] not in _ADDS
+    return found[-1] in _TO or found[-1][0].isdigit() or len(found[-1]) == 1
+
+
+def _is_one_of_list(found: list[str]) -> bool:
+    """Whether the number ends a list of values: `are 3,`, `x = 3 and x =`."""
+    if len(found) > 2 and found[-1] == "=" and (len(found[-2]) == 1 or found[-2][0] == "\\"):
+        if found[-2] not in found[:-2]:
+            return False  # 120 / 3 or Y = 40
+        found = found[:-2]
+    while found and found[-1] == "$":
+        found = found[:-1]
+    joined = bool(found) and found[-1] in (",", "&", ";", "and", "or")
+    return joined and _is_one_of_two(found, "and")
+
+
+def _is_one_of_two(found: list[str], joint: str) -> bool:
+    """Whether another number stands before the joint: `4 or`, `between 4 and`, `4 -`."""
+    place = len(found) - 2
+    while place >= 0 and found[place] in ("$", ",", ")", "}", "or", "and", ";", "&"):
+        place -= 1
+    if place < 0 or not found[place][0].isdigit():
+        return False
+    if joint == "-":
+        return place == 0  # elsewhere it is a sign or a dash
+    return joint != "and" or not _LISTING.isdisjoint(found[max(0, place - 6) : place])
+
+
+def _is_refused(found: list[str]) -> bool:
+    """Whether a negation stands a few words before: `it never reaches`, `does not have`."""
+    for word in reversed(found[-6:]):
+        if word in _STATING:
+            return False
+        if word in ("not", "never", "cannot") or word.endswith("n't"):
+            return True
+    return False
+
+
+def _is_conditional(found: list[str]) -> bool:
+    """Whether the number stands in an `if` clause: `if x were`, but not `if it rains, x is`."""
+    found = found[-7:]
+    for index in range(len(found) - 1, -1, -1):
+        word, before = found[index], found[index - 1] if index else ""
+        stated = word in ("is", "are") and before not in ("it", "that", "this", "x", "n")
+        if word in _CLAUSE_ENDS or stated:
+            return False
+        if word in _CONDITION:
+            return True
+    return False
+
+
+def _hedged_after(text: str, end: int) -> bool:
+    after = text[end : end + _WINDOW]
+    if "give or take" in after or "plus or minus" in after:
+        return True
+    stop = _STOP.search(after)
+    cut = len(after) if stop is None else stop.start()
+    asked = after[cut : cut + 1] in ("?", "？") or after[:cut].rstrip(" \"'*_$)").endswith("?")
+    found = _TOKEN.findall(after[:cut].lower())
+    if asked and "," not in found and len(found) < 12:
+        return True
+    if ("sure" in after or "guess" in after or "certain" in after) and _UNSURE.search(after[:cut]):
+        return True
+    while found and found[0] in ("$", ")", "}", "]", "*", "_", "`", "\\", '"'):
+        del found[0]
+    if not found:
+        return False
+    return _is_scaled(found, text[end - 1 : end].isalpha()) or _is_taken_back(found)
+
+
+def _is_scaled(found: list[str], ordinal: bool) -> bool:
+    """Whether the first words after a number make it another one: `thirds`, `to 7`, `minus y`."""
+    first, second, third = (*found[:3], "", "", "")[:3]
+    if _PARTS.match(first) or first in ("minus", "plus", "ish"):
+        return True
+    if first in _RANGES and second[:1].isdigit():
+        return True
+    if first == "times" and len(second) == 1 and second.isalpha() and second != "a":
+        return True
+    if first in ("more", "less", "fewer", "to") and second in ("than", "the") and len(third) == 1:
+        return True
+    if first in ("below", "above") and second == "zero":
+        return True
+    return ordinal and first in ("power", "powers", "root", "roots")  # the 12th power
+
+
+def _is_taken_back(found: list[str]) -> bool:
+    """Whether what is said of a number takes it back: `or more`, `at most`, `is too small`."""
+    for index, word in enumerate(found[:6]):
+        following, further = (*found[index + 1 : index + 3], "", "")[:2]
+        if word in (",", ";", ":", "since", "because", "as"):
+            return False
+        if word == "or" and (following in _AFTER_OR or (not index and following[:1].isdigit())):
+            return True
+        part = following in ("a", "one") and further in _FRACTIONS
+        if word == "and" and index < 3 and (following in _AFTER_AND or part):
+            return True
+        if word == "at" and (further if following == "the" else following) in _AFTER_AT:
+            return True
+        if word in _REFUSING or (index == 0 and _DENIED_VERB.match(" ".join(found[:4]))):
+            return True
+        if word in _PREDICATES and index < 5:
+            rest = found[index + 1 : index + 6]
+            ends = [i for i, w in enumerate(rest) if w in (",", ";", ":", "and", "but")]
+            return not _REFUSED.isdisjoint(rest[: ends[0]] if ends else rest)
+    return False
