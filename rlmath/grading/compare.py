@@ -257,6 +257,8 @@ class Comparer(PiecewiseComparer):
                 return False
             values = dict(g)
             return every(self.nodes(value, values[name]) for name, value in a)
+        if _are_numbered(names_a, names_g) or _are_numbered(names_g, names_a):
+            return self.unordered([value for _, value in a], [value for _, value in g])
         return self.unordered([("tup", "(", ")", p) for p in a], [("tup", "(", ")", p) for p in g])
 
     def named_against_bare(
@@ -483,6 +485,15 @@ def _is_either(node: Node, named: list[tuple[Node, Node]] | None) -> bool:
     if node[0] != "list" or node[2] != "or" or named is None:
         return False
     return len({name for name, _ in named}) > 1
+
+
+def _are_numbered(plain: list[Node], numbered: list[Node]) -> bool:
+    """Whether `x = 1, x = 2` is written `x_1 = 1, x_2 = 2` on the other side."""
+    names = {str(name[1]) for name in numbered}
+    base = {str(name[1]) for name in plain}
+    if len(base) != 1 or len(names) != len(numbered):
+        return False
+    return all(re.fullmatch(re.escape(next(iter(base))) + r"_\d", name) for name in names)
 
 
 def _domain(a: Node, g: Node) -> bool:

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from rlmath.grading.lexer import Token
+from rlmath.grading.syntax import GREEK
 
 _NAME = r"(?:[A-Za-z]|\\[a-z]{2,7})(?: _ (?:\d+|\w|\{ \w+ \}))?"
 _NAMES = rf"{_NAME}(?: (?:,|and) {_NAME}){{0,5}}"
@@ -110,6 +111,8 @@ def _declaration(text: str) -> Declaration | None:
             plain = tuple(name.replace(" ", "").replace("{", "").replace("}", "") for name in names)
             if any(n.lstrip("\\") in _HINTS for n in plain) or len(set(plain)) < len(plain):
                 continue
+            if any(n[0] == "\\" and n[1:].split("_")[0] not in GREEK for n in plain):
+                continue  # `every \\cup` declares nothing
             return Declaration(tuple(name.lstrip("\\") for name in plain), _domain(match))
     return None
 

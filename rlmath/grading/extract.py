@@ -213,7 +213,7 @@ def _number_in_prose(line: str) -> str | None:
     head = sentences.without_contrast(line)
     if head != line and (_DIGIT.search(head) is None or hedges.takes_back(line[len(head) :])):
         head = line
-    if _NEGATION.search(head):
+    if _NEGATION.search(head) or hedges.is_bare_doubt(head):
         return None
     last = last_match(_IS, head)
     if last is not None and _DIGIT.search(head, last.end()):
@@ -304,7 +304,7 @@ def extract(
     if task == "multiple_choice":
         letter = sentences.last_letter(text)
         return Extraction(letter, "number") if letter else NOTHING
-    number = last_number(text)
+    number = "" if short and hedges.is_bare_doubt(stripped) else last_number(text)
     if number == "" and short and stripped[-1] not in "?？":
         return Extraction(stripped, "whole")  # `at least 5` is what it says
     return NOTHING if number is None else Extraction(number, "number")

@@ -61,7 +61,7 @@ _OF = _names(
     two three all most many some any conjugate minus sine cosine tangent sin cos tan ln"""
 )
 _PREPOSITIONS = {
-    "at": _names("capped limited bounded estimated topped maxed"),
+    "at": _names("capped limited bounded estimated topped maxed undefined singular discontinuous"),
     "from": _names(
         "different differs differ far away apart distinct ranges ranging range anywhere"
     ),
@@ -77,6 +77,7 @@ _RANGE_SIGNS = _names("- – — ~ ～ 〜")
 _LISTING = _names("between are either both is = : be")
 # Words that begin a new statement, so that a negation before them is of something else.
 _STATING = _names(", ; : = is are was were be so but that then has have total makes leaves gives")
+_REFUSALS = _names("not never cannot undefined impossible incorrect wrong invalid nope")
 _CONDITION = _names("if unless whether suppose supposing assume assuming")
 _CLAUSE_ENDS = _names(", ; : then that =")
 _COMPUTED = re.compile(r"\$?\S{0,40}[\d)%]=")
@@ -100,6 +101,20 @@ _AFTER_OR = _names(
 )
 _AFTER_AND = _names("above up over below under counting change beyond upwards higher lower")
 _AFTER_AT = _names("most least best worst")
+# Directly after a number: `5 rejected`, `5 maybe`, `5 doubled`.
+_TAKEN_BACK = wording.NEGATIONS - _names("minus void unless except excluding without") | _names(
+    """maybe perhaps possibly probably presumably supposedly apparently allegedly likely roughly
+    approximately doubled tripled halved quadrupled negated inverted reversed factorial factorials
+    powered conjugated raised unless except undefined"""
+)
+_ANNOUNCING = _names(
+    """about around approx approximately roughly circa so then and is are was were be i we you to
+    minus negative another"""
+)
+_FOLLOWING = _names(
+    """is are was were more less fewer other others hundred thousand million billion trillion dozen
+    dozens hundreds thousands millions billions"""
+)
 _FRACTIONS = _names("half third quarter fifth fourth")
 _RANGES = _names("to through over mod modulo choose vs versus")
 _PREDICATES = _names(
@@ -141,6 +156,28 @@ def is_hedged(text: str, start: int, end: int) -> bool:
 def is_negative_cjk(text: str, start: int) -> bool:
     """Whether 负 or マイナス stands before the number."""
     return _CJK_MINUS.search(text[max(0, start - 8) : start]) is not None
+
+
+def is_bare_doubt(text: str) -> bool:
+    """Whether a text is a number and one or two words that change it: `5 unclear`, `lakh 5`.
+
+    Words that announce a value do not count: `So it is`.
+    """
+    words = text.strip(" .!*$").split()
+    for count in range(min(len(words), 8), 0, -1):
+        if wording.lead_length(words[:count]):
+            words = words[count:]
+            break
+    if not 1 < len(words) < 4 or sum(any(map(str.isdigit, word)) for word in words) != 1:
+        return False
+    plain = [word.strip(",.;:!()*$").lower() for word in words]
+    place = next(i for i, word in enumerate(words) if any(map(str.isdigit, word)))
+    if plain[place + 1 : place + 2] in (["squared"], ["cubed"]) and len(plain) > place + 2:
+        return False  # 5 squared units
+    before, after = plain[:place], plain[place + 1 :]
+    return any(w in wording.CHANGING and w not in _ANNOUNCING for w in before) or any(
+        w in wording.CHANGING and w not in _FOLLOWING for w in after
+    )
 
 
 def in_doubt(text: str, start: int) -> bool:
@@ -259,7 +296,7 @@ def _is_refused(found: list[str]) -> bool:
     for word in reversed(found[-6:]):
         if word in _STATING:
             return False
-        if word in ("not", "never", "cannot") or word.endswith("n't"):
+        if word in _REFUSALS or word.endswith("n't"):
             return True
     return False
 
@@ -299,6 +336,8 @@ def _hedged_after(text: str, end: int) -> bool:
 def _is_scaled(found: list[str], ordinal: bool) -> bool:
     """Whether the first words after a number make it another one: `thirds`, `to 7`, `minus y`."""
     first, second, third = (*found[:3], "", "", "")[:3]
+    if first in _TAKEN_BACK and not (second.isalpha() or second == "-"):
+        return True
     if _PARTS.match(first) or first in ("minus", "plus", "ish"):
         return True
     if first in _RANGES and second[:1].isdigit():

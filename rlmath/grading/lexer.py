@@ -345,6 +345,8 @@ def _styled(
             if token.kind == "word":
                 tokens[index] = Token("text", token.value, True)
         return close + 1  # m s^{-1}
+    if _ALIASES.get(stripped) in FUNCTIONS:
+        stripped = _ALIASES[stripped]
     if stripped in FUNCTIONS or stripped in CONSTANTS:
         tokens.append(Token("word", stripped, spaced))
         return close + 1

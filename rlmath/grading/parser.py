@@ -254,6 +254,8 @@ class Parser(Atoms):
                 and not (token.spaced and self.at("op", "^", -2))  # 2^3 3^2
             ):
                 raise ParseError("two numbers side by side")  # 4 2 is neither 42 nor 8
+            elif kind == "num" and not token.spaced and product[0] == "rep":
+                raise ParseError("digits after a period that repeats")
             elif self.unit_ahead(token, product):
                 product = self.with_unit(product)
             elif self.starts_factor(token):

@@ -8,6 +8,7 @@ _GROUP_OF_THREE = r"[1-9]\d{0,2}"
 _DOTS = re.compile(rf"(?<![\w.,]){_GROUP_OF_THREE}(?:\.\d{{3}}){{2,}}(?:,\d+)?(?![\w.,])")
 _EUROPEAN = re.compile(rf"\s*([-+]?\s*{_GROUP_OF_THREE}(?:\.\d{{3}})+),(\d{{1,2}}|\d{{4,}})\s*")
 _APOSTROPHES = re.compile(rf"(?<![\w.,']){_GROUP_OF_THREE}(?:'\d{{3}})+(?![\d'])")
+_BRACED_COMMA = re.compile(r"(?<![\d,.}])(\d+)\{,\}(\d{1,2}|\d{4,})(?![\d{,.])")
 _UNDERSCORES = re.compile(rf"(?<![\w.,\\]){_GROUP_OF_THREE}(?:_\d{{3}}){{2,}}(?!\w)")
 _E_IN_TEXT = re.compile(
     r"(?<=\d)\s*\\(?:text|mathrm|textrm|operatorname|rm)\s*\{\s*[eE]\s*\}\s*\{?\s*([-+]?\d{1,6})\}?"
@@ -27,6 +28,8 @@ def plain_numbers(text: str) -> str:
         if european is not None:
             return european[1].replace(".", "") + "." + european[2]
         text = _DOTS.sub(lambda m: m[0].replace(".", "").replace(",", "."), text)
+    if "{,}" in text:
+        text = _BRACED_COMMA.sub(r"\1.\2", text)
     if "_" in text:
         text = _UNDERSCORES.sub(lambda m: m[0].replace("_", ""), text)
         text = _CORNERED.sub(r"\\frac{\1}{\2}", text)

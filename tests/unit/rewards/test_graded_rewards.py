@@ -9,9 +9,9 @@ import pytest
 from rlmath.grading import MathGrader
 from rlmath.rewards import RewardSettingError, get_reward
 
-RIGHT = r"\boxed{\frac{63}{400}}"
-WRONG = r"\boxed{\frac{64}{400}}"
-GOLD = r"\frac{63}{400}"
+RIGHT = r"\boxed{\frac{35}{216}}"
+WRONG = r"\boxed{\frac{37}{216}}"
+GOLD = r"\frac{35}{216}"
 
 
 @pytest.fixture(scope="module")

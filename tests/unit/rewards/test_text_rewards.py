@@ -112,7 +112,7 @@ def test_tag_count(text, expected):
 STEPS = [
     ("Step 1: expand\nStep 2: collect terms\nStep 3: solve", 1.0),
     ("First, square both sides.\nSecond, take the root.\nFinally, check the sign.", 1.0),
-    ("Step 1: Only step", 1 / 3),
+    ("Step 1: complete the square", 1 / 3),
     ("First, square both sides.\nFinally, check the sign.", 2 / 3),
     ("The value is the root of a quadratic", 0.0),
     ("", 0.0),
