@@ -31,6 +31,10 @@ VALUE_MODEL = "value_model"
 class ActorWorker:
     """One rank, in its own process. torch and Megatron are imported by ``start``."""
 
+    # Of the engines that it is connected to: what is sent in the gatherer's place where they get
+    # adapters alone.
+    adapter_source: Any = None
+
     def __init__(self, rank: int, log_path: str, environment: dict[str, str]) -> None:
         end_with_parent(os.getppid())
         os.environ.update(environment)
@@ -185,7 +189,23 @@ class ActorWorker:
 
         self._disconnect_engines()
         self.gatherer = self._gatherer(bucket_size_mib=plan.bucket_size_mib)
-        self.connection = connect(plan, self.gatherer, self.platform)
+        self.adapter_source = self._adapter_source(plan) if plan.adapters else None
+        source = self.gatherer if self.adapter_source is None else self.adapter_source.gatherer
+        self.connection = connect(plan, source, self.platform)
+
+    def _adapter_source(self, plan: Any) -> Any:
+        from rlmath.weights.adapter_sync import AdapterSource
+
+        lora = self.actor.settings.lora
+        assert lora is not None
+        return AdapterSource(
+            self.actor.chunks,
+            self.actor.spec,
+            self.actor.parallel,
+            lora,
+            self.actor.device_state.read,
+            plan.bucket_size_mib,
+        )
 
     def _gatherer(self, **sizes: Any) -> Any:
         from rlmath.weights.gather import BucketGatherer
@@ -268,13 +288,17 @@ class ActorWorker:
             yield
 
     def weights_fingerprints(self) -> dict[str, int]:
-        """Fingerprint of each tensor as it is sent, or would be to engines. Collective."""
+        """Fingerprint of each tensor that engines hold after a weight sync. Collective."""
+        if self.adapter_source is not None:
+            found: dict[str, int] = self.adapter_source.fingerprints()
+            return found
         if self.gatherer is None:
             self.gatherer = self._gatherer()
         return self.gatherer.fingerprints()
 
     def weights_changes(self) -> WeightChanges:
-        """The same, and which of this rank's parts are as they were at the last call.
+        """Fingerprints of the model with its adapters merged, and which of this rank's parts are as
+        they were at the last call.
         Collective."""
         if self.gatherer is None:
             self.gatherer = self._gatherer()

@@ -6,12 +6,19 @@ import difflib
 from collections.abc import Iterator
 
 from rlmath.config.algorithm import ReferenceKind
-from rlmath.config.lora import adapters_of
-from rlmath.config.schema import Config
+from rlmath.config.lora import LoraRollout, adapters_of
+from rlmath.config.schema import Config, Device, DType
+from rlmath.config.weights import Transport
 from rlmath.errors import UserError, WeightsError
-from rlmath.model.lora import TARGETS, adapter_parameters, possible_targets
+from rlmath.model.lora import TARGETS, VLLM_RANKS, adapter_parameters, possible_targets
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
+
+_UNMERGED = "actor.lora.rollout=unmerged"
+# Each has run in an engine with adapters (tests/engine/test_unmerged_families.py). vLLM's Phi-3 has
+# one adapter for query, key and value together, and one for gate and up; OLMo-2 runs on its
+# transformers backend, where no engine's adapters can be compared by name.
+UNMERGED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "qwen3_moe", "glm4_moe")
 
 
 def lora_problems(config: Config, command: str) -> Iterator[str]:
@@ -99,3 +106,37 @@ def _stages(config: Config, model: ModelSpec) -> Iterator[str]:
                 f"{chunk[0]} to {chunk[-1]}, none of which has an adapter, and nothing to train; "
                 "add one of them, or take fewer stages (actor.pipeline_parallel)"
             )
+
+
+def unmerged_problems(config: Config, device: Device) -> Iterator[str]:
+    """What vLLM's adapters (``actor.lora.rollout=unmerged``) do not work with."""
+    lora = config.actor.lora
+    if not lora.rank or lora.rollout is LoraRollout.merged:
+        return
+    if lora.rank > VLLM_RANKS[-1]:
+        yield (
+            f"{_UNMERGED}: vLLM has adapters of ranks up to {VLLM_RANKS[-1]}, and "
+            f"actor.lora.rank={lora.rank}; take a lower rank, or merged"
+        )
+    if device is Device.cuda and config.model.dtype is DType.float32:
+        yield (
+            f"{_UNMERGED}: vLLM's CUDA kernels for adapters compute in 16 bits only, and "
+            "model.dtype=float32; take bfloat16, or merged"
+        )
+    if config.weights.transport is Transport.nccl_m2n:
+        yield (
+            f"{_UNMERGED}: weights.transport=nccl_m2n writes into vLLM's parameters, and adapters "
+            "are none; take auto, or merged"
+        )
+
+
+def unmerged_model(config: Config, model: ModelSpec) -> Iterator[str]:
+    """The models whose matrices vLLM gives adapters under the names of the files."""
+    lora, family = config.actor.lora, model.family.name
+    if not lora.rank or lora.rollout is LoraRollout.merged:
+        return
+    if family not in UNMERGED_FAMILIES:
+        yield (
+            f"{_UNMERGED}: vLLM's {family} has no adapters that fit actor.lora (it has for "
+            f"{', '.join(UNMERGED_FAMILIES)}); take merged"
+        )

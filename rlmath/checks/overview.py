@@ -15,7 +15,7 @@ from rlmath.algorithms.advantages import needs_value_model
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.load import Composed
-from rlmath.config.lora import LoraConfig
+from rlmath.config.lora import LoraConfig, LoraRollout
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.rollout import keeps_kv, max_lag
 from rlmath.config.schema import Config, OldLogProbs, RewardItem, RolloutSchedule, Schedule
@@ -205,7 +205,8 @@ def _lora(lora: LoraConfig) -> list[str]:
     layers = "" if lora.layers is None else f" of layers {', '.join(map(str, lora.layers))}"
     begin = "" if lora.init_from is None else f", from {lora.init_from}"
     text = f"rank {lora.rank}, alpha {lora.alpha:g}, on {matrices}{layers}{begin}"
-    return _block("LoRA", [text + "; all else is frozen"])
+    engines = "merged" if lora.rollout is LoraRollout.merged else "the adapters alone"
+    return _block("LoRA", [text + f"; all else is frozen; engines get {engines}"])
 
 
 def _options(options: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from rlmath.checks import layout as check_layout
 from rlmath.checks import precision as check_precision
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.benchmarks import benchmark_problems
-from rlmath.checks.lora import lora_model, lora_problems
+from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine
 from rlmath.checks.overview import updates_of
 from rlmath.checks.recompute import recompute_model, recompute_problems
@@ -96,6 +96,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from _accepted_changes(config)
     if command == "train":
         yield from teacher_problems(config, device)
+        yield from unmerged_problems(config, device)
     if command != "evaluate":
         yield from attempts.refused(config, command)
     model = known_model(config)
@@ -119,6 +120,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
             yield from lora_model(config, model)
             yield from recompute_model(config, model)
         if command == "train":
+            yield from unmerged_model(config, model)
             yield from routing_model(config, model)
         yield from check_layout.lengths(config, model, command)
         if layout is not None and command != "evaluate":

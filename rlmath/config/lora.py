@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from rlmath.model.lora import TARGETS, Lora, possible_targets
@@ -10,6 +11,11 @@ from rlmath.model.spec import ModelSpec
 from rlmath.utils.setting import OnlyWith, setting
 
 _ON = OnlyWith("rank", words="1 or more")
+
+
+class LoraRollout(Enum):
+    merged = "merged"
+    unmerged = "unmerged"
 
 
 @dataclass
@@ -38,6 +44,13 @@ class LoraConfig:
         None,
         "Folder in PEFT's format of the adapters to begin with, of this rank, alpha, targets and "
         "layers; null: new ones, with which the model is the base model.",
+        only_with=_ON,
+    )
+    rollout: LoraRollout = setting(
+        LoraRollout.merged,
+        "How engines get the adapters. merged: as whole weights with the adapters in them, at each "
+        "weight sync; unmerged: the adapters alone, which vLLM computes beside the base model that "
+        "it has read from model.path.",
         only_with=_ON,
     )
 

@@ -21,6 +21,8 @@ MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 TARGETS = ATTENTION_TARGETS + MLP_TARGETS
 # Of a matrix that is merged with its adapter, in float32 at once.
 MERGED_ELEMENTS = 1 << 24
+# Ranks that vLLM 0.32 has memory and kernels for; an adapter of a lower one is padded with zeros.
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _WEIGHT = ".weight"
 
 
@@ -59,6 +61,18 @@ class Lora:
     def layers_of(self, spec: ModelSpec) -> tuple[int, ...]:
         """Numbers of the layers that have adapters."""
         return tuple(range(spec.layers)) if self.layers is None else self.layers
+
+
+def rank_in_vllm(rank: int) -> int:
+    """The rank that an engine's adapters of this rank are padded to.
+
+    Raises:
+        ValueError: vLLM has none.
+    """
+    for possible in VLLM_RANKS:
+        if rank <= possible:
+            return possible
+    raise ValueError(f"vLLM's adapters have ranks up to {VLLM_RANKS[-1]}, not {rank}")
 
 
 def possible_targets(spec: ModelSpec) -> tuple[str, ...]:

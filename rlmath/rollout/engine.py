@@ -114,7 +114,8 @@ class RolloutEngine:
     def sleep(self) -> None:
         """Give weights and KV cache back to the GPU that the actor shares.
 
-        The weights are dropped, not kept: an update has to follow before the next request.
+        The weights are dropped, not kept: an update has to follow before the next request. Where
+        updates bring adapters alone, the base model is kept in host memory.
 
         Raises:
             RuntimeError: The engine has requests, or was not made to sleep (``sleeps``).
@@ -123,7 +124,8 @@ class RolloutEngine:
         if not self._spec.sleeps:
             raise RuntimeError(f"engine {self._index} was not made to sleep (EngineSpec.sleeps)")
         self._weights_valid = False
-        self._loop.engine_call(lambda engine: engine.sleep(level=2))
+        level = 2 if self._spec.adapters is None else 1
+        self._loop.engine_call(lambda engine: engine.sleep(level=level))
 
     def wake(self, part: str) -> None:
         """Take GPU memory for ``weights`` (before an update) or ``kv_cache`` (after it)."""
@@ -175,7 +177,12 @@ class RolloutEngine:
         from rlmath.weights.transports.engine_parts import UNSENT
 
         try:
-            self._loop.rpc("finish_weight_update")
+            if self._spec.adapters is None:
+                self._loop.rpc("finish_weight_update")
+            else:
+                from rlmath.weights.transports.adapter_engine import finish_with_adapters
+
+                self._loop.rpc(finish_with_adapters)
         except Exception as error:
             _, begin, missing = str(error).partition(UNSENT)
             if not begin:
@@ -191,7 +198,7 @@ class RolloutEngine:
                     f"{self._loop.weights_version} after the update to version {version}"
                 )
             engine.set_weight_version(str(version))
-            self._loop.weights_version = version
+            self._loop.renew(version)
 
         self._loop.engine_call(renew)
         self._weights_valid = True
@@ -221,7 +228,12 @@ class RolloutEngine:
             worker_fingerprints,
         )
 
-        return engine_fingerprints(self._loop.rpc(worker_fingerprints))
+        held = engine_fingerprints(self._loop.rpc(worker_fingerprints))
+        if self._spec.adapters is not None:
+            from rlmath.weights.transports.adapter_engine import adapter_fingerprints
+
+            held |= engine_fingerprints(self._loop.rpc(adapter_fingerprints))
+        return held
 
     def call_engine(self, function: Callable[[Any], Any]) -> Any:
         """``function(engine)`` with vLLM's ``LLMEngine``, between two steps."""

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlmath.model.lora import Lora, rank_in_vllm
 from rlmath.rollout.requests import EngineSpec
 from rlmath.vllm_plugin.engine_precision import engine_arguments
 
@@ -36,6 +37,7 @@ def vllm_arguments(spec: EngineSpec) -> EngineArgs:
         disable_log_stats=True,
         seed=0,
         **engine_arguments(spec.precision),
+        **adapter_arguments(spec.adapters),
         **(_cpu_arguments(spec) if spec.device == "cpu" else cuda_arguments(spec)),
     )
 
@@ -74,6 +76,22 @@ def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
         # Strings name GPUs of the node. vLLM takes numbers as positions in CUDA_VISIBLE_DEVICES,
         # which Ray sets for engines of one rank and leaves alone for wider ones.
         "device_ids": list(spec.device_ids) or None,
+    }
+
+
+def adapter_arguments(adapters: Lora | None) -> dict[str, Any]:
+    """What is said to vLLM where it computes adapters: there is one, of these matrices alone.
+
+    Its own choice would be every linear layer, an MoE's experts too.
+    """
+    if adapters is None:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_cpu_loras": 1,
+        "max_lora_rank": rank_in_vllm(adapters.rank),
+        "lora_target_modules": list(adapters.targets),
     }
 
 

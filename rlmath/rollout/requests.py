@@ -10,11 +10,12 @@ import numpy as np
 
 from rlmath.config.schema import RolloutConfig
 from rlmath.errors import ComponentError, UserError
+from rlmath.model.lora import Lora
 from rlmath.model.precision import Precision
 from rlmath.rollout.seeds import request_seed
 from rlmath.types import Problem, Sample
 from rlmath.vllm_plugin.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER_VARIABLE
-from rlmath.vllm_plugin.register import ENGINE_VARIABLE
+from rlmath.vllm_plugin.register import ENGINE_VARIABLE, adapter_backend
 
 
 class EngineError(ComponentError):
@@ -189,6 +190,8 @@ class EngineSpec:
             ``gpu_memory_utilization``. CUDA only.
         log_dir: Folder for each engine's output.
         precision: What the actor keeps as well.
+        adapters: Those that weight syncs bring, and that are computed beside the model's weights;
+            ``None``: weight syncs bring all weights.
         role: What the engine is called in messages and files.
     """
 
@@ -211,13 +214,15 @@ class EngineSpec:
     device_ids: tuple[str, ...] = ()
     kv_cache_bytes: int | None = None
     precision: Precision = field(default_factory=Precision)
+    adapters: Lora | None = None
     role: str = "engine"
 
     @property
     def transfer_backend(self) -> str:
         """vLLM's name for what its workers do: what came through the object store, they find in
         shared memory."""
-        return "shared_memory" if self.transport == "object_store" else self.transport
+        name = "shared_memory" if self.transport == "object_store" else self.transport
+        return name if self.adapters is None else adapter_backend(name)
 
     def log_path(self, engine: int) -> str:
         """File with the output of one engine and its workers."""

@@ -108,6 +108,8 @@ class StepLoop:
         self._running: dict[str, _Running] = {}
         self._num_submitted = 0
         self._thread = threading.Thread(target=self._run, name="vllm-steps", daemon=True)
+        # What requests name as their adapters; none before the first weight sync.
+        self._adapters: Any = None
         self.weights_version = 0
         self.kv_cache_bytes: int | None = None
 
@@ -203,6 +205,20 @@ class StepLoop:
     def engine_call(self, function: Callable[[Any], T]) -> T:
         """Call a function with vLLM's ``LLMEngine``, in its thread."""
         return self.call(lambda: function(self._engine))
+
+    def renew(self, version: int) -> None:
+        """Requests from now on are of these weights. In the engine's thread."""
+        self.weights_version = version
+        if self._spec.adapters is not None:
+            from vllm.lora.request import LoRARequest
+
+            from rlmath.weights.transports.adapter_engine import ADAPTER_ID
+
+            # vLLM counts the name in the hash of a prefix, so keys and values of another version
+            # are never taken for this one's; where some may be, the salt tells them apart. It
+            # reads the path when it has lost the adapters, and finds nothing there.
+            name = "adapters" if self._spec.keeps_kv else f"weights version {version}"
+            self._adapters = LoRARequest(name, ADAPTER_ID, f"/dev/null/{name}")
 
     def drain(self) -> None:
         """Wait for what the engine computes; afterwards it has no requests and runs nothing.
@@ -322,6 +338,7 @@ class StepLoop:
                 },
                 params,
                 supported_tasks=tasks,
+                lora_request=self._adapters,
             )
             self._engine.engine_core.add_request(core_request)
             self._running[request_id] = running

@@ -20,7 +20,7 @@ from rlmath.cluster.watchdog import WatchedComponent
 from rlmath.config.actor import Offload
 from rlmath.config.arithmetic import RunLayout, resolve_layout, teacher_sequence_tokens
 from rlmath.config.benchmarks import longest_response_tokens
-from rlmath.config.lora import adapters_of
+from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.precision import ProductDType
 from rlmath.config.recompute import modules_of
 from rlmath.config.rollout import keeps_kv
@@ -28,6 +28,7 @@ from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig,
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
 from rlmath.model.folder import TINY
+from rlmath.model.lora import Lora
 from rlmath.model.precision import Precision
 from rlmath.model.spec import read_model_spec
 from rlmath.monitor import Monitor
@@ -380,7 +381,16 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         max_batched_tokens=rollout.max_batched_tokens,
         async_scheduling=on_cuda if rollout.async_scheduling is None else rollout.async_scheduling,
         precision=precision(config),
+        adapters=engine_adapters(config) if trains else None,
     )
+
+
+def engine_adapters(config: Config) -> Lora | None:
+    """What engines compute beside the base model; ``None``: weight syncs bring all weights."""
+    lora = config.actor.lora
+    if lora.rollout is LoraRollout.merged:
+        return None
+    return adapters_of(lora, read_model_spec(config.model.path), config.runner.seed)
 
 
 def teacher_spec(config: Config, layout: RunLayout) -> EngineSpec:
@@ -405,6 +415,7 @@ def teacher_spec(config: Config, layout: RunLayout) -> EngineSpec:
         enforce_eager=True,
         sleeps=False,
         async_scheduling=False,
+        adapters=None,
         precision=Precision(given.lm_head_dtype.value, router.value, given.batch_invariant),
     )
 
@@ -453,6 +464,7 @@ def transport_plan(config: Config, pool: RolloutPool, engines: Sequence[Any]) ->
         ranks_per_engine=pool.spec.tensor_parallel,
         bucket_size_mib=config.weights.bucket_size_mib,
         run_id=uuid.uuid4().hex[:12],
+        adapters=pool.spec.adapters is not None,
     )
 
 

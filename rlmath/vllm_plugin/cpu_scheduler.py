@@ -22,7 +22,7 @@ from vllm.v1.request import Request
 
 
 class DecodeScheduler(Scheduler):
-    """A ``scheduler_cls`` of vLLM for text models without drafts, adapters and connectors.
+    """A ``scheduler_cls`` of vLLM for text models without drafts, several adapters and connectors.
 
     With any of those, or after the first request that asks for more than sampled tokens and their
     log-probs, it is vLLM's own scheduler.
@@ -45,7 +45,8 @@ class DecodeScheduler(Scheduler):
             and type(groups[0].kv_cache_spec) is FullAttentionSpec
             and self.num_spec_tokens == 0
             and not (self.connector or self.ec_connector or self.aux_output_connector)
-            and not (self.lora_config or self.use_pp or self.use_v2_model_runner)
+            and (self.lora_config is None or self.lora_config.max_loras == 1)
+            and not (self.use_pp or self.use_v2_model_runner)
             and not (self.log_stats or self.perf_metrics or self.return_sampling_mask)
             and not (self.enable_kv_cache_events or self.scheduler_config.async_scheduling)
             and self.dcp_world_size == self.pcp_world_size == 1
@@ -173,7 +174,6 @@ def _is_plain(request: Request) -> bool:
         and not request.use_structured_output
         and not request.has_encoder_inputs
         and not request.resumable
-        and request.lora_request is None
     )
 
 

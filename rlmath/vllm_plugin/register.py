@@ -13,6 +13,20 @@ import os
 # Set to 1 in the engines that rlmath starts; their workers inherit it.
 ENGINE_VARIABLE = "RLMATH_ENGINE"
 SHARED_MEMORY = "shared_memory"
+# By the name of a transport, what in an engine's workers receives adapters through it.
+_TRANSPORTS = "rlmath.weights.transports"
+ADAPTER_ENGINES = {
+    SHARED_MEMORY: (f"{_TRANSPORTS}.shared_memory_engine", "SharedMemoryAdapters"),
+    "ipc": (f"{_TRANSPORTS}.adapter_cuda", "IpcAdapters"),
+    "nccl": (f"{_TRANSPORTS}.adapter_cuda", "NcclAdapters"),
+}
+# Products of adapters on CPU, by the name that vLLM resolves.
+CPU_ADAPTERS = "rlmath.vllm_plugin.cpu_adapters.OneAdapter"
+
+
+def adapter_backend(transport: str) -> str:
+    """Name of the weight transfer backend that receives adapters through a transport."""
+    return f"{transport}_adapters"
 
 
 def register() -> None:
@@ -43,6 +57,9 @@ def register() -> None:
             "rlmath.weights.transports.shared_memory",
             "SharedMemoryTrainer",
         )
+    for transport, (module, name) in ADAPTER_ENGINES.items():
+        if adapter_backend(transport) not in WeightTransferEngineFactory._registry:
+            WeightTransferEngineFactory.register_engine(adapter_backend(transport), module, name)
     register_router()
     if current_platform.is_cpu():
         import rlmath.vllm_plugin.cpu_norms  # noqa: F401
@@ -50,4 +67,6 @@ def register() -> None:
         from rlmath.vllm_plugin import cpu_sampling
 
         cpu_sampling.install()
+        # Imported where an engine computes adapters.
+        type(current_platform).get_punica_wrapper = classmethod(lambda cls: CPU_ADAPTERS)
         share_device()

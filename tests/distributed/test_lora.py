@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -333,7 +334,21 @@ def run_merged(layout: Layout, platform: Platform, model: str, folder: str, lora
     worker.save_hf(f"{folder}/hf", model, None)
     worker.save_adapters(f"{folder}/hf_adapter", "the/base")
     assert fingerprints(sent.items()) == here
-    return sent
+    # And where engines compute adapters themselves.
+    worker.adapter_source = worker._adapter_source(SimpleNamespace(bucket_size_mib=0.002))
+    unmerged = worker.adapter_source.gatherer
+    assert len(unmerged.buckets) > 2
+    alone = {name: one for bucket in unmerged.gather(None) for name, one in bucket}
+    wanted = worker.weights_fingerprints()
+    assert fingerprints(alone.items()).items() <= wanted.items()
+    actor.load_parameters()
+    assert worker.weights_fingerprints() == wanted
+    base = fingerprints(load_file(f"{model}/model.safetensors").items())
+    assert {name: wanted[name] for name in base} == base
+    assert len(wanted) == len(base) + len(alone)
+    # Fingerprints that checkpoints and replays know stay those of the merged model.
+    assert worker.weights_changes().fingerprints == here
+    return sent, alone
 
 
 @pytest.mark.parametrize(
@@ -361,12 +376,16 @@ def test_what_is_sent_is_the_merged_model(
             whole = whole + lora.alpha / lora.rank * b.double() @ a.double()
             assert not torch.equal(exported[name], weight)
         torch.testing.assert_close(exported[name].double(), whole, atol=1e-6, rtol=1e-6)
-        for sent in results:
+        for sent, _ in results:
             assert torch.equal(sent[name], exported[name])
     written = adapters_of(dataclasses.replace(lora, init_from=str(tmp_path / "hf_adapter")))
     assert written.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(written[name], tensor), name
+        scaled = tensor * (lora.alpha / lora.rank) if ".lora_B." in name else tensor
+        for _, alone in results:
+            assert torch.equal(alone[name], scaled), name
+    assert all(alone.keys() == tensors.keys() for _, alone in results)
 
 
 def adapters_of(lora: Lora) -> dict[str, Tensor]:

@@ -85,3 +85,42 @@ def test_a_run_begins_with_the_adapters_of_another(material: Path, tmp_path: Pat
     assert any(not torch.equal(weight, base[name]) for name, weight in one.items())
     run = rlmath("train", *settings, "actor.lora.alpha=8", "--check")
     assert run.returncode != 0 and "lora_alpha" in run.stderr
+
+
+@pytest.mark.long
+def test_engines_compute_adapters_and_a_resumed_run_too(material: Path, tmp_path: Path) -> None:
+    """With responses that a later step continues, under the weights of that step."""
+    settings = [
+        *quickstart_settings(material, tmp_path),
+        "actor.lora.rank=8",
+        "actor.lora.alpha=12",
+        "actor.lora.rollout=unmerged",
+        "actor.optimizer.lr=1e-2",
+        "algorithm.entropy_coef=0.1",
+        "algorithm.kl_coef=0.1",
+        "rollout.tensor_parallel=2",
+        "rollout.schedule=carry_over",
+        "rollout.carry_over_tokens=20",
+        "rollout.max_lag=2",
+        "algorithm.correction.kind=token_truncate",
+        "weights.verify_every=1",
+        "eval.every=1",
+        "runner.save_every=1",
+    ]
+    run = rlmath("train", *settings, "--check")
+    assert run.returncode == 0 and "engines get the adapters alone" in run.stdout, run.stderr
+    run = rlmath("train", *settings)
+    assert run.returncode == 0, run.stderr
+    # The engines begin with the base model, and get the adapters of the checkpoint.
+    run = rlmath("train", *settings, "runner.steps=4")
+    assert run.returncode == 0, run.stderr
+    lines = [line for line in metrics(tmp_path) if line["step"] > 0]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    for line in lines:
+        assert line["train/grad_norm"] > 0
+        assert line["alignment/max_abs_diff"] <= 1e-4
+    assert lines[-1]["train/kl"] > 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
+    run = rlmath("train", *settings, "actor.lora.rank=600", "--check")
+    assert run.returncode != 0 and "up to 512" in run.stderr

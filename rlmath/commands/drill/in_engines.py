@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlmath.commands.drill.fault import Fault, Scene
+from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config
 
@@ -134,6 +135,8 @@ def _no_prefix_cache(config: Config) -> str | None:
         return "rollout.prefix_caching=false: there is no prefix cache"
     if keeps_kv(config.rollout):
         return "rollout.kv=keep: the prefix cache outlives a weight sync"
+    if config.actor.lora.rollout is LoraRollout.unmerged:
+        return "actor.lora.rollout=unmerged: a prefix's hash has the weights version in it"
     return None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 from rlmath.commands.drill.fault import Fault, Scene
+from rlmath.config.lora import LoraRollout
 from rlmath.config.schema import Config
 
 # Of a worker: the originals of what was replaced.
@@ -187,6 +188,13 @@ def _no_lora(config: Config) -> str | None:
     )
 
 
+def _unmerged(config: Config) -> str | None:
+    """No k and v are sent."""
+    if config.actor.lora.rollout is LoraRollout.merged:
+        return None
+    return "actor.lora.rollout=unmerged: a sync sends adapters alone"
+
+
 def _no_tensor_parallel(config: Config) -> str | None:
     if config.actor.tensor_parallel == 1:
         return "actor.tensor_parallel=1: there is one tensor rank"
@@ -210,6 +218,7 @@ FAULTS = (
         "fingerprints after the weight sync",
         STALE,
         functools.partial(planted, plant=swap_k_and_v),
+        missing=_unmerged,
     ),
     Fault(
         "lost_mask",

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.checks.lora import lora_model, lora_problems
+from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.commands.plan.advice import plans_or_advice
@@ -22,9 +22,9 @@ from rlmath.commands.plan.time import Work
 from rlmath.config.actor import RoutingReplay
 from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count
-from rlmath.config.lora import adapters_of
+from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of
-from rlmath.config.schema import Config, Layers, Logits, Recompute
+from rlmath.config.schema import Config, Device, Layers, Logits, Recompute
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.lora import Lora
 from rlmath.model.spec import ModelSpec
@@ -63,6 +63,7 @@ SETTINGS = (
     "actor.lora.alpha",
     "actor.lora.targets",
     "actor.lora.layers",
+    "actor.lora.rollout",
 )
 # Options that were settings all along.
 FLAGS = {
@@ -186,6 +187,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         offload=None if (asked := given.get("actor.offload")) is None else asked.value,
         offload_in_backward=config.actor.offload_in_backward,
         lora=_adapters(config, spec),
+        unmerged=config.actor.lora.rollout is LoraRollout.unmerged,
         routing_replay=_replays(config, spec),
         virtual_stages=config.actor.virtual_stages,
         reference=algorithm.kl_coef > 0,
@@ -203,7 +205,12 @@ def _replays(config: Config, spec: ModelSpec) -> bool:
 
 def _adapters(config: Config, spec: ModelSpec) -> Lora | None:
     """Raises ``ConfigError``: the model has no such matrices or layers."""
-    problems = [*lora_problems(config, "sft"), *lora_model(config, spec)]
+    problems = [
+        *lora_problems(config, "sft"),
+        *lora_model(config, spec),
+        *unmerged_problems(config, Device.cuda),
+        *unmerged_model(config, spec),
+    ]
     if problems:
         raise ConfigError.of(problems)
     return adapters_of(config.actor.lora, spec, seed=0)

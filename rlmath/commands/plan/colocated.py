@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlmath.commands.plan.engine_adapters import inbox_bytes, slot_bytes
 from rlmath.commands.plan.memory import (
     ENGINE_PROCESS_GIB,
     GIB,
@@ -18,9 +19,10 @@ from rlmath.commands.plan.memory import (
     kv_bytes,
 )
 from rlmath.config.arithmetic import resolve_layout
-from rlmath.config.lora import adapters_of
+from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of
 from rlmath.config.schema import Config, Device
+from rlmath.model.lora import Lora
 from rlmath.model.spec import ModelSpec
 
 
@@ -37,7 +39,12 @@ def resident_bytes(phases: Sequence[Phase]) -> float:
 
 
 def with_awake_engine(
-    spec: ModelSpec, phases: Sequence[Phase], step: Step, engine_tp: int, engine_bytes: float
+    spec: ModelSpec,
+    phases: Sequence[Phase],
+    step: Step,
+    engine_tp: int,
+    engine_bytes: float,
+    adapters: Lora | None = None,
 ) -> list[Phase]:
     """The phases of a step: those of the actor, the weight sync, and the engine's waking up.
 
@@ -45,12 +52,15 @@ def with_awake_engine(
         phases: Of :func:`beside_sleeping_engine`.
         engine_tp: Ranks of an engine.
         engine_bytes: All that an engine may take of a GPU.
+        adapters: What the engine computes itself (``ActorShape.engine_adapters``).
     """
     sync = next(phase for phase in phases if phase.name == "weight sync")
-    awake = {
-        "engine weights": engine_weights_bytes(spec, engine_tp),
-        "engine's buffers": engine_sync_bytes(spec, step.bucket_bytes, engine_tp),
-    }
+    awake = {"engine weights": engine_weights_bytes(spec, engine_tp)}
+    if adapters is None:
+        awake["engine's buffers"] = engine_sync_bytes(spec, step.bucket_bytes, engine_tp)
+    else:
+        awake["engine's adapters"] = slot_bytes(spec, engine_tp, adapters)
+        awake["engine's buffers"] = inbox_bytes(spec, step.bucket_bytes, adapters)
     wake_up = {"actor": resident_bytes(phases), "engine": engine_bytes}
     return [
         *(phase for phase in phases if phase.name not in ("state", "weight sync")),
@@ -59,11 +69,14 @@ def with_awake_engine(
     ]
 
 
-def engine_fixed_terms(spec: ModelSpec, tp: int, running: int) -> dict[str, float]:
+def engine_fixed_terms(
+    spec: ModelSpec, tp: int, running: int, adapters: Lora | None = None
+) -> dict[str, float]:
     """What an engine takes of its share before any cache."""
     return {
         "process": ENGINE_PROCESS_GIB * GIB,
         "weights": engine_weights_bytes(spec, tp),
+        **({} if adapters is None else {"adapters": slot_bytes(spec, tp, adapters)}),
         "a step": engine_step_bytes(spec, tp, running),
     }
 
@@ -74,13 +87,16 @@ def settings_phases(config: Config, spec: ModelSpec, gpu_gib: float) -> list[Pha
     actor, step = settings_in_plan(config, spec)
     engine_bytes = config.rollout.gpu_memory_utilization * gpu_gib * GIB
     phases = beside_sleeping_engine(spec, actor, step)
-    return with_awake_engine(spec, phases, step, layout.engine_tensor_parallel, engine_bytes)
+    tp, adapters = layout.engine_tensor_parallel, actor.engine_adapters
+    return with_awake_engine(spec, phases, step, tp, engine_bytes, adapters)
 
 
 def settings_cache_tokens(config: Config, spec: ModelSpec, gpu_gib: float) -> float:
     """Tokens that an engine's KV cache holds; below 0: not even the weights fit."""
     tp = config.rollout.tensor_parallel
-    fixed = engine_fixed_terms(spec, tp, config.rollout.max_running_sequences)
+    actor, _ = settings_in_plan(config, spec)
+    running = config.rollout.max_running_sequences
+    fixed = engine_fixed_terms(spec, tp, running, actor.engine_adapters)
     room = config.rollout.gpu_memory_utilization * gpu_gib * GIB - sum(fixed.values())
     return room / kv_bytes(spec, tp)
 
@@ -100,6 +116,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         max_tokens=max(settings.max_tokens_per_microbatch, longest),
         layers="local" if settings.layers.value == "local" else "transformer_engine",
         lora=adapters_of(settings.lora, spec, seed=0),
+        unmerged=settings.lora.rollout is LoraRollout.unmerged,
         recompute_modules=modules_of(settings, spec),
         overlap_gradients=settings.overlap_gradients,
     )

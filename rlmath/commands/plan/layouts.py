@@ -15,6 +15,7 @@ from rlmath.commands.plan.colocated import (
     resident_bytes,
     with_awake_engine,
 )
+from rlmath.commands.plan.engine_adapters import asleep_bytes
 from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.memory import (
     GIB,
@@ -83,6 +84,7 @@ class Wish:
         value_model: GAE, which has a value model.
         whole_logits: ``actor.logits=whole``.
         lora: ``actor.lora``.
+        unmerged: ``actor.lora.rollout``: engines get the adapters alone.
         routing_replay: ``actor.routing_replay=old_log_probs``.
         virtual_stages: ``actor.virtual_stages``; above 1 the actor has pipeline stages.
         recompute_modules: Of every layer; with some no layers are.
@@ -113,6 +115,7 @@ class Wish:
     value_model: bool = False
     whole_logits: bool = False
     lora: Lora | None = None
+    unmerged: bool = False
     routing_replay: bool = False
     virtual_stages: int = 1
     recompute_modules: tuple[str, ...] = ()
@@ -207,6 +210,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *(["actor.offload_in_backward=true"] if wish.offload_in_backward else []),
         *(["actor.routing_replay=old_log_probs"] if wish.routing_replay else []),
         *(_lora_settings(wish.lora) if wish.lora else []),
+        *(["actor.lora.rollout=unmerged"] if wish.unmerged else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
         *(["algorithm.advantage=gae"] if wish.value_model else []),
     ]
@@ -351,6 +355,7 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
                 wish.longest_microbatch,
                 wish.layers,
                 lora=wish.lora,
+                unmerged=wish.unmerged,
                 recompute_modules=wish.recompute_modules,
                 overlap_gradients=wish.overlap_gradients and dp * cp > 1,
             )
@@ -398,16 +403,25 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
     engine_tp, cache_tokens, decoded = _best_engine(wish, share, name)
     engine_bytes = share * wish.gpu.memory_gib * GIB
     step = _step(wish, actor)
-    together = with_awake_engine(spec, phases, step, engine_tp, engine_bytes)
+    adapters = actor.engine_adapters
+    together = with_awake_engine(spec, phases, step, engine_tp, engine_bytes, adapters)
     for phase in together:
         if phase.name == "weight sync":
             _refuse_if_full(wish, phase, name)
     log_probs_s, update_s = actor_time_s(
         spec, actor, work, wish.gpu, wish.efficiency, wish.gpus_per_node
     )
-    weight_sync_s = weight_sync_time_s(
-        spec, actor.layout, wish.gpu, wish.efficiency, wish.gpus_per_node
-    )
+    ranks = min(wish.gpus, wish.gpus_per_node)
+    host = host_bytes(spec, actor, step, ranks)
+    if adapters is None:
+        weight_sync_s = weight_sync_time_s(
+            spec, actor.layout, wish.gpu, wish.efficiency, wish.gpus_per_node
+        )
+    else:
+        # What is sent is small; the base model goes to host memory and comes back.
+        asleep = asleep_bytes(spec, engine_tp, adapters)
+        weight_sync_s = offload_time_s(asleep, wish.efficiency)
+        host += ranks * asleep
     return Plan(
         actor=actor,
         engine_tp=engine_tp,
@@ -416,7 +430,7 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
         cache_tokens=int(cache_tokens),
         running=decoded.running,
         phases=tuple(together),
-        host_bytes=host_bytes(spec, actor, step, min(wish.gpus, wish.gpus_per_node)),
+        host_bytes=host,
         seconds={
             "generate": decoded.seconds,
             "log_probs": log_probs_s,
@@ -536,7 +550,8 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decod
     for tp in choices:
         if node % tp or not _engine_splits(spec, tp):
             continue
-        fixed = engine_fixed_terms(spec, tp, wish.max_running)
+        adapters = wish.lora if wish.unmerged else None
+        fixed = engine_fixed_terms(spec, tp, wish.max_running, adapters)
         room = share * wish.gpu.memory_gib * GIB - sum(fixed.values())
         tokens = room / kv_bytes(spec, tp)
         if tokens < work.longest_tokens:

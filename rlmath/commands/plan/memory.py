@@ -31,7 +31,7 @@ from rlmath.commands.plan.models import (
     telling_stages,
 )
 from rlmath.config.schema import RolloutConfig, WeightsConfig
-from rlmath.model.lora import MERGED_ELEMENTS, Lora
+from rlmath.model.lora import MERGED_ELEMENTS, Lora, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes
@@ -63,6 +63,7 @@ class ActorShape:
         recompute_modules: Of every layer, computed again in the backward pass; with some,
             ``recompute_layers`` is 0.
         overlap_gradients: They are summed over copies while the last micro-batch is computed.
+        unmerged: Engines get the adapters alone.
     """
 
     layout: Layout
@@ -72,6 +73,12 @@ class ActorShape:
     lora: Lora | None = None
     recompute_modules: tuple[str, ...] = ()
     overlap_gradients: bool = False
+    unmerged: bool = False
+
+    @property
+    def engine_adapters(self) -> Lora | None:
+        """What engines compute beside the base model; ``None``: they get all weights."""
+        return self.lora if self.unmerged else None
 
     @property
     def tokens(self) -> int:
@@ -380,9 +387,11 @@ def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) ->
     layout = actor.layout
     tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
     several = tp * pp * ep > 1
-    key = (repr(spec), bucket_bytes, several)
+    lora = actor.engine_adapters
+    key = (repr(spec), bucket_bytes, several, lora)
     if key not in _sync_peaks:
-        sizes = [2 * math.prod(size) for size in hf_shapes(spec).values()]
+        shapes = hf_shapes(spec) if lora is None else adapter_shapes(spec, lora)
+        sizes = [2 * math.prod(size) for size in shapes.values()]
         _sync_peaks[key] = _sync_peak(sizes, bucket_bytes, several)
     return _sync_peaks[key]
 
@@ -392,7 +401,7 @@ def merging_bytes(spec: ModelSpec, actor: ActorShape) -> float:
 
     ``rlmath.actor.lora.Adapter.merged``.
     """
-    if actor.lora is None:
+    if actor.lora is None or actor.unmerged:
         return 0.0
     largest = spec.hidden * max(
         spec.ffn if "gate_proj" in actor.lora.targets else 0, spec.heads * spec.head_dim
@@ -402,7 +411,7 @@ def merging_bytes(spec: ModelSpec, actor: ActorShape) -> float:
 
 
 # By model, bucket and whether ranks share the model: a search asks thousands of times.
-_sync_peaks: dict[tuple[str, int, bool], int] = {}
+_sync_peaks: dict[tuple[str, int, bool, Lora | None], int] = {}
 
 
 def _sync_peak(sizes: Sequence[int], bucket_bytes: int, several: bool) -> int:

@@ -87,6 +87,7 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         f"  host memory of a node: {best.host_bytes / GIB:.0f} GiB for checkpoints"
         + (", the reference model" if wish.reference else "")
         + (", routes of a step" if wish.routing_replay else "")
+        + (", the base model of sleeping engines" if wish.unmerged else "")
         + (f" and what actor.offload={wish.offload} moves there" if offloads(wish) else ""),
         f"  a micro-batch of {best.actor.max_tokens:,} tokens; with every layer recomputed "
         f"{most_tokens(wish, best.actor):,} fit",

@@ -75,6 +75,7 @@ class TransportPlan:
         bucket_size_mib: Size of ``ipc``'s and ``nccl``'s buffers; ``shared_memory`` takes the
             gatherer's buckets.
         run_id: Tells this run's shared memory from others'.
+        adapters: What is sent are adapters alone (``EngineSpec.adapters``).
     """
 
     transport: TransportName
@@ -82,6 +83,7 @@ class TransportPlan:
     ranks_per_engine: int
     bucket_size_mib: int
     run_id: str
+    adapters: bool = False
 
 
 class TrainerConnection:

@@ -66,7 +66,8 @@ def parts_of(model: Any) -> Iterator[Part]:
     for name, module in model.named_modules():
         own = {id(p) for p in module.parameters(recurse=False)}
         if not own & seen:
-            yield from _of_module(name, module)
+            # Where vLLM computes adapters, it has wrapped the layer.
+            yield from _of_module(name.removesuffix(".base_layer"), module)
         seen |= own
 
 

@@ -22,6 +22,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from rlmath.errors import WeightsError
 from rlmath.weights.buckets import BucketTensor, TensorMeta, view_in_buffer
+from rlmath.weights.transports.adapter_engine import ReceivesAdapters
 from rlmath.weights.transports.cpu_load import CpuLoader
 from rlmath.weights.transports.engine_parts import UNSENT
 from rlmath.weights.transports.segments import map_copy_on_write, map_writable, open_segment
@@ -91,9 +92,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         """
         segment = update_info.segment
         if self._straight is not None:
-            if segment not in self._mapped:
-                self._mapped[segment] = map_writable(self._descriptors[segment])
-            self._straight.load(self._tensors(self._mapped[segment], update_info))
+            self._straight.load(self._tensors(self._segment(segment), update_info))
             return
         memory = map_copy_on_write(self._descriptors[segment])
         still_mapped = weakref.ref(memory)
@@ -131,6 +130,12 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         for descriptor in descriptors:
             os.close(descriptor)
 
+    def _segment(self, number: int) -> torch.Tensor:
+        """A segment, mapped once."""
+        if number not in self._mapped:
+            self._mapped[number] = map_writable(self._descriptors[number])
+        return self._mapped[number]
+
     def _load(self, memory: Any, update_info: SharedMemoryUpdateInfo) -> None:
         base = torch.frombuffer(memory, dtype=torch.uint8)
         self._loaded |= self.model.load_weights(self._tensors(base, update_info))
@@ -164,6 +169,15 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
                 for key, value in bound.arguments.items():
                     if isinstance(value, torch.Tensor) and begin <= value.data_ptr() < end:
                         bound.arguments[key] = value.clone()
+
+
+class SharedMemoryAdapters(ReceivesAdapters, SharedMemoryEngine):
+    """Receives adapters, of which it keeps copies, instead of weights."""
+
+    def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
+        """Copy one bucket."""
+        segment = self._segment(update_info.segment)
+        self.model.load_weights(self._tensors(segment, update_info))
 
 
 def _pack_experts_again(model: torch.nn.Module) -> None:

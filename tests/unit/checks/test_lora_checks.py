@@ -12,10 +12,18 @@ import torch
 from config_cases import QWEN_1_5B
 from safetensors.torch import save_file
 
-from rlmath.checks.lora import lora_model, lora_problems
+from rlmath.checks.lora import (
+    UNMERGED_FAMILIES,
+    lora_model,
+    lora_problems,
+    unmerged_model,
+    unmerged_problems,
+)
 from rlmath.config.algorithm import ReferenceKind
-from rlmath.config.lora import adapters_of
-from rlmath.config.schema import Config
+from rlmath.config.lora import LoraRollout, adapters_of
+from rlmath.config.schema import Config, Device, DType
+from rlmath.config.weights import Transport
+from rlmath.model.families import FAMILIES
 from rlmath.model.lora import TARGETS, Lora, adapter_parameters, adapter_shapes
 from rlmath.model.spec import model_spec
 from rlmath.weights.peft_folder import CONFIG_FILE, write_adapters
@@ -146,3 +154,42 @@ def test_tensors_of_a_peft_folder_are_compared_by_name_and_shape(tmp_path: Path)
     save_file({"x": torch.ones(1)}, folder / "adapter_model.safetensors")
     (message,) = problems(config(init_from=str(folder), targets=["q_proj"]), SMALL)
     assert "q_proj.lora_B.weight" in message
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "part"),
+    [
+        (Device.cuda, {"model.dtype": DType.float32}, "model.dtype=float32"),
+        (Device.cuda, {"weights.transport": Transport.nccl_m2n}, "nccl_m2n"),
+        (Device.cpu, {"actor.lora.rank": 600}, "up to 512"),
+    ],
+    ids=str,
+)
+def test_what_vllms_adapters_do_not_do_is_refused(
+    device: Device, changes: dict[str, Any], part: str
+) -> None:
+    made = config(rollout=LoraRollout.unmerged)
+    assert [*unmerged_problems(made, device), *unmerged_model(made, QWEN)] == []
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        section = made
+        for name in path:
+            section = getattr(section, name)
+        setattr(section, last, value)
+    (message,) = unmerged_problems(made, device)
+    assert "actor.lora.rollout=unmerged" in message and part in message and "merged" in message
+    made.actor.lora.rollout = LoraRollout.merged
+    assert not list(unmerged_problems(made, device))
+
+
+def test_a_family_without_adapters_in_vllm_is_refused() -> None:
+    made = config(rollout=LoraRollout.unmerged)
+    known = {family.name for family in FAMILIES}
+    assert set(UNMERGED_FAMILIES) <= known
+    for family in FAMILIES:
+        model = dataclasses.replace(QWEN, architecture=family.architectures[0])
+        found = list(unmerged_model(made, model))
+        assert bool(found) == (family.name in ("phi3", "olmo2")), family.name
+        made.actor.lora.rollout = LoraRollout.merged
+        assert not list(unmerged_model(made, model))
+        made.actor.lora.rollout = LoraRollout.unmerged

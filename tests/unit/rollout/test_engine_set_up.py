@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlmath.commands.plan.memory import ENGINE_STEP_TOKENS
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
+from rlmath.config.lora import LoraRollout
 from rlmath.config.schema import Device
+from rlmath.model.lora import TARGETS, Lora
 from rlmath.model.precision import Precision
 from rlmath.model.tiny import make_tiny_model
-from rlmath.rollout.engine_arguments import cache_folders, cuda_arguments
+from rlmath.rollout.engine import RolloutEngine
+from rlmath.rollout.engine_arguments import adapter_arguments, cache_folders, cuda_arguments
 from rlmath.rollout.engine_workers import check_gpus, smallest
 from rlmath.rollout.requests import EngineSpec
 from rlmath.training import session
@@ -93,6 +97,45 @@ def test_a_teachers_engine_reads_whole_sequences_and_keeps_nothing(tmp_path: Pat
     rollout = engine_spec(config, layout, trains=True)
     assert spec.log_path(0) != rollout.log_path(0)
     assert cache_folders(0, spec.role) != cache_folders(0, rollout.role)
+
+
+def test_adapters_that_engines_compute_are_in_vllms_arguments(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    lora = [f"model.path={folder}", "actor.lora.rank=12", "actor.lora.targets=[v_proj,q_proj]"]
+    config = load(["model=tiny", "cluster=gpu8", "runner.run_dir=r", *lora])
+    layout = resolve_layout(config, Device.cuda)
+    spec = engine_spec(config, layout, trains=True)
+    assert spec.adapters is None and spec.transfer_backend == "ipc"
+    assert adapter_arguments(spec.adapters) == {}
+    config.actor.lora.rollout = LoraRollout.unmerged
+    spec = engine_spec(config, layout, trains=True)
+    assert spec.transfer_backend == "ipc_adapters"
+    assert adapter_arguments(spec.adapters) == {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_cpu_loras": 1,
+        "max_lora_rank": 16,
+        "lora_target_modules": ["q_proj", "v_proj"],
+    }
+    # A teacher has none, and neither has an engine that evaluates a folder.
+    config.teacher.path = str(folder)
+    assert session.teacher_spec(config, layout).adapters is None
+    assert engine_spec(config, layout, trains=False).adapters is None
+
+
+@pytest.mark.parametrize(("adapters", "level"), [(None, 2), (Lora(4, 8.0, TARGETS), 1)])
+def test_a_sleeping_engine_keeps_the_base_model_that_is_never_sent_again(
+    gpu_spec: EngineSpec, adapters: Lora | None, level: int
+) -> None:
+    engine = RolloutEngine.__new__(RolloutEngine)
+    engine._spec, engine._index = replace(gpu_spec, sleeps=True, adapters=adapters), 0
+    slept = []
+    vllm = SimpleNamespace(sleep=lambda level: slept.append(level))
+    engine._loop = SimpleNamespace(  # type: ignore[assignment]
+        counts=lambda: (0, 0), drain=lambda: None, engine_call=lambda function: function(vllm)
+    )
+    engine.sleep()
+    assert slept == [level] and not engine._weights_valid
 
 
 def test_no_two_engines_write_to_one_folder_of_compiled_code(

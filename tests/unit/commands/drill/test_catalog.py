@@ -65,6 +65,9 @@ def test_faults_that_a_configuration_cannot_have() -> None:
     keeps = load(["experiment=quickstart", "rollout.schedule=continuous", "rollout.kv=keep"])
     (prefixes,) = (fault for fault in FAULTS if fault.name == "prefix_cache")
     assert str(prefixes.missing(keeps)).startswith("rollout.kv=keep")
+    unmerged = load(["experiment=quickstart", "actor.lora.rank=4", "actor.lora.rollout=unmerged"])
+    without = {fault.name for fault in FAULTS if "unmerged" in str(fault.missing(unmerged))}
+    assert without == {"swapped_k_v", "prefix_cache"}
 
 
 def test_replaced_methods_come_back() -> None:

@@ -17,6 +17,8 @@ from rlmath.commands.plan.activations import (
     layer_bytes,
     logits_bytes,
 )
+from rlmath.commands.plan.colocated import engine_fixed_terms
+from rlmath.commands.plan.engine_adapters import asleep_bytes, inbox_bytes, slot_bytes
 from rlmath.commands.plan.memory import (
     GIB,
     MIB,
@@ -24,8 +26,10 @@ from rlmath.commands.plan.memory import (
     Step,
     actor_phases,
     buffer_bytes,
+    engine_weights_bytes,
     host_bytes,
     kv_bytes,
+    merging_bytes,
     micro_batches_in_flight,
     model_state_bytes,
     moved_bytes,
@@ -420,6 +424,30 @@ def test_of_adapters_alone_there_are_gradients_and_optimizer_state() -> None:
     assert [phase.name for phase in stage_phases(one, adapted, step, 0)] == [
         phase.name for phase in stage_phases(one, full, step, 0)
     ]
+
+
+def test_engines_that_compute_adapters_have_a_slot_and_are_sent_little() -> None:
+    one, layout = model_spec(KNOWN["Qwen2.5-7B"]), Layout(2, 2, 4)
+    lora = Lora(12, 32.0, ("q_proj", "down_proj"), layers=(0,))
+    merged = ActorShape(layout, recompute_layers=0, max_tokens=8192, lora=lora)
+    unmerged = dataclasses.replace(merged, unmerged=True)
+    assert merged.engine_adapters is None and unmerged.engine_adapters == lora
+    # vLLM's rank is 16; it has room for k and v beside q, and in every layer.
+    hidden, ffn, heads, kv = 3584, 18944, 3584, 512
+    column = 3 * hidden + (heads + 2 * kv) // 4
+    row = ffn // 4 + hidden
+    assert slot_bytes(one, 4, lora) == 2 * 16 * 28 * (column + row)
+    assert asleep_bytes(one, 4, lora) == engine_weights_bytes(one, 4) + slot_bytes(one, 4, lora)
+    whole = 2 * adapter_parameters(one, lora)
+    assert inbox_bytes(one, 512 * 2**20, lora) == 2 * whole
+    assert inbox_bytes(one, 1000, lora) == whole + 1000
+    bucket = 512 * 2**20
+    # One shared buffer of ipc, and little in it.
+    assert trainer_sync_bytes(one, unmerged, bucket) < 0.2 * trainer_sync_bytes(one, merged, bucket)
+    assert merging_bytes(one, unmerged) == 0 < merging_bytes(one, merged)
+    fixed = engine_fixed_terms(one, 4, 64, lora)
+    assert fixed["adapters"] == slot_bytes(one, 4, lora)
+    assert "adapters" not in engine_fixed_terms(one, 4, 64)
 
 
 def test_adapters_of_the_plan_are_those_of_the_ranks() -> None:

@@ -1,0 +1,65 @@
+"""What a weight sync sends where engines compute adapters (LoRA) beside the base model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from rlmath.config.weights import WeightsConfig
+from rlmath.model.lora import Lora
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.model.spec import ModelSpec
+from rlmath.weights.adapters import local_adapters
+from rlmath.weights.gather import BucketGatherer
+
+
+class AdapterSource:
+    """The adapters as they are sent, and what engines should hold after a weight sync.
+
+    Construction is collective over ``parallel.group``.
+
+    Args:
+        model_chunks: As for ``BucketGatherer``, with their adapters.
+        spec: The model.
+        parallel: This rank.
+        lora: The adapters.
+        read: As for ``BucketGatherer``.
+        bucket_size_mib: As for ``BucketGatherer``.
+
+    Attributes:
+        gatherer: Gathers every ``A``, and ``alpha / rank`` times every ``B``, rounded once.
+    """
+
+    def __init__(
+        self,
+        model_chunks: Sequence[nn.Module],
+        spec: ModelSpec,
+        parallel: ParallelRank,
+        lora: Lora,
+        read: Callable[[Tensor], Tensor] | None = None,
+        bucket_size_mib: float = WeightsConfig.bucket_size_mib,
+    ) -> None:
+        own = local_adapters(model_chunks, spec, parallel, lora)
+        of_b = {id(one.tensor) for one in own if one.name.endswith(".b")}
+
+        def scaled(parameter: Tensor, values: Tensor, dim: int, start: int) -> Tensor:
+            if id(parameter) not in of_b:
+                return values
+            return (values.float() * lora.scale).to(values.dtype)
+
+        self.gatherer = BucketGatherer(
+            model_chunks,
+            spec,
+            parallel,
+            bucket_size_mib,
+            read=read,
+            merge=scaled,
+            adapters=lora,
+        )
+        # Nothing of the base model is sent, and engines have to have it all the same.
+        self._base = BucketGatherer(model_chunks, spec, parallel, read=read)
+
+    def fingerprints(self) -> dict[str, int]:
+        """Of the adapters as they are sent and of the base model. Collective over the group."""
+        return self._base.fingerprints() | self.gatherer.fingerprints()

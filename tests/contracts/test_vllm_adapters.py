@@ -1,0 +1,188 @@
+"""What unmerged adapters (``actor.lora.rollout=unmerged``) rely on in vLLM, on CPU and CUDA."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlmath.device import Platform
+from rlmath.model.lora import VLLM_RANKS
+from rlmath.vllm_plugin.register import ADAPTER_ENGINES, adapter_backend
+from rlmath.weights.transports import connect
+from tests.contracts.contract import Row, check, parametrized
+from tests.contracts.fake_cuda import FakeCuda
+from tests.contracts.test_vllm_weight_transfer import Tensors, awkward_tensors
+from tests.contracts.vllm_worker import Handle, join, plan_for
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+MANAGER = "vllm.lora.model_manager:LoRAModelManager"
+IN_FORCE = "putting adapters in force (rlmath/weights/transports/adapter_engine.py)"
+SLEEP = "the base model of an engine that slept (rlmath/rollout/engine.py)"
+CPU_PRODUCTS = "adapters on CPU (rlmath/vllm_plugin/cpu_adapters.py)"
+
+ROWS = [
+    Row(
+        MANAGER,
+        has=(
+            "add_adapter",
+            "activate_adapter",
+            "remove_all_adapters",
+            "lora_index_to_id",
+            "_registered_adapters",
+            "lora_config",
+            "modules",
+            "model",
+        ),
+        breaks=IN_FORCE,
+    ),
+    Row("vllm.lora.worker_manager:WorkerLoRAManager", has=("_adapter_manager",), breaks=IN_FORCE),
+    Row(
+        "vllm.lora.lora_model:LoRAModel.from_lora_tensors",
+        takes=("lora_model_id", "tensors", "peft_helper", "device", "dtype", "weights_mapper"),
+        breaks=IN_FORCE,
+    ),
+    Row(
+        "vllm.lora.peft_helper:PEFTHelper",
+        fields=("r", "lora_alpha", "target_modules"),
+        breaks=IN_FORCE,
+    ),
+    Row(
+        "vllm.lora.request:LoRARequest",
+        has=("lora_name", "lora_int_id", "lora_path"),
+        breaks="requests name their adapters (rlmath/rollout/step_loop.py)",
+    ),
+    Row(
+        "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys",
+        says=("lora_request.lora_name",),
+        breaks="keys and values of two versions differ in hash (rlmath/rollout/step_loop.py)",
+    ),
+    Row(
+        "vllm.lora.utils:get_adapter_absolute_path",
+        says=("if os.path.isabs(lora_path):\n        return lora_path",),
+        breaks="adapters that vLLM lost are looked for on the Hub (rlmath/rollout/step_loop.py)",
+    ),
+    Row(
+        "vllm.v1.worker.gpu_worker:Worker.finish_weight_update",
+        says=("self.model_runner.reset_lora_state()",),
+        breaks=f"{IN_FORCE}: they come after vLLM has dropped the old ones",
+    ),
+    Row(
+        "vllm.v1.worker.gpu_worker:Worker.load_model",
+        says=(
+            'self._maybe_get_memory_pool_context(tag="weights")',
+            "self.model_runner.load_model(",
+        ),
+        breaks=f"{SLEEP}: what is made there is kept in host memory at level 1, vLLM's slot too",
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
+        says=("self.load_lora_model(",),
+        breaks=f"{SLEEP}: the slot for adapters is made with the weights",
+    ),
+    Row(
+        "vllm.distributed.weight_transfer.ipc_engine:IPCWeightTransferEngine",
+        has=("_packed_importer", "model", "start_weight_update", "finish_weight_update"),
+        breaks="adapters over ipc (rlmath/weights/transports/adapter_cuda.py)",
+    ),
+    Row(
+        "vllm.distributed.weight_transfer.nccl_engine:NCCLWeightTransferEngine",
+        has=("model", "start_weight_update", "finish_weight_update"),
+        breaks="adapters over nccl (rlmath/weights/transports/adapter_cuda.py)",
+    ),
+    Row(
+        "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU",
+        has=("no_lora", "batch_size", "_lora_indices_per_batch", "add_lora_linear"),
+        breaks=CPU_PRODUCTS,
+    ),
+    Row(
+        "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU.add_lora_linear",
+        takes=("y", "x", "lora_a_stacked", "lora_b_stacked", "scale", "output_slices"),
+        breaks=CPU_PRODUCTS,
+    ),
+    Row("vllm.platforms.cpu:CpuPlatform.get_punica_wrapper", CPU_PRODUCTS),
+    Row(
+        "vllm.lora.ops.triton_ops.lora_shrink_op:_lora_shrink",
+        says=("assert inputs.dtype in [torch.float16, torch.bfloat16]",),
+        breaks="the check that refuses float32 on CUDA (rlmath/checks/lora.py) can go",
+    ),
+]
+
+
+@parametrized(ROWS)
+def test_vllm_has_what_is_relied_on(row: Row) -> None:
+    check(row)
+
+
+def test_the_ranks_are_those_of_vllm() -> None:
+    from vllm.config.lora import MaxLoRARanks
+
+    assert get_args(MaxLoRARanks) == VLLM_RANKS
+
+
+@pytest.mark.parametrize("transport", ["ipc", "nccl"])
+def test_adapters_arrive_twice_and_nothing_is_loaded_into_the_model(
+    monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    """Through vLLM's own producers and consumers, in tensors around the bucket's size."""
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory, packed_tensor
+
+    name = adapter_backend(transport)
+    if name not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(name, *ADAPTER_ENGINES[transport])
+    worker = join(monkeypatch, name, FakeCuda(), "cpu")
+    plan = plan_for(worker, transport, 1)
+    assert isinstance(plan.engines[0], Handle)
+    given = awkward_tensors(0)
+    source = Tensors(given, 1)
+    connection = connect(plan, source, Platform("cuda", "nccl", "local"))  # type: ignore[arg-type]
+    for version in (1, 2):
+        source.values = awkward_tensors(version)
+        connection.send_weights(version)
+        held: dict[str, Tensor] = worker.engine.inbox.tensors
+        assert list(held) == list(source.values)
+        assert all(torch.equal(held[key], one) for key, one in source.values.items())
+        assert worker.updates[-1] == {}
+    packed_tensor._get_streams.cache_clear()
+
+
+def products(tokens: int, dtype: torch.dtype, slots: list[int]) -> dict[str, Any]:
+    """A step of the same tokens by vLLM's way and by the short one, and the exact result."""
+    from vllm.lora.layers import LoRAMapping
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    from rlmath.vllm_plugin.cpu_adapters import OneAdapter
+
+    torch.manual_seed(0)
+    a = tuple(torch.randn(1, 1, 8, 24).to(dtype) for _ in range(2))
+    b = tuple(torch.randn(1, 1, width, 8).to(dtype) for width in (10, 6))
+    x, y = torch.randn(tokens, 24).to(dtype), torch.randn(tokens, 16).to(dtype)
+    found: dict[str, Any] = {}
+    for kind in (PunicaWrapperCPU, OneAdapter):
+        wrapper = kind(tokens, max_batches=tokens, device="cpu")
+        mapping = LoRAMapping(tuple(slots), tuple(slots), is_prefill=True)
+        wrapper.update_metadata(mapping, [1], 2, 100)
+        mine = y.clone()
+        wrapper.add_lora_linear(mine, x, a, b, 1.0, (10, 6))
+        found[kind.__name__] = mine
+    parts = [
+        x.double() @ p[0, 0].double().t() @ q[0, 0].double().t() for p, q in zip(a, b, strict=True)
+    ]
+    found["exact"] = y.double() + torch.cat(parts, 1)
+    found["before"] = y
+    return found
+
+
+def test_one_adapters_products_on_cpu_are_those_of_vllm() -> None:
+    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.2)):
+        found = products(7, dtype, [1] * 7)
+        theirs, mine = (
+            (found[kind].double() - found["exact"]).abs().max()
+            for kind in ("PunicaWrapperCPU", "OneAdapter")
+        )
+        # Rounded less often.
+        assert mine <= max(theirs, torch.tensor(1e-5)) and theirs < bound
+    found = products(3, torch.float32, [0, 0, 0])
+    assert torch.equal(found["OneAdapter"], found["before"])

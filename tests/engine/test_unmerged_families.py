@@ -1,0 +1,64 @@
+"""Each family whose adapters vLLM computes, in an engine, against transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from adapters import Trainer
+from reference import make_requests, random_prompts
+from transformers import AutoModelForCausalLM
+
+from rlmath.checks.lora import UNMERGED_FAMILIES
+from rlmath.model.lora import Lora, possible_targets
+from rlmath.model.spec import read_model_spec
+from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, build_tokenizer
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import EngineSpec
+from tests.distributed.test_weights import make_config
+
+pytestmark = pytest.mark.long
+
+
+def make_folder(family: str, folder: Path) -> Path:
+    """A small random model with the tests' tokenizer."""
+    torch.manual_seed(0)
+    wide = {} if family == "qwen2" else {"head_dim": 32}
+    config = make_config(
+        family,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        vocab_size=VOCABULARY_SIZE,
+        initializer_range=0.1,
+        **wide,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    build_tokenizer(512).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", UNMERGED_FAMILIES)
+def test_an_engine_computes_the_adapters_of(
+    ray_session: None, log_dir_spec: EngineSpec, tmp_path: Path, family: str
+) -> None:
+    folder = make_folder(family, tmp_path / "model")
+    model = read_model_spec(folder)
+    assert model.family.name == family
+    lora = Lora(4, 6.0, possible_targets(model), layers=(0, 2))
+    spec = replace(log_dir_spec, model_path=str(folder), adapters=lora, max_sequence_tokens=128)
+    prompts = random_prompts(4, 20)
+    with RolloutPool(spec, num_engines=1, stall_timeout_s=120) as pool:
+        trainer = Trainer(pool, folder, lora)
+        for seed in (1, 2):
+            wanted = trainer.sync(seed)
+            (held,) = pool.weights_fingerprints()
+            assert {name: held[name] for name in trainer.sent} == {
+                name: wanted[name] for name in trainer.sent
+            }
+            found = list(pool.generate(make_requests(prompts, samples=2)))
+            assert trainer.reference.largest_difference(prompts, found, 1.0) < 1e-4
