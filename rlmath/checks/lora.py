@@ -17,8 +17,9 @@ from rlmath.model.spec import ModelSpec
 _UNMERGED = "actor.lora.rollout=unmerged"
 # Each has run in an engine with adapters (tests/engine/test_unmerged_families.py). vLLM's Phi-3 has
 # one adapter for query, key and value together, and one for gate and up; OLMo-2 runs on its
-# transformers backend, where no engine's adapters can be compared by name.
-UNMERGED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "qwen3_moe", "glm4_moe")
+# transformers backend, where no engine's adapters can be compared by name; an MoE's experts run on
+# Triton where an engine has adapters, which CPU engines lack, so that none was compared.
+UNMERGED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral")
 
 
 def lora_problems(config: Config, command: str) -> Iterator[str]:
@@ -137,6 +138,6 @@ def unmerged_model(config: Config, model: ModelSpec) -> Iterator[str]:
         return
     if family not in UNMERGED_FAMILIES:
         yield (
-            f"{_UNMERGED}: vLLM's {family} has no adapters that fit actor.lora (it has for "
-            f"{', '.join(UNMERGED_FAMILIES)}); take merged"
+            f"{_UNMERGED}: adapters in engines of {family} were not compared with the actor "
+            f"(those of {', '.join(UNMERGED_FAMILIES)} were); take merged"
         )
