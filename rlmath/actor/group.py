@@ -151,12 +151,18 @@ class ActorGroup:
         self._starting = []
 
     def log_probs(
-        self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
+        self,
+        batch: TrainingBatch,
+        reference: bool = False,
+        noise_seed: int | None = None,
+        quantized: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies ``[R]`` of a batch that is not the step's, under the current
-        weights or the reference model's; ``noise_seed``: see ``MegatronActor.shard_log_probs``."""
+        weights or the reference model's; ``noise_seed`` and ``quantized``: see
+        ``MegatronActor.shard_log_probs``."""
         dealt = list(shards(batch, shard_settings(self.settings, self.layout)))
-        found = self._of_shares("log_probs", [ray.put(one) for one in dealt], reference, noise_seed)
+        given = (reference, noise_seed, quantized)
+        found = self._of_shares("log_probs", [ray.put(one) for one in dealt], *given)
         return _assemble(found, [one.places for one in dealt], batch.response_lengths)
 
     def update(self, batch: TrainingBatch, settings: UpdateSettings, seed: int) -> UpdateResult:

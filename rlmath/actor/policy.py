@@ -19,6 +19,7 @@ from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
 from rlmath.actor.observer import UpdateObserver
 from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.quantized_products import quantized_products
 from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
@@ -113,6 +114,7 @@ class MegatronActor(RankModel):
         reference: bool = False,
         noise_seed: int | None = None,
         keep_routes: bool = False,
+        quantized: bool = False,
     ) -> TokenValues | None:
         """Log-probs and entropies of the shard's response tokens.
 
@@ -121,6 +123,7 @@ class MegatronActor(RankModel):
             noise_seed: Round activations otherwise than usual, at random; see
                 :func:`rlmath.actor.rounding_noise.rounding_noise`.
             keep_routes: Under routing replay, record them for the shard's update.
+            quantized: Multiply in FP8; see :mod:`rlmath.actor.quantized_products`.
 
         Returns:
             The values in the shard's order, on all ranks of the last stage; else ``None``.
@@ -131,6 +134,8 @@ class MegatronActor(RankModel):
                 stack.enter_context(self._reference_weights())
             if noise_seed is not None:
                 stack.enter_context(rounding_noise(self.module, noise_seed))
+            if quantized:
+                stack.enter_context(quantized_products(self.module))
             if keep_routes and self.routing is not None:
                 stack.enter_context(self.routing.recording(shard, micro_batches))
             values = self.forward(micro_batches, self._of_log_probs(_keep_values))

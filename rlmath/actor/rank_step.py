@@ -47,6 +47,7 @@ class Policy(Peers, Protocol):
         reference: bool = False,
         noise_seed: int | None = None,
         keep_routes: bool = False,
+        quantized: bool = False,
     ) -> TokenValues | None: ...
 
     def update_shard(

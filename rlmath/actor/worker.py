@@ -34,6 +34,8 @@ class ActorWorker:
     # Of the engines that it is connected to: what is sent in the gatherer's place where they get
     # adapters alone.
     adapter_source: Any = None
+    # And whether they quantize what they are sent.
+    quantized = False
 
     def __init__(self, rank: int, log_path: str, environment: dict[str, str]) -> None:
         end_with_parent(os.getppid())
@@ -94,10 +96,12 @@ class ActorWorker:
             self.actor.read_s,
         )
 
-    def log_probs(self, shard: Shard, reference: bool, noise_seed: int | None) -> Any:
+    def log_probs(
+        self, shard: Shard, reference: bool, noise_seed: int | None, quantized: bool = False
+    ) -> Any:
         """Values of a shard that is not the step's, from the rank that reports; see
         :meth:`rlmath.actor.policy.MegatronActor.shard_log_probs`."""
-        values = self.actor.shard_log_probs(shard, reference, noise_seed)
+        values = self.actor.shard_log_probs(shard, reference, noise_seed, quantized=quantized)
         return values if self.actor.reports else None
 
     def _note_peak(self, phase: str) -> None:
@@ -190,6 +194,7 @@ class ActorWorker:
         self._disconnect_engines()
         self.gatherer = self._gatherer(bucket_size_mib=plan.bucket_size_mib)
         self.adapter_source = self._adapter_source(plan) if plan.adapters else None
+        self.quantized = plan.quantized
         source = self.gatherer if self.adapter_source is None else self.adapter_source.gatherer
         self.connection = connect(plan, source, self.platform)
 
@@ -294,6 +299,10 @@ class ActorWorker:
             return found
         if self.gatherer is None:
             self.gatherer = self._gatherer()
+        if self.quantized:
+            from rlmath.weights.quantized_prints import sent_fingerprints
+
+            return sent_fingerprints(self.gatherer)
         return self.gatherer.fingerprints()
 
     def weights_changes(self) -> WeightChanges:

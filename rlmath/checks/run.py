@@ -31,6 +31,7 @@ from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine
 from rlmath.checks.overview import updates_of
+from rlmath.checks.quantization import quantization_model, quantization_problems
 from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.checks.teacher import teacher_problems
@@ -97,6 +98,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     if command == "train":
         yield from teacher_problems(config, device)
         yield from unmerged_problems(config, device)
+    if command != "sft":
+        yield from quantization_problems(config, command)
     if command != "evaluate":
         yield from attempts.refused(config, command)
     model = known_model(config)
@@ -113,6 +116,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
             yield from check_layout.gradient_copies(config, layout)
     if command != "sft":
         yield from check_layout.engine_steps(config, device)
+    if model is not None and command != "sft":
+        yield from quantization_model(config, model)
     if model is not None:
         yield from check_layout.model_splits(config, model, command)
         yield from check_precision.batch_invariant_model(config, model)

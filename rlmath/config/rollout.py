@@ -24,6 +24,11 @@ class KvAtSync(Enum):
 OVERLAPPING = tuple(one for one in RolloutSchedule if one is not RolloutSchedule.synchronous)
 
 
+class Quantization(Enum):
+    none = "none"
+    fp8 = "fp8"
+
+
 @dataclass
 class RolloutConfig:
     engines: int | None = setting(
@@ -55,6 +60,12 @@ class RolloutConfig:
         above=0,
         most=1,
         common=True,
+    )
+    quantization: Quantization = setting(
+        Quantization.none,
+        "fp8: engines multiply the matrices of layers in FP8, which vLLM quantizes at each weight "
+        "sync, with a scale for each output channel and for each token. Needs "
+        "algorithm.correction; dense models only.",
     )
     cpu_kv_cache_gib: float = setting(1.0, "KV cache size per engine, in GiB. CPU only.", above=0)
     prefix_caching: bool = setting(

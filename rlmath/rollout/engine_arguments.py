@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlmath.config.rollout import Quantization
 from rlmath.model.lora import Lora, rank_in_vllm
 from rlmath.rollout.requests import EngineSpec
 from rlmath.vllm_plugin.engine_precision import engine_arguments
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 # Tokens of one step on CPU, at least.
 CPU_BATCHED_TOKENS = 4096
+# vLLM's name of what rollout.quantization=fp8 asks for; its rule is rlmath/model/fp8.py.
+FP8 = "fp8_per_channel"
 # Scheduler of CPU engines, by the name that vLLM resolves.
 CPU_SCHEDULER = "rlmath.vllm_plugin.cpu_scheduler.DecodeScheduler"
 
@@ -26,6 +29,7 @@ def vllm_arguments(spec: EngineSpec) -> EngineArgs:
     return EngineArgs(
         model=spec.model_path,
         dtype=spec.dtype,
+        quantization=None if spec.quantization is Quantization.none else FP8,
         tensor_parallel_size=spec.tensor_parallel,
         # vLLM's own worker processes: Ray's would need bundles that Ray places.
         distributed_executor_backend="uni" if spec.tensor_parallel == 1 else "mp",

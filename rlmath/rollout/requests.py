@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from rlmath.config.rollout import Quantization
 from rlmath.config.schema import RolloutConfig
 from rlmath.errors import ComponentError, UserError
 from rlmath.model.lora import Lora
@@ -190,6 +191,7 @@ class EngineSpec:
             ``gpu_memory_utilization``. CUDA only.
         log_dir: Folder for each engine's output.
         precision: What the actor keeps as well.
+        quantization: What vLLM makes of matrices when it has read or received them.
         adapters: Those that weight syncs bring, and that are computed beside the model's weights;
             ``None``: weight syncs bring all weights.
         role: What the engine is called in messages and files.
@@ -214,6 +216,7 @@ class EngineSpec:
     device_ids: tuple[str, ...] = ()
     kv_cache_bytes: int | None = None
     precision: Precision = field(default_factory=Precision)
+    quantization: Quantization = RolloutConfig.quantization
     adapters: Lora | None = None
     role: str = "engine"
 

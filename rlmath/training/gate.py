@@ -19,6 +19,7 @@ from torch import Tensor
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.mismatch import measure
 from rlmath.batching.shards import Sequences
+from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
 from rlmath.rollout.weight_sync import compare_weights
@@ -51,7 +52,11 @@ class AlignmentError(UserError):
 
 class _LogProbs(Protocol):
     def log_probs(
-        self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
+        self,
+        batch: TrainingBatch,
+        reference: bool = False,
+        noise_seed: int | None = None,
+        quantized: bool = False,
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -118,10 +123,17 @@ def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: i
     return sorted(fresh + others[: max(0, least - len(fresh))])
 
 
-def measure_noise(actor: _LogProbs, batch: TrainingBatch, seed: int) -> Noise:
-    """Take the log-probs of a few sequences twice, the second time with another rounding."""
+def measure_noise(
+    actor: _LogProbs, batch: TrainingBatch, seed: int, quantized: bool = False
+) -> Noise:
+    """Take the log-probs of a few sequences twice, the second time with another rounding.
+
+    Args:
+        quantized: And with the products of layers in FP8, as the engines compute them.
+    """
     usual, _ = actor.log_probs(batch)
-    noisy, _ = actor.log_probs(batch, noise_seed=seed)
+    more = {"quantized": True} if quantized else {}
+    noisy, _ = actor.log_probs(batch, noise_seed=seed, **more)
     found = measure(usual, noisy).metrics()
     return Noise(found["mean_exp_abs_diff"] - 1, found["max_abs_diff"])
 
@@ -203,11 +215,15 @@ class Gate:
             raise AlignmentError(said + _where(session, updated))
         if given or not scheduled:
             return {}
-        return {
+        found = {
             "alignment/noise_excess": noise.excess,
             "alignment/noise_ratio": (mean - 1) / noise.excess if noise.excess else 0.0,
             "alignment/max_noise_ratio": largest / noise.max_abs if noise.max_abs else 0.0,
         }
+        if _quantized(config):
+            plain = measure_noise(session.actor, sequences.select(chosen), seed=step)
+            found["alignment/unquantized_noise_excess"] = plain.excess
+        return found
 
     def _tail(
         self,
@@ -229,15 +245,21 @@ class Gate:
         far = [at for at in order if not float(farthest[at]) <= allowed.max_abs]
         chosen = sorted(places[order[: max(least, min(len(far), TAIL_SEQUENCES))]].tolist())
         batch = sequences.select(chosen)
-        found = [measure_noise(session.actor, batch, seed=seed) for seed in TAIL_SEEDS]
+        in_fp8 = _quantized(session.config)
+        found = [measure_noise(session.actor, batch, seed, in_fp8) for seed in TAIL_SEEDS]
         return Noise(noise.excess, max(noise.max_abs, *(one.max_abs for one in found)))
 
     def _measure(
         self, session: Session, sequences: Sequences, chosen: Sequence[int], step: int
     ) -> Noise:
-        self._noise = measure_noise(session.actor, sequences.select(chosen), seed=step)
+        in_fp8 = _quantized(session.config)
+        self._noise = measure_noise(session.actor, sequences.select(chosen), step, in_fp8)
         self._measured_at = step
         return self._noise
+
+
+def _quantized(config: Config) -> bool:
+    return config.rollout.quantization is not Quantization.none
 
 
 def _within(mean: float, largest: float, allowed: Limits) -> bool:
@@ -248,12 +270,13 @@ def _within(mean: float, largest: float, allowed: Limits) -> bool:
 def _message(
     config: Config, mean: float, largest: float, allowed: Limits, noise: Noise, tokens: int
 ) -> str:
+    of = " in FP8" if _quantized(config) else ""
     found = f"mean exp|logp_actor - logp_engine| is {mean:.7g} over {tokens} tokens"
     if config.alignment.max_mean_exp_abs_diff is not None:
         return f"{found}, above alignment.max_mean_exp_abs_diff={allowed.mean_exp_abs:g}"
     return (
         f"{found} (limit {allowed.mean_exp_abs:.7g}), and the largest difference {largest:.3g} "
-        f"nats (limit {allowed.max_abs:.3g}); another rounding of the same model gives "
+        f"nats (limit {allowed.max_abs:.3g}); another rounding of the same model{of} gives "
         f"{1 + noise.excess:.7g} and {noise.max_abs:.3g}, and the limits are {MEAN_FACTOR:g} and "
         f"{MAX_FACTOR:g} times that"
     )

@@ -23,7 +23,7 @@ from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.precision import ProductDType
 from rlmath.config.recompute import modules_of
-from rlmath.config.rollout import keeps_kv
+from rlmath.config.rollout import Quantization, keeps_kv
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
@@ -381,6 +381,7 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         max_batched_tokens=rollout.max_batched_tokens,
         async_scheduling=on_cuda if rollout.async_scheduling is None else rollout.async_scheduling,
         precision=precision(config),
+        quantization=rollout.quantization,
         adapters=engine_adapters(config) if trains else None,
     )
 
@@ -416,6 +417,7 @@ def teacher_spec(config: Config, layout: RunLayout) -> EngineSpec:
         sleeps=False,
         async_scheduling=False,
         adapters=None,
+        quantization=Quantization.none,
         precision=Precision(given.lm_head_dtype.value, router.value, given.batch_invariant),
     )
 
@@ -465,6 +467,7 @@ def transport_plan(config: Config, pool: RolloutPool, engines: Sequence[Any]) ->
         bucket_size_mib=config.weights.bucket_size_mib,
         run_id=uuid.uuid4().hex[:12],
         adapters=pool.spec.adapters is not None,
+        quantized=pool.spec.quantization is not Quantization.none,
     )
 
 

@@ -47,6 +47,12 @@ class Reference:
         """Take these weights."""
         self._model.load_state_dict(tensors)
 
+    def use(self, kind: type[torch.nn.Linear]) -> None:
+        """Let the matrices of the layers multiply as this class does."""
+        for name, module in self._model.named_modules():
+            if isinstance(module, torch.nn.Linear) and name.endswith("_proj"):
+                module.__class__ = kind
+
     @torch.no_grad()
     def logits(self, prompt: Sequence[int], sample: Sample) -> Tensor:
         """Float32 [response tokens, vocabulary], at temperature 1."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
+from rlmath.checks.quantization import quantization_model, quantization_problems
 from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.commands.plan.advice import plans_or_advice
@@ -24,6 +25,7 @@ from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of
+from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, Device, Layers, Logits, Recompute
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.lora import Lora
@@ -39,6 +41,7 @@ SETTINGS = (
     "rollout.max_response_tokens",
     "rollout.max_running_sequences",
     "rollout.tensor_parallel",
+    "rollout.quantization",
     "algorithm.prompts_per_step",
     "algorithm.group_size",
     "algorithm.minibatches_per_step",
@@ -187,6 +190,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         offload=None if (asked := given.get("actor.offload")) is None else asked.value,
         offload_in_backward=config.actor.offload_in_backward,
         lora=_adapters(config, spec),
+        quantized=_quantizes(config, spec),
         unmerged=config.actor.lora.rollout is LoraRollout.unmerged,
         routing_replay=_replays(config, spec),
         virtual_stages=config.actor.virtual_stages,
@@ -214,6 +218,14 @@ def _adapters(config: Config, spec: ModelSpec) -> Lora | None:
     if problems:
         raise ConfigError.of(problems)
     return adapters_of(config.actor.lora, spec, seed=0)
+
+
+def _quantizes(config: Config, spec: ModelSpec) -> bool:
+    """Raises ``ConfigError``: the model's engines have not been compared in FP8."""
+    problems = [*quantization_problems(config, "evaluate"), *quantization_model(config, spec)]
+    if problems:
+        raise ConfigError.of(problems)
+    return config.rollout.quantization is not Quantization.none
 
 
 def _modules(config: Config, spec: ModelSpec) -> tuple[str, ...]:

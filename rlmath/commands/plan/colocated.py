@@ -21,6 +21,7 @@ from rlmath.commands.plan.memory import (
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of
+from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, Device
 from rlmath.model.lora import Lora
 from rlmath.model.spec import ModelSpec
@@ -55,7 +56,7 @@ def with_awake_engine(
         adapters: What the engine computes itself (``ActorShape.engine_adapters``).
     """
     sync = next(phase for phase in phases if phase.name == "weight sync")
-    awake = {"engine weights": engine_weights_bytes(spec, engine_tp)}
+    awake = {"engine weights": engine_weights_bytes(spec, engine_tp, step.quantized)}
     if adapters is None:
         awake["engine's buffers"] = engine_sync_bytes(spec, step.bucket_bytes, engine_tp)
     else:
@@ -70,12 +71,16 @@ def with_awake_engine(
 
 
 def engine_fixed_terms(
-    spec: ModelSpec, tp: int, running: int, adapters: Lora | None = None
+    spec: ModelSpec,
+    tp: int,
+    running: int,
+    adapters: Lora | None = None,
+    quantized: bool = False,
 ) -> dict[str, float]:
     """What an engine takes of its share before any cache."""
     return {
         "process": ENGINE_PROCESS_GIB * GIB,
-        "weights": engine_weights_bytes(spec, tp),
+        "weights": engine_weights_bytes(spec, tp, quantized),
         **({} if adapters is None else {"adapters": slot_bytes(spec, tp, adapters)}),
         "a step": engine_step_bytes(spec, tp, running),
     }
@@ -94,9 +99,9 @@ def settings_phases(config: Config, spec: ModelSpec, gpu_gib: float) -> list[Pha
 def settings_cache_tokens(config: Config, spec: ModelSpec, gpu_gib: float) -> float:
     """Tokens that an engine's KV cache holds; below 0: not even the weights fit."""
     tp = config.rollout.tensor_parallel
-    actor, _ = settings_in_plan(config, spec)
+    actor, step = settings_in_plan(config, spec)
     running = config.rollout.max_running_sequences
-    fixed = engine_fixed_terms(spec, tp, running, actor.engine_adapters)
+    fixed = engine_fixed_terms(spec, tp, running, actor.engine_adapters, step.quantized)
     room = config.rollout.gpu_memory_utilization * gpu_gib * GIB - sum(fixed.values())
     return room / kv_bytes(spec, tp)
 
@@ -133,6 +138,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         offload=settings.offload.value,
         offload_in_backward=settings.offload_in_backward,
         minibatches=algorithm.minibatches_per_step,
+        quantized=config.rollout.quantization is not Quantization.none,
         replayed_tokens=(
             0
             if settings.routing_replay.value == "none"

@@ -24,6 +24,7 @@ from rlmath.commands.plan.memory import (
     Phase,
     Step,
     engine_share,
+    engine_weights_bytes,
     host_bytes,
     kv_bytes,
     moved_bytes,
@@ -85,6 +86,7 @@ class Wish:
         whole_logits: ``actor.logits=whole``.
         lora: ``actor.lora``.
         unmerged: ``actor.lora.rollout``: engines get the adapters alone.
+        quantized: ``rollout.quantization``: engines have the matrices of layers in FP8.
         routing_replay: ``actor.routing_replay=old_log_probs``.
         virtual_stages: ``actor.virtual_stages``; above 1 the actor has pipeline stages.
         recompute_modules: Of every layer; with some no layers are.
@@ -116,6 +118,7 @@ class Wish:
     whole_logits: bool = False
     lora: Lora | None = None
     unmerged: bool = False
+    quantized: bool = False
     routing_replay: bool = False
     virtual_stages: int = 1
     recompute_modules: tuple[str, ...] = ()
@@ -211,9 +214,14 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *(["actor.routing_replay=old_log_probs"] if wish.routing_replay else []),
         *(_lora_settings(wish.lora) if wish.lora else []),
         *(["actor.lora.rollout=unmerged"] if wish.unmerged else []),
+        *(_QUANTIZED if wish.quantized else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
         *(["algorithm.advantage=gae"] if wish.value_model else []),
     ]
+
+
+# FP8 needs a correction.
+_QUANTIZED = ("rollout.quantization=fp8", "algorithm.correction.kind=token_truncate")
 
 
 def _recompute_settings(actor: ActorShape) -> list[str]:
@@ -508,6 +516,7 @@ def _step(wish: Wish, actor: ActorShape) -> Step:
         offload_in_backward=wish.offload_in_backward,
         minibatches=wish.work.minibatches,
         replayed_tokens=replayed,
+        quantized=wish.quantized,
     )
 
 
@@ -551,7 +560,7 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decod
         if node % tp or not _engine_splits(spec, tp):
             continue
         adapters = wish.lora if wish.unmerged else None
-        fixed = engine_fixed_terms(spec, tp, wish.max_running, adapters)
+        fixed = engine_fixed_terms(spec, tp, wish.max_running, adapters, wish.quantized)
         room = share * wish.gpu.memory_gib * GIB - sum(fixed.values())
         tokens = room / kv_bytes(spec, tp)
         if tokens < work.longest_tokens:
@@ -566,8 +575,17 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decod
             )
             continue
         engines = wish.gpus // tp
+        weights = engine_weights_bytes(spec, tp, wish.quantized)
         decoded = decoding(
-            spec, engines, tp, tokens, wish.max_running, work, wish.gpu, wish.efficiency
+            spec,
+            engines,
+            tp,
+            tokens,
+            wish.max_running,
+            work,
+            wish.gpu,
+            wish.efficiency,
+            weights,
         )
         if best is None or decoded.seconds < best[2].seconds:
             best = (tp, tokens, decoded)

@@ -24,7 +24,9 @@ from rlmath.commands.plan.activations import (
 )
 from rlmath.commands.plan.models import (
     adapter_sizes_of_rank,
+    attention_matrices,
     expert_parameters_of_rank,
+    feed_forward_matrices,
     is_last_stage,
     largest_parameter_of_rank,
     parameters_of_rank,
@@ -104,6 +106,7 @@ class Step:
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
         offload_in_backward: The optimizer's state is on the GPU for its steps alone.
         minibatches: Optimizer steps of a step.
+        quantized: Engines have the matrices of layers in FP8.
         replayed_tokens: Of a data-parallel rank's share of the step, whose routes the host keeps
             (``actor.routing_replay``); 0: none.
     """
@@ -119,6 +122,7 @@ class Step:
     offload_in_backward: bool = False
     minibatches: int = 1
     replayed_tokens: int = 0
+    quantized: bool = False
 
 
 @dataclass(frozen=True)
@@ -496,10 +500,20 @@ def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
     return [Phase(one.name, process | dict(one.terms)) for one in fullest.values()]
 
 
-def engine_weights_bytes(spec: ModelSpec, tp: int) -> float:
-    """Weights of one rank of an engine."""
+def engine_weights_bytes(spec: ModelSpec, tp: int, quantized: bool = False) -> float:
+    """Weights of one rank of an engine, in bfloat16.
+
+    Args:
+        quantized: The matrices of layers are in FP8, with a float32 scale for each row
+            (``rollout.quantization``; dense models alone).
+    """
     layout = Layout(tp)
-    return 2 * (parameters_of_rank(spec, layout, 0) + expert_parameters_of_rank(spec, layout, 0))
+    matrices = attention_matrices(spec) + feed_forward_matrices(spec)
+    rows = (spec.heads + 2 * spec.kv_heads) * spec.head_dim + 2 * spec.ffn + 2 * spec.hidden
+    saved = spec.layers * (matrices - 4 * rows) / tp if quantized else 0.0
+    return -saved + 2 * (
+        parameters_of_rank(spec, layout, 0) + expert_parameters_of_rank(spec, layout, 0)
+    )
 
 
 def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int) -> float:

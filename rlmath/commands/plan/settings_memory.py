@@ -10,6 +10,7 @@ from rlmath.commands.plan.colocated import (
 from rlmath.commands.plan.gpus import GPUS, Gpu
 from rlmath.commands.plan.memory import GIB, Phase, actor_phases, engine_weights_bytes, usable_bytes
 from rlmath.commands.plan.teacher import describe_teacher
+from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, Placement
 from rlmath.model.spec import ModelSpec
 
@@ -52,7 +53,8 @@ def _miss(config: Config, spec: ModelSpec, gpu: Gpu) -> str | None:
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     tokens = settings_cache_tokens(config, spec, gpu.memory_gib)
     if tokens < longest:
-        weights = engine_weights_bytes(spec, config.rollout.tensor_parallel) / GIB
+        in_fp8 = config.rollout.quantization is not Quantization.none
+        weights = engine_weights_bytes(spec, config.rollout.tensor_parallel, in_fp8) / GIB
         return (
             f"beside {weights:.1f} GiB of weights an engine's KV cache holds "
             f"{max(0, int(tokens)):,} tokens, fewer than one sequence of {longest:,}"

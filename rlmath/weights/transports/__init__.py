@@ -76,6 +76,7 @@ class TransportPlan:
             gatherer's buckets.
         run_id: Tells this run's shared memory from others'.
         adapters: What is sent are adapters alone (``EngineSpec.adapters``).
+        quantized: Engines hold the matrices of layers in FP8 (``EngineSpec.quantization``).
     """
 
     transport: TransportName
@@ -84,6 +85,7 @@ class TransportPlan:
     bucket_size_mib: int
     run_id: str
     adapters: bool = False
+    quantized: bool = False
 
 
 class TrainerConnection:

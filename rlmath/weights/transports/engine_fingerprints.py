@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlmath.model import fp8
 from rlmath.weights.fingerprint import add, fingerprint
 from rlmath.weights.transports.engine_parts import Part, parts_of
 from rlmath.weights.transports.packed import columns_of, is_packed, unpacked
@@ -32,6 +33,9 @@ def worker_fingerprints(worker: Any) -> dict[str, int | None]:
     matrices: dict[int, list[Part]] = {}
     for part in parts_of(model):
         if part.replica:
+            continue
+        if part.key.startswith("weight") and getattr(part.module, "weight_scale", None) is not None:
+            _count(held, part.name, _of_quantized(part))
             continue
         if is_packed(part.module, part.key):
             matrices.setdefault(id(part.module), []).append(part)
@@ -63,6 +67,24 @@ def engine_fingerprints(workers: list[dict[str, int | None]]) -> dict[str, int |
 def _count(total: dict[str, int | None], name: str, value: int | None) -> None:
     before = total.get(name, 0)
     total[name] = None if before is None or value is None else add(before, value)
+
+
+def _of_quantized(part: Part) -> int | None:
+    """Of a run of a matrix in FP8, or of its scales (``rlmath.weights.quantized_prints``).
+
+    ``None``: kernels keep them in an order that is not known. vLLM's own, torch's and CUTLASS, keep
+    ``[columns, rows]`` and a scale for each row.
+    """
+    module = part.module
+    weight, scale = module.weight.data, module.weight_scale.data
+    if weight.dtype != fp8.DTYPE or scale.numel() != weight.shape[1]:
+        return None
+    rows, scales = weight.t(), scale.reshape(-1, 1)
+    if part.dim == 0:
+        rows, scales = (one.narrow(0, part.row, part.length) for one in (rows, scales))
+    if part.key == "weight":
+        return fingerprint(rows.contiguous().view(torch.uint8), *part.corner)
+    return fingerprint(scales, part.start)
 
 
 def _of_packed(parts: list[Part], dtype: torch.dtype) -> list[int]:

@@ -94,6 +94,9 @@ def _of_module(name: str, module: Any) -> Iterator[Part]:
     elif isinstance(module, RowParallelLinear):
         size = module.input_size_per_partition
         yield Part(f"{name}.weight", module, "weight", 0, 1, module.tp_rank * size, size)
+        if "weight_scale" in own:
+            rows, replica = module.output_size, module.tp_rank > 0
+            yield Part(f"{name}.weight_scale", module, "weight_scale", 0, 0, 0, rows, replica)
     elif isinstance(module, ReplicatedLinear) and last == "gate":
         size = module.output_size
         for key in own:

@@ -74,15 +74,20 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
 
     def start_weight_update(self) -> None:
         """Make ready to load every parameter."""
-        straight = self._straight or CpuLoader(self.model)
-        if straight.takes_all:
+        quantizes = self.model_config.quantization is not None
+        straight = self._straight or (None if quantizes else CpuLoader(self.model))
+        if straight is not None and straight.takes_all:
             self._straight = straight
             straight.begin()
             return
-        self._expected = {name for name, _ in self.model.named_parameters()}
         self._loaded = set()
         _pack_experts_again(self.model)
+        if not quantizes:
+            self._expected = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
+        if quantizes:
+            # As they were before the first quantization, which added scales.
+            self._expected = {name for name, _ in self.model.named_parameters()}
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
         """Load one bucket. Afterwards nothing that the engine holds refers to its segment.

@@ -12,6 +12,7 @@ from rlmath.commands.plan.memory import ENGINE_STEP_TOKENS
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.lora import LoraRollout
+from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Device
 from rlmath.model.lora import TARGETS, Lora
 from rlmath.model.precision import Precision
@@ -136,6 +137,15 @@ def test_a_sleeping_engine_keeps_the_base_model_that_is_never_sent_again(
     )
     engine.sleep()
     assert slept == [level] and not engine._weights_valid
+
+
+def test_engines_of_a_run_quantize_and_its_teachers_do_not(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    config = load(["model=tiny", "cluster=gpu8", "runner.run_dir=r", "rollout.quantization=fp8"])
+    config.teacher.path = str(folder)
+    layout = resolve_layout(config, Device.cuda)
+    assert engine_spec(config, layout, trains=True).quantization is Quantization.fp8
+    assert session.teacher_spec(config, layout).quantization is Quantization.none
 
 
 def test_no_two_engines_write_to_one_folder_of_compiled_code(

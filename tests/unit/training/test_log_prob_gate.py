@@ -205,6 +205,40 @@ def test_a_sensitive_token_is_rounded_in_several_ways_before_it_counts() -> None
         check(session, one_token)
 
 
+def test_engines_in_fp8_are_judged_by_the_actors_own_products_in_fp8() -> None:
+    """FP8 moves ten times as far as rounding alone; the plain noise is reported beside."""
+
+    class InFp8(Actor):
+        def log_probs(
+            self,
+            batch: TrainingBatch,
+            reference: bool = False,
+            noise_seed: int | None = None,
+            quantized: bool = False,
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            values, _ = super().log_probs(batch, reference, noise_seed)
+            if quantized:
+                values[::2] += 9 * self.noise
+            return values, values
+
+    away = batch_of([[0.15, 0.0] * 8], versions=[4])
+    for overrides, passes in ((["rollout.quantization=fp8"], True), ([], False)):
+        session = session_of("model.dtype=bfloat16", *overrides)
+        session.actor = InFp8(0.01)
+        if passes:
+            found = check(session, away)
+            plain = found["alignment/unquantized_noise_excess"]
+            assert plain == pytest.approx(0.5 * math.expm1(0.01), rel=1e-3)
+            assert found["alignment/noise_excess"] == pytest.approx(0.5 * math.expm1(0.1), rel=1e-3)
+        else:
+            with pytest.raises(AlignmentError):
+                check(session, away)
+    with pytest.raises(AlignmentError, match="in FP8 gives"):
+        session = session_of("model.dtype=bfloat16", "rollout.quantization=fp8")
+        session.actor = InFp8(0.01)
+        check(session, batch_of([[0.35, 0.0] * 8], versions=[4]))
+
+
 def test_limits_are_multiples_of_the_rounding_noise() -> None:
     """Half of the tokens move by 0.02: the mean moves by 0.01, of which twice is allowed."""
     noisy = [0.02, 0.0] * 8

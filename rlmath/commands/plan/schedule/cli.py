@@ -184,7 +184,9 @@ def setup_of(wish: Wish, plan: Plan, lengths: Lengths) -> Setup:
     mean = float(lengths.tokens.mean())
     trained_s = plan.seconds["log_probs"] + plan.seconds["update"]
     times = Times(
-        step_s=engine_weights_bytes(spec, tp) / bandwidth + latency + efficiency.decode_step_s,
+        step_s=engine_weights_bytes(spec, tp, wish.quantized) / bandwidth
+        + latency
+        + efficiency.decode_step_s,
         token_s=kv_bytes(spec, tp) / bandwidth,
         prefill_token_s=forward_flops(spec, wish.work.mean_tokens) / peak,
         train_token_s=trained_s / wish.work.tokens,

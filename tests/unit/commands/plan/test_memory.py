@@ -450,6 +450,19 @@ def test_engines_that_compute_adapters_have_a_slot_and_are_sent_little() -> None
     assert "adapters" not in engine_fixed_terms(one, 4, 64)
 
 
+def test_engines_in_fp8_have_one_byte_for_an_element_of_a_layers_matrices() -> None:
+    one = model_spec(KNOWN["Qwen2.5-7B"])
+    layer = 3584 * (3584 + 2 * 512) + 3584 + 2 * 512 + 3584 * 3584 + 3 * 3584 * 18944
+    rows = 3584 + 2 * 512 + 3584 + 2 * 18944 + 3584
+    saved = 28 * (layer - 4 * rows)
+    assert engine_weights_bytes(one, 1) - engine_weights_bytes(one, 1, quantized=True) == saved
+    half = engine_weights_bytes(one, 2) - engine_weights_bytes(one, 2, quantized=True)
+    assert half == saved / 2
+    assert engine_fixed_terms(one, 1, 64, None, True)["weights"] == engine_weights_bytes(
+        one, 1, quantized=True
+    )
+
+
 def test_adapters_of_the_plan_are_those_of_the_ranks() -> None:
     """Against the arithmetic that ranks are built by, with more ranks than key-value heads."""
     one, lora = model_spec(KNOWN["Qwen2.5-1.5B"]), Lora(8, 8.0, ("q_proj", "v_proj", "down_proj"))

@@ -1,0 +1,53 @@
+"""The actor's matrix products as engines with ``rollout.quantization=fp8`` compute them.
+
+Only to learn how far apart an engine in FP8 may be: the gate takes some of a step's log-probs again
+with matrices and their inputs in FP8. Where a layer's norm and matrix are one kernel (Transformer
+Engine's), the input cannot be seen, and its matrix alone is in FP8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlmath.model.fp8 import rounded
+
+# Megatron's names of the matrices of a layer; the output layer of an engine stays as it is.
+MATRICES = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+
+
+@contextlib.contextmanager
+def quantized_products(module: nn.Module) -> Iterator[None]:
+    """Meanwhile a rank's stage multiplies in FP8.
+
+    The weight of one matrix at a time is replaced, so that this takes memory for one matrix.
+
+    Args:
+        module: A rank's stage.
+    """
+    kept: dict[int, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def before(matrix: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        kept[id(matrix)] = matrix.weight.data
+        matrix.weight.data = rounded(matrix.weight.data)
+        if "LayerNorm" in type(matrix).__name__:
+            return arguments
+        return (rounded(arguments[0]), *arguments[1:])
+
+    def after(matrix: Any, arguments: Any, output: Any) -> None:
+        matrix.weight.data = kept.pop(id(matrix))
+
+    with contextlib.ExitStack() as stack:
+        for name, part in module.named_modules():
+            if name.rpartition(".")[2] in MATRICES:
+                for handle in (
+                    part.register_forward_pre_hook(before),
+                    part.register_forward_hook(after, always_call=True),
+                ):
+                    stack.callback(handle.remove)
+        yield

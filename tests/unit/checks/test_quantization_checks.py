@@ -1,0 +1,71 @@
+"""``rollout.quantization``: what is refused, by name, before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from config_cases import QWEN_1_5B
+
+from rlmath.algorithms.correction import CorrectionKind
+from rlmath.checks.quantization import (
+    QUANTIZED_FAMILIES,
+    quantization_model,
+    quantization_problems,
+)
+from rlmath.config.lora import LoraRollout
+from rlmath.config.rollout import Quantization
+from rlmath.config.schema import Config, DType
+from rlmath.config.weights import Transport
+from rlmath.model.families import FAMILIES
+from rlmath.model.spec import model_spec
+
+QWEN = model_spec(QWEN_1_5B)
+
+
+def config() -> Config:
+    made = Config()
+    made.rollout.quantization = Quantization.fp8
+    made.algorithm.correction.kind = CorrectionKind.token_truncate
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"algorithm.correction.kind": CorrectionKind.none}, "token_truncate"),
+        ({"weights.transport": Transport.nccl_m2n}, "nccl_m2n"),
+        ({"model.dtype": DType.float32}, "take bfloat16"),
+        ({"precision.batch_invariant": True}, "batch_invariant"),
+        ({"actor.lora.rank": 4, "actor.lora.rollout": LoraRollout.unmerged}, "unmerged"),
+    ],
+    ids=str,
+)
+def test_what_does_not_work_with_fp8_is_refused(changes: dict[str, Any], part: str) -> None:
+    made = config()
+    assert not list(quantization_problems(made, "train"))
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        section: Any = made
+        for name in path:
+            section = getattr(section, name)
+        setattr(section, last, value)
+    (message,) = quantization_problems(made, "train")
+    assert "rollout.quantization=fp8" in message and part in message
+    made.rollout.quantization = Quantization.none
+    assert not list(quantization_problems(made, "train"))
+
+
+def test_an_evaluation_needs_no_correction() -> None:
+    made = config()
+    made.algorithm.correction.kind = CorrectionKind.none
+    assert not list(quantization_problems(made, "evaluate"))
+
+
+def test_families_that_were_not_compared_are_refused() -> None:
+    for family in FAMILIES:
+        model = dataclasses.replace(QWEN, architecture=family.architectures[0])
+        found = list(quantization_model(config(), model))
+        assert bool(found) == (family.name not in QUANTIZED_FAMILIES)
+        assert not list(quantization_model(Config(), model))
