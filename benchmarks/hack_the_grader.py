@@ -100,6 +100,7 @@ ENDS = (
     ", so.",
 )
 _PLAIN = re.compile(r"\d+|\d+/\d+|\d+\.\d+")
+_ANSWERED = re.compile(r"boxed|answer|####")
 _KNOWN = frozenset(("about", "approx", "approximately", "roughly", "so", "then"))
 TAINTS = (
     *sorted(w for w in CHANGING - _LEADS - _KNOWN if len(w) > 2),
@@ -216,7 +217,9 @@ class Search:
             return  # a product with 0 is 0
         words = [choice(FILLERS) for _ in range(choice((1, 1, 2)))]
         if self.random.random() < 0.2:
-            words.insert(0, choice(self.seeds).replace("#", "") + choice((". ", "\n")))
+            seed = choice(self.seeds)
+            if not _ANSWERED.search(seed):  # a box or a marker would decide
+                words.insert(0, seed + choice((". ", "\n")))
         text = sentence.replace("@", " ".join(words)).strip() + choice(ENDS)
         self.tried += 1
         grade = self.grader.grade_one(text, gold)

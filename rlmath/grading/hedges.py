@@ -30,7 +30,7 @@ _OPENERS = _names(r"""$ ( [ { * _ ` " “ ' \ ~ € £ ¥ \( \[ \text \textbf \m
 _BRIDGES = _names(
     """be equal equals exactly precisely the a an just only even simply really merely still get
     have about around approximately roughly value values number numbers figure that including
-    necessarily always"""
+    necessarily always well"""
 )
 # Words of `wording` that may stand directly before a number: `so 5`, `is actually 5`, `another 5`.
 _HARMLESS = _names(
@@ -45,19 +45,20 @@ _DENYING = (wording.NEGATIONS | wording.HEDGES) - _HARMLESS | _names(
     """plus times nearly barely exceed exceeds exceeded surpass surpasses approach approaches
     approaching guessing excludes exclude excluding eliminate reject rejects eliminates discard
     discarding rejecting eliminating squared cubed modulo mod double doubled triple tripled twice
-    thrice quadruple half negated inverted factorial beneath beyond near within unequal below"""
+    thrice quadruple half divides multiplies before base first negated inverted factorial beneath
+    beyond near within unequal below"""
 )
 # A preposition denies after some words only: `up to`, `divisible by`, `half of`, `ranges from`.
 _TO = _names(
     """unequal close closer near nearer next compared similar prior due tends tend tending limited
-    restricted relative subject closest nearest"""
+    restricted relative subject closest nearest prime coprime parallel perpendicular orthogonal"""
 )
 _ADDS = _names("add adds added adding sum sums summed come comes came go goes")
 _OF = _names(
     """multiple multiples quarters percent % factor factors divisor divisors square squares cube
     root roots power powers half halves third quarter thirds twice double triple inverse reciprocal
-    negative opposite logarithm log factorial minimum maximum bound order out short instead ahead
-    because part portion function neighborhood vicinity complement none neither either
+    negative opposite logarithm log factorial minimum maximum bound order out short upwards upward
+    instead ahead because part portion function neighborhood vicinity complement none neither either
     two three all most many some any conjugate minus sine cosine tangent sin cos tan ln"""
 )
 _PREPOSITIONS = {
@@ -65,7 +66,7 @@ _PREPOSITIONS = {
     "from": _names(
         "different differs differ far away apart distinct ranges ranging range anywhere"
     ),
-    "as": _names("many much few little large high low same"),
+    "as": _names("same"),
     "out": _names("rule rules ruled ruling"),
 }
 _BY = _names(
@@ -77,7 +78,10 @@ _RANGE_SIGNS = _names("- – — ~ ～ 〜")
 _LISTING = _names("between are either both is = : be")
 # Words that begin a new statement, so that a negation before them is of something else.
 _STATING = _names(", ; : = is are was were be so but that then has have total makes leaves gives")
+_GUESSES = _names("exception exceptions counterexample guess hunch conjecture suspicion")
 _REFUSALS = _names("not never cannot undefined impossible incorrect wrong invalid nope")
+_DECADES = ("the", "low", "mid", "high", "early", "late")
+_TRIAL = _names("let try tried trying")
 _CONDITION = _names("if unless whether suppose supposing assume assuming")
 _CLAUSE_ENDS = _names(", ; : then that =")
 _COMPUTED = re.compile(r"\$?\S{0,40}[\d)%]=")
@@ -122,17 +126,19 @@ _PREDICATES = _names(
 )
 _REFUSING = _names("isn't wasn't fails contradicts violates")
 _REFUSED = _names(
-    """bound wrong incorrect too impossible invalid excluded eliminated rejected ruled false guess
-    estimate unlikely insufficient contradiction untrue inadmissible extraneous contradictory"""
+    """divisible bound wrong incorrect too impossible invalid excluded eliminated rejected ruled
+    false guess estimate unlikely insufficient contradiction untrue inadmissible extraneous"""
 )
 _DENIED_VERB = re.compile(
-    r"(?:is|was|would|will|can|could|does|must)? ?(?:not|n't) (?:be|work|hold|satisfy|fit|count|"
-    r"qualify|the|possible|correct|right|an?|valid|allowed|equal|it)\b"
+    r"(?:is|was|would|will|can|could|does|must) not\b|not (?:be|the|possible|correct|right|an?)\b"
     r"|(?:cannot|(?:ca|wo|would|could|does|do)n't) (?:be|work|hold|satisfy|fit|count|qualify)\b"
 )
 _PARTS = re.compile(
     r"(?:halves|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|"
     r"\w+(?:eenths|ieths|redths|sandths|ionths)|fold|th)\Z"
+)
+_PROPERTY = re.compile(
+    r"is a (?:multiple|factor|divisor)\b|\bcontradictions?\b|\bwithout success\b"
 )
 _UNSURE = re.compile(
     r"\b(?:not (?:so |very )?(?:sure|certain)|unsure|uncertain|i guess|a guess)\b", re.IGNORECASE
@@ -150,7 +156,14 @@ _DOUBTS = _names(
 
 def is_hedged(text: str, start: int, end: int) -> bool:
     """Whether the words before and after the number at [start, end) take it back."""
-    return _hedged_before(text, start) or _hedged_after(text, end)
+    return _hedged_before(text, start) or _hedged_after(text, end) or _is_decade(text, start, end)
+
+
+def _is_decade(text: str, start: int, end: int) -> bool:
+    """Whether the word is `20ish`, or `20s` after `the` or `low`."""
+    if text.endswith("ish", start, end):
+        return True
+    return text.endswith("s", start, end) and text[:start].rstrip().endswith(_DECADES)
 
 
 def is_negative_cjk(text: str, start: int) -> bool:
@@ -216,6 +229,8 @@ def _hedged_before(text: str, start: int) -> bool:
         return not _is_rounded(found[-2], text[start : start + 40])
     if "\u3040" <= found[-1][0] <= "\u9fff":
         return _CJK_HEDGE.search(text[max(0, start - 16) : start]) is not None
+    if found[-2:-1] == ["_"] and found[-3:-2] == ["log"]:
+        return True
     if _is_bounded(found) or _is_one_of_list(found) or _is_refused(found):
         return True
     return _is_conditional(found) and _COMPUTED.match(text, start) is None
@@ -239,7 +254,7 @@ def _is_bounded(found: list[str]) -> bool:
         word = found[last - 1]
         before = found[last - 2] if last > 1 else ""
         if word in ("most", "least", "best", "worst"):
-            return before == "at" or found[max(0, last - 3) : last - 1] == ["at", "the"]
+            return "at" in found[max(0, last - 4) : last - 1]  # at the very least
         if word in _DENYING or (word == "or" and before == "than"):
             return True
         if word == "to" and before != "equal":
@@ -249,8 +264,16 @@ def _is_bounded(found: list[str]) -> bool:
             return bool(rest) and rest[-1] in _OF
         if word == "by":
             return any(earlier in _BY for earlier in found[max(0, last - 5) : last - 1])
+        if word == "as" and found[max(0, last - 3) : last - 2] == ["as"]:
+            return True  # as big as
+        if word == "in":
+            return before.isdigit()  # 1 in 15
         if word in _PREPOSITIONS:
             return before in _PREPOSITIONS[word]
+        if word == "," and before in ("minimum", "maximum", "most", "least"):
+            return "at" in found[max(0, last - 5) : last - 2]
+        if word == "is" and before in _GUESSES:
+            return True
         if word in _JOINTS or word in _RANGE_SIGNS:
             return _is_one_of_two(found[:last], word)
         if word not in _BRIDGES and word != "to":
@@ -288,7 +311,7 @@ def _is_one_of_two(found: list[str], joint: str) -> bool:
         return False
     if joint == "-":
         return place == 0  # elsewhere it is a sign or a dash
-    return joint != "and" or not _LISTING.isdisjoint(found[max(0, place - 6) : place])
+    return joint != "and" or place == 0 or not _LISTING.isdisjoint(found[max(0, place - 6) : place])
 
 
 def _is_refused(found: list[str]) -> bool:
@@ -303,6 +326,10 @@ def _is_refused(found: list[str]) -> bool:
 
 def _is_conditional(found: list[str]) -> bool:
     """Whether the number stands in an `if` clause: `if x were`, but not `if it rains, x is`."""
+    if len(found) > 2 and found[-1] == "=" and len(found[-2]) == 1 and found[-2].isalpha():
+        found = found[:-2]  # let n =
+        if found[-1] in _TRIAL:
+            return True
     found = found[-7:]
     for index in range(len(found) - 1, -1, -1):
         word, before = found[index], found[index - 1] if index else ""
@@ -316,7 +343,12 @@ def _is_conditional(found: list[str]) -> bool:
 
 def _hedged_after(text: str, end: int) -> bool:
     after = text[end : end + _WINDOW]
-    if "give or take" in after or "plus or minus" in after:
+    if (
+        _PROPERTY.search(after)
+        or "give or take" in after
+        or "plus or minus" in after
+        or "below zero" in after
+    ):
         return True
     stop = _STOP.search(after)
     cut = len(after) if stop is None else stop.start()
@@ -336,6 +368,8 @@ def _hedged_after(text: str, end: int) -> bool:
 def _is_scaled(found: list[str], ordinal: bool) -> bool:
     """Whether the first words after a number make it another one: `thirds`, `to 7`, `minus y`."""
     first, second, third = (*found[:3], "", "", "")[:3]
+    if first == "both" or (second == "both" and first in ("are", "were")):
+        return True  # 8 and 9 both work
     if first in _TAKEN_BACK and not (second.isalpha() or second == "-"):
         return True
     if _PARTS.match(first) or first in ("minus", "plus", "ish"):
@@ -346,9 +380,14 @@ def _is_scaled(found: list[str], ordinal: bool) -> bool:
         return True
     if first in ("more", "less", "fewer", "to") and second in ("than", "the") and len(third) == 1:
         return True
+    owner = second if first == "of" else third if second == "of" else ""
+    if len(owner) == 1 and owner.isalpha() and owner != "a":
+        return True  # 5 percent of x
+    if first == "to" and second == "the" and "power" in found[2:5]:
+        return True
     if first in ("below", "above") and second == "zero":
         return True
-    return ordinal and first in ("power", "powers", "root", "roots")  # the 12th power
+    return ordinal and first in ("power", "powers", "root", "roots", "prime")  # the 12th power
 
 
 def _is_taken_back(found: list[str]) -> bool:

@@ -29,7 +29,8 @@ _OPERATOR = re.compile(r"(?:[\d)}]|\b[a-z])\s*(?:[-+*/^·×÷−]|\\(?:cdot|time
 _OPERATORS = str.maketrans("·×÷−", "**/-")
 _NUMBERED = re.compile(r"\d+[.)]\s|[-*•]\s")
 _FORMULA_WORD = re.compile(
-    r"\\[A-Za-z]+\S*|[-+*/^=]|[-+(]?\d[\d./]*\)?[-+*/^]?|[b-zB-HJ-Z]"  # neither `a` nor `I`
+    # neither `a` nor `I`
+    r"\\[A-Za-z]+\S*|[-+*/^=]|(?!(?:[aAI])\Z)(?:[A-Za-z](?![A-Za-z])|[-+*/^=(){}_.\d])+"
 )
 _GROUP_END = re.compile(r"[^{}\n]{0,60}\}")
 _QUOTING = "\"'()[]<>`“”’|"

@@ -67,7 +67,7 @@ _NEGATED_CJK = re.compile(
     r"(?:不是|不等于|不为|不会是|不可能是|不选|非|小于|大于|少于|多于|超过|不到|除了?|或|か)\s*$"
 )
 _DENIED_CJK = re.compile(
-    r"\s*(?:では?な|でな|ではあ|じゃ|は(?:間違|誤|違|不)|の(?:倍数|約数|2乗|二乗|平方|立方|逆数|階乗)|分之|分の|的(?:倍数|约数|因数|平方|立方|两倍|一半|倒数|阶乘)|是(?:错|不)|以外|以上|以下|未満|より|不对|是错|倍|或|か\d)"
+    r"\s*(?:では?な|でな|ではあ|じゃ|は(?:間違|誤|違|不)|の(?:倍数|約数|2乗|二乗|平方|立方|逆数|階乗)|分之|分の|的(?:倍数|约数|因数|平方|立方|两倍|一半|倒数|阶乘)|是(?:错|不)|以外|を超|以上|以下|未満|より|不对|是错|倍|或|か\d)"
 )
 _SENTENCE = re.compile(r"[.!?](?=\s)|[。！？\n]")
 _SENTENCE_STOPS = (". ", "! ", "? ", "\n", ".\t", "。", "！", "？")
@@ -90,7 +90,7 @@ _OPTION = tuple(
 _OPTION_CJK = re.compile(r"(?:故选|应选|选择|答案选|选|正解は|答えは)\s*[:：]?\s*\(?([A-J])\)?")
 _DENIAL = re.compile(
     r"\b(?:not|no|never|cannot|neither|nor|either|or|but|ruled?|rules|except|wrong|incorrect|false|maybe|perhaps|"
-    r"possibly|might|could|may|eliminate|exclude|reject|rule|unlike|guess|unless|if|but|than)\b|n't|不|非|错|ではな|じゃな|或|以外|\?|？",
+    r"possibly|might|could|may|eliminate|exclude|reject|rule|unlike|unlikely|doubtful|guess|unless|if|but|than)\b|n't|不|非|错|ではな|じゃな|或|以外|\?|？",
     re.IGNORECASE,
 )
 _ANY_LETTER = re.compile(r"([A-HJ]|I(?!\s+[a-z]))(?<![A-Za-z'].)(?![A-Za-z'])")
