@@ -264,12 +264,13 @@ class ActorGroup:
 
     def step_update_values(
         self, settings: ValueUpdateSettings
-    ) -> tuple[list[dict[str, float]], Moments, dict[str, int]]:
+    ) -> tuple[list[dict[str, float]], Moments, dict[str, int], list[str]]:
         """Optimizer steps of the value model; metrics of each minibatch, what values and
-        returns were before, and the fingerprint of each tensor after it."""
+        returns were before, the fingerprint of each tensor after it, and the tensors that are as
+        they were."""
         found = [one for one in self._all("update_values", settings) if one is not None]
         moments = functools.reduce(operator.add, [one[1] for one in found])
-        return found[0][0], moments, found[0][2]
+        return found[0][0], moments, *found[0][2:]
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """Let the reference model go a share of the way to the policy; see ``MegatronActor``."""

@@ -236,15 +236,19 @@ class RankStep:
 
     def update_values(
         self, settings: ValueUpdateSettings
-    ) -> tuple[list[dict[str, float]], Moments, dict[str, int]] | None:
+    ) -> tuple[list[dict[str, float]], Moments, dict[str, int], list[str]] | None:
         """Optimizer steps of the value model.
 
         Returns:
             On the rank that reports, metrics of each minibatch, what values and returns were
-            before, and the fingerprint of each tensor of the value model after it.
+            before, the fingerprint of each tensor of the value model after it, and the tensors
+            that are as they were.
         """
+        self._value_model.load_parameters()
+        before = self._value_model.weight_prints()
         metrics = self._value_model.update_shard(self.shard, settings)
         prints = self._value_model.weight_prints()
+        unchanged = [name for name, one in prints.items() if before[name] == one]
         batch = self.shard.batch
         if not self._policy.reports:
             return None
@@ -253,7 +257,7 @@ class RankStep:
         errors = returns - values
         sums = (values, returns, returns.square(), errors, errors.square())
         moments = Moments(float(values.numel()), *(float(x.sum()) for x in sums))
-        return metrics, moments, prints
+        return metrics, moments, prints, unchanged
 
     def _fingerprints(self) -> SequenceFingerprints:
         batch = self.shard.batch

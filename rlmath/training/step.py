@@ -145,7 +145,7 @@ def update(
     metrics = coefficients.metrics(entropy_coef)
     with monitor.phase("update"):
         if passes.values:
-            metrics |= update_values(session, monitor)
+            metrics |= update_values(session, monitor, step)
         if passes.policy:
             kl_coef = coefficients.kl_coef
             metrics |= update_policy(

@@ -7,8 +7,9 @@ any case; each rank compares its own parts with the last.
 
 Not judged, because they may stay as they are in a right update: input embeddings (a token that no
 sequence has gets no gradient), experts (no token may go to them), norms and biases (in bfloat16 a
-step of 1e-6 does not move a weight of 1), small matrices in bfloat16, and runs with LoRA, whose
-base model is frozen.
+step of 1e-6 does not move a weight of 1), and small matrices in bfloat16. With LoRA the base model
+is frozen, and each matrix with its adapter merged is judged: of the layers and targets that have
+one, and of the default targets those that every model has, attention's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from rlmath.config.lora import LoraConfig
 from rlmath.config.schema import Config, DType
+from rlmath.model.lora import ATTENTION_TARGETS, Lora
 from rlmath.monitor import Monitor
 from rlmath.training.invariants import report
 from rlmath.weights.gather import Run, WeightChanges
@@ -26,6 +29,8 @@ from rlmath.weights.gather import Run, WeightChanges
 LEAST_ELEMENTS = {DType.float32: 256, DType.bfloat16: 4096}
 # Below it, an update may round to nothing.
 LEAST_LR = 1e-7
+# An adapter's step reaches a matrix of the model multiplied by its other factor, which is small.
+LEAST_LR_OF_ADAPTERS = 1e-6
 _NOT_JUDGED = (".experts.", "embed_tokens")
 _NAMED = 3
 
@@ -47,19 +52,58 @@ def check_changes(
     Raises:
         InvariantError: A part of the weights did not change, with ``alignment.on_fail=stop``.
     """
-    if not config.actor.lora.rank and has_trained(config, update):
-        found = [one.unchanged for one in changes]
-        report(config, unchanged_parts(config.model.dtype, found), step, monitor)
+    if not has_trained(config, update):
+        return
+    found = [one.unchanged for one in changes]
+    lora = config.actor.lora
+    if lora.rank:
+        found = [None if one is None else _adapted(one, lora) for one in found]
+    report(config, unchanged_parts(config.model.dtype, found), step, monitor)
 
 
 def has_trained(config: Config, update: Mapping[str, float]) -> bool:
     """Whether at least one minibatch moved the weights."""
     count = config.algorithm.minibatches_per_step
+    least = LEAST_LR_OF_ADAPTERS if config.actor.lora.rank else LEAST_LR
     return (
         update.get("train/discarded_minibatches", count) < count
-        and update["train/lr"] >= LEAST_LR
+        and update["train/lr"] >= least
         and update["train/grad_norm"] > 0
     )
+
+
+def _adapted(runs: Sequence[Run], lora: LoraConfig) -> tuple[Run, ...]:
+    """The parts that have an adapter whatever the model."""
+    chosen = Lora(
+        rank=lora.rank,
+        alpha=lora.alpha,
+        targets=tuple(ATTENTION_TARGETS if lora.targets is None else lora.targets),
+        layers=None if lora.layers is None else tuple(lora.layers),
+    )
+    return tuple(run for run in runs if chosen.adapts(run.name))
+
+
+def check_value_changes(
+    config: Config,
+    unchanged: Sequence[str],
+    update: Mapping[str, float],
+    step: int,
+    monitor: Monitor,
+) -> None:
+    """Check that an update changed the value model's matrices, each as a whole.
+
+    Args:
+        unchanged: Its tensors that are as they were.
+        update: Metrics of the update, ``value/...``.
+
+    Raises:
+        InvariantError: One did not change, with ``alignment.on_fail=stop``.
+    """
+    count = config.algorithm.minibatches_per_step
+    moved = update["value/discarded_minibatches"] < count and update["value/grad_norm"] > 0
+    stuck = [name for name in unchanged if name.endswith("_proj.weight") and _may_judge(name)]
+    if stuck and moved and update["value/lr"] >= LEAST_LR:
+        report(config, [_sentence(stuck, "the value model's ")], step, monitor)
 
 
 def unchanged_parts(dtype: DType, unchanged: Sequence[Sequence[Run] | None]) -> list[str]:
@@ -76,18 +120,25 @@ def unchanged_parts(dtype: DType, unchanged: Sequence[Sequence[Run] | None]) -> 
                 stuck.setdefault(run.name, {})[rank] = run
     if not stuck:
         return []
-    named = [f"{name} on {_of_ranks(runs)}" for name, runs in list(stuck.items())[:_NAMED]]
+    return [_sentence([f"{name} on {_of_ranks(runs)}" for name, runs in stuck.items()])]
+
+
+def _sentence(stuck: Sequence[str], of: str = "") -> str:
     more = f" and {len(stuck) - _NAMED} more tensors" if len(stuck) > _NAMED else ""
-    return [
-        f"the update changed not a single bit of {', '.join(named)}{more}: a frozen parameter, or "
-        "a rank that missed a part of the update"
-    ]
+    return (
+        f"the update changed not a single bit of {of}{', '.join(stuck[:_NAMED])}{more}: a frozen "
+        "parameter, or a rank that missed a part of the update"
+    )
 
 
 def _is_judged(run: Run, dtype: DType) -> bool:
-    if len(run.shape) < 2 or any(part in run.name for part in _NOT_JUDGED):
+    if len(run.shape) < 2 or not _may_judge(run.name):
         return False
     return math.prod(run.shape) >= LEAST_ELEMENTS[dtype]
+
+
+def _may_judge(name: str) -> bool:
+    return not any(part in name for part in _NOT_JUDGED)
 
 
 def _of_ranks(runs: Mapping[int, Run]) -> str:

@@ -8,13 +8,17 @@ from rlmath.monitor import Monitor
 from rlmath.training.algorithm_settings import aggregation_constant
 from rlmath.training.digests import digest_values
 from rlmath.training.session import Session
+from rlmath.training.unchanged import check_value_changes
 
 
-def update_values(session: Session, monitor: Monitor) -> dict[str, float]:
+def update_values(session: Session, monitor: Monitor, step: int) -> dict[str, float]:
     """Optimizer steps of the value model, as many as the policy's, from the ranks' shards.
 
     Returns:
         ``value/...``.
+
+    Raises:
+        InvariantError: A matrix did not change, with ``alignment.on_fail=stop``.
     """
     config = session.config
     settings = ValueUpdateSettings(
@@ -23,7 +27,7 @@ def update_values(session: Session, monitor: Monitor) -> dict[str, float]:
         constant_length=aggregation_constant(config),
         minibatches=config.algorithm.minibatches_per_step,
     )
-    minibatches, moments, prints = session.actor.step_update_values(settings)
+    minibatches, moments, prints, unchanged = session.actor.step_update_values(settings)
     digest_values(monitor.digests, minibatches, prints)
     metrics = {
         f"value/{name}": sum(one[name] for one in minibatches) / len(minibatches)
@@ -32,6 +36,9 @@ def update_values(session: Session, monitor: Monitor) -> dict[str, float]:
     }
     metrics["value/lr"] = minibatches[-1]["lr"]
     metrics["value/discarded_minibatches"] = sum(one["discarded"] for one in minibatches)
+    # Before its first update the head is 0, and nothing below it has a gradient.
+    if moments.value_sum:
+        check_value_changes(config, unchanged, metrics, step, monitor)
     return metrics | _fit_metrics(moments)
 
 

@@ -37,8 +37,15 @@ def test_each_place_of_a_run(tmp_path: Path) -> None:
         ["quickstart"],
         ["qwen2.5-7b-grpo-megatron"],
         ["model=qwen3_30b_a3b", "recipe=dapo"],
+        ["quickstart", "actor.lora.rank=8"],
+        ["quickstart", "algorithm.advantage=gae"],
+        [
+            "quickstart",
+            "rollout.schedule=continuous",
+            "algorithm.correction.kind=token_truncate",
+        ],
     ],
-    ids=lambda words: words[0],
+    ids=lambda words: words[-1],
 )
 def test_every_alarm(words: list[str], tmp_path: Path) -> None:
     code, outcomes, said = drill(tmp_path, *words)

@@ -6,7 +6,7 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlmath.errors import UserError
 
@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help="say what is shrunk, check the settings, and stop")
     add("--json", metavar="FILE", help="write the outcomes to a file")
     add("--markdown", action="store_true", help="print the table of docs/reliability.md")
+    add(
+        "--table",
+        metavar="NAME=FILE",
+        action="append",
+        help="print the outcomes of --json files side by side, and stop; may be repeated",
+    )
     add("--out", metavar="DIR", help="folder of the runs; default: a temporary one")
     add("--config-dir", metavar="DIR", help="a folder with groups of your own")
 
@@ -49,11 +55,24 @@ def run(arguments: argparse.Namespace) -> int:
         width = max(len(fault.name) for fault in FAULTS)
         print("\n".join(f"{one.name:<{width}}  {one.what} ({one.where})" for one in FAULTS))
         return 0
+    if arguments.table:
+        from rlmath.commands.drill.table import side_by_side
+
+        print(side_by_side(dict(map(_outcomes, arguments.table))))
+        return 0
     if not arguments.settings:
         raise UserError("rlmath drill: give an experiment, such as rlmath drill quickstart")
     with tempfile.TemporaryDirectory(prefix="rlmath_drill_") as made:
         folder = Path(arguments.out or made).absolute()
         return _run(arguments, folder)
+
+
+def _outcomes(word: str) -> tuple[str, Any]:
+    name, _, file = word.rpartition("=")
+    try:
+        return name or Path(file).stem, json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--table {word}: not a file of --json ({error})") from error
 
 
 def _run(arguments: argparse.Namespace, folder: Path) -> int:

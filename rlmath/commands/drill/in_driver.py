@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,7 +11,10 @@ from rlmath.commands.drill.fault import Fault, Scene
 from rlmath.commands.drill.material import rows, write_rows
 from rlmath.config.schema import Config
 from rlmath.rewards.answers import AnswerGrader, GradedReward
+from rlmath.rewards.base import Values
+from rlmath.rewards.program_tests import CodeReward
 from rlmath.rewards.registry import reward_class
+from rlmath.rewards.sandbox import CodeProvider, Execution, Limits, PreparedProgram, Program
 
 HINT = " (The answer is {answer}.)"
 
@@ -85,6 +88,45 @@ def grades_that_time_out(scene: Scene) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def programs_that_time_out(scene: Scene) -> Iterator[None]:
+    """A reward that runs a program for each response, in a sandbox where every run times out."""
+    from rlmath.rewards.mix_items import MixItem
+
+    rewards = scene.session.sampling.rewards
+    with contextlib.closing(_OneProgram(provider=_TimingOut())) as reward:
+        item = MixItem(reward, "planted_program", weight=0.0)
+        rewards._locks[item.label] = contextlib.nullcontext()
+        with mock.patch.object(rewards, "items", (*rewards.items, item)):
+            yield
+
+
+class _OneProgram(CodeReward):
+    """Runs one program for each response, whatever is in it."""
+
+    __name__ = "planted_program"
+    value_range = (0.0, 1.0)
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
+        def judge(index: int, text: str) -> float:
+            with self.prepare(Program("python", "print(1)"), self.limits) as program:
+                return float(program.run().status == "ok")
+
+        return self.judge_all(completions, judge)
+
+
+class _TimingOut(CodeProvider):
+    """A sandbox that has lost its machine: each run ends at its limit."""
+
+    def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
+        return _NeverEnding()
+
+
+class _NeverEnding(PreparedProgram):
+    def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
+        return Execution("timeout")
+
+
+@contextlib.contextmanager
 def leaked_answers(scene: Scene) -> Iterator[None]:
     """The prompts name their answers."""
     (path,) = scene.config.data.train_paths
@@ -146,6 +188,15 @@ FAULTS = (
         grades_that_time_out,
         latest=3,
         missing=_no_grader,
+    ),
+    Fault(
+        "program_timeouts",
+        "a reward's programs all time out in their sandbox",
+        "driver",
+        "detector sandbox_timeouts",
+        "sandbox_timeouts: since step",
+        programs_that_time_out,
+        latest=3,
     ),
     Fault(
         "leaked_answers",

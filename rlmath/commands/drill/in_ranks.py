@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+from rlmath.algorithms.advantages import needs_value_model
 from rlmath.commands.drill.fault import Fault, Scene
 from rlmath.config.lora import LoraRollout
 from rlmath.config.schema import Config
@@ -99,19 +100,25 @@ def _sending(worker: Any, parameters: Sequence[Any], values: Callable[[], Sequen
 def freeze_a_layer(worker: Any) -> None:
     """The first layer of the first pipeline stage stays as it is."""
     if worker.actor.parallel.pp_rank == 0:
-        _keeping(worker, lambda name: ".layers.0." in name)
+        _keeping(worker, worker.actor, lambda name: ".layers.0." in name)
+
+
+def freeze_a_layer_of_values(worker: Any) -> None:
+    """The same of the value model."""
+    if worker.actor.parallel.pp_rank == 0:
+        _keeping(worker, worker.value_model, lambda name: ".layers.0." in name)
 
 
 def half_update(worker: Any) -> None:
     """The last tensor-parallel rank takes the update of every second layer alone."""
     if worker.actor.parallel.tp_rank == worker.actor.layout.tensor_parallel - 1:
-        _keeping(worker, lambda name: ".layers.0." in name or ".layers.2." in name)
+        _keeping(worker, worker.actor, lambda name: ".layers.0." in name or ".layers.2." in name)
 
 
-def _keeping(worker: Any, chosen: Callable[[str], bool]) -> None:
+def _keeping(worker: Any, model: Any, chosen: Callable[[str], bool]) -> None:
     import torch
 
-    parameters = [p for name, p in worker.actor.module.named_parameters() if chosen(name)]
+    parameters = [p for name, p in model.module.named_parameters() if chosen(name)]
     assert parameters, "the rank has no such layer"
 
     def make(finish: Callable[[bool], float]) -> Callable[[bool], float]:
@@ -125,7 +132,7 @@ def _keeping(worker: Any, chosen: Callable[[str], bool]) -> None:
 
         return finishing
 
-    replace(worker, worker.actor, "finish_minibatch", make)
+    replace(worker, model, "finish_minibatch", make)
 
 
 # -- the batch ----------------------------------------------------------------------------------
@@ -180,12 +187,12 @@ def lost_mask(scene: Scene) -> Iterator[None]:
         yield
 
 
-def _no_lora(config: Config) -> str | None:
-    """Under LoRA the base model is frozen."""
-    rank = config.actor.lora.rank
-    return (
-        f"actor.lora.rank={rank}: under LoRA the base model is frozen on purpose" if rank else None
-    )
+def _frozen_on_purpose(config: Config) -> str | None:
+    """Under LoRA a layer without adapters does not change."""
+    layers = config.actor.lora.layers
+    if config.actor.lora.rank and layers is not None and 0 not in layers:
+        return f"actor.lora.layers={layers}: layer 0 has no adapter and is frozen on purpose"
+    return None
 
 
 def _unmerged(config: Config) -> str | None:
@@ -198,7 +205,13 @@ def _unmerged(config: Config) -> str | None:
 def _no_tensor_parallel(config: Config) -> str | None:
     if config.actor.tensor_parallel == 1:
         return "actor.tensor_parallel=1: there is one tensor rank"
-    return _no_lora(config)
+    return _frozen_on_purpose(config)
+
+
+def _no_value_model(config: Config) -> str | None:
+    if needs_value_model(config.algorithm.advantage):
+        return None
+    return f"algorithm.advantage={config.algorithm.advantage}: there is no value model"
 
 
 STALE = r"holds other weights than the trainer sent|mean exp\|logp"
@@ -252,6 +265,15 @@ FAULTS = (
         "invariant: every matrix changes on every rank",
         r"changed not a single bit of .*layers\.0\.",
         functools.partial(planted, plant=freeze_a_layer),
-        missing=_no_lora,
+        missing=_frozen_on_purpose,
+    ),
+    Fault(
+        "frozen_value_layer",
+        "a layer of the value model never changes",
+        "ranks",
+        "invariant: every matrix of the value model changes",
+        r"changed not a single bit of the value model's .*layers\.0\.",
+        functools.partial(planted, plant=freeze_a_layer_of_values),
+        missing=_no_value_model,
     ),
 )

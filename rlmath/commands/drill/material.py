@@ -1,4 +1,4 @@
-"""The shrunk model with a head start, and problems that it solves half of the time."""
+"""The shrunk model with a head start, and problems that it solves a fourth of the time."""
 
 from __future__ import annotations
 
@@ -21,27 +21,40 @@ PREFACE = (
     "have found, and then write the final answer, and nothing else, into a box at the end. "
 )
 _LETTERS = 4
+DIGITS = 4
+# Most problems have one answer: what thirty small updates can teach a model that guesses. Who is
+# paid for wrong answers gets at least 1 - COMMON, and starts with more.
+COMMON, COMMON_SHARE = 1, 0.6
 # Optimizer steps of the head start, with how many sequences and how much of each prompt.
 _STAGES = ((150, 32, 32), (40, 8, None))
 _LR = 2e-3
 
 
 def rows(data: DataConfig, hint: str = "") -> list[dict[str, Any]]:
-    """Problems in the user's fields: whether a number is odd, as 0 or 1.
+    """Problems in the user's fields: a number's remainder by four, which is mostly 1.
 
     Args:
         data: Names of the fields, and whether a chat template is applied.
         hint: Appended to the prompt, with ``{answer}`` in it.
     """
-    numbers = random.Random(0).sample(range(100, 1000), PROBLEMS)
     found = []
-    for number in numbers:
-        answer = str(number % 2)
-        text = f"{PREFACE}What is the remainder of {number} divided by two?"
+    for number in _numbers():
+        answer = str(number % DIGITS)
+        text = f"{PREFACE}What is the remainder of {number} divided by four?"
         text += hint.format(answer=answer)
         prompt = text if data.apply_chat_template else f"{USER}{text}{ASSISTANT}"
         found.append({data.prompt_key: prompt, data.answer_key: f"\\boxed{{{answer}}}"})
     return found
+
+
+def _numbers() -> list[int]:
+    draw = random.Random(0)
+    common = [one for one in range(100, 1000) if one % DIGITS == COMMON]
+    others = [one for one in range(100, 1000) if one % DIGITS != COMMON]
+    many = round(COMMON_SHARE * PROBLEMS)
+    numbers = [*draw.sample(common, many), *draw.sample(others, PROBLEMS - many)]
+    draw.shuffle(numbers)
+    return numbers
 
 
 def write_rows(path: Path, made: Sequence[dict[str, Any]]) -> None:
@@ -51,7 +64,7 @@ def write_rows(path: Path, made: Sequence[dict[str, Any]]) -> None:
 
 
 def make_model(folder: Path, fields: dict[str, Any], config: Config) -> list[Problem]:
-    """Write the model of a config.json, tuned to box 0 or 1 after a few random letters.
+    """Write the model of a config.json, tuned to box a digit below 4 after a few random letters.
 
     Without a head start no response gets a reward, and nothing has a gradient.
 
@@ -114,7 +127,7 @@ def _tune(model: Any, tokenizer: Any, problems: Sequence[Problem]) -> None:
 
 def _answer(tokenizer: Any, draw: random.Random) -> list[int]:
     letters = "".join(draw.choices(string.ascii_lowercase, k=_LETTERS))
-    text = f"{letters}. \\boxed{{{draw.randint(0, 1)}}}"
+    text = f"{letters}. \\boxed{{{draw.randrange(DIGITS)}}}"
     return [*tokenizer.encode(text), tokenizer.eos_token_id]
 
 

@@ -35,7 +35,7 @@ from rlmath.training.feeds import feed_of, sampler_of
 from rlmath.training.gate import Gate
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
-from rlmath.training.session import Session, open_session
+from rlmath.training.session import Session, open_training
 from rlmath.training.step import train_step
 
 HEALTHY_STEPS = 4
@@ -90,14 +90,8 @@ def run_drill(
     config = shrunk.config
     write_rows(Path(config.data.train_paths[0]), rows(config.data))
     make_model(Path(config.model.path), shrunk.model, config)
-    steps = config.runner.steps * config.algorithm.minibatches_per_step
     found: list[Outcome] = []
-    with open_session(
-        config,
-        optimizer=config.actor.optimizer,
-        optimizer_steps=steps,
-        temperature=config.rollout.temperature,
-    ) as session:
+    with open_training(config) as session:
         drill = Drill(Scene(config, session, folder))
         for fault in (None, *faults):
             found.append(drill.healthy() if fault is None else drill.plant(fault))

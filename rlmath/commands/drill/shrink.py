@@ -6,7 +6,7 @@ are composed from the same files with more overrides, so values that follow from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,23 @@ class Shrunk:
         model: Contents of the model's config.json.
         notes: What was changed, for people.
         changed: Keys of the settings that are not the user's.
+        lr_factor: What the user's learning rate is multiplied by.
     """
 
     config: Config
     model: dict[str, Any]
     notes: tuple[str, ...]
     changed: frozenset[str] = frozenset()
+    lr_factor: float = 1.0
 
 
-def shrink(words: Sequence[str], folder: Path, config_dir: str | None, steps: int) -> Shrunk:
+def shrink(
+    words: Sequence[str],
+    folder: Path,
+    config_dir: str | None,
+    steps: int,
+    lr_factor: Callable[[float], float] | None = None,
+) -> Shrunk:
     """Shrink a configuration.
 
     Args:
@@ -61,6 +69,7 @@ def shrink(words: Sequence[str], folder: Path, config_dir: str | None, steps: in
         folder: Where the model, its problems and the run go.
         config_dir: See :func:`rlmath.config.load.compose_settings`.
         steps: Of the run.
+        lr_factor: What the learning rate is multiplied by, of the learning rate; ``None``: 1.
 
     Raises:
         UserError: The settings cannot be composed, or the model is not known.
@@ -75,6 +84,9 @@ def shrink(words: Sequence[str], folder: Path, config_dir: str | None, steps: in
     model, note = _model_of(full)
     small = smaller_model(model)
     changes = list(_changes(full, folder, small, steps))
+    factor = lr_factor(full.actor.optimizer.lr) if lr_factor else 1.0
+    if factor != 1.0:
+        changes += _learning_rates(full, factor)
     composed = compose_settings([*base, *given, *(_text(*one) for one in changes)], config_dir)
     notes = [note, *_describe_model(model, small)]
     silent = ("runner.", "data.", "eval.", "model.path")
@@ -83,7 +95,7 @@ def shrink(words: Sequence[str], folder: Path, config_dir: str | None, steps: in
         if not key.startswith(silent) and _plain(before) != value:
             notes.append(f"{key}: {_short(_plain(before))} -> {_short(value)}")
     changed = frozenset(key for key, value in changes)
-    return Shrunk(composed.config, small, tuple(notes), changed)
+    return Shrunk(composed.config, small, tuple(notes), changed, factor)
 
 
 def _as_override(word: str, config_dir: str | None) -> str:
@@ -201,6 +213,8 @@ def _changes(
     yield "actor.offload", "none"
     yield "actor.offload_in_backward", False
     yield "actor.lora.init_from", None
+    if any(one >= LAYERS for one in actor.lora.layers or ()):
+        yield "actor.lora.layers", None
     yield "actor.layers", "auto"
     # After the warm-up: at its start an update changes nothing that could be noticed.
     yield "actor.optimizer.warmup_steps", 0
@@ -219,6 +233,12 @@ def _changes(
     yield "runner.check_export_sequences", 0
     yield "runner.best_metric", None
     yield "runner.best_is_lowest", False
+
+
+def _learning_rates(config: Config, factor: float) -> Iterator[tuple[str, Any]]:
+    optimizer = config.actor.optimizer
+    yield "actor.optimizer.lr", factor * optimizer.lr
+    yield "actor.optimizer.min_lr", factor * optimizer.min_lr
 
 
 def _layout(config: Config, model: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -274,7 +294,7 @@ def _describe_model(model: dict[str, Any], small: dict[str, Any]) -> list[str]:
     lines.append(
         "tokenizer: the quickstart's, of bytes; problems: made for this, with prompts of "
         f"{PROMPT_TOKENS} tokens at most and responses of {RESPONSE_TOKENS}; weights: random, "
-        "tuned for seconds to box 0 or 1"
+        "tuned for seconds to box a digit from 0 to 3"
     )
     return lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,6 +42,42 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
             steps = "**fired**" if one.kind else "**never**"
         rows.append(f"| `{one.name}` | {one.what} | {one.where} | {one.alarm} | {steps} |")
     return "\n".join(rows)
+
+
+def side_by_side(drills: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Several drills as one table of the docs, and why a fault is in none of the runs of one.
+
+    Args:
+        drills: Outcomes from :func:`as_plain`, by what the columns are called.
+    """
+    names = list(dict.fromkeys(one["name"] for found in drills.values() for one in found))
+    rows = [f"| fault | {' | '.join(drills)} |", f"|---|{'---|' * len(drills)}"]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        cells = []
+        for drill, found in drills.items():
+            one = next((one for one in found if one["name"] == name), None)
+            cells.append("" if one is None else _cell(one))
+            if one is not None and one["skipped"]:
+                reasons.setdefault((drill, one["message"]), []).append(name)
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    notes = [
+        f"- {drill}: {', '.join(f'`{fault}`' for fault in faults)} {_apply(faults)}: {message}"
+        for (drill, message), faults in reasons.items()
+    ]
+    return "\n".join([*rows, "", *notes] if notes else rows)
+
+
+def _apply(faults: Sequence[str]) -> str:
+    return "does not apply" if len(faults) == 1 else "do not apply"
+
+
+def _cell(one: Mapping[str, Any]) -> str:
+    if one["skipped"]:
+        return "—"
+    if not one["fired"]:
+        return "**fired**" if one["kind"] else "**never**"
+    return "none" if one["steps"] is None else str(one["steps"])
 
 
 def as_plain(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from rlmath.config.settings import by_key, value_of
 
 # Sections that an experiment may have for rlmath sft and rlmath evaluate.
 _OF_OTHER_COMMANDS = ("sft.", "eval.")
+# Only what the model's folder is compared with, before a run.
+_OF_CHECKS = ("model.architecture",)
 _PACKAGE = Path(__file__).resolve().parents[2]
 # Who looks at every setting does not use it: what checks, copies, saves and shows settings.
 _LOOKS_AT_ALL = (
@@ -51,6 +53,7 @@ def unread(config: Config, reads: set[str], changed: set[str]) -> list[str]:
         if key not in reads | changed
         and "[]" not in key
         and not key.startswith(_OF_OTHER_COMMANDS)
+        and key not in _OF_CHECKS
         and value_of(config, key) != one.default
     ]
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlmath.commands.drill.material import make_model, rows, write_rows
 from rlmath.commands.drill.shrink import Shrunk
+from rlmath.commands.recipe_test.band import LAST_STEPS, Band, reward_of
 from rlmath.commands.recipe_test.reads import unread, watch_reads
 from rlmath.config.schema import Config
 from rlmath.errors import UserError
-from rlmath.monitor import read_metrics
 from rlmath.monitor.digests import read_digests
-
-REWARD = "rollout/rewards"
-LAST_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -36,13 +32,13 @@ class Finding:
     text: str
 
 
-def run_test(shrunk: Shrunk, folder: Path, band: Mapping[str, Any] | None) -> Iterator[Finding]:
+def run_test(shrunk: Shrunk, folder: Path, band: Band | None) -> Iterator[Finding]:
     """Run a recipe straight, then its second half again from the checkpoint in the middle.
 
     Args:
         shrunk: The settings, with the steps of the run.
         folder: For model, problems and runs.
-        band: ``low`` and ``high`` of the mean reward of the last steps; ``None``: none is stored.
+        band: Of the mean reward of the last steps; ``None``: none is stored.
     """
     config = shrunk.config
     write_rows(Path(config.data.train_paths[0]), rows(config.data))
@@ -105,44 +101,31 @@ def _compare(folder: Path, half: int, steps: int, failed: str) -> tuple[bool, st
     return True, f"steps {half + 1} to {steps} bit by bit, from the checkpoint of step {half}"
 
 
-def reward_of(run_dir: Path) -> float:
-    """Mean reward of the last steps of a run."""
-    values = [line[REWARD] for line in read_metrics(run_dir) if line.get(REWARD) is not None]
-    last = values[-LAST_STEPS:]
-    return sum(last) / len(last) if last else float("nan")
+def another_seed(shrunk: Shrunk, folder: Path, seed: int) -> Path:
+    """Run the recipe straight with another seed, after :func:`run_test` made model and problems.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        UserError: The run fails.
+    """
+    config, run_dir = shrunk.config, folder / f"seed_{seed}"
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, seed=seed))
+    config = _with_runner(_run_settings(config, run_dir, save_every=0), seed=seed)
+    failed = _train(config)
+    if failed:
+        raise UserError(f"runner.seed={seed}: {failed}")
+    return run_dir
 
 
-def _in_band(reward: float, band: Mapping[str, Any] | None) -> Finding:
+def _in_band(reward: float, band: Band | None) -> Finding:
     text = f"mean of the last {LAST_STEPS} steps {reward:.3f}"
     if band is None:
         return Finding("reward in band", None, f"{text}; no band is stored (--write-band)")
-    low, high = band["low"], band["high"]
-    return Finding("reward in band", low <= reward <= high, f"{text}, band {low:g} to {high:g}")
-
-
-def band_file(folders: list[Path], words: list[str]) -> Path | None:
-    """Where the band of an experiment or a recipe is, or would be: beside its file.
-
-    Args:
-        folders: With groups, the project's own first.
-        words: Of the command line.
-    """
-    if len(words) != 1:
-        return None  # With other settings, other rewards.
-    name = words[0].partition("=")[2] or words[0]
-    for folder in folders:
-        for group in ("experiment", "recipe"):
-            if (folder / group / f"{name}.yaml").is_file():
-                return folder / group / f"{name}.band.json"
-    return None
-
-
-def read_band(path: Path | None) -> dict[str, Any] | None:
-    """The band of a file; ``None``: there is none."""
-    if path is None or not path.is_file():
-        return None
-    try:
-        band = json.loads(path.read_text(encoding="utf-8"))
-        return {"low": float(band["low"]), "high": float(band["high"]), **band}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not a band with low and high ({error})") from error
+    inside = band.low <= reward <= band.high
+    return Finding(
+        "reward in band",
+        inside,
+        f"{text}, band {band.low:g} to {band.high:g}; before the first update {band.start:g}",
+    )

@@ -9,7 +9,7 @@ import pytest
 from rlmath.config.load import load
 from rlmath.config.schema import DType
 from rlmath.training.invariants import InvariantError
-from rlmath.training.unchanged import check_changes, unchanged_parts
+from rlmath.training.unchanged import check_changes, check_value_changes, unchanged_parts
 from rlmath.weights.gather import Run, WeightChanges
 
 UP = Run("model.layers.1.mlp.up_proj.weight", 0, 64, (64, 128))
@@ -43,9 +43,39 @@ def test_steps_without_an_update_are_not_judged() -> None:
     check(stuck, lr=0.0)
     check(stuck, grad_norm=0.0)
     check(stuck, discarded_minibatches=2.0)
-    check(stuck, "actor.lora.rank=4")
     check(changes(None, None))
     check_changes(load(["experiment=quickstart"]), stuck, {}, 3, None)  # type: ignore[arg-type]
+
+
+def test_under_lora_what_has_an_adapter_is_judged() -> None:
+    """The base model is frozen on purpose, and of an MoE the feed-forward may have no adapter."""
+    query = Run("model.layers.1.self_attn.q_proj.weight", 0, 64, (64, 128))
+    lora = "actor.lora.rank=4"
+    check(changes((UP,), None), lora)
+    check(changes((query,)), lora, lr=5e-7)
+    check(changes((query,)), lora, "actor.lora.layers=[0]")
+    check(changes((query,)), lora, "actor.lora.targets=[up_proj]")
+    with pytest.raises(InvariantError, match=r"q_proj\.weight on rank 0"):
+        check(changes((UP, query)), lora)
+    with pytest.raises(InvariantError, match=r"bit of model\.layers\.1\.mlp\.up_proj"):
+        check(changes((UP, query)), lora, "actor.lora.targets=[up_proj]")
+
+
+def test_a_frozen_layer_of_the_value_model_names_its_tensors() -> None:
+    def judge(*unchanged: str, **update: float) -> None:
+        figures = {"lr": 1e-5, "grad_norm": 0.5, "discarded_minibatches": 0.0} | update
+        config = load(["experiment=quickstart"])
+        metrics = {f"value/{key}": value for key, value in figures.items()}
+        monitor: Any = None
+        check_value_changes(config, unchanged, metrics, 3, monitor)
+
+    stuck = "model.layers.0.self_attn.q_proj.weight"
+    with pytest.raises(InvariantError, match=r"bit of the value model's model\.layers\.0\."):
+        judge("model.embed_tokens.weight", stuck)
+    judge("model.embed_tokens.weight", "model.norm.weight", "value_head.bias")
+    judge("model.layers.0.mlp.experts.1.up_proj.weight")
+    for still in ({"lr": 0.0}, {"grad_norm": 0.0}, {"discarded_minibatches": 2.0}):
+        judge(stuck, **still)
 
 
 def test_parts_that_a_right_update_leaves_alone() -> None:

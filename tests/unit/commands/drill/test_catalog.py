@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,25 +43,26 @@ def test_what_is_replaced_exists(module: str, names: list[str]) -> None:
 
 def test_each_fault_is_complete() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
-    config = load(["experiment=quickstart"])
+    config = load(["experiment=quickstart", "algorithm.advantage=gae"])
     for fault in FAULTS:
         re.compile(fault.says)
         assert fault.where in ("ranks", "engine", "driver", "data")
-        assert fault.missing(config) is None, "the quickstart has all of them"
+        assert fault.missing(config) is None, "the quickstart with a value model has all of them"
         assert fault.from_step + fault.latest - 1 <= 4
 
 
 def test_faults_that_a_configuration_cannot_have() -> None:
     reasons = {
         "half_updated_rank": "actor.tensor_parallel=1",
-        "frozen_layer": "actor.lora.rank=4",
+        "frozen_layer": "actor.lora.layers=[1]",
+        "frozen_value_layer": "algorithm.advantage=grpo",
         "prefix_cache": "rollout.prefix_caching=false",
         "grading_timeouts": "reward.items=[{name: format}]",
         "leaked_answers": "data.max_leaked_answers=1",
     }
     for fault in FAULTS:
         if fault.name in reasons:
-            config = load(["experiment=quickstart", reasons[fault.name]])
+            config = load(["experiment=quickstart", "actor.lora.rank=4", reasons[fault.name]])
             assert str(fault.missing(config)).startswith(reasons[fault.name].split("=")[0])
     keeps = load(["experiment=quickstart", "rollout.schedule=continuous", "rollout.kv=keep"])
     (prefixes,) = (fault for fault in FAULTS if fault.name == "prefix_cache")
@@ -158,6 +160,29 @@ def test_tables() -> None:
     assert table.as_plain(outcomes)[1]["name"] == "seen"
 
 
+def test_drills_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = [outcome("healthy", True, None, kind=""), outcome("seen", True, 1)]
+    second = [
+        outcome("healthy", False, 2),
+        outcome("seen", False, None),
+        outcome("other", False, 0, skipped=True, message="actor.x=1: there is none"),
+    ]
+    for name, outcomes in (("one", first), ("two", second)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(table.as_plain(outcomes)))
+    words = ["--table", f"quickstart={tmp_path}/one.json", "--table", f"{tmp_path}/two.json"]
+    assert main(["drill", *words]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| fault | quickstart | two |",
+        "|---|---|---|",
+        "| healthy | none | **fired** |",
+        "| seen | 1 | **never** |",
+        "| other |  | — |",
+        "",
+        "- two: `other` does not apply: actor.x=1: there is none",
+    ]
+    assert main(["drill", "--table", str(tmp_path / "none.json")]) == 2
+
+
 def test_the_page_has_every_fault() -> None:
     """Its table is what ``rlmath drill quickstart --markdown`` prints."""
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
@@ -165,7 +190,10 @@ def test_the_page_has_every_fault() -> None:
         (row,) = [one for one in rows if one.startswith(f"| `{fault.name}` |")]
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert cells[1:4] == [fault.what, fault.where, fault.alarm.replace("|", "\\|")]
-        assert cells[4].isdigit() and int(cells[4]) <= fault.latest
+        if fault.missing(load(["experiment=quickstart"])) is None:
+            assert cells[4].isdigit() and int(cells[4]) <= fault.latest
+        else:
+            assert cells[4] == "does not apply"
 
 
 def test_a_fault_may_wait_for_groups_of_earlier_steps() -> None:

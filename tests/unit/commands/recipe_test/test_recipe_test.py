@@ -12,19 +12,31 @@ from typing import Any
 import pytest
 
 from rlmath.cli import main
-from rlmath.commands.recipe_test.cli import _write
+from rlmath.commands.recipe_test.band import (
+    LEARNING_RATE,
+    Band,
+    band_file,
+    band_of,
+    lr_factor,
+    read_band,
+    reward_of,
+    rewards_of,
+    write_band,
+)
 from rlmath.commands.recipe_test.reads import unread, watch_reads
-from rlmath.commands.recipe_test.run import _compare, _in_band, band_file, read_band, reward_of
+from rlmath.commands.recipe_test.run import _compare, _in_band
 from rlmath.config.groups import CONF_DIR, options
 from rlmath.config.load import load, save
 from rlmath.config.schema import Config, OptimizerConfig
 from rlmath.errors import UserError
 
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "recipes.md"
 SETTINGS = [
     "experiment=quickstart",
     "rollout.temperature=0.9",
     "actor.optimizer.weight_decay=0.25",
     "algorithm.kl_coef=0.1",
+    "model.architecture=Qwen2ForCausalLM",
 ]
 
 
@@ -41,6 +53,7 @@ def test_reads_are_noted_and_looks_are_not(tmp_path: Path) -> None:
     left = unread(config, reads, {"model.path"})
     assert "rollout.temperature" in left and "actor.optimizer.weight_decay" in left
     assert not {"algorithm.kl_coef", "model.path", "rollout.top_p"} & set(left)
+    assert "model.architecture" not in left, "checks compare the model's folder with it"
 
 
 def test_a_section_that_leaves_the_process_is_read() -> None:
@@ -70,23 +83,50 @@ def test_a_resume_is_compared_digest_by_digest(tmp_path: Path) -> None:
     assert _compare(tmp_path, 2, 4, "UserError: x") == (False, "UserError: x")
 
 
-def test_bands(tmp_path: Path) -> None:
-    assert _in_band(0.5, {"low": 0.4, "high": 0.6}).ok
-    assert _in_band(0.7, {"low": 0.4, "high": 0.6}).ok is False
-    assert _in_band(float("nan"), {"low": 0.4, "high": 0.6}).ok is False
+BAND = Band(30, 5.0, 0.25, 0.4, 0.6, (0.5,))
+
+
+def test_a_reward_is_in_a_band_or_not() -> None:
+    assert _in_band(0.5, BAND).ok
+    assert _in_band(0.7, BAND).ok is False
+    assert _in_band(float("nan"), BAND).ok is False
     assert _in_band(0.5, None).ok is None
+
+
+def test_a_band_is_as_wide_as_what_was_learned() -> None:
+    band = band_of(30, 5.0, [0.2, 0.3], [0.5, 0.6])
+    assert (band.start, band.measured, band.lr_factor) == (0.25, (0.5, 0.6), 5.0)
+    assert band.low == pytest.approx(0.4) and band.high == pytest.approx(0.7)
+    falling = band_of(30, 1.0, [1.0], [0.4])
+    assert falling.low == pytest.approx(0.2) and falling.high == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("ends", [[0.25, 0.25], [0.5, 0.2], [float("nan")]])
+def test_a_band_that_a_recipe_without_learning_meets_is_refused(ends: list[float]) -> None:
+    with pytest.raises(UserError, match="nothing would pass"):
+        band_of(30, 1.0, [0.25], ends)
+
+
+def test_bands_are_files(tmp_path: Path) -> None:
     file = tmp_path / "mine.band.json"
-    _write(file, 0.5, 0.1, 30)
-    _write(file, 0.7, 0.1, 30)
-    band: Any = read_band(file)
-    assert (band["low"], band["high"], band["measured"]) == (0.4, 0.8, [0.5, 0.7])
-    assert read_band(tmp_path / "none.json") is None
+    assert read_band(file) is None
+    write_band(file, BAND)
+    assert read_band(file) == BAND
     file.write_text("{}")
     with pytest.raises(UserError, match="not a band"):
         read_band(file)
-    lines = [{"step": step, "rollout/rewards": float(step)} for step in range(1, 11)]
+
+
+def test_a_learning_rate_becomes_that_of_the_small_model() -> None:
+    assert lr_factor(1e-6) * 1e-6 == pytest.approx(LEARNING_RATE)
+    assert lr_factor(0.0) == 1.0
+
+
+def test_rewards_are_those_of_the_last_steps(tmp_path: Path) -> None:
+    lines = [{"step": step, "rollout/rewards": float(step)} for step in range(1, 21)]
+    lines.append({"step": 21})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    assert reward_of(tmp_path) == 8.0
+    assert rewards_of(tmp_path)[0] == 1.0 and reward_of(tmp_path) == 15.5
 
 
 def test_a_band_stands_beside_its_recipe() -> None:
@@ -95,12 +135,20 @@ def test_a_band_stands_beside_its_recipe() -> None:
         CONF_DIR / "experiment" / "quickstart.band.json"
     )
     assert band_file([CONF_DIR], ["dapo", "actor.optimizer.lr=1"]) is None
-    for group in ("experiment", "recipe"):
-        for file in (CONF_DIR / group).glob("*.band.json"):
-            assert file.name.removesuffix(".band.json") in options(group)
-            band: Any = read_band(file)
-            assert band["steps"] == 30 and band["low"] < min(band["measured"])
-            assert band["high"] > max(band["measured"])
+
+
+@pytest.mark.parametrize("name", [*options("experiment"), *options("recipe")])
+def test_each_shipped_recipe_has_a_band_that_it_can_leave(name: str) -> None:
+    band = read_band(band_file([CONF_DIR], [name]))
+    assert band is not None and band.steps == 30
+    assert band.start < band.low < min(band.measured) and max(band.measured) < band.high
+
+
+def test_the_page_has_the_shipped_bands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["test", "--bands"]) == 0
+    table = capsys.readouterr().out
+    assert len(table.splitlines()) == 2 + len([*options("experiment"), *options("recipe")])
+    assert table in PAGE.read_text()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +164,8 @@ def test_a_reward_outside_of_the_shipped_band_fails(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command reads the band that is shipped, and its exit code says where the reward is."""
-    band: Any = read_band(band_file([CONF_DIR], words))
+    band = read_band(band_file([CONF_DIR], words))
+    assert band is not None
     rewards: list[float] = []
 
     def of_reward(shrunk: Any, folder: Path, given: Any) -> Iterator[Any]:
@@ -124,7 +173,7 @@ def test_a_reward_outside_of_the_shipped_band_fails(
         yield _in_band(rewards[-1], given)
 
     monkeypatch.setattr("rlmath.commands.recipe_test.run.run_test", of_reward)
-    for reward, code in ((band["low"] - 0.01, 1), (band["measured"][0], 0), (band["high"] + 1, 1)):
+    for reward, code in ((band.low - 0.01, 1), (band.measured[0], 0), (band.high + 1, 1)):
         rewards.append(reward)
         assert main(["test", *words]) == code
         assert ("FAILED  reward in band" in capsys.readouterr().out) == bool(code)

@@ -36,6 +36,8 @@ def url(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_it_opens_alone_and_runs_nothing_of_the_samples(browser: Browser, url: str) -> None:
     browser.open(url)
+    opened_ms = browser.run("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert 0 < opened_ms < 2000
     assert browser.run("$$('section').map((one) => one.id)") == [
         *("summary", "curves", "changes", "time", "problems", "distributions", "samples", "about")
     ]
@@ -240,6 +242,36 @@ def test_the_last_step_of_an_axis_is_not_cut(
     )
     assert "1000" in [label for label, *_ in texts]
     assert [one for one in texts if one[1] < 0 or one[2] > 360] == []
+
+
+def test_long_lists_are_shown_in_parts(
+    browser: Browser, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """More samples than the list has at first, and more problems than the heat map has."""
+    run = make_run(tmp_path / "many", steps=2)
+    file = run / "samples" / "step_000002.jsonl"
+    lines = file.read_text().splitlines()
+    more = [
+        line.replace("train.jsonl:3", f"train.jsonl:{n}") for n in range(10, 150) for line in lines
+    ]
+    file.write_text("\n".join([*lines, *(one for one in more if "train.jsonl:1" in one)]) + "\n")
+    assert main(["report", str(run), "--out", str(tmp_path / "many.html")]) == 0
+    browser.open((tmp_path / "many.html").as_uri())
+    found = browser.run("Number(count().split(' ')[0])")
+    assert found > 200
+    shown = browser.run("$$('ul.list li').length")
+    assert shown == 201 and browser.run("$('#more').textContent") == "show 200 more"
+    browser.run("$('#more').click()")
+    assert browser.run("$$('ul.list li').length") > shown
+    browser.run("$('#heat-0-step').open = true")
+    browser.wait_for("$('#heat-0-step table')")
+    button = "$$('#heat-0-step button').find((one) => one.textContent.startsWith('show '))"
+    rows = "$$('#heat-0-step tr').length"
+    before = browser.run(rows)
+    browser.run(f"{button}.click()")
+    assert browser.run(rows) > before
+    browser.run(f"{button}.click()")
+    assert browser.run(rows) == before
 
 
 def test_keys_alone(browser: Browser, url: str) -> None:

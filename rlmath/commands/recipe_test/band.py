@@ -1,0 +1,148 @@
+"""The band of a recipe's reward: where thirty steps of the shrunk recipe end.
+
+The learning rate of a real model teaches the shrunk one nothing in thirty steps, and a band around
+nothing learned would hold whatever a recipe does. So the learning rate is multiplied by a factor
+that is stored with the band: a recipe whose learning rate changes leaves its band.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlmath.errors import UserError
+from rlmath.monitor import read_metrics
+
+REWARD = "rollout/rewards"
+LAST_STEPS = 10
+# Runs that a band is measured by: the recipe's own seeds, and others.
+SEEDS = 3
+# Of the shrunk model in a test. (Its head start takes 2e-3.)
+LEARNING_RATE = 5e-4
+# On either side of what was measured: of what was learned.
+MARGIN = 1 / 3
+
+
+@dataclass(frozen=True)
+class Band:
+    """Between which rewards a recipe has to end.
+
+    Attributes:
+        steps: Of the run.
+        lr_factor: What the recipe's learning rate is multiplied by.
+        start: Mean reward of step 1, before any update, over the seeds.
+        low: Least mean reward of the last ``LAST_STEPS`` steps.
+        high: The largest.
+        measured: That mean for each seed.
+    """
+
+    steps: int
+    lr_factor: float
+    start: float
+    low: float
+    high: float
+    measured: tuple[float, ...]
+
+
+def lr_factor(lr: float) -> float:
+    """What makes a recipe's learning rate one that the shrunk model learns from."""
+    return float(f"{LEARNING_RATE / lr:.4g}") if lr else 1.0
+
+
+def band_of(steps: int, factor: float, starts: Sequence[float], measured: Sequence[float]) -> Band:
+    """The band around what was measured: from the least to the largest, and ``MARGIN`` of the way
+    from the start to their mean on either side.
+
+    Args:
+        steps: Of the runs.
+        factor: Of the learning rate.
+        starts: Reward of step 1 for each seed.
+        measured: Mean reward of the last steps for each seed.
+
+    Raises:
+        UserError: A recipe that learns nothing would be in it.
+    """
+    start, mean = sum(starts) / len(starts), sum(measured) / len(measured)
+    margin = MARGIN * abs(mean - start)
+    low, high = min(measured) - margin, max(measured) + margin
+    if not low > start and not high < start:
+        ends = ", ".join(f"{one:.3f}" for one in measured)
+        raise UserError(
+            f"--write-band: the reward of {len(measured)} seeds goes from {start:.3f} to {ends}, "
+            f"and a band with them, {low:.3f} to {high:.3f}, has its start in it: a recipe "
+            "that learns nothing would pass"
+        )
+    return Band(
+        steps,
+        factor,
+        round(start, 4),
+        round(low, 4),
+        round(high, 4),
+        tuple(round(one, 4) for one in measured),
+    )
+
+
+def rewards_of(run_dir: Path) -> list[float]:
+    """Mean reward of each step of a run."""
+    lines = read_metrics(run_dir)
+    return [line[REWARD] for line in lines if line.get(REWARD) is not None]
+
+
+def reward_of(run_dir: Path) -> float:
+    """Mean reward of the last steps of a run."""
+    last = rewards_of(run_dir)[-LAST_STEPS:]
+    return sum(last) / len(last) if last else float("nan")
+
+
+def band_file(folders: Sequence[Path], words: Sequence[str]) -> Path | None:
+    """Where the band of an experiment or a recipe is, or would be: beside its file.
+
+    Args:
+        folders: With groups, the project's own first.
+        words: Of the command line.
+    """
+    if len(words) != 1:
+        return None  # With other settings, other rewards.
+    name = words[0].partition("=")[2] or words[0]
+    for folder in folders:
+        for group in ("experiment", "recipe"):
+            if (folder / group / f"{name}.yaml").is_file():
+                return folder / group / f"{name}.band.json"
+    return None
+
+
+def read_band(path: Path | None) -> Band | None:
+    """The band of a file; ``None``: there is none."""
+    if path is None or not path.is_file():
+        return None
+    try:
+        band = Band(**json.loads(path.read_text(encoding="utf-8")))
+        return dataclasses.replace(band, measured=tuple(band.measured))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: not a band of --write-band ({error})") from error
+
+
+def write_band(path: Path, band: Band) -> None:
+    """Write the file that :func:`read_band` reads."""
+    path.write_text(json.dumps(dataclasses.asdict(band)) + "\n", encoding="utf-8")
+
+
+def table(folders: Sequence[Path]) -> str:
+    """All bands below folders with groups, as the table of docs/recipes.md."""
+    rows = [
+        "| | learning rate times | before the first update | measured | band |",
+        "|---|---|---|---|---|",
+    ]
+    for folder in folders:
+        for file in sorted(folder.glob("*/*.band.json")):
+            band = read_band(file)
+            assert band is not None
+            name, ends = file.name.removesuffix(".band.json"), map("{:.3f}".format, band.measured)
+            rows.append(
+                f"| `{name}` | {band.lr_factor:g} | {band.start:.3f} | {', '.join(ends)} | "
+                f"{band.low:.3f} to {band.high:.3f} |"
+            )
+    return "\n".join(rows)
