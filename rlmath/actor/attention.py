@@ -17,6 +17,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from rlmath.actor.context import ContextClass
@@ -159,6 +160,11 @@ class PackedAttention(MegatronModule):
         if attn_mask_type != AttnMaskType.causal:
             raise ValueError(f"PackedAttention is causal, asked for {attn_mask_type}")
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.window = None
+        skipped: Any = config.window_attn_skip_freq
+        if is_layer_window_attention(config.window_size, skipped, layer_number):
+            assert config.window_size is not None
+            self.window = config.window_size[0] + 1
 
     def forward(
         self,
@@ -196,9 +202,9 @@ class PackedAttention(MegatronModule):
             if one.whole:
                 n = one.rows.size(0)
                 q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (query, key, value))
-                return self._attend(q, k, v).transpose(1, 2).flatten(0, 1)
+                return self._attend(q, k, v, self._band(q)).transpose(1, 2).flatten(0, 1)
             q, k, v = (_ToRectangle.apply(x, one).transpose(1, 2) for x in (query, key, value))
-            pieces.append(self._attend(q, k, v).transpose(1, 2))
+            pieces.append(self._attend(q, k, v, self._band(q)).transpose(1, 2))
         return _FromRectangles.apply(query.size(0), classes, *pieces)  # type: ignore[return-value]
 
     def _over_ranks(
@@ -219,9 +225,21 @@ class PackedAttention(MegatronModule):
         for one in classes:
             q = query[one.queries].transpose(1, 2)
             k, v = (x[one.keys].transpose(1, 2) for x in (keys, values))
-            pieces.append(self._attend(q, k, v, one.mask).transpose(1, 2).flatten(0, 1))
+            mask = one.mask
+            if self.window is not None:
+                last = mask.sum(1, keepdim=True)
+                mask = mask & (torch.arange(k.size(2), device=k.device) >= last - self.window)
+            pieces.append(self._attend(q, k, v, mask).transpose(1, 2).flatten(0, 1))
         places = torch.cat([one.queries.flatten() for one in classes])
         return out.index_copy(0, places, torch.cat(pieces))
+
+    def _band(self, query: Tensor) -> Tensor | None:
+        """``[l, l]`` bool, which keys a query sees; ``None``: all before it."""
+        length = query.size(2)
+        if self.window is None or length <= self.window:
+            return None
+        seen = torch.ones(length, length, dtype=torch.bool, device=query.device)
+        return seen.tril_().triu_(1 - self.window)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
@@ -248,7 +266,7 @@ class PackedAttention(MegatronModule):
             packed.max_seqlen_q,
             packed.max_seqlen_kv,
             scale=self.softmax_scale,
-            window_size=(-1, 0),
+            window_size=(-1 if self.window is None else self.window - 1, 0),
             enable_gqa=query.size(1) != key.size(1),
         )
 

@@ -45,7 +45,7 @@ def layer_spec(
     return spec
 
 
-def _submodules(spec: Any) -> Any:
+def submodules_of_layers(spec: Any) -> list[Any]:
     """Those of each layer, which a spec has for each layer or once for all."""
     layers = spec.layer_specs if hasattr(spec, "layer_specs") else [spec]
     return [layer.submodules for layer in layers]
@@ -56,7 +56,7 @@ def _normalize_all_heads(spec: Any, config: Any) -> None:
 
     from rlmath.actor.norms import AllHeadsNorm
 
-    for layer in _submodules(spec):
+    for layer in submodules_of_layers(spec):
         attention = layer.self_attention.submodules
         attention.q_layernorm = ModuleSpec(
             AllHeadsNorm, params={"heads": config.num_attention_heads}
@@ -82,7 +82,7 @@ def _put_norms_after(spec: Any, platform: Platform) -> None:
         from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
         first, last = ColumnParallelLinear, with_output_norm(RowParallelLinear, _norm(platform))
-    for layer in _submodules(spec):
+    for layer in submodules_of_layers(spec):
         layer.input_layernorm = layer.pre_mlp_layernorm = IdentityOp
         attention, mlp = layer.self_attention.submodules, layer.mlp.submodules
         attention.linear_qkv = mlp.linear_fc1 = first
@@ -120,7 +120,7 @@ def _part_norms_from_products(spec: Any) -> None:
         TENorm,
     )
 
-    for layer in _submodules(spec):
+    for layer in submodules_of_layers(spec):
         # In a checkpoint they have the names that they have inside the products.
         names = {}
         attention, mlp = layer.self_attention.submodules, layer.mlp.submodules

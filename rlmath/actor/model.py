@@ -17,6 +17,7 @@ from rlmath.actor.rotary import (
     rope_inverse_frequencies,
     softmax_scale,
 )
+from rlmath.actor.windows import rotate_windowed_layers, scale_by_layer, window_settings
 from rlmath.config.actor import ActorConfig
 from rlmath.device import Platform
 from rlmath.device.batch_invariant import enable_batch_invariance
@@ -57,9 +58,13 @@ class ModelSettings:
 
 
 def transformer_config(
-    spec: ModelSpec, layout: Layout, platform: Platform, settings: ModelSettings
+    spec: ModelSpec,
+    layout: Layout,
+    platform: Platform,
+    settings: ModelSettings,
+    max_sequence_length: int,
 ) -> Any:
-    """Megatron's ``TransformerConfig`` for a model."""
+    """Megatron's ``TransformerConfig`` for a model; see :func:`build_model`."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     on_te = platform.layer_spec == "transformer_engine"
@@ -116,6 +121,7 @@ def transformer_config(
         bf16=settings.dtype == torch.bfloat16,
         attention_softmax_in_fp32=True,
         softmax_scale=softmax_scale(spec),
+        **window_settings(spec, max_sequence_length),
         # Micro-batches are packs of differing size, also on the ranks that share experts; Megatron
         # checks the dispatcher against that even without experts.
         variable_seq_lengths=True,
@@ -208,27 +214,20 @@ def build_model(
         chunk: Virtual stage.
 
     Raises:
-        UserError: Batch invariance is asked for where there is none, or a sequence can be longer
-            than the model's sliding window.
+        UserError: Batch invariance is asked for where there is none.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
 
-    if spec.sliding_window is not None and max_sequence_length > spec.sliding_window:
-        raise UserError(
-            f"sequences of up to {max_sequence_length} tokens: the model attends to the last "
-            f"{spec.sliding_window} tokens alone (sliding_window in config.json), and the actor to "
-            f"all; take sequences of at most {spec.sliding_window} tokens"
-        )
-    config = transformer_config(spec, layout, platform, settings)
+    config = transformer_config(spec, layout, platform, settings, max_sequence_length)
     if config.batch_invariant_mode:
         enable_batch_invariance()
     vp_stage = chunk if layout.virtual_stages > 1 else None
+    layers = layer_spec(config, spec.family, platform, settings.separate_norms, vp_stage)
+    scale_by_layer(layers, spec)
     model = GPTModel(
         config=config,
-        transformer_layer_spec=layer_spec(
-            config, spec.family, platform, settings.separate_norms, vp_stage
-        ),
+        transformer_layer_spec=layers,
         vocab_size=padded_vocab_size(spec.vocab, layout.tensor_parallel),
         max_sequence_length=max_sequence_length,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
@@ -243,6 +242,7 @@ def build_model(
     frequencies, _ = rope_inverse_frequencies(spec)
     model.rotary_pos_emb.inv_freq = frequencies.to(platform.torch_device)
     keep_one_rotary_table(model.rotary_pos_emb)
+    rotate_windowed_layers(model, spec)
     if model.post_process:
         in_float32 = settings.precision.lm_head_dtype == "float32"
         if settings.logits == "chunked" or (settings.logits == "auto" and platform.name != "cpu"):

@@ -7,21 +7,26 @@ from typing import Any
 
 import torch
 
-from rlmath.model.spec import ModelSpec
+from rlmath.model.spec import ModelSpec, Rope
 
 
-def rope_inverse_frequencies(spec: ModelSpec) -> tuple[torch.Tensor, float]:
-    """Frequencies of the rotary embedding, and what scales its cosines and sines.
+def rope_inverse_frequencies(
+    spec: ModelSpec, rope: Rope | None = None
+) -> tuple[torch.Tensor, float]:
+    """Frequencies of a rotary embedding, and what scales its cosines and sines.
 
     Megatron's own scaling knows Llama 3.1's constants only, and its yarn takes no
     ``attention_factor``; transformers' formulas know every published variant, and are what the
     reference uses.
 
+    Args:
+        rope: ``None``: the model's own.
+
     Returns:
         ``[rotary_dim / 2]`` float32 inverse frequencies; the factor, which is 1 but for yarn
         (Peng et al. 2023, "YaRN", section 3.4).
     """
-    rope, width = spec.rope, spec.rotary_dim
+    rope, width = rope or spec.rope, spec.rotary_dim
     if rope.kind == "default":
         exponent = torch.arange(0, width, 2, dtype=torch.int64).float() / width
         return 1.0 / (rope.theta**exponent), 1.0
@@ -39,14 +44,14 @@ def rope_inverse_frequencies(spec: ModelSpec) -> tuple[torch.Tensor, float]:
     return inverse, float(factor)
 
 
-def softmax_scale(spec: ModelSpec) -> float | None:
+def softmax_scale(spec: ModelSpec, rope: Rope | None = None) -> float | None:
     """What attention multiplies its scores by; ``None``: Megatron's own ``1 / sqrt(head_dim)``.
 
     Cosines and sines of queries and of keys are scaled alike, so that their product is scaled by
     the square. In the cosines it would be lost: Transformer Engine's rope of packed sequences
     takes no such factor.
     """
-    _, factor = rope_inverse_frequencies(spec)
+    _, factor = rope_inverse_frequencies(spec, rope)
     return None if factor == 1.0 else factor**2 * float(spec.head_dim) ** -0.5
 
 

@@ -198,19 +198,31 @@ def _layers(config: Config, model: ModelSpec) -> Iterator[str]:
         )
 
 
+def windows(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str]:
+    """Transformer Engine's ring over context ranks knows no windows."""
+    ranks, window = layout.actor.context_parallel, model.sliding_window
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    if window is None or ranks == 1 or prompt + response <= window:
+        return
+    yield (
+        f"actor.context_parallel={ranks}: {prompt} prompt + {response} response = "
+        f"{prompt + response} tokens, but layers attend to the last {window} alone (sliding_window "
+        "in config.json), and Transformer Engine's ring over context ranks has no such windows; "
+        f"set it to 1, or rollout.max_response_tokens={window - prompt} or less"
+    )
+
+
 def lengths(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
     """Prompt and response fit the positions that the model knows."""
     if command == "sft":
         return
-    prompt, most = config.data.max_prompt_tokens, model.longest_sequence
+    prompt, most = config.data.max_prompt_tokens, model.max_positions
     limit = f"{most} positions"
     if model.rope.reach is not None and model.rope.reach > most:
         limit += (
             f" (its yarn reaches {model.rope.reach}: raise max_position_embeddings in its "
             "config.json to that)"
         )
-    if most < model.max_positions:
-        limit = f"attention over the last {most} tokens alone, which the actor does not compute"
     benchmarks = benchmarks_of(config)
     responses: dict[str, int] = {
         f"{benchmark.length_key}.max_response_tokens": benchmark.max_response_tokens

@@ -133,6 +133,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         if device is Device.cpu:
             yield from check_layout.cpu_attention(model, command)
             yield from check_layout.kv_cache(config, model, command)
+        if layout is not None and device is Device.cuda and command == "train":
+            yield from check_layout.windows(config, model, layout)
         if layout is not None and device is Device.cpu:
             yield from check_files.memory(config, model, layout, machine, command)
         if command != "evaluate":

@@ -104,13 +104,13 @@ def teacher_folder(config: Config, device: Device) -> Iterator[str]:
 def _sizes(config: Config, model: ModelSpec, device: Device) -> Iterator[str]:
     teacher, needed = config.teacher, teacher_sequence_tokens(config)
     yield from tensor_parallel_problems("teacher", teacher.tensor_parallel, model, 0)
-    if needed > model.longest_sequence:
+    if needed > model.max_positions:
         prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
         yield (
             f"teacher.path={teacher.path}: {prompt} prompt + {response} response + 1 token that "
             f"vLLM samples after what it scores = {needed} tokens, but the teacher has "
-            f"{model.longest_sequence} positions; take rollout.max_response_tokens="
-            f"{model.longest_sequence - prompt - 1} or less, or another teacher"
+            f"{model.max_positions} positions; take rollout.max_response_tokens="
+            f"{model.max_positions - prompt - 1} or less, or another teacher"
         )
     if device is Device.cpu:
         value_bytes = 4 if (teacher.dtype or config.model.dtype).name == "float32" else 2

@@ -125,9 +125,10 @@ class Family:
         qkv_bias: Query, key and value have biases.
         qk_norm: How queries and keys are normalized.
         norms_after: A layer's norms stand behind attention and feed-forward, not before them.
-        sliding_window: In every layer a token attends to config.json's ``sliding_window`` last
-            tokens, or to all if that is null. The actor computes full attention, which is the same
-            for sequences that are no longer; longer ones are an error.
+        sliding_window: In layers with a window a token attends to config.json's
+            ``sliding_window`` last tokens, or to all if that is null.
+        full_every: Where config.json does not list ``layer_types``, every how many-th layer has no
+            window; those with one have a rotary embedding of their own. 0: all layers have it.
         moe: Layers can have experts (MoE).
         sigmoid_router: A token's experts are those of highest sigmoid plus a bias, and are weighted
             by the sigmoids without it; otherwise a softmax chooses and weighs.
@@ -151,6 +152,7 @@ class Family:
     qk_norm: QkNorm = QkNorm.none
     norms_after: bool = False
     sliding_window: bool = False
+    full_every: int = 0
     moe: bool = False
     sigmoid_router: bool = False
     optional: Mapping[str, str] = field(default_factory=dict)
@@ -435,6 +437,17 @@ FAMILIES = (
         norms_after=True,
         defaults={"rms_norm_eps": 1e-5},
     ),
+    # An OLMo-2 with windows in three of four layers, where yarn stretches only the fourth.
+    Family(
+        "olmo3",
+        ("Olmo3ForCausalLM",),
+        _EMBEDDING + _OLMO2_ATTENTION + _OLMO2_MLP + _HEAD,
+        qk_norm=QkNorm.all_heads,
+        norms_after=True,
+        sliding_window=True,
+        full_every=4,
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 500000.0},
+    ),
 )
 
 # What people train elsewhere, and why it is not taken here.
@@ -442,8 +455,6 @@ REFUSED = {
     "MiMoForCausalLM": "transformers has it as remote code alone, which is never run here. MiMo-7B "
     "is a Qwen2 with layers for multi-token prediction, which training ignores: set architectures "
     'to ["Qwen2ForCausalLM"] and model_type to "qwen2" in config.json, and remove auto_map',
-    "Olmo3ForCausalLM": "three of four layers have a sliding window and another rotary embedding "
-    "than the fourth, and the actor has one embedding for all layers",
     "DeepseekV3ForCausalLM": "the actor has no multi-head latent attention",
     "GptOssForCausalLM": "the actor has no attention sinks and no biases of experts",
     "Qwen3NextForCausalLM": "the actor has no gated delta net",

@@ -51,6 +51,11 @@ _OLMO2 = {
     "OLMo-2-1124-13B": (40, 5120, 13824, 40, 40, 100352, False, 4096),
     "OLMo-2-0325-32B": (64, 5120, 27648, 40, 8, 100352, False, 4096),
 }
+_OLMO3 = {
+    "Olmo-3-1025-7B": (32, 4096, 11008, 32, 32, 100278, False, 65536),
+    "Olmo-3-1125-32B": (64, 5120, 27648, 40, 8, 100278, False, 65536),
+}
+_OLMO3_ROPE = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
 _PHI = {"phi-4": (40, 5120, 17920, 40, 10, 100352, False, 16384)}
 # With the dense first layers, norms of queries and keys, and the scale of the experts' weights.
 _GLM = {
@@ -112,6 +117,10 @@ KNOWN: dict[str, dict[str, Any]] = {
         for name, sizes in _MISTRAL.items()
     },
     **{name: _config("Olmo2ForCausalLM", sizes) for name, sizes in _OLMO2.items()},
+    **{
+        name: _config("Olmo3ForCausalLM", sizes, sliding_window=4096, rope_scaling=_OLMO3_ROPE)
+        for name, sizes in _OLMO3.items()
+    },
     **{name: _config("Phi3ForCausalLM", sizes) for name, sizes in _PHI.items()},
     **{name: _glm(*sizes) for name, sizes in _GLM.items()},
 }
@@ -142,6 +151,12 @@ VERSIONS: dict[str, tuple[str, int]] = {
     "Mistral-7B-Instruct-v0.3": ("Mistral-7B-v0.3", 32768),
     "Mistral-Small-24B-Instruct-2501": ("Mistral-Small-24B-Base-2501", 32768),
     **{f"{name}-Instruct": (name, 4096) for name in _OLMO2},
+    **{
+        f"Olmo-3-7B-{kind}": ("Olmo-3-1025-7B", 65536)
+        for kind in ("Instruct", "Think", "RL-Zero-Math", "RL-Zero-Mix")
+    },
+    "Olmo-3-32B-Think": ("Olmo-3-1125-32B", 65536),
+    **{f"Olmo-3.1-32B-{kind}": ("Olmo-3-1125-32B", 65536) for kind in ("Instruct", "Think")},
     "Phi-4-reasoning": ("phi-4", 32768),
     "Phi-4-reasoning-plus": ("phi-4", 32768),
     "GLM-4.5-Base": ("GLM-4.5", 131072),
@@ -150,7 +165,6 @@ VERSIONS: dict[str, tuple[str, int]] = {
 # Beginnings of names whose architecture is refused (``families.REFUSED``).
 _REFUSED = {
     "mimo-7b": "MiMoForCausalLM",
-    "olmo-3": "Olmo3ForCausalLM",
     "deepseek-v3": "DeepseekV3ForCausalLM",
     "deepseek-r1-0528": "DeepseekV3ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",

@@ -22,6 +22,8 @@ CONFIG_FILE = "config.json"
 PARTIAL_ROTARY = "partial_rotary_factor"
 ORIGINAL_POSITIONS = "original_max_position_embeddings"
 ADAPTER_FILE = "adapter_config.json"
+# Entries of layer_types, and keys of rope_parameters where the two differ.
+FULL, WINDOWED = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,10 @@ class ModelSpec:
         rope: Rotary position embedding.
         max_positions: Longest sequence that the model was made for, in tokens.
         partial_rotary: Share of a head that is rotated, from its first element on.
-        sliding_window: Last tokens that a token attends to; ``None``: all of them.
+        sliding_window: Tokens that a token of a windowed layer attends to, itself the last of them;
+            ``None``: no layer has a window.
+        full_layers: Of a model with windows, the layers without one.
+        window_rope: Rotary position embedding of the windowed layers; ``None``: it is ``rope``.
         experts: Experts of an MoE layer; 0 for a dense model.
         experts_per_token: Experts that a token goes to.
         moe_ffn: Width of one expert.
@@ -90,6 +95,8 @@ class ModelSpec:
     max_positions: int
     partial_rotary: float = 1.0
     sliding_window: int | None = None
+    full_layers: tuple[int, ...] = ()
+    window_rope: Rope | None = None
     experts: int = 0
     experts_per_token: int = 0
     moe_ffn: int = 0
@@ -126,10 +133,9 @@ class ModelSpec:
         """Width of the part of a head that is rotated."""
         return int(self.head_dim * self.partial_rotary)
 
-    @property
-    def longest_sequence(self) -> int:
-        """Tokens of the longest sequence that the actor computes as the model is meant to be."""
-        return min(self.max_positions, self.sliding_window or self.max_positions)
+    def is_windowed(self, layer: int) -> bool:
+        """Whether decoder layer ``layer`` (from 0) attends to its last tokens alone."""
+        return self.sliding_window is not None and layer not in self.full_layers
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether decoder layer ``layer`` (from 0) is MoE."""
@@ -293,7 +299,7 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
             "num_experts_per_tok is 1 with norm_topk_prob: the weight of the one chosen expert is "
             "always 1, so its router cannot learn; models of this kind are not supported"
         )
-    rope = _rope(fields, family)
+    rope, window_rope = _ropes(fields, family)
     has_window = family.sliding_window and fields.given.get("sliding_window") is not None
     return ModelSpec(
         architecture=fields.architecture(),
@@ -310,6 +316,8 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         max_positions=_positions(fields, rope),
         partial_rotary=_partial_rotary(fields, family),
         sliding_window=fields.whole("sliding_window") if has_window else None,
+        full_layers=_full_layers(fields, family, layers) if has_window else (),
+        window_rope=window_rope if has_window else None,
         experts=experts,
         experts_per_token=fields.whole("num_experts_per_tok") if experts else 0,
         moe_ffn=fields.whole("moe_intermediate_size") if experts else 0,
@@ -370,15 +378,62 @@ def _refuse_unsupported(fields: _Fields, family: Family) -> None:
             raise ModelError(
                 f"{option} is true; {', '.join(family.architectures)} is supported without it"
             )
-    other = sorted(set(given.get("layer_types") or ()) - {"full_attention"})
+    known = {FULL, WINDOWED} if family.full_every else {FULL}
+    other = sorted(set(given.get("layer_types") or ()) - known)
     if other:
-        raise ModelError(f"layer_types has {', '.join(other)}; only full_attention is supported")
+        raise ModelError(
+            f"layer_types has {', '.join(other)}; supported: {', '.join(sorted(known))}"
+        )
     if given.get("quantization_config"):
         raise ModelError("quantization_config is set; train from unquantized weights")
     # transformers takes it for an attribute of torch.
     dtype = given.get("dtype") or given.get("torch_dtype") or WEIGHT_DTYPES[0]
     if dtype not in WEIGHT_DTYPES:
         raise ModelError(f"dtype is {dtype!r} and none of {', '.join(WEIGHT_DTYPES)}")
+
+
+def _full_layers(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
+    """Layers without a window: none, or those that config.json lists, or one in so many."""
+    every, types = family.full_every, fields.given.get("layer_types")
+    if not every:
+        if types:
+            raise ModelError(
+                "layer_types and sliding_window: transformers gives every layer the window, and "
+                "vLLM only those listed; take out layer_types, or set sliding_window to null"
+            )
+        return ()
+    if types is None:
+        return tuple(n for n in range(layers) if (n + 1) % every == 0)
+    if len(types) != layers:
+        raise ModelError(f"layer_types has {len(types)} entries for {layers} layers")
+    return tuple(n for n, kind in enumerate(types) if kind == FULL)
+
+
+def _ropes(fields: _Fields, family: Family) -> tuple[Rope, Rope | None]:
+    """Of layers without a window and of those with one; ``None``: the same."""
+    if not family.full_every:
+        return _rope(fields, family), None
+    given, theta = fields.given, family.defaults["rope_theta"]
+    by_kind = given.get("rope_parameters")
+    if by_kind is None:
+        if given["rope_theta"] != theta:
+            # transformers takes it for the layers without a window alone.
+            raise ModelError(
+                f"rope_theta is {given['rope_theta']} without rope_parameters, which say it of "
+                f"{FULL} and of {WINDOWED}; save the folder with transformers 5 or newer"
+            )
+        without = {key: value for key, value in given.items() if key != "rope_scaling"}
+        return _rope(fields, family), _rope(_Fields(without), family)
+    if not isinstance(by_kind, Mapping) or not set(by_kind) <= {FULL, WINDOWED}:
+        raise ModelError(
+            f"rope_parameters is {by_kind!r}, and has to have an object for {FULL} and one for "
+            f"{WINDOWED}"
+        )
+    full, windowed = (
+        _rope(_Fields({**given, "rope_parameters": {"rope_theta": theta, **(of or {})}}), family)
+        for of in (by_kind.get(FULL), by_kind.get(WINDOWED))
+    )
+    return full, windowed
 
 
 def _rope(fields: _Fields, family: Family) -> Rope:

@@ -88,7 +88,7 @@ def wrong_constant(found: dict[str, Any], spec: ModelSpec) -> str | None:
     for epsilon in found["norm_eps"]:
         if abs(epsilon - spec.norm_eps) > 1e-6 * spec.norm_eps:
             return f"has an RMS norm with epsilon {epsilon:g}, and the actor {spec.norm_eps:g}"
-    if "rope" not in found or spec.rope.kind not in _ROPES:
+    if "rope" not in found or spec.rope.kind not in _ROPES or spec.window_rope is not None:
         return None
     inverse, factor = rope_inverse_frequencies(spec)
     angles = POSITION * inverse.double()

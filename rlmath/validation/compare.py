@@ -180,7 +180,7 @@ def compare_with_transformers(
         optimizer=None,
         temperature=1.0,
         max_tokens_per_microbatch=4096,
-        max_sequence_length=spec.longest_sequence,
+        max_sequence_length=spec.max_positions,
     )
     return compare(MegatronActor(settings, layout, platform), folder, batch, others)
 

@@ -130,7 +130,7 @@ def to_hf(
         ONE_RANK,
         platform,
         ModelSettings(saved.dtype),
-        spec.longest_sequence,
+        spec.max_positions,
     )
     parallel = ParallelRank.from_megatron()
     merge = None
@@ -223,7 +223,7 @@ def to_megatron(
         optimizer=None,
         temperature=1.0,
         max_tokens_per_microbatch=1,
-        max_sequence_length=spec.longest_sequence,
+        max_sequence_length=spec.max_positions,
     )
     actor = MegatronActor(settings, ONE_RANK, platform)
     save_model(actor, checkpoint, _ACTOR)

@@ -29,6 +29,6 @@ def random_batch(folder: str | Path, sequences: int = 4, tokens: int = 64) -> Tr
     """Random tokens of a model's vocabulary, the same each time, of uneven lengths."""
     spec = read_model_spec(folder)
     generator = torch.Generator().manual_seed(0)
-    longest = min(tokens, spec.longest_sequence)
+    longest = min(tokens, spec.max_positions)
     drawn = torch.randint(spec.vocab, (sequences, longest), generator=generator).tolist()
     return batch_of([(row[:4], row[4 : longest - 3 * n]) for n, row in enumerate(drawn)])

@@ -61,7 +61,8 @@ def compare_attention(layout: Layout, platform: Platform) -> list[float]:
     attention.softmax_scale = 0.4
     cpu = torch.device("cpu")
     differences = []
-    for sizes in (SIZES, [4, 4, 4]):
+    for sizes, window in ((SIZES, None), ([4, 4, 4], None), (SIZES, 3), ([4, 4, 4], 1), ([4], 4)):
+        attention.window = window
         total = sum(sizes)
         shapes = ((total, 4, 8), (total, 2, 8), (total, 2, 8))
         inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
@@ -75,8 +76,10 @@ def compare_attention(layout: Layout, platform: Platform) -> list[float]:
         for q, k, v in zip(*(x.split(sizes) for x in plain), strict=True):
             k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
             scores = torch.einsum("qhd,khd->hqk", q, k) * attention.softmax_scale
-            above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-            weights = scores.masked_fill(above, -torch.inf).softmax(-1)
+            place = torch.arange(scores.size(-1))
+            behind = place[:, None] - place[None, :]
+            hidden = (behind < 0) | (behind >= (window or len(place)))
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             rows.append(torch.einsum("hqk,khd->qhd", weights, v))
         expected = torch.cat(rows)
         expected.backward(grad)
@@ -89,5 +92,5 @@ def compare_attention(layout: Layout, platform: Platform) -> list[float]:
 
 def test_attention_of_packed_sequences(ranks: RankPool) -> None:
     (differences,) = ranks.run(Layout(1, 1, 1), compare_attention)
-    assert len(differences) == 8
+    assert len(differences) == 20
     assert max(differences) < 1e-12

@@ -40,6 +40,17 @@ LLAMA3_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Of OLMo-3's layers without a window; those with one are not stretched.
+OLMO3_ROPES: dict[str, Any] = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 500000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 8,
+        "beta_fast": 4,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+}
 # Positions beyond the original ones, which the sequences below pass.
 YARN_ROPE: dict[str, Any] = {
     "rope_type": "yarn",
@@ -82,10 +93,14 @@ def make_config(family: str, **changes: Any) -> Any:
         "yarn": lambda: t.Qwen2Config(**sizes, rope_parameters=YARN_ROPE),
         "linear": lambda: t.LlamaConfig(**sizes, rope_parameters=linear),
         "llama3": lambda: t.LlamaConfig(**sizes, rope_parameters=LLAMA3_ROPE),
-        "mistral": lambda: t.MistralConfig(**heads, sliding_window=128),
-        # Without a window: vLLM's Llama, which is its Phi-3, has none.
+        "mistral": lambda: t.MistralConfig(**heads, sliding_window=4),
         "phi3": lambda: t.Phi3Config(
-            **sizes, rope_parameters={"rope_theta": 25e4, "partial_rotary_factor": 0.5}
+            **sizes,
+            rope_parameters={"rope_theta": 25e4, "partial_rotary_factor": 0.5},
+            sliding_window=6,
+        ),
+        "olmo3": lambda: t.Olmo3Config(
+            **sizes | {"num_key_value_heads": 4}, sliding_window=4, rope_parameters=OLMO3_ROPES
         ),
         "olmo2": lambda: t.Olmo2Config(**sizes | {"num_key_value_heads": 4}),
         "glm4_moe": lambda: t.Glm4MoeConfig(
@@ -131,6 +146,7 @@ FAMILIES = (
     "mistral",
     "phi3",
     "olmo2",
+    "olmo3",
     "qwen3_moe",
     "qwen3_235b",
     "glm4_moe",
@@ -233,7 +249,10 @@ def reference(folders: dict[str, Path]) -> dict[str, Tensor]:
 # By layout first: changing it costs the ranks seconds, changing the model nothing.
 @pytest.mark.parametrize(
     "family",
-    ["qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "phi3", "olmo2", "yarn", long("linear")],
+    [
+        *("qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "phi3", "olmo3", "yarn"),
+        *map(long, ("olmo2", "linear")),
+    ],
 )
 @pytest.mark.parametrize("case", LAYOUTS, ids=Case.name)
 def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(

@@ -53,7 +53,10 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
     [
         "tiny",
         # An engine each; with transformers all are compared in test_weights.py.
-        *[pytest.param(name, marks=pytest.mark.long) for name in ("yarn", "phi3", "glm4_moe")],
+        *[
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("yarn", "phi3", "mistral", "olmo3", "glm4_moe")
+        ],
     ],
 )
 def test_megatron_transformers_and_vllm_agree(model: Path, tmp_path: Path, family: str) -> None:

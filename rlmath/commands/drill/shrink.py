@@ -160,7 +160,8 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
     if "head_dim" in config:
         small["head_dim"] = HEAD_DIM
     if spec.sliding_window:
-        small["sliding_window"] = 2048
+        # Shorter than its sequences, so that it counts.
+        small["sliding_window"] = 16
     if spec.experts:
         small["moe_intermediate_size"] = HIDDEN // 2
         small["num_experts_per_tok"] = min(spec.experts_per_token, 2)

@@ -152,11 +152,11 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
             "the longest"
         )
     longest = prompt + response
-    if longest > spec.longest_sequence:
+    if longest > spec.max_positions:
         raise UserError(
             f"rollout.max_response_tokens={response}: {prompt} prompt + {response} response = "
-            f"{longest} tokens, but the model has {spec.longest_sequence} positions; take "
-            f"{spec.longest_sequence - prompt} or less"
+            f"{longest} tokens, but the model has {spec.max_positions} positions; take "
+            f"{spec.max_positions - prompt} or less"
         )
     shares = {"mfu": arguments.mfu, "decode_bandwidth": arguments.decode_bandwidth}
     algorithm = config.algorithm

@@ -95,7 +95,13 @@ def _recomputed_flops(spec: ModelSpec, actor: ActorShape, sequence_tokens: float
 
 def _attention_flops(spec: ModelSpec, sequence_tokens: float) -> float:
     """Of causal attention between the projections, per token."""
-    return spec.layers * 2 * 2 * spec.heads * spec.head_dim * sequence_tokens / 2
+    seen, window = sequence_tokens / 2, spec.sliding_window
+    if window is not None and window < sequence_tokens:
+        # The first tokens see what is before them, the others as many as the window has.
+        windowed = window - window**2 / (2 * sequence_tokens)
+        full = len(spec.full_layers) / spec.layers
+        seen = full * seen + (1 - full) * windowed
+    return spec.layers * 2 * 2 * spec.heads * spec.head_dim * seen
 
 
 def _output_flops(spec: ModelSpec) -> int:

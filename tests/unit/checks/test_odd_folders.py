@@ -109,9 +109,14 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
         "q_norm.weight (128,) is missing",
     ),
     "sliding windows": (lambda f: config(f, use_sliding_window=True), "use_sliding_window is true"),
-    "a window that is shorter than the sequences": (
-        lambda f: config(f, architectures=["MistralForCausalLM"], sliding_window=64),
-        "attention over the last 64 tokens alone",
+    "windows of some layers": (
+        lambda f: config(
+            f,
+            architectures=["MistralForCausalLM"],
+            sliding_window=64,
+            layer_types=["full_attention"] * 2,
+        ),
+        "transformers gives every layer the window",
     ),
     "layers of several types": (
         lambda f: config(f, layer_types=["full_attention", "sliding_attention"]),

@@ -519,18 +519,23 @@ def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert Machine.here().gpus == 0
 
 
-def test_sequences_fit_the_sliding_window(
+def test_context_ranks_on_gpus_have_no_windows(
     refusal: Callable[..., str], make_model: MakeModel
 ) -> None:
     mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 1024}
-    message = refusal(
+    given = [
         f"model.path={make_model(QWEN_1_5B | mistral, name='mistral')}",
         "data.max_prompt_tokens=512",
-        "rollout.max_response_tokens=1024",
+        "actor.context_parallel=2",
+        "cluster.gpus_per_node=2",
+    ]
+    longer = refusal(*given, "rollout.max_response_tokens=1024", machine=GPU_MACHINE)
+    assert "512 prompt + 1024 response = 1536 tokens" in longer
+    assert "set it to 1, or rollout.max_response_tokens=512 or less" in longer
+    shorter = refusal(
+        *given, "rollout.max_response_tokens=512", "actor.optimizer.lr=-1", machine=GPU_MACHINE
     )
-    assert "512 prompt + 1024 response = 1536 tokens" in message
-    assert "attention over the last 1024 tokens alone" in message
-    assert "rollout.max_response_tokens=512 or less" in message
+    assert "windows" not in shorter
 
 
 def test_experts_are_shared_out_whole(refusal: Callable[..., str], make_model: MakeModel) -> None:

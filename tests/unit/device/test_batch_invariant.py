@@ -70,7 +70,7 @@ def test_megatrons_own_layers_are_refused() -> None:
     spec = model_spec(tiny_config())
     settings = ModelSettings(torch.bfloat16, precision=Precision(batch_invariant=True))
     with pytest.raises(UserError, match=r"precision\.batch_invariant"):
-        transformer_config(spec, Layout(1, 1, 1), CPU, settings)
+        transformer_config(spec, Layout(1, 1, 1), CPU, settings, 128)
 
 
 def test_what_megatron_is_told() -> None:

@@ -92,13 +92,76 @@ def test_old_and_new_rope_fields_say_the_same() -> None:
 
 def test_mistral_has_a_sliding_window_unless_it_is_null() -> None:
     mistral = {**LLAMA_31, "architectures": ["MistralForCausalLM"]}
-    assert model_spec({**mistral, "sliding_window": None}).longest_sequence == 131072
-    assert model_spec({**mistral, "sliding_window": 8192}).longest_sequence == 8192
+    assert not model_spec({**mistral, "sliding_window": None}).is_windowed(0)
     # transformers' default where config.json does not have the field.
-    assert model_spec(mistral).sliding_window == 4096
-    assert model_spec({**mistral, "sliding_window": 2**20}).longest_sequence == 131072
+    spec = model_spec(mistral)
+    assert (spec.sliding_window, spec.full_layers, spec.window_rope) == (4096, (), None)
+    assert all(map(spec.is_windowed, range(spec.layers)))
     # Other families have the field too, and do not read it.
     assert model_spec(R1_DISTILL_QWEN).sliding_window is None
+    with pytest.raises(ModelError, match="vLLM only those listed; take out layer_types"):
+        model_spec({**mistral, "layer_types": ["full_attention"] * 32})
+
+
+OLMO3 = {
+    "architectures": ["Olmo3ForCausalLM"],
+    "num_hidden_layers": 6,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 65536,
+}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+
+
+def test_olmo3_has_windows_in_three_of_four_layers_and_yarn_in_the_fourth() -> None:
+    spec = model_spec({**OLMO3, "rope_scaling": YARN})
+    assert (spec.sliding_window, spec.full_layers) == (4096, (3,))
+    assert [spec.is_windowed(layer) for layer in range(5)] == [True, True, True, False, True]
+    assert (spec.rope.kind, spec.rope.theta) == ("yarn", 500000.0)
+    assert spec.window_rope == Rope(500000.0, "default", {})
+    default = {"rope_type": "default", "rope_theta": 500000.0}
+    both = {"full_attention": YARN, "sliding_attention": default}
+    assert model_spec({**OLMO3, "rope_parameters": both}) == spec
+    # config.json's own list counts first.
+    listed = ["full_attention", *["sliding_attention"] * 5]
+    assert model_spec({**OLMO3, "layer_types": listed}).full_layers == (0,)
+    assert not model_spec({**OLMO3, "sliding_window": None}).is_windowed(0)
+
+
+def test_olmo3_is_read_as_transformers_reads_it() -> None:
+    from transformers import Olmo3Config
+
+    for changes in (
+        {"rope_scaling": YARN},
+        {},
+        {"rope_parameters": {"full_attention": YARN}},
+        {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    ):
+        theirs = Olmo3Config(**{**OLMO3, **changes})
+        spec = model_spec({**OLMO3, **changes})
+        ropes = {"full_attention": spec.rope, "sliding_attention": spec.window_rope}
+        for kind, rope in ropes.items():
+            assert rope is not None
+            assert rope.kind == theirs.rope_parameters[kind]["rope_type"], (changes, kind)
+            assert rope.theta == theirs.rope_parameters[kind]["rope_theta"], (changes, kind)
+        windowed = [kind == "sliding_attention" for kind in theirs.layer_types]
+        assert [spec.is_windowed(layer) for layer in range(spec.layers)] == windowed
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_theta": 1e4}, "rope_theta is 10000.0 without rope_parameters"),
+        ({"rope_parameters": YARN}, "has to have an object for full_attention and one for"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 6 layers"),
+        ({"layer_types": ["chunked_attention"] * 6}, "layer_types has chunked_attention"),
+    ],
+)
+def test_what_is_wrong_with_olmo3(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        model_spec({**OLMO3, **changes})
 
 
 def test_olmo2_counts_its_norms() -> None:
@@ -152,15 +215,15 @@ def test_positions_of_scaled_ropes() -> None:
     """As transformers and vLLM count them."""
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 32768, "rope_scaling": yarn})
-    assert (spec.longest_sequence, spec.rope.reach) == (32768, 131072)
+    assert (spec.max_positions, spec.rope.reach) == (32768, 131072)
     spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 200000, "rope_scaling": yarn})
-    assert spec.longest_sequence == 131072
+    assert spec.max_positions == 131072
     del yarn["original_max_position_embeddings"]
     spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 4096, "rope_scaling": yarn})
-    assert (spec.longest_sequence, spec.rope.reach) == (4096, 16384)
+    assert (spec.max_positions, spec.rope.reach) == (4096, 16384)
     linear = {"rope_type": "linear", "factor": 2.0}
     spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 4096, "rope_scaling": linear})
-    assert (spec.longest_sequence, spec.rope.reach) == (8192, None)
+    assert (spec.max_positions, spec.rope.reach) == (8192, None)
 
 
 GLM_45_AIR = {

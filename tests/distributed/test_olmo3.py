@@ -1,5 +1,6 @@
-"""OLMo-2's block on real gloo ranks: norms behind attention and feed-forward, and norms of queries
-and keys over all heads, of which tensor ranks have shares."""
+"""OLMo-3's block on real gloo ranks: norms behind attention and feed-forward, and norms of queries
+and keys over all heads, of which tensor ranks have shares, which are OLMo-2's; windows in three of
+four layers, and another rotary embedding in the fourth."""
 
 from __future__ import annotations
 
@@ -15,16 +16,29 @@ from tests.distributed.test_actor import TINY_SIZES, check_gradient
 from tests.distributed.test_checkpoint import changes_of, commit, run_load, run_save
 
 ONE, TP2 = Layout(1, 1, 1), Layout(2, 1, 1)
+# Sequences have 4 to 37 tokens.
+WINDOW = 6
+ROPES = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 500000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 4,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from transformers import Olmo2Config, Olmo2ForCausalLM
+    from transformers import Olmo3Config, Olmo3ForCausalLM
 
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("olmo2")
-    config = Olmo2Config(**TINY_SIZES, eos_token_id=None, pad_token_id=None)
-    olmo = Olmo2ForCausalLM(config)
+    folder = tmp_path_factory.mktemp("olmo3")
+    tokens = {"eos_token_id": None, "pad_token_id": None}
+    config = Olmo3Config(**TINY_SIZES, **tokens, sliding_window=WINDOW, rope_parameters=ROPES)
+    olmo = Olmo3ForCausalLM(config)
     with torch.no_grad():
         for name, parameter in olmo.named_parameters():
             if "norm" in name:
@@ -33,10 +47,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_gradient_on_tensor_ranks_is_that_of_autograd_on_hugging_face(
-    ranks: RankPool, model: str
+@pytest.mark.parametrize("layout", [TP2, Layout(1, 2, 1, context_parallel=2)])
+def test_gradient_is_that_of_autograd_on_hugging_face(
+    ranks: RankPool, model: str, layout: Layout
 ) -> None:
-    check_gradient(ranks, model, TP2)
+    check_gradient(ranks, model, layout)
 
 
 def test_a_checkpoint_of_two_tensor_ranks_resumes_with_one(
