@@ -17,10 +17,10 @@ from tests.e2e.runs import metrics, quickstart_settings, replayed, rlmath
 # engines are in test_algorithms.py. With each stands the family of its model; None: Qwen2.
 LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
     "pp2": (
-        "llama3",
+        "olmo3",
         ["actor.tensor_parallel=1", "actor.pipeline_parallel=2", "actor.virtual_stages=2"],
     ),
-    "dp2": ("qwen3", ["actor.tensor_parallel=1", "actor.data_parallel=2"]),
+    "dp2": ("llama3", ["actor.tensor_parallel=1", "actor.data_parallel=2"]),
     "tp2_pp2": (None, ["actor.pipeline_parallel=2"]),
     "mixture_ep2": (
         "qwen3_moe",
@@ -69,7 +69,21 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
     }
     config = {
         "llama3": lambda: t.LlamaConfig(**sizes, rope_parameters=rope, tie_word_embeddings=False),
-        "qwen3": lambda: t.Qwen3Config(**sizes, tie_word_embeddings=True),
+        # Its window is shorter than the sequences.
+        "olmo3": lambda: t.Olmo3Config(
+            **sizes | {"hidden_size": 128, "num_key_value_heads": 4},
+            sliding_window=16,
+            rope_parameters={
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 64.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            tie_word_embeddings=False,
+        ),
         "qwen3_moe": lambda: t.Qwen3MoeConfig(
             **sizes,
             num_experts=4,
@@ -111,7 +125,7 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
 
 # Four ranks: the plain command has each half of it here and in the quickstart, and its weight sync
 # and numerics in test_weight_sync_benchmark.py and tests/distributed/. Data parallel: it is part of
-# the layout with experts, whose family differs from Qwen3 in the experts alone. Further families:
+# the layout with experts. Further families:
 # tests/distributed/test_weights.py compares them with transformers.
 LONG = {"tp2_pp2", "dp2", "fused_files", "glm"}
 
