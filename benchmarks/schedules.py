@@ -1,0 +1,407 @@
+"""Each ``rollout.schedule`` in real runs, and what ``rlmath plan schedule`` says of the same runs.
+
+The tiny model with Megatron and vLLM on CPU: one engine and one rank, each pinned to a core of its
+own, so that they do not slow each other down when they work at the same time. Lengths have a long
+tail: each sample gets its own ``max_tokens``, drawn from the planner's log-normal distribution, and
+ends there (``rollout.ignore_eos``), whatever the schedule. A random model has no such tail of its
+own.
+
+The simulation is given these lengths and what the run of ``synchronous`` measured: the engine's
+decode steps (least squares over sequences that run, tokens held and tokens read), the ranks'
+seconds per token, and the rest of a step. Of the other runs it knows nothing. Errors are of tokens
+per second.
+
+The runs take turns, ``--rounds`` times. Tokens per second are those of the median run over all its
+counted steps, other figures medians over steps. Prints one JSON line; takes about two minutes per
+round and schedule. On a busy machine the figures mean little, as the runs are minutes apart: there,
+``nice -n -10`` (root) and several rounds. With ``--keep``, runs that the folder has already are not
+made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rlmath.commands.plan.schedule.lengths import Lengths, log_normal_lengths  # noqa: E402
+from rlmath.commands.plan.schedule.simulation import (  # noqa: E402
+    Choice,
+    Outcome,
+    Setup,
+    Times,
+    simulate,
+)
+from rlmath.config.rollout import RolloutSchedule  # noqa: E402
+
+PROMPTS, GROUP_SIZE = 16, 8
+MEAN_TOKENS, LONGEST_TOKENS = 120, 1024
+MAX_LAG = 2
+ENGINE_CORE, RANK_CORE = 1, 0
+REWARD = """
+def odd(completions, completion_ids, **_):
+    return [float(sum(ids) % 8 > 5) for ids in completion_ids]
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A schedule, and settings beside it; engine and rank have what is theirs in each."""
+
+    choice: Choice
+    settings: tuple[str, ...] = ()
+
+    @property
+    def warm_up(self) -> int:
+        """Steps that fill the schedule; the simulation leaves out the same, so that both count the
+        same steps, with the same problems."""
+        return self.choice.max_lag + 1
+
+
+def cases(lengths: Lengths) -> dict[str, Case]:
+    """What is run."""
+    continuous = Choice(RolloutSchedule.continuous, max_lag=MAX_LAG)
+    return {
+        "synchronous": Case(Choice()),
+        "carry_over": Case(Choice.carry_over(lengths.quantile(0.85), MAX_LAG)),
+        "pipelined": Case(Choice(RolloutSchedule.pipelined, max_lag=1)),
+        "continuous": Case(continuous),
+        "continuous_kv_keep": Case(continuous, ("rollout.kv=keep",)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10, help="counted steps of a run")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--keep", type=Path, help="folder for the runs; default: a temporary one")
+    parser.add_argument("--without", nargs="*", default=[], help="cases to leave out")
+    parser.add_argument("--run", nargs="*", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.run is not None:
+        run_one(arguments.keep, arguments.run)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.keep or Path(temporary)
+        print(json.dumps(compare(folder, arguments.steps, arguments.rounds, arguments.without)))
+
+
+def compare(folder: Path, steps: int, rounds: int, without: Sequence[str]) -> dict[str, Any]:
+    """All runs, and all simulations."""
+    from rlmath.quickstart import make_problems, make_tiny_model
+
+    if not (folder / "reward.py").is_file():
+        make_tiny_model(folder / "model")
+        make_problems(folder / "data")
+        (folder / "reward.py").write_text(REWARD)
+    problems = len((folder / "data" / "train.jsonl").read_text().splitlines())
+    lengths = log_normal_lengths(problems, GROUP_SIZE, MEAN_TOKENS, LONGEST_TOKENS)
+    np.save(folder / "lengths.npy", lengths.tokens)
+    chosen = {name: case for name, case in cases(lengths).items() if name not in without}
+    measured: dict[str, list[Run]] = {name: [] for name in chosen}
+    for index in range(rounds):
+        for name, case in chosen.items():
+            run_dir = folder / f"{name}_{index}"
+            measured[name].append(train(folder, run_dir, case, steps))
+    setup = setup_of(measured["synchronous"], lengths)
+    result: dict[str, Any] = {
+        "benchmark": "schedules",
+        "steps": steps * rounds,
+        "samples": PROMPTS * GROUP_SIZE,
+        "mean_response_tokens": float(lengths.tokens.mean()),
+        "times": dataclasses.asdict(setup.times),
+    }
+    base = tokens_per_s(measured["synchronous"])
+    for name, case in chosen.items():
+        outcome = simulate(config_of(folder, case), setup, case.choice, steps=steps)
+        result[name] = figures(measured[name], outcome, base)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run measured.
+
+    Attributes:
+        lines: Metrics of the counted steps.
+        decoding: ``[vLLM steps, 4]`` of the whole run: seconds, sequences, tokens held, and tokens
+            read of prompts and what was begun.
+        engine_busy_share: Of the time of the counted steps.
+    """
+
+    lines: list[dict[str, float]]
+    decoding: NDArray[np.float64]
+    engine_busy_share: float
+
+
+def train(folder: Path, run_dir: Path, case: Case, steps: int) -> Run:
+    """A run in a process of its own; one that is there is read."""
+    last = case.warm_up + steps
+    command = [sys.executable, __file__, "--keep", str(run_dir), "--run"]
+    if not (run_dir / "summary.json").is_file():
+        shutil.rmtree(run_dir, ignore_errors=True)
+        done = subprocess.run(
+            # For the steps at the end less is admitted.
+            [*command, *settings(folder, run_dir, case, last + case.warm_up)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(
+                f"{run_dir.name}: exit status {done.returncode}\n{done.stderr[-4000:]}"
+            )
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    # Seconds since 1970 at which each vLLM step began and ended, and what it had to do.
+    rows = np.loadtxt(run_dir / "engine_steps.txt", ndmin=2)
+    ends = np.loadtxt(run_dir / "step_ends.txt")
+    began, ended = rows[:, 0], rows[:, 1]
+    # What is done between two steps belongs to the second one; without work there is no step.
+    from_s = np.where(rows[:, 5] > 0, np.concatenate([began[:1], ended[:-1]]), began)
+    began_s, ended_s = ends[case.warm_up - 1], ends[last - 1]
+    within = (began > began_s) & (ended < ended_s)
+    busy_s = float((ended - from_s)[within].sum())
+    decoding = np.column_stack([ended - from_s, rows[:, 2:5]])[within]
+    return Run(lines[case.warm_up : last], decoding, busy_s / float(ended_s - began_s))
+
+
+def settings(folder: Path, run_dir: Path, case: Case, steps: int) -> list[str]:
+    return [
+        "experiment=quickstart",
+        f"model.path={folder / 'model'}",
+        f"data.train_paths=[{folder / 'data' / 'train.jsonl'}]",
+        "data.eval_paths=[]",
+        # The problems in the order in which the simulation has them.
+        "data.shuffle=false",
+        f"reward.items=[{{name: '{folder / 'reward.py'}:odd'}}]",
+        f"runner.run_dir={run_dir}",
+        f"runner.steps={steps}",
+        "runner.check_export_sequences=0",
+        f"algorithm.prompts_per_step={PROMPTS}",
+        f"algorithm.group_size={GROUP_SIZE}",
+        "algorithm.minibatches_per_step=1",
+        # All of them do what those that train on old tokens have to.
+        "algorithm.correction.kind=token_truncate",
+        f"rollout.max_response_tokens={LONGEST_TOKENS}",
+        "rollout.ignore_eos=true",
+        "rollout.cpu_kv_cache_gib=1",
+        "actor.tensor_parallel=1",
+        "actor.max_tokens_per_microbatch=4096",
+        # Asks the engines for more samples where a step has none of the newest weights.
+        "alignment.every=0",
+        "eval.every=0",
+        *case.choice.settings,
+        *case.settings,
+    ]
+
+
+def config_of(folder: Path, case: Case) -> Any:
+    """What the simulation is given beside the choice."""
+    from rlmath.config.load import load
+
+    return load(settings(folder, folder / "simulated", case, 1))
+
+
+def setup_of(runs: Sequence[Run], lengths: Lengths) -> Setup:
+    """What the simulation needs, from runs of the synchronous schedule alone."""
+    rows = np.concatenate([run.decoding for run in runs])
+    lines = [line for run in runs for line in run.lines]
+    step_s, sequence_s, token_s, prefill_token_s = non_negative_fit(
+        np.column_stack([np.ones(len(rows)), rows[:, 1:]]), rows[:, 0]
+    )
+    # Where the timer says nothing: from the last sample of a step to the first rank, and after it.
+    trained_s = [line["timing/log_probs"] + line["timing/update"] for line in lines]
+    fixed_s = [
+        line["timing/step"] - line["timing/generate"] - line.get("timing/grade", 0.0) - one
+        for line, one in zip(lines, trained_s, strict=True)
+    ]
+    tokens = [line["rollout/tokens"] for line in lines]
+    responses = statistics.fmean(line["rollout/response_tokens"] for line in lines)
+    prompt_tokens = (statistics.fmean(tokens) - responses) / (PROMPTS * GROUP_SIZE)
+    times = Times(
+        step_s=step_s,
+        sequence_s=sequence_s,
+        token_s=token_s,
+        prefill_token_s=prefill_token_s,
+        train_token_s=statistics.median(
+            one / count for one, count in zip(trained_s, tokens, strict=True)
+        ),
+        fixed_s=statistics.median(fixed_s),
+    )
+    return Setup(1, 256, round(prompt_tokens), lengths, times)
+
+
+def non_negative_fit(inputs: NDArray[np.float64], wanted: NDArray[np.float64]) -> list[float]:
+    """Least squares without negative coefficients: what would be negative is left out."""
+    kept = list(range(inputs.shape[1]))
+    while True:
+        found, *_ = np.linalg.lstsq(inputs[:, kept], wanted, rcond=None)
+        if (found >= 0).all():
+            break
+        kept.pop(int(found.argmin()))
+    given = dict(zip(kept, found.tolist(), strict=True))
+    return [given.get(index, 0.0) for index in range(inputs.shape[1])]
+
+
+def tokens_per_s(runs: Sequence[Run]) -> float:
+    """Response tokens trained on per second, over the counted steps of a run; the median run's."""
+    return statistics.median(
+        sum(line["rollout/response_tokens"] for line in run.lines)
+        / sum(line["timing/step"] for line in run.lines)
+        for run in runs
+    )
+
+
+def figures(runs: Sequence[Run], outcome: Outcome, base: float) -> dict[str, Any]:
+    lines = [line for run in runs for line in run.lines]
+    steps_s = [line["timing/step"] for line in lines]
+    found, said = tokens_per_s(runs), outcome.tokens_per_s
+    waited = [
+        (line["timing/generate"] + line.get("timing/grade", 0.0)) / line["timing/step"]
+        for line in lines
+    ]
+    return {
+        "settings": outcome.choice.settings,
+        "step_s": round(statistics.median(steps_s), 3),
+        "step_s_range": [round(min(steps_s), 3), round(max(steps_s), 3)],
+        "step_s_of_rounds": [
+            round(statistics.median(line["timing/step"] for line in run.lines), 3) for run in runs
+        ],
+        "tokens_per_s": round(found),
+        "to_synchronous": round(found / base, 3),
+        "engine_idle_share": round(1 - statistics.fmean(r.engine_busy_share for r in runs), 3),
+        "actor_idle_share": round(statistics.median(waited), 3),
+        "lag_mean": round(statistics.fmean(line["rollout/lag_mean"] for line in lines), 3),
+        "simulated_step_s": round(outcome.step_s, 3),
+        "simulated_tokens_per_s": round(said),
+        "simulated_actor_idle_share": round(outcome.actor_idle_share, 3),
+        "simulated_lag_mean": round(outcome.lag_mean, 3),
+        "error": round(said / found - 1, 4),
+    }
+
+
+# From here on: in the process of a run.
+
+
+def run_one(run_dir: Path, overrides: list[str]) -> None:
+    """``rlmath train`` with the lengths of the benchmark, its processes pinned and its engine's
+    steps timed."""
+    from rlmath.cli import main as rlmath
+    from rlmath.monitor import Monitor
+    from rlmath.rollout import sampler
+    from rlmath.rollout.pool import RolloutPool
+
+    run_dir.mkdir(parents=True)
+    tokens = np.load(run_dir.parent / "lengths.npy")
+    requests_for, ready = sampler.requests_for, RolloutPool.wait_until_ready
+    log_step = Monitor.log_step
+
+    def with_lengths(*arguments: Any, **given: Any) -> Any:
+        return [
+            dataclasses.replace(one, max_tokens=int(tokens[line_of(one.problem_id), one.index]))
+            for one in requests_for(*arguments, **given)
+        ]
+
+    def timed(pool: RolloutPool) -> None:
+        ready(pool)
+        path = str(run_dir / "engine_steps.txt")
+        pool.call_engines(lambda engine: time_steps(engine, path))
+
+    pinning = threading.Thread(target=keep_pinned, daemon=True)
+
+    def noted(monitor: Monitor, step: int, metrics: Any) -> Any:
+        with (run_dir / "step_ends.txt").open("a") as file:
+            file.write(f"{time.time()}\n")
+        if step == 1:
+            pinning.start()  # After the first step, in which much is loaded and compiled.
+        return log_step(monitor, step, metrics)
+
+    sampler.requests_for = with_lengths
+    RolloutPool.wait_until_ready = timed  # type: ignore[method-assign]
+    Monitor.log_step = noted  # type: ignore[method-assign]
+    raise SystemExit(rlmath(["train", *overrides]))
+
+
+def line_of(problem_id: str) -> int:
+    """``train.jsonl:5`` is the line at place 4, or 5: as the data counts."""
+    from rlmath.monitor.samples import data_id
+
+    return int(data_id(problem_id).rpartition(":")[2]) - FIRST_LINE
+
+
+# The number of a file's first line in problem ids.
+FIRST_LINE = 1
+
+
+def time_steps(engine: Any, path: str) -> None:
+    """In the engine's process: write down when each vLLM step began and ended, its sequences, the
+    tokens that they held, those that it read, and whether the engine had work before it."""
+    import time
+
+    client = engine.engine_core
+    scheduler = client.engine_core.scheduler
+    get_output = client.get_output
+    rows: list[str] = []
+    had_work = False
+
+    def waiting() -> int:
+        return sum(request.num_tokens for request in scheduler.waiting)
+
+    def timed() -> Any:
+        nonlocal had_work
+        began_s, before = time.time(), waiting()
+        held = sum(request.num_computed_tokens for request in scheduler.running)
+        outputs = get_output()
+        count = len(outputs.outputs)
+        row = (began_s, time.time(), count, held, before - waiting(), int(had_work))
+        rows.append(" ".join(str(value) for value in row))
+        had_work = bool(scheduler.running)
+        if len(rows) >= 100 or not had_work:
+            with open(path, "a") as file:
+                file.write("".join(f"{row}\n" for row in rows))
+            rows.clear()
+        return outputs
+
+    client.get_output = timed
+
+
+def keep_pinned() -> None:
+    """Pin the engine and the rank to their cores, threads that start later too."""
+    import psutil
+
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            try:
+                title = " ".join(process.cmdline())
+                core = next((core for name, core in CORES.items() if name in title), None)
+                for thread in process.threads() if core is not None else ():
+                    os.sched_setaffinity(thread.id, {core})
+            except (psutil.Error, OSError):
+                continue
+        time.sleep(1.0)
+
+
+# Names in the titles that Ray gives its processes.
+CORES = {"RolloutEngine": ENGINE_CORE, "ActorWorker": RANK_CORE}
+
+
+if __name__ == "__main__":
+    main()
