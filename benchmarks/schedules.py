@@ -152,7 +152,7 @@ class Run:
 
 
 def train(folder: Path, run_dir: Path, case: Case, steps: int) -> Run:
-    """A run in a process of its own; one that is there is read."""
+    """A run in a separate process; one that is there is read."""
     last = case.warm_up + steps
     command = [sys.executable, __file__, "--keep", str(run_dir), "--run"]
     if not (run_dir / "summary.json").is_file():

@@ -24,7 +24,7 @@ def window_settings(spec: ModelSpec, max_sequence_length: int) -> dict[str, Any]
 
 
 def scale_by_layer(layers: Any, spec: ModelSpec) -> None:
-    """Give each layer's attention the scale of its own rotary embedding, which Megatron has once
+    """Give each layer's attention the scale of its rotary embedding, which Megatron has once
     for all layers (see :func:`softmax_scale`).
 
     Args:
@@ -57,7 +57,7 @@ def _scaled(attention: type[Any], scales: list[float | None]) -> type[Any]:
 
 
 def rotate_windowed_layers(model: Any, spec: ModelSpec) -> None:
-    """Give layers with a window the angles of their own rotary embedding.
+    """Give layers with a window the angles of their rotary embedding.
 
     Megatron computes one table for all layers; these layers' attention is called with another of
     as many positions.

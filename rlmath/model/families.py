@@ -127,8 +127,8 @@ class Family:
         norms_after: A layer's norms stand behind attention and feed-forward, not before them.
         sliding_window: In layers with a window a token attends to config.json's
             ``sliding_window`` last tokens, or to all if that is null.
-        full_every: Where config.json does not list ``layer_types``, every how many-th layer has no
-            window; those with one have a rotary embedding of their own. 0: all layers have it.
+        full_every: Where config.json does not list ``layer_types``, every N-th layer has no
+            window; those with one have another rotary embedding. 0: all layers have it.
         moe: Layers can have experts (MoE).
         sigmoid_router: A token's experts are those of highest sigmoid plus a bias, and are weighted
             by the sigmoids without it; otherwise a softmax chooses and weighs.

@@ -393,7 +393,7 @@ def _refuse_unsupported(fields: _Fields, family: Family) -> None:
 
 
 def _full_layers(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
-    """Layers without a window: none, or those that config.json lists, or one in so many."""
+    """Layers without a window: none, or those that config.json lists, or every N-th."""
     every, types = family.full_every, fields.given.get("layer_types")
     if not every:
         if types:

@@ -75,7 +75,9 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
         outcomes = list(play_all(play, choices))
         outcomes += play_all(play, continuous_choices(outcomes, setup.engines))
         widths = {ranks: one.engines for ranks, one in setups.items()}
-        outcomes += play_all(play, other_width_choices(outcomes, plan.engine_tp, widths))
+        samples = work.prompts * work.group_size
+        others = other_width_choices(outcomes, plan.engine_tp, widths)
+        outcomes += play_all(play, [one for one in others if has_room(one, setups, samples)])
     outcomes.sort(key=lambda one: one.step_s)
     if arguments.json:
         print(json.dumps(as_json(wish, plan, setup, outcomes), indent=1))
@@ -161,6 +163,21 @@ def other_width_choices(
             if ranks != usual and (engines is None or 0 < engines < room):
                 found.append(dataclasses.replace(best, engines=engines, engine_ranks=ranks))
     return found
+
+
+def has_room(choice: Choice, setups: Mapping[int, Setup], samples: int) -> bool:
+    """Whether the engines run at least half of the samples that may be live at once.
+
+    Where fewer run, most wait in the queue, and playing a step takes minutes.
+
+    Args:
+        choice: With the engines' width.
+        setups: By width.
+        samples: Of a step.
+    """
+    setup = setups[choice.engine_ranks or min(setups)]
+    running = (choice.engines or setup.engines) * setup.capacity
+    return 2 * running >= (choice.max_lag + 1) * samples
 
 
 def _play(

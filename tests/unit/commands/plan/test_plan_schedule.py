@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlmath.cli import main
-from rlmath.commands.plan.schedule.cli import ENGINE_WIDTHS, other_width_choices, splits
+from rlmath.commands.plan.schedule.cli import ENGINE_WIDTHS, has_room, other_width_choices, splits
 from rlmath.commands.plan.schedule.lengths import (
     Lengths,
     budgets,
@@ -122,6 +122,15 @@ def test_other_widths_have_as_many_gpus() -> None:
         # Half an engine of four GPUs is none.
         dataclasses.replace(Choice.continuous(2, 2), engine_ranks=1),
     ]
+
+
+def test_a_width_at_which_most_samples_wait_is_not_tried() -> None:
+    setups = {4: Setup(32, 256, 100, Lengths(np.full((1, 1), 1)), TIMES)}
+    choice = dataclasses.replace(Choice.continuous(24, 2), engine_ranks=4)
+    # 24 engines run 6,144 samples at once, half of 12,288.
+    assert has_room(choice, setups, samples=4096)
+    assert not has_room(dataclasses.replace(choice, max_lag=4), setups, samples=4096)
+    assert has_room(Choice(engine_ranks=4), setups, samples=8192)
 
 
 def test_computing_takes_its_time_for_each_sequence() -> None:
