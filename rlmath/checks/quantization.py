@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlmath.config.algorithm import OldLogProbs
 from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType
@@ -22,7 +23,7 @@ def quantization_problems(config: Config, command: str) -> Iterator[str]:
     if command == "train" and not config.algorithm.correction.is_on:
         yield (
             "algorithm.correction.kind=none: engines sample from another policy than is trained, "
-            f"with {key}; take token_truncate"
+            f"with {key}; take token_truncate{_with_recomputed(config)}"
         )
     if config.model.dtype is DType.float32:
         yield f"{key}: vLLM quantizes models of 16 bits, and model.dtype=float32; take bfloat16"
@@ -42,6 +43,13 @@ def quantization_problems(config: Config, command: str) -> Iterator[str]:
             f"{key}: adapters beside a base model in FP8 (actor.lora.rollout=unmerged) have not "
             "been compared with the actor; take actor.lora.rollout=merged"
         )
+
+
+def _with_recomputed(config: Config) -> str:
+    """What a correction needs besides."""
+    if config.algorithm.old_log_probs is OldLogProbs.recompute:
+        return ""
+    return " with algorithm.old_log_probs=recompute"
 
 
 def quantization_model(config: Config, model: ModelSpec) -> Iterator[str]:

@@ -264,6 +264,7 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath grade ", parses_grade),
     (r"rlmath report ", named_in("tests/unit/commands/report/test_report_page.py", '"report"')),
     (r"rlmath drill .*--check", run),
+    (r"rlmath drill --table ", named_in("tests/unit/commands/drill/test_catalog.py", '"--table"')),
     (r"rlmath drill ", check_drill),
     (r"rlmath test ", named_in("tests/e2e/test_recipe_test.py", '"test"')),
     (r"rlmath why ", named_in("tests/unit/commands/why/test_why.py", '"why"')),

@@ -14,6 +14,7 @@ from rlmath.checks.quantization import (
     quantization_model,
     quantization_problems,
 )
+from rlmath.config.algorithm import OldLogProbs
 from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType
@@ -35,6 +36,13 @@ def config() -> Config:
     ("changes", "part"),
     [
         ({"algorithm.correction.kind": CorrectionKind.none}, "token_truncate"),
+        (
+            {
+                "algorithm.correction.kind": CorrectionKind.none,
+                "algorithm.old_log_probs": OldLogProbs.engine,
+            },
+            "take token_truncate with algorithm.old_log_probs=recompute",
+        ),
         ({"weights.transport": Transport.nccl_m2n}, "nccl_m2n"),
         ({"model.dtype": DType.float32}, "take bfloat16"),
         ({"precision.batch_invariant": True}, "batch_invariant"),
