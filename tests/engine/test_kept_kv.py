@@ -81,7 +81,7 @@ def test_samples_continue_from_the_keys_and_values_of_the_weights_before(
         sample, prompt = begun[request.key], request.prompt_token_ids
         assert sample.spans == spans
         found = of_stale_cache(reference, weights, prompt, sample)
-        np.testing.assert_allclose(sample.log_probs, found, atol=2e-5)
+        np.testing.assert_allclose(sample.log_probs, found, atol=5e-5)
         last = reference.log_probs(prompt, sample, 1.0).numpy()
         far = max(far, float(np.abs(sample.log_probs - last)[PLACES[2] :].max()))
     assert far > 1e-3, "no single version of the weights gives these log-probs"

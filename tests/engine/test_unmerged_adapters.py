@@ -14,6 +14,7 @@ import pytest
 import ray
 import torch
 from adapters import Trainer, merged
+from conftest import start_sender
 from reference import Reference, by_key, make_requests, random_prompts, send, tokens
 
 from rlmath.errors import WeightsError
@@ -66,7 +67,7 @@ def scored(pool: RolloutPool, requests: list[Request], samples: list[Sample]) ->
 
 
 def test_engines_sample_with_the_adapters_of_each_sync(
-    unmerged: RolloutPool, trainer: Trainer, pool: RolloutPool, sender: Any, reference: Reference
+    unmerged: RolloutPool, trainer: Trainer, pool: RolloutPool, reference: Reference
 ) -> None:
     # Longer than a block, so that a prompt's keys and values are kept.
     prompts = random_prompts(4, 200, seed=3)
@@ -85,6 +86,8 @@ def test_engines_sample_with_the_adapters_of_each_sync(
         assert any(tokens(after[key]) != tokens(before[key]) for key in after)
         before = after
     # What engines with merged weights say of the same samples.
+    # The engines receive from the sender that was started last.
+    sender = start_sender(pool, reference)
     ray.get(sender.set_tensors.remote(merged(trainer.base, trainer.sent)))
     try:
         send(sender, pool)
@@ -92,6 +95,7 @@ def test_engines_sample_with_the_adapters_of_each_sync(
     finally:
         ray.get(sender.set_tensors.remote(reference.tensors()))
         send(sender, pool)
+        ray.kill(sender)
     for key, one in after.items():
         assert abs(one.log_probs - theirs[key].log_probs).max() < 1e-4
     # A response that a later version continues is of both.
