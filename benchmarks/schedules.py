@@ -132,6 +132,7 @@ def compare(folder: Path, steps: int, rounds: int, without: Sequence[str]) -> di
     for name, case in chosen.items():
         outcome = simulate(config_of(folder, case), setup, case.choice, steps=steps)
         result[name] = figures(measured[name], outcome, base)
+        result[name]["settings"] += case.settings
     return result
 
 
@@ -279,7 +280,7 @@ def figures(runs: Sequence[Run], outcome: Outcome, base: float) -> dict[str, Any
         for line in lines
     ]
     return {
-        "settings": outcome.choice.settings,
+        "settings": list(outcome.choice.settings),
         "step_s": round(statistics.median(steps_s), 3),
         "step_s_range": [round(min(steps_s), 3), round(max(steps_s), 3)],
         "step_s_of_rounds": [
@@ -289,7 +290,7 @@ def figures(runs: Sequence[Run], outcome: Outcome, base: float) -> dict[str, Any
         "to_synchronous": round(found / base, 3),
         "engine_idle_share": round(1 - statistics.fmean(r.engine_busy_share for r in runs), 3),
         "actor_idle_share": round(statistics.median(waited), 3),
-        "lag_mean": round(statistics.fmean(line["rollout/lag_mean"] for line in lines), 3),
+        "lag_mean": round(statistics.fmean(line.get("rollout/lag_mean", 0.0) for line in lines), 3),
         "simulated_step_s": round(outcome.step_s, 3),
         "simulated_tokens_per_s": round(said),
         "simulated_actor_idle_share": round(outcome.actor_idle_share, 3),
