@@ -88,7 +88,7 @@ def test_samples_continue_from_the_keys_and_values_of_the_weights_before(
     fresh = make_requests(prompts, samples=2, max_tokens=24, step=1)
     for sample in sampled(keeping, fresh).values():
         want = reference.log_probs(prompts[sample.problem_id], sample, 1.0).numpy()
-        np.testing.assert_allclose(sample.log_probs, want, atol=1e-5)
+        np.testing.assert_allclose(sample.log_probs, want, atol=5e-5)
     reference.load(began)
     ray.kill(sender)
 
