@@ -71,10 +71,11 @@ def transformer_config(
     recompute: dict[str, Any] = {}
     if settings.recompute == "full":
         chunks = layout.virtual_stages
-        layers_per_chunk = max(layout.stage_sizes(spec.layers)) // chunks
+        layers_per_chunk = -(-max(layout.stage_sizes(spec.layers)) // chunks)
         recompute = {
             "recompute_granularity": "full",
             "recompute_method": "block",
+            # A chunk with fewer layers recomputes all of them.
             "recompute_num_layers": min(
                 (settings.recompute_num_layers or layers_per_chunk * chunks) // chunks,
                 layers_per_chunk,

@@ -51,8 +51,9 @@ class ActorConfig:
     virtual_stages: int = setting(
         1,
         "Chunks of the model on each pipeline stage, through which Megatron interleaves the "
-        "micro-batches: stages wait less for each other, and send more often. Divides each stage's "
-        "layers; the micro-batches of a rank become a multiple of pipeline_parallel. 1: off.",
+        "micro-batches: stages wait less for each other, and send more often. Each chunk has at "
+        "least one layer; the micro-batches of a rank become a multiple of pipeline_parallel. "
+        "1: off.",
         least=1,
     )
     context_parallel: int = setting(

@@ -37,13 +37,13 @@ def stage_problem(sizes: Sequence[int], layers: int, stages: int) -> str | None:
 
 
 def chunk_problem(sizes: Sequence[int], virtual_stages: int) -> str | None:
-    """Why stages of these sizes cannot be cut into equal chunks; ``None``: they can."""
-    if all(size % virtual_stages == 0 for size in sizes):
+    """Why stages of these sizes cannot be cut into chunks; ``None``: they can."""
+    if all(size >= virtual_stages for size in sizes):
         return None
     return (
         f"actor.virtual_stages={virtual_stages}: the pipeline stages have "
-        f"{'+'.join(map(str, sizes))} layers, and each number has to be a multiple of "
-        f"{virtual_stages}; take other actor.pipeline_layers, pipeline_parallel or virtual_stages"
+        f"{'+'.join(map(str, sizes))} layers, and each needs one for each of its chunks; take "
+        f"actor.virtual_stages={min(sizes)} or less, or fewer stages"
     )
 
 
@@ -60,8 +60,9 @@ class Layout:
             on its rank; a divisor of ``tensor_parallel * data_parallel``. With 1 each copy of the
             model has all experts, sliced over its tensor-parallel ranks as other matrices are.
         pipeline_layers: Layers of each stage; empty: as ``even_stages`` shares them.
-        virtual_stages: Chunks of the model that each stage has, of equal numbers of layers: the
-            first chunk of every stage comes first, then the second of every stage, and so on.
+        virtual_stages: Chunks of the model that each stage has, of equal numbers of layers or, at
+            its first chunks, one more: the first chunk of every stage comes first, then the second
+            of every stage, and so on.
     """
 
     tensor_parallel: int = 1
@@ -98,7 +99,8 @@ class Layout:
         """Layers of each pipeline stage of a model of ``layers`` layers.
 
         Raises:
-            UserError: ``pipeline_layers`` are not those of this model, or a stage would have none.
+            UserError: ``pipeline_layers`` are not those of this model, or a stage or a chunk would
+                have none.
         """
         sizes = self.pipeline_layers or even_stages(layers, self.pipeline_parallel)
         problem = stage_problem(sizes, layers, self.pipeline_parallel)
@@ -111,13 +113,14 @@ class Layout:
         """The layers of each chunk of each pipeline stage, from 0.
 
         Raises:
-            UserError: See :meth:`stage_sizes`; or a stage's layers do not divide into its chunks.
+            UserError: See :meth:`stage_sizes`.
         """
         sizes, begin = self.stage_sizes(layers), 0
         found: list[list[range]] = [[] for _ in sizes]
-        for _ in range(self.virtual_stages):
+        for chunk in range(self.virtual_stages):
             for stage, size in enumerate(sizes):
-                end = begin + size // self.virtual_stages
+                each, left_over = divmod(size, self.virtual_stages)
+                end = begin + each + (chunk < left_over)
                 found[stage].append(range(begin, end))
                 begin = end
         return tuple(map(tuple, found))

@@ -70,11 +70,11 @@ def tied_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_model(tmp_path_factory.mktemp("tied"), tied=True)
 
 
-def make_model(folder: Path, tied: bool) -> str:
+def make_model(folder: Path, tied: bool, **sizes: int) -> str:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen2Config(**TINY_SIZES, tie_word_embeddings=tied)
+    config = Qwen2Config(**TINY_SIZES | sizes, tie_word_embeddings=tied)
     model = Qwen2ForCausalLM(config)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

@@ -23,11 +23,13 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import TokenValues, UpdateSettings
 from rlmath.batching.shards import response_rows
+from rlmath.checkpoint.state import load_model, save_model
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import build, gather, make_batch
+from tests.distributed.test_checkpoint import After, assert_equal, commit, go_on
 from tests.distributed.test_mixture import make_mixture
 
 ONE = Layout(1, 1, 1)
@@ -36,6 +38,7 @@ LAYOUTS = [Layout(2, 1, 2, expert_parallel=2), Layout(1, 2, 2, expert_parallel=2
 UPDATE = UpdateSettings(minibatches=2)
 # Of the stage's layers some are run again in the backward pass, and others not.
 RECOMPUTE: dict[str, Any] = {"recompute": "full", "recompute_num_layers": 1}
+REPLAYED = ModelSettings(torch.float32, sequence_parallel=True, recompute="full")
 R2 = "old_log_probs"
 FIGURES = ("changed_share", "max_load", "min_load")
 
@@ -282,6 +285,59 @@ def test_layouts(
     torch.testing.assert_close(
         after.log_probs, gather(batch, [on_one_rank.after]).log_probs, atol=2e-4, rtol=0
     )
+
+
+def run_and_save(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, folder: str
+) -> tuple[After, dict[str, float]]:
+    """Step 1, a checkpoint, and steps 2 and 3 in the same process."""
+    actor = build(layout, platform, model, routing_replay=R2, model=REPLAYED)
+    replayed_steps(actor, batch, [1])
+    save_model(actor, folder)
+    routing = replayed_steps(actor, batch, [2, 3])
+    return go_on(actor, batch, 0), routing
+
+
+def run_from_checkpoint(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, folder: str
+) -> tuple[After, dict[str, float]]:
+    """Steps 2 and 3 of a new actor, as after the old one was killed."""
+    actor = build(layout, platform, model, routing_replay=R2, model=REPLAYED)
+    load_model(actor, folder)
+    routing = replayed_steps(actor, batch, [2, 3])
+    return go_on(actor, batch, 0), routing
+
+
+def replayed_steps(
+    actor: MegatronActor, batch: TrainingBatch, seeds: list[int]
+) -> dict[str, float]:
+    """Steps of two minibatches, of which the second replays routes that it would not choose."""
+    for seed in seeds:
+        shard = actor.shard_of(batch, UPDATE, seed)
+        old = actor.shard_log_probs(shard, keep_routes=True)
+        values = torch.zeros(int(shard.batch.response_lengths.sum()))
+        values = values if old is None else old.log_probs
+        found = actor.update_shard(shard.with_values(old_log_probs=values), UPDATE)
+        assert found.routing["routing/changed_share"] > 0
+    return found.routing
+
+
+def test_a_resumed_run_is_the_one_that_never_stopped(
+    ranks: RankPool, mixture: str, batch: TrainingBatch, tmp_path: Path
+) -> None:
+    """Bit for bit, on ranks that share experts: no step needs the routes of one before it."""
+    straight: list[Any] = []
+
+    def run(partial: str) -> None:
+        straight[:] = ranks.run(EP2, run_and_save, mixture, batch, partial)
+
+    folder = commit(tmp_path, run)
+    resumed = ranks.run(EP2, run_from_checkpoint, mixture, batch, folder)
+    for (one, routing), (other, other_routing) in zip(straight, resumed, strict=True):
+        assert_equal(one, other)
+        assert routing == other_routing
+        if one.values is not None:
+            assert torch.equal(one.values.log_probs, other.values.log_probs)
 
 
 def test_figures_and_bytes(on_one_rank: Step, batch: TrainingBatch) -> None:

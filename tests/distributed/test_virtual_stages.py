@@ -52,6 +52,41 @@ def test_the_update_is_that_of_one_chunk(
     check_updates(ranks, tiny_model, on_one_rank, layout, changes)
 
 
+@pytest.fixture(scope="module")
+def seven_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("seven")
+    return test_actor.make_model(folder, tied=False, num_hidden_layers=7)
+
+
+@pytest.fixture(scope="module")
+def seven_on_one_rank(ranks: RankPool, seven_layers: str) -> Any:
+    return test_actor.updates_on_one_rank(ranks, seven_layers)
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        # Chunks of 2, 2, 2 and 1 layers.
+        (VP2, {}),
+        # Chunks of 1, 2, 1, 1, 1 and 1, some of which recompute fewer layers than others.
+        (Layout(1, 3, 1, virtual_stages=2), {"model": MODEL}),
+        # Chunks of one layer but for the first.
+        (Layout(1, 2, 1, virtual_stages=3), {}),
+    ],
+    ids=str,
+)
+def test_seven_layers_in_chunks_that_differ(
+    ranks: RankPool,
+    seven_layers: str,
+    seven_on_one_rank: Any,
+    layout: Layout,
+    changes: dict[str, Any],
+) -> None:
+    check_updates(ranks, seven_layers, seven_on_one_rank, layout, changes)
+    (expected,) = ranks.run(ONE, run_fingerprints, seven_layers)
+    assert all(one == expected for one in ranks.run(layout, run_fingerprints, seven_layers))
+
+
 def test_tied_embeddings(ranks: RankPool, tied_model: str, tied_on_one_rank: Any) -> None:
     check_updates(ranks, tied_model, tied_on_one_rank, VP2, {})
 

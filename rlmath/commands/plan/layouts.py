@@ -45,7 +45,7 @@ from rlmath.config.schema import Config, Device, WeightsConfig
 from rlmath.config.settings import out_of_range
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.lora import Lora
-from rlmath.model.parallel import Layout, chunk_problem, even_stages
+from rlmath.model.parallel import Layout, even_stages
 from rlmath.model.spec import ModelSpec
 
 # Context-parallel ranks that are tried.
@@ -352,7 +352,8 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
         if gpus % (tp * pp * cp) or pp > spec.layers or not _splits(spec, tp):
             continue
         virtual = wish.virtual_stages
-        if virtual > 1 and (pp == 1 or chunk_problem(even_stages(spec.layers, pp), virtual)):
+        # Of what can be trained, only chunks of one size are planned.
+        if virtual > 1 and (pp == 1 or any(n % virtual for n in even_stages(spec.layers, pp))):
             continue
         dp = gpus // (tp * pp * cp)
         for ep in _expert_shares(wish, tp, cp, dp):

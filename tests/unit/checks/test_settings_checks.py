@@ -168,7 +168,7 @@ def test_ranges_hold_at_their_ends() -> None:
         (["actor.virtual_stages=2"], ["actor.virtual_stages=2", "pipeline_parallel to 2"]),
         (
             ["actor.virtual_stages=2", "actor.pipeline_parallel=2", "actor.pipeline_layers=[1,3]"],
-            ["actor.virtual_stages=2", "1+3 layers", "multiple of 2"],
+            ["actor.virtual_stages=2", "1+3 layers", "actor.virtual_stages=1 or less"],
         ),
         (
             [

@@ -108,6 +108,15 @@ def test_layers_of_virtual_and_uneven_stages() -> None:
         ((1, 2, 3, 4),),
         ((5, 6),),
     )
+    assert chunks_of(7, Layout(1, 2, virtual_stages=2)) == (
+        ((0, 1), (4, 5)),
+        ((2, 3), (6,)),
+    )
+    assert chunks_of(7, Layout(1, 3, virtual_stages=2)) == (
+        ((0,), (4,)),
+        ((1, 2), (5,)),
+        ((3,), (6,)),
+    )
     assert chunks_of(5, Layout()) == (((0, 1, 2, 3, 4),),)
 
 
@@ -115,7 +124,7 @@ def test_layers_of_virtual_and_uneven_stages() -> None:
     ("layout", "words"),
     [
         (Layout(1, 4), "has 3 layers, and every stage needs one; take at most 3"),
-        (Layout(1, 3, virtual_stages=2), r"actor.virtual_stages=2.*1\+1\+1 layers.*multiple of 2"),
+        (Layout(1, 3, virtual_stages=2), r"actor.virtual_stages=2.*1\+1\+1 layers.*=1 or less"),
         (Layout(1, 2, pipeline_layers=(4, 1)), r"5 layers.* add up to 3; works: \[2,1\]"),
         (Layout(3), "3 ranks|over TP 3"),
         (Layout(expert_parallel=2), "no experts"),
