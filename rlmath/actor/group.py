@@ -15,6 +15,7 @@ import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
+from rlmath.actor.ahead import PassAhead, Sources, StepPass
 from rlmath.actor.observer import ObservedUpdate, Products
 from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
 from rlmath.actor.settings import (
@@ -192,9 +193,54 @@ class ActorGroup:
             "begin_step",
         )
 
-    def step_log_probs(self, now: int, stale_kv: bool = False) -> Alignment:
-        """Compute the old policy's log-probs; see ``RankStep.log_probs``."""
-        return Alignment.joined([one for one in self._all("step_log_probs", now, stale_kv) if one])
+    def begin_log_probs(self, sequences: Sequences) -> PassAhead:
+        """Have the ranks compute log-probs of sequences of which later a step is made; returns at
+        once."""
+        settings = shard_settings(self.settings, self.layout)
+        dealt = list(shards(sequences, dataclasses.replace(settings, idle_ranks=True)))
+        refs = [ray.put(shard) for shard in dealt]
+        calls = [
+            worker.log_probs_ahead.options(num_returns=2).remote(refs[i])
+            for worker, i in zip(self._workers, self._dp, strict=True)
+        ]
+        return PassAhead(
+            tuple(shard.places for shard in dealt),
+            sequences.response_lengths,
+            tuple(reports for reports, _ in calls),
+            tuple(values for _, values in calls),
+        )
+
+    def step_log_probs(
+        self, now: int, stale_kv: bool = False, ahead: Sequence[StepPass] = ()
+    ) -> Alignment:
+        """Compute the old policy's log-probs; see ``RankStep.log_probs``.
+
+        Args:
+            now: See there.
+            stale_kv: See there.
+            ahead: Passes that have been made, or begun, over all sequences of the step; none: one
+                is made now.
+        """
+        if not ahead:
+            calls = self._all("step_log_probs", now, stale_kv)
+            return Alignment.joined([one for one in calls if one])
+        by_rank = [self._values_by_rank(one.made) for one in ahead]
+        sources = Sources.of(ahead)
+        given = []
+        for places in self._shares:
+            wanted, pieces = sources.select(places.tolist())
+            given.append((pieces, [by_rank[number][rank] for number, rank in wanted]))
+        refs = [
+            worker.step_log_probs.remote(now, stale_kv, given[i][0], *given[i][1])
+            for worker, i in zip(self._workers, self._dp, strict=True)
+        ]
+        return Alignment.joined([one for one in self._get(refs, "step_log_probs") if one])
+
+    def _values_by_rank(self, made: PassAhead) -> dict[int, Any]:
+        """References to a pass's values by data-parallel rank; waits for the pass."""
+        reports = self._get(list(made.reports), "log_probs_ahead")
+        by_rank = zip(self._dp, reports, made.values, strict=True)
+        return {rank: values for rank, is_reporter, values in by_rank if is_reporter}
 
     def step_reference_log_probs(self) -> None:
         """Compute the reference model's log-probs."""

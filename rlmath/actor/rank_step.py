@@ -151,17 +151,27 @@ class RankStep:
         # The weights version that the old log-probs are of.
         self._now: int | None = None
 
-    def log_probs(self, now: int, stale_kv: bool = False) -> Alignment | None:
-        """Compute the old policy's log-probs.
+    def log_probs(
+        self,
+        now: int,
+        stale_kv: bool = False,
+        ahead: TokenValues | None = None,
+        is_made: bool = False,
+    ) -> Alignment | None:
+        """Compute the old policy's log-probs, or take those that were computed ahead.
 
         Args:
             now: The actor's weights version.
             stale_kv: See :meth:`Alignment.of`.
+            ahead: Of the shard's response tokens, on ranks of the last stage.
+            is_made: They were computed ahead.
 
         Returns:
             On the rank that reports, how they agree with the rollout log-probs.
         """
-        found = self._policy.shard_log_probs(self.shard, keep_routes=True)
+        found = ahead
+        if not is_made:
+            found = self._policy.shard_log_probs(self.shard, keep_routes=True)
         self.shard = self.shard.with_values(old_log_probs=self._or_nothing(found))
         if found is None:
             return None

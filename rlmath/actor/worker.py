@@ -120,9 +120,36 @@ class ActorWorker:
 
         self.step = RankStep(self.actor, self.value_model, shard)
 
-    def step_log_probs(self, now: int, stale_kv: bool = False) -> Any:
-        """See :meth:`rlmath.actor.rank_step.RankStep.log_probs`."""
-        found = self.step.log_probs(now, stale_kv)
+    def log_probs_ahead(self, shard: Shard) -> tuple[bool, Any]:
+        """Log-probs of sequences of which later a step is made.
+
+        Returns:
+            Whether this rank reports, and if so :data:`rlmath.actor.ahead.Values`.
+        """
+        values = self.actor.shard_log_probs(shard)
+        self._note_peak("log_probs")
+        if values is None or not self.actor.reports:
+            return False, None
+        return True, (values.log_probs.numpy(), values.entropy.numpy())
+
+    def step_log_probs(
+        self, now: int, stale_kv: bool = False, pieces: Any = (), *values: Any
+    ) -> Any:
+        """See :meth:`rlmath.actor.rank_step.RankStep.log_probs`.
+
+        Args:
+            now: See there.
+            stale_kv: See there.
+            pieces: Of each sequence of the shard, where :meth:`log_probs_ahead` left its values;
+                none: they are computed now.
+            values: That ``pieces`` point into.
+        """
+        ahead = None
+        if pieces and self.actor.is_last_stage:
+            from rlmath.actor.ahead import assemble
+
+            ahead = assemble(pieces, values)
+        found = self.step.log_probs(now, stale_kv, ahead=ahead, is_made=bool(pieces))
         self._note_peak("log_probs")
         return found
 

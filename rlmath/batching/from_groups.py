@@ -141,7 +141,8 @@ def _token_ages(samples: Sequence[Sample]) -> Tensor | None:
 
 
 def _concatenated(arrays: Sequence[NDArray[Any]], dtype: Any) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays, dtype=dtype))
+    # Of few sequences a rank may have none.
+    return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype))
 
 
 def apply_truncation_penalty(

@@ -31,6 +31,10 @@ class Sequences(Protocol):
         """``[N]`` int64, prompt and response together, in tokens."""
 
     @property
+    def response_lengths(self) -> Tensor:
+        """``[N]`` int64, in tokens."""
+
+    @property
     def loss_token_counts(self) -> Tensor:
         """``[N]`` int64, response tokens that take part in the loss."""
 
@@ -58,6 +62,7 @@ class ShardSettings:
         multiple_of: Of which a rank's micro-batches of a minibatch are a multiple.
         aggregation: See ``sequence_weights``.
         constant_length: See ``sequence_weights``.
+        idle_ranks: See ``assign``.
     """
 
     data_parallel: int
@@ -67,6 +72,7 @@ class ShardSettings:
     multiple_of: int = 1
     aggregation: str = "token_mean"
     constant_length: int | None = None
+    idle_ranks: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,7 +177,8 @@ def shards(
         only: Make the shard of this rank alone.
 
     Raises:
-        ValueError: Fewer sequences in a minibatch than ranks, or than minibatches.
+        ValueError: Fewer sequences in a minibatch than ranks without ``idle_ranks``, or than
+            minibatches.
     """
     lengths = sequences.sequence_lengths.tolist()
     group_ids, token_counts = sequences.group_ids, sequences.loss_token_counts
@@ -190,6 +197,7 @@ def shards(
             settings.data_parallel,
             settings.max_tokens_per_microbatch,
             multiple_of=settings.multiple_of,
+            idle_ranks=settings.idle_ranks,
         )
         for rank, micro_batches in enumerate(dealt):
             rows[rank] += [members[i] for one in micro_batches for i in one.sequences]

@@ -5,8 +5,8 @@ arithmetic, and names values that would work. Ranges stand with the fields (``ut
 what divides what is in ``layout.py``; files, memory and disk are in ``files.py``; what is evaluated
 is in ``benchmarks.py``; what the algorithm does not allow is in ``algorithm.py``; what a teacher
 needs is in ``teacher.py``; what layers and kernels are there is in ``precision.py``; adapters are
-in ``lora.py``, what is recomputed in ``recompute.py``; this file has the order and the other
-contradictions.
+in ``lora.py``, what is computed while others are sampled in ``overlap.py``, what is recomputed in
+``recompute.py``; this file has the order and the other contradictions.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine
+from rlmath.checks.overlap import overlap_problems
 from rlmath.checks.overview import updates_of
 from rlmath.checks.quantization import quantization_model, quantization_problems
 from rlmath.checks.recompute import recompute_model, recompute_problems
@@ -97,6 +98,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from _accepted_changes(config)
     if command == "train":
         yield from teacher_problems(config, device)
+        yield from overlap_problems(config, device)
         yield from unmerged_problems(config, device)
     if command != "sft":
         yield from quantization_problems(config, command)

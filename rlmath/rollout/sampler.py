@@ -66,6 +66,8 @@ class Sampler:
 
     Attributes:
         on_kept: Told of each group that passed the filter, while others are sampled.
+        on_decided: Told of each group that a step admitted, once it is graded: its place among
+            those of the step, from 0, and the group; ``None``: the filter dropped it.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Sampler:
         self.ledger = ledger or Ledger()
         self.journal = journal or SampleJournal()
         self.on_kept: Callable[[Group], None] = lambda _: None
+        self.on_decided: Callable[[int, Group | None], None] = lambda *_: None
         self._max_lag = max_lag(config.rollout)
         schedule = config.rollout.schedule
         self._carries_over = schedule is RolloutSchedule.carry_over
@@ -145,6 +148,7 @@ class Sampler:
         now = step - ahead
         rollout, algorithm = self._config.rollout, self._config.algorithm
         self._skipped, seen = 0, self._ids_in_use()
+        first = self._asked
 
         def admit(count: int) -> list[LiveGroup]:
             return self._admit_next(count, step, now, seen)
@@ -163,6 +167,7 @@ class Sampler:
             graded=self._with_penalty,
             while_grading=while_grading,
             on_kept=self.on_kept,
+            on_decided=lambda ordinal, group: self.on_decided(ordinal - first, group),
         )
         with self.journal.step(step, weights) as journal:
             for sample in pool.generate(work.begin(), work.more, journal):

@@ -40,6 +40,7 @@ class StepSampling:
         graded: Told of each group once it is graded; gives it as it is to be filtered.
         while_grading: A context manager for the time in which grades are waited for.
         on_kept: Told of each group that passed the filter.
+        on_decided: Told of each group that was graded, by ordinal; ``None``: the filter dropped it.
 
     Attributes:
         unfinished: Groups that are not decided, by ordinal; in the end what later steps continue.
@@ -67,6 +68,7 @@ class StepSampling:
         graded: Callable[[Group], Group],
         while_grading: Callable[[], Any],
         on_kept: Callable[[Group], None] = lambda _: None,
+        on_decided: Callable[[int, Group | None], None] = lambda *_: None,
     ) -> None:
         self._step = step
         self._kept, self._kept_since = kept, kept_since
@@ -75,7 +77,7 @@ class StepSampling:
         self._live_groups = live_groups
         self._admit, self._grading = admit, grading
         self._graded, self._while_grading = graded, while_grading
-        self._on_kept = on_kept
+        self._on_kept, self._on_decided = on_kept, on_decided
         self.unfinished = {group.ordinal: group for group in unfinished}
         self._groups = {group.problem.id: group for group in self.unfinished.values()}
         # Groups of which a sample was cut in this step.
@@ -211,6 +213,7 @@ class StepSampling:
                 self.dropped[group.problem.id] = reason
                 failed = reason == UNSCORED
                 self._note(Event.failed if failed else Event.filtered, ordinal, reason=reason)
+            self._on_decided(ordinal, group if reason is None else None)
 
     def _note(self, event: Event, ordinal: int, **more: Any) -> None:
         self.events.append({"event": event, "group": ordinal, **more})

@@ -9,16 +9,19 @@ import contextlib
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rlmath.actor.ahead import StepPass
 from rlmath.monitor import Monitor
 from rlmath.monitor.digests import digest
 from rlmath.rollout.round import Round
 from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.training.log_probs_ahead import LogProbsAhead
 from rlmath.training.session import Session
+from rlmath.types import Group
 
 
 class Feed:
@@ -28,10 +31,26 @@ class Feed:
         session: Its engines sample.
         sampler: Decides what.
         monitor: Times it.
+
+    Attributes:
+        ahead: Begins log-prob passes while a step is sampled; ``None``: nobody does.
     """
+
+    ahead: LogProbsAhead | None = None
 
     def __init__(self, session: Session, sampler: Sampler, monitor: Monitor) -> None:
         self._session, self._sampler, self._monitor = session, sampler, monitor
+
+    def log_probs_ahead(self, groups: Sequence[Group]) -> list[StepPass]:
+        """Log-prob passes over a step's groups that were begun while it was sampled.
+
+        Args:
+            groups: Of the step, from :meth:`take`.
+
+        Returns:
+            Passes that have each sample once; none where they are not made ahead.
+        """
+        return [] if self.ahead is None else self.ahead.take(groups)
 
     def take(self, step: int) -> Sampled:
         """Sample and grade the groups of a step; engines that share GPUs sleep when this returns.
@@ -40,6 +59,8 @@ class Feed:
             The groups, with the metrics of sampling, engines and rewards.
         """
         self._set_step(step)
+        if self.ahead is not None:
+            self.ahead.begin()
         if self._sampler.round is None:
             with self._monitor.phase("generate"):
                 # Grading starts with the first finished sample.

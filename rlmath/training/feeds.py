@@ -11,6 +11,7 @@ from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.continuous_feed import ContinuousFeed
 from rlmath.training.feed import Feed, PipelinedFeed
+from rlmath.training.log_probs_ahead import LogProbsAhead
 from rlmath.training.session import Session
 
 
@@ -40,4 +41,8 @@ def feed_of(session: Session, sampler: Sampler, monitor: Monitor) -> Feed:
     rollout = session.config.rollout
     if rollout.schedule is RolloutSchedule.pipelined and max_lag(rollout):
         return PipelinedFeed(session, sampler, monitor)
-    return Feed(session, sampler, monitor)
+    feed = Feed(session, sampler, monitor)
+    if groups := session.config.algorithm.overlap_log_probs:
+        feed.ahead = LogProbsAhead(session.actor.begin_log_probs, groups)
+        sampler.on_decided = feed.ahead.see
+    return feed

@@ -7,8 +7,11 @@ from everything that they depend on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlmath.actor.ahead import StepPass
+from rlmath.actor.group import ActorGroup
 from rlmath.actor.rank_step import DistillSettings, GaeSettings, TokenSettings
 from rlmath.algorithms.advantages import SequenceAdvantages, sequence_advantages
 from rlmath.algorithms.alignment import Alignment
@@ -53,11 +56,14 @@ def prepare(
     kl_coef: float,
     monitor: Monitor,
     step: int,
+    ahead: Sequence[StepPass] = (),
 ) -> Prepared:
     """Deal a step's sequences, run the passes before its update, and compute its advantages.
 
     Args:
         kl_coef: This step's weight of a KL in the reward.
+        ahead: ``batch.log_prob_passes`` that were begun while the step was sampled; none: they are
+            made now.
 
     Raises:
         AlignmentError: Engine and actor disagree; see :func:`check_mismatch`.
@@ -71,7 +77,8 @@ def prepare(
     with monitor.phase("log_probs"):
         if passes.old_log_probs:
             stale_kv = keeps_kv(config.rollout)
-            alignment = actor.step_log_probs(batch.weights_version, stale_kv)
+            made = ahead or passes_now(actor, batch)
+            alignment = actor.step_log_probs(batch.weights_version, stale_kv, made)
             metrics |= check_mismatch(
                 session, alignment, sequences, monitor, step, gate=passes.gate
             )
@@ -90,6 +97,15 @@ def prepare(
         metrics |= {f"distill/{name}": x for name, x in found.distill.metrics().items()}
     entropy = None if alignment is None else alignment.entropy
     return Prepared(batch, metrics, found.any_advantage, found.fingerprints, entropy)
+
+
+def passes_now(actor: ActorGroup, batch: StepBatch) -> list[StepPass]:
+    """The passes that a step's log-probs were computed in, once more: another packing would round
+    otherwise."""
+    return [
+        StepPass(places, actor.begin_log_probs(batch.sequences.select(places)))
+        for places in batch.log_prob_passes
+    ]
 
 
 def token_settings(

@@ -6,8 +6,9 @@ The names of its phases are those of the metrics ``timing/...``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from rlmath.actor.ahead import StepPass
 from rlmath.model.spec import read_model_spec
 from rlmath.monitor import Monitor
 from rlmath.rollout import weight_sync
@@ -75,9 +76,11 @@ def train_step(
             check_independence(session.config, sampled.finished, step, monitor)
             if sampled.groups:
                 scored = teacher_log_probs(session, sampled.groups, monitor)
-                batch = StepBatch.of(session, sampled.groups, scored)
+                ahead = feed.log_probs_ahead(sampled.groups)
+                parts = tuple(one.places for one in ahead)
+                batch = StepBatch.of(session, sampled.groups, scored, parts)
                 kept.keep(step, batch, coefficients, session)
-                metrics |= train_on(session, batch, passes, coefficients, monitor, step)
+                metrics |= train_on(session, batch, passes, coefficients, monitor, step, ahead)
                 count = min(session.config.runner.check_export_sequences, len(batch))
                 first = batch.sequences.select(range(count)) if count else None
     # Engines that slept have no weights, also where nothing was trained.
@@ -93,14 +96,18 @@ def train_on(
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
+    ahead: Sequence[StepPass] = (),
 ) -> dict[str, float]:
     """The part of a step that needs no engines: passes, advantages, update. A run does it once,
     and ``rlmath replay`` again.
 
+    Args:
+        ahead: See :func:`prepare`.
+
     Returns:
         The metrics of it.
     """
-    prepared = prepare(session, batch, passes, coefficients.kl_coef, monitor, step)
+    prepared = prepare(session, batch, passes, coefficients.kl_coef, monitor, step, ahead)
     digest_sequences(monitor.digests, batch, prepared.fingerprints)
     digest_start(monitor, session.actor)
     updated = update(session, prepared, passes, coefficients, monitor, step)

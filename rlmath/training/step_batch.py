@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class StepSequences(Sequences, Protocol):
-    """Sequences with the lengths of their responses: of samples, or of a batch that was kept."""
-
-    @property
-    def response_lengths(self) -> Tensor:
-        """``[N]`` int64, in tokens."""
+    """Of samples, or of a batch that was kept."""
 
     def __len__(self) -> int: ...
 
@@ -40,6 +36,8 @@ class StepBatch:
         takes_part: ``[N]`` bool, whether the sequence is in the loss.
         rewards: Of each sequence.
         weights_version: Of the actor before the update.
+        log_prob_passes: Places of the sequences whose old log-probs are computed together; none:
+            all are, as the update has them (``algorithm.overlap_log_probs``).
     """
 
     sequences: StepSequences
@@ -47,6 +45,7 @@ class StepBatch:
     takes_part: Tensor
     rewards: SampleRewards
     weights_version: int
+    log_prob_passes: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -57,11 +56,13 @@ class StepBatch:
         session: Session,
         groups: Sequence[Group],
         teacher_log_probs: Sequence[NDArray[np.float32]] | None = None,
+        log_prob_passes: tuple[tuple[int, ...], ...] = (),
     ) -> StepBatch:
         """All samples of the groups, at least one.
 
         Args:
             teacher_log_probs: Of the tokens of each sample; ``None``: there is no teacher.
+            log_prob_passes: See the class.
         """
         algorithm, sampling = session.config.algorithm, session.sampling
         sequences = sampled_sequences(
@@ -78,4 +79,5 @@ class StepBatch:
             sequences.takes_part,
             SampleRewards.of(groups, weights),
             sampling.pool.weights_version,
+            log_prob_passes,
         )

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from rlmath.actor import group
+from rlmath.actor.ahead import StepPass
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.rank_step import TokenSettings
 from rlmath.actor.settings import StartedRank, TokenValues, UpdateResult, UpdateSettings
@@ -91,7 +92,12 @@ class Network:
                     self.call_bytes += len(pickle.dumps(given))
                 return _Answer(getattr(one, name)(*given))
 
-            return SimpleNamespace(remote=remote)
+            def remote_twice(*arguments: Any) -> Any:
+                return [_Answer(value) for value in remote(*arguments).value]
+
+            return SimpleNamespace(
+                remote=remote, options=lambda num_returns: SimpleNamespace(remote=remote_twice)
+            )
 
         return _Methods(method)
 
@@ -109,8 +115,9 @@ class _Methods:
         return self._method(name)
 
 
-def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
-    """A step of ``TOKENS`` tokens on ``ranks`` ranks."""
+def step(ranks: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -> Network:
+    """A step of ``TOKENS`` tokens on ``ranks`` ranks, with log-probs from ``passes`` passes that
+    were begun before it."""
     network = Network()
     monkeypatch.setattr(group, "ray", network)
     layout = Layout(TENSOR_PARALLEL, 1, ranks // TENSOR_PARALLEL)
@@ -121,8 +128,12 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
     batch = batch_of_sequences([((1,) * 3, (2,) * 13)] * (TOKENS // 16))
     log_probs = torch.linspace(-3, 0, batch.engine_log_probs.numel())
     batch = dataclasses.replace(batch, engine_log_probs=log_probs)
+    ahead = []
+    for number in range(passes):
+        places = tuple(range(number, len(batch), passes))
+        ahead.append(StepPass(places, actor.begin_log_probs(batch.select(places))))
     actor.begin_step(batch, UPDATE, seed=0)
-    alignment = actor.step_log_probs(now=0)
+    alignment = actor.step_log_probs(now=0, ahead=ahead)
     assert sorted(alignment.places.tolist()) == list(range(len(batch)))
     advantages = SequenceAdvantages(torch.arange(len(batch)).float())
     finished = actor.step_finish(TokenSettings(), advantages)
@@ -155,6 +166,17 @@ def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch: pytest.MonkeyPat
     overhead = (of[512].put_bytes - of[8].put_bytes) / (256 - 4)
     assert overhead < 2500
     assert of[512].call_bytes < 64 * of[8].call_bytes
+
+
+def test_values_computed_ahead_come_to_the_ranks_whose_shards_have_the_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``step`` compares the values of every sequence. With 512 ranks most have none of a
+    pass."""
+    for ranks in (8, 512):
+        network = step(ranks, monkeypatch, passes=5)
+        assert network.calls["log_probs_ahead"] == 5 * ranks
+        assert network.calls["step_log_probs"] == ranks
 
 
 @pytest.mark.parametrize(("ranks", "lines"), [(1, 1), (2, 2), (512, 8)])

@@ -81,9 +81,13 @@ def test_a_teachers_log_probs_come_back_bit_for_bit(tmp_path: Path) -> None:
     given = groups()
     teacher = [s.sample.log_probs - 0.1 for group in given for s in group.samples]
     kept = KeptBatches(tmp_path / FOLDER, 1.0)
-    kept.keep(3, StepBatch.of(session(), given, teacher), Coefficients(CONFIG.algorithm), session())
+    passes = ((0, 1, 2), (3, 4, 5))
+    batch = StepBatch.of(session(), given, teacher, passes)
+    kept.keep(3, batch, Coefficients(CONFIG.algorithm), session())
     kept.close()
-    found = read_step(kept_file(tmp_path / FOLDER, 3)).batch.sequences.select(range(6))
+    again = read_step(kept_file(tmp_path / FOLDER, 3)).batch
+    assert again.log_prob_passes == passes
+    found = again.sequences.select(range(6))
     assert found.teacher_log_probs is not None
     assert found.teacher_log_probs.numpy().tobytes() == np.concatenate(teacher).tobytes()
     # A rank's share of it, as it is dealt.

@@ -1,0 +1,116 @@
+"""Which groups make a log-prob pass while others are sampled: the same in any order."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.actor.ahead import PassAhead, StepPass
+from rlmath.batching.from_groups import SampledSequences, sampled_sequences
+from rlmath.rollout.collect import Collector
+from rlmath.training.log_probs_ahead import LogProbsAhead
+from rlmath.types import Group
+from tests.unit.rollout.test_sampler import Engines, sampler_of
+
+
+class Ranks:
+    """Notes what it is asked for: groups under way by then, and the tokens of each pass."""
+
+    def __init__(self) -> None:
+        self.passes: list[list[list[int]]] = []
+
+    def begin(self, sequences: SampledSequences) -> PassAhead:
+        count = len(sequences)
+        batch = sequences.select(range(count))
+        rows = batch.tokens.split(batch.sequence_lengths.tolist())
+        self.passes.append([row.tolist() for row in rows])
+        return PassAhead((torch.arange(count),), sequences.response_lengths, (), ())
+
+
+FILTERED = ("filter.keep=variance", "filter.max_rounds=9")
+
+
+def steps(collector: Collector, order_seed: int, groups_per_pass: int) -> Any:
+    """Of three steps the groups, the passes, and how many of them began during the sampling."""
+    ranks = Ranks()
+    ahead = LogProbsAhead(ranks.begin, groups_per_pass)  # type: ignore[arg-type]
+    sampler = sampler_of(*FILTERED)
+    sampler.on_decided = ahead.see
+    found = []
+    for step in (1, 2, 3):
+        ahead.begin()
+        engines: Any = Engines(order_seed * step)
+        sampled = sampler.sample(step, engines, collector, contextlib.nullcontext)
+        early = len(ranks.passes)
+        made = ahead.take(sampled.groups)
+        found.append((sampled.groups, made, early, ranks.passes))
+        ranks.passes = []
+    return found
+
+
+def tokens_of(groups: tuple[Group, ...]) -> list[list[int]]:
+    return [
+        [*group.problem.prompt_token_ids, *one.sample.token_ids.tolist()]
+        for group in groups
+        for one in group.samples
+    ]
+
+
+@pytest.mark.parametrize("groups_per_pass", [1, 3])
+def test_each_sample_is_in_one_pass_and_passes_do_not_depend_on_the_order(
+    collector: Collector,
+    groups_per_pass: int,
+) -> None:
+    runs = [steps(collector, order_seed, groups_per_pass) for order_seed in (1, 2, 3)]
+    for step in zip(*runs, strict=True):
+        for groups, made, _, passes in step:
+            places = [one.places for one in made]
+            assert sorted(p for one in places for p in one) == list(range(8))
+            tokens = tokens_of(groups)
+            assert sorted([tokens[p] for p in one] for one in places) == sorted(passes)
+        assert len({tuple(one.places for one in made) for _, made, *_ in step}) == 1
+    # That is, while others were sampled.
+    assert any(early for run in runs for _, _, early, _ in run)
+
+
+def test_the_last_pass_is_of_what_is_left() -> None:
+    """What a shortage left from an earlier step, and groups that do not fill a pass."""
+    from tests.unit.training.test_prepare import groups
+
+    one, two = groups()
+    ranks = Ranks()
+    ahead = LogProbsAhead(ranks.begin, 2)  # type: ignore[arg-type]
+    ahead.see(1, None)
+    assert ranks.passes == []
+    ahead.see(0, two)
+    assert len(ranks.passes) == 1
+    found = ahead.take([one, two])
+    assert [pass_.places for pass_ in found] == [(0, 1), (2, 3)]
+    assert ranks.passes == [tokens_in([two]), tokens_in([one])]
+    ahead.begin()
+    assert ahead.take([]) == [] and len(ranks.passes) == 2
+    # Dropped groups alone are none.
+    for place in (0, 1):
+        ahead.see(place, None)
+    assert ahead.take([]) == [] and len(ranks.passes) == 2
+
+
+def tokens_in(groups: list[Group]) -> list[list[int]]:
+    return tokens_of(tuple(groups))
+
+
+def test_masked_samples_are_computed_like_others() -> None:
+    from tests.unit.training.test_prepare import groups
+
+    given = groups()
+    ranks = Ranks()
+    ahead = LogProbsAhead(ranks.begin, 1)  # type: ignore[arg-type]
+    ahead.see(0, given[0])
+    ahead.see(1, given[1])
+    found: list[StepPass] = ahead.take(given)
+    lengths = [x for one in found for x in one.made.response_lengths.tolist()]
+    wanted = sampled_sequences(given, truncated="keep", mask_duplicates=False)  # type: ignore
+    assert lengths == wanted.response_lengths.tolist()
