@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 START_LINES = 8
 # A rank whose neighbor died raises a moment before the neighbor's death is known.
 DEATH_REPORT_S = 2.0
+# Of up to 31 ranks each is seen as it answers; of more, the share of those that are waited for
+# which a look asks for, unless it has taken so long.
+RANKS_PER_LOOK, LOOK_S = 16, 0.2
 
 
 class ActorError(ComponentError):
@@ -323,8 +326,22 @@ class ActorGroup:
         self._all("renew_reference", share, clear_optimizer)
 
     def connect_engines(self, plan: TransportPlan) -> None:
-        """Meet the engines, which must be ready."""
-        self._all("connect_engines", plan)
+        """Meet the engines, which must be ready.
+
+        Args:
+            plan: With all of them; each rank gets the handles of those that it calls.
+        """
+        if plan.transport == "ipc":
+            from rlmath.weights.transports.shared_gpus import plans_of_ranks
+
+            plans = plans_of_ranks(plan, self._all("gpu"))
+        else:
+            plans = plan.of_ranks(len(self._workers))
+        calls = [
+            worker.connect_engines.remote(own)
+            for worker, own in zip(self._workers, plans, strict=True)
+        ]
+        self._get(calls, "connect_engines")
 
     def send_weights(self, version: int) -> None:
         """Send the present weights to all engines; returns when they have them."""
@@ -478,13 +495,16 @@ class ActorGroup:
         self._calls += 1
         while left:
             self._waited_for = (method, [rank_of[ref] for ref in left])
-            done, left = ray.wait(left, num_returns=1)
-            for ref in done:
+            # Of many ranks several at once: a look takes as long as there are ranks.
+            several = max(1, len(left) // RANKS_PER_LOOK)
+            done, left = ray.wait(left, num_returns=several, timeout=LOOK_S)
+            for at, ref in enumerate(done):
                 rank = rank_of[ref]
                 try:
                     results[rank] = ray.get(ref)
                 except RayError as error:
-                    died = _first_dead(left) if isinstance(error, RayTaskError) else None
+                    others = [*done[at + 1 :], *left]
+                    died = _first_dead(others) if isinstance(error, RayTaskError) else None
                     if died is not None:
                         raise self._explain(died[1], rank_of[died[0]]) from error
                     raise self._explain(error, rank) from error

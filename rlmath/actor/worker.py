@@ -214,6 +214,12 @@ class ActorWorker:
         """See :meth:`rlmath.actor.policy.MegatronActor.renew_reference`."""
         self.actor.renew_reference(share, clear_optimizer)
 
+    def gpu(self) -> str:
+        """UUID of this rank's GPU."""
+        from rlmath.weights.transports.shared_gpus import rank_gpu
+
+        return rank_gpu()
+
     def connect_engines(self, plan: Any) -> None:
         """Meet the engines; a connection that there was is shut down first. Collective."""
         from rlmath.weights.transports import connect

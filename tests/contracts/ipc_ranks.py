@@ -26,6 +26,7 @@ from vllm.distributed.weight_transfer import packed_tensor
 from rlmath.device import Platform
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.transports import TransportPlan, connect, ipc
+from rlmath.weights.transports.shared_gpus import plans_of_ranks
 from tests.contracts.fake_cuda import FakeCuda
 
 RANKS, WIDTH = 4, 2
@@ -85,7 +86,8 @@ def rank_program(rank: int, store: str, answers: Any) -> None:
         return gather_handles(trainer, handles)
 
     patch.setattr(ipc.IpcTrainer, "_all_gather_and_merge_handles", noted_handles)
-    plan = TransportPlan("ipc", engines, WIDTH, 1, "run")
+    whole = TransportPlan("ipc", engines, WIDTH, 1, "run")
+    plan = plans_of_ranks(whole, [f"GPU-{number}" for number in range(RANKS)])[rank]
     source: Any = Source()
     connection = connect(plan, source, Platform("cuda", "gloo", "local"))
     of_world: list[str] = []

@@ -158,4 +158,11 @@ def join(patch: pytest.MonkeyPatch, backend: str, cuda: FakeCuda, device: str) -
 
 
 def plan_for(worker: Worker, backend: str, bucket_size_mib: int) -> TransportPlan:
-    return TransportPlan(backend, (Handle(worker),), 1, bucket_size_mib, "run")  # type: ignore[arg-type]
+    return TransportPlan(
+        backend,  # type: ignore[arg-type]
+        (Handle(worker),),
+        1,
+        bucket_size_mib,
+        "run",
+        serves=(0,),
+    )

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -66,17 +66,22 @@ def choose_transport(
 
 @dataclass(frozen=True)
 class TransportPlan:
-    """What every trainer rank has to know to connect to the engines.
+    """What a trainer rank has to know to connect to the engines.
 
     Attributes:
         transport: The same that the engines were made with (``EngineSpec.transport``).
-        engines: The pool's actor handles.
+        engines: Handles of the engines that the rank calls. The driver makes a plan with all of
+            them; :meth:`of_ranks` leaves them to rank 0, and
+            :func:`rlmath.weights.transports.shared_gpus.plans_of_ranks` gives each rank its own.
         ranks_per_engine: Tensor-parallel ranks of each engine.
         bucket_size_mib: Size of ``ipc``'s and ``nccl``'s buffers; ``shared_memory`` takes the
             gatherer's buckets.
         run_id: Tells this run's shared memory from others'.
         adapters: What is sent are adapters alone (``EngineSpec.adapters``).
         quantized: Engines hold the matrices of layers in FP8 (``EngineSpec.quantization``).
+        others: Engines that other ranks call.
+        serves: With ``ipc``, the ranks on the GPUs of the same engine as this rank's, the one that
+            calls it first; none where no engine shares this rank's GPU.
     """
 
     transport: TransportName
@@ -86,6 +91,22 @@ class TransportPlan:
     run_id: str
     adapters: bool = False
     quantized: bool = False
+    others: int = 0
+    serves: tuple[int, ...] = ()
+
+    @property
+    def num_engines(self) -> int:
+        """All that weights are sent to."""
+        return len(self.engines) + self.others
+
+    def of_ranks(self, world_size: int) -> list[TransportPlan]:
+        """Of each rank, where rank 0 calls all engines.
+
+        The others get no handles: with one of every engine for every rank, what the driver sends
+        and what Ray's head keeps would grow with the square of the GPUs.
+        """
+        nobody = replace(self, engines=(), others=self.num_engines)
+        return [self, *[nobody] * (world_size - 1)]
 
 
 class TrainerConnection:
@@ -123,7 +144,7 @@ def connect(
     """Meet the engines. Collective over all trainer ranks; the engines must be ready and idle.
 
     Args:
-        plan: The same on all ranks.
+        plan: This rank's.
         gatherer: This rank's.
         platform: This process's.
 
@@ -160,20 +181,13 @@ def connect(
     bucket_bytes = plan.bucket_size_mib * MIB
     vllm_info: Any
     if plan.transport == "ipc":
-        import torch
-
         from rlmath.weights.transports.ipc import IpcTrainer
-        from rlmath.weights.transports.shared_gpus import meet
 
-        device = torch.accelerator.current_device_index()
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-        engine, ranks = meet(plan.engines, gpu)
-        calls = engine is not None and rank == ranks[0]
-        client = EngineClient([engine] if calls else [], plan.ranks_per_engine)
         largest = max(tensor.num_bytes for tensor in gatherer.tensors)
         # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket.
         source = GatheredSource(gatherer, None, side_stream)
-        trainer = IpcTrainer(client, source, ranks, shared_buffer_bytes(bucket_bytes, largest))
+        buffer_bytes = shared_buffer_bytes(bucket_bytes, largest)
+        trainer = IpcTrainer(client, source, plan.serves, buffer_bytes)
         return TrainerConnection(trainer, client, side_stream)
     if plan.transport == "nccl_m2n":
         from rlmath.weights.transports import m2n_source
@@ -181,7 +195,7 @@ def connect(
         place = [(_own_address(), _free_port()) if rank == 0 else None]
         dist.broadcast_object_list(place, src=0)
         assert place[0] is not None
-        vllm_info = m2n_source.init_info(*place[0], len(plan.engines), plan.ranks_per_engine)
+        vllm_info = m2n_source.init_info(*place[0], plan.num_engines, plan.ranks_per_engine)
         source = m2n_source.ShardSource(gatherer)
     else:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -191,7 +205,7 @@ def connect(
             master_address=_own_address(),
             master_port=_free_port(),
             # Rank 0 of the trainer, and every worker of every engine.
-            world_size=1 + len(plan.engines) * plan.ranks_per_engine,
+            world_size=1 + plan.num_engines * plan.ranks_per_engine,
             packed=True,
             # A message ends with the tensor that exceeds this, so no tensor is too large for it.
             packed_buffer_size_bytes=bucket_bytes,

@@ -8,11 +8,13 @@ waits for as much at 1,000 GPUs as at 8.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+from rlmath.errors import ComponentError, WeightsError
 
-from rlmath.errors import WeightsError
+if TYPE_CHECKING:
+    from rlmath.weights.transports import TransportPlan
 
 
 def worker_gpu_uuid(worker: Any) -> str:
@@ -52,32 +54,40 @@ def serving_ranks(
     return served
 
 
-def meet(engines: Sequence[Any], gpu: str) -> tuple[Any, tuple[int, ...]]:
-    """Find the engine on this rank's GPU. Collective over all trainer ranks.
+def rank_gpu() -> str:
+    """UUID of this process's GPU."""
+    import torch
+
+    device = torch.accelerator.current_device_index()
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def plans_of_ranks(plan: TransportPlan, rank_gpus: Sequence[str]) -> list[TransportPlan]:
+    """Of each trainer rank, with the engine on its GPU and who serves it. Called by the driver.
 
     Args:
-        engines: Handles of ``RolloutEngine`` actors, the same on all ranks.
-        gpu: UUID of this rank's GPU.
-
-    Returns:
-        The engine's handle and the ranks that serve it; ``None`` and no ranks where there is none.
+        plan: With all engines.
+        rank_gpus: See :func:`serving_ranks`.
 
     Raises:
+        ComponentError: An engine did not say which GPUs it has.
         WeightsError: See :func:`serving_ranks`.
     """
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    rank = dist.get_rank() if world > 1 else 0
-    engine_gpus: list[list[list[str]]] = [[]]
-    if rank == 0:
-        import ray
+    import ray
 
-        engine_gpus = [ray.get([one.call_workers.remote(worker_gpu_uuid) for one in engines])]
-    rank_gpus = [gpu]
-    if world > 1:
-        rank_gpus = [""] * world
-        dist.all_gather_object(rank_gpus, gpu)
-        dist.broadcast_object_list(engine_gpus, src=0)
-    for engine, ranks in zip(engines, serving_ranks(rank_gpus, engine_gpus[0]), strict=True):
-        if rank in ranks:
-            return engine, ranks
-    return None, ()
+    asked = [one.call_workers.remote(worker_gpu_uuid) for one in plan.engines]
+    try:
+        engine_gpus = ray.get(asked)
+    except ray.exceptions.RayError as error:
+        raise ComponentError(
+            f"the weight sync asked the engines for their GPUs, and one failed: {error}",
+            raised=isinstance(error, ray.exceptions.RayTaskError),
+        ) from error
+    plans = [replace(plan, engines=(), others=plan.num_engines) for _ in rank_gpus]
+    served = serving_ranks(rank_gpus, engine_gpus)
+    for engine, ranks in zip(plan.engines, served, strict=True):
+        for rank in ranks:
+            plans[rank] = replace(plans[rank], serves=ranks)
+        caller = plans[ranks[0]]
+        plans[ranks[0]] = replace(caller, engines=(engine,), others=plan.num_engines - 1)
+    return plans

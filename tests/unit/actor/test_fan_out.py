@@ -70,8 +70,10 @@ class Network:
         self.put_bytes += len(data)
         return SimpleNamespace(value=pickle.loads(data))
 
-    def wait(self, refs: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
-        return refs[:1], refs[1:]
+    def wait(
+        self, refs: list[Any], num_returns: int, timeout: float
+    ) -> tuple[list[Any], list[Any]]:
+        return refs[:num_returns], refs[num_returns:]
 
     def get(self, ref: Any) -> Any:
         return ref.value

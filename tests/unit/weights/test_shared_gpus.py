@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
 
-from rlmath.errors import WeightsError
-from rlmath.weights.transports.shared_gpus import serving_ranks
+from rlmath.actor.group import ActorGroup
+from rlmath.errors import ComponentError, WeightsError
+from rlmath.weights.transports import TransportPlan
+from rlmath.weights.transports.shared_gpus import plans_of_ranks, serving_ranks
 
 
 def gpus(count: int) -> list[str]:
@@ -38,3 +43,48 @@ def test_a_worker_without_a_rank_and_ranks_that_share_a_gpu_are_refused() -> Non
         serving_ranks(gpus(2), [gpus(1), ["GPU-x"]])
     with pytest.raises(WeightsError, match="3 trainer ranks have 2 GPUs"):
         serving_ranks([*gpus(2), *gpus(1)], [gpus(2)])
+
+
+def engine(name: str, gpus: list[str]) -> Any:
+    """A handle."""
+    return SimpleNamespace(name=name, call_workers=SimpleNamespace(remote=lambda _: gpus))
+
+
+def plan(*engines: Any, transport: Any = "ipc") -> TransportPlan:
+    return TransportPlan(transport, engines, 2, 1, "run")
+
+
+def test_a_rank_gets_the_handle_of_the_engine_that_it_calls(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    names = gpus(5)
+    one, other = engine("one", [names[3], names[0]]), engine("other", names[1:3])
+    found = plans_of_ranks(plan(one, other), names)
+    assert [own.engines for own in found] == [(), (other,), (), (one,), ()]
+    assert [own.serves for own in found] == [(3, 0), (1, 2), (1, 2), (3, 0), ()]
+    assert {own.num_engines for own in found} == {2}
+
+
+def test_the_driver_asks_ranks_and_engines_for_their_gpus(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    told: list[Any] = []
+    actor = ActorGroup.__new__(ActorGroup)
+    remote = SimpleNamespace(remote=lambda own: told.append(own))
+    actor._workers = [SimpleNamespace(connect_engines=remote) for _ in range(4)]
+    monkeypatch.setattr(actor, "_all", lambda method: {"gpu": gpus(4)}[method])
+    monkeypatch.setattr(actor, "_get", lambda refs, method: None)
+    one, other = engine("one", gpus(4)[:2]), engine("other", gpus(4)[2:])
+    actor.connect_engines(plan(one, other))
+    assert [own.serves for own in told] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    told.clear()
+    actor.connect_engines(plan(one, other, transport="nccl"))
+    assert [own.engines for own in told] == [(one, other), (), (), ()]
+    assert [own.num_engines for own in told] == [2] * 4
+
+
+def test_an_engine_that_fails_meanwhile_is_a_part_of_the_run_that_failed(monkeypatch: Any) -> None:
+    def gone(refs: Any) -> Any:
+        raise ray.exceptions.RayActorError
+
+    monkeypatch.setattr(ray, "get", gone)
+    with pytest.raises(ComponentError, match="asked the engines for their GPUs"):
+        plans_of_ranks(plan(engine("one", gpus(2))), gpus(2))

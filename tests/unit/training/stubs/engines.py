@@ -1,0 +1,90 @@
+"""Engines without vLLM: an engine's own code around a loop that draws samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from rlmath.rollout.engine import RolloutEngine
+from rlmath.rollout.requests import EngineSpec, Progress, Request
+from rlmath.types import Sample
+from tests.unit.training.stubs.ranks import PRINTS
+
+# Samples of an answer at most.
+AT_ONCE = 2
+
+
+class StubEngine(RolloutEngine):
+    """An engine with its own calls, in a process that others share."""
+
+    world = SimpleNamespace
+
+    def __init__(
+        self, world: Any, spec: EngineSpec, index: int, environment: dict[str, str]
+    ) -> None:
+        self._spec, self._index = spec, index
+        self._loop = StubLoop(index)  # type: ignore[assignment]
+        self._weights_valid, self._relay = True, None
+
+    def prepare(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def weights_fingerprints(self) -> dict[str, int | None]:
+        """See ``RolloutEngine``."""
+        return dict(PRINTS)
+
+
+class StubLoop:
+    """Stands where an engine has its ``StepLoop``. A sample follows from its seed."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._waiting: list[Request] = []
+        self._tokens = 0
+        self.weights_version = 0
+
+    def submit(self, generation: int, requests: Sequence[Request]) -> None:
+        self._waiting += requests
+
+    def progress(self, generation: int, timeout_s: float) -> Progress:
+        now, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
+        samples = tuple(self._sample(request) for request in now)
+        self._tokens += sum(len(one.token_ids) for one in samples)
+        held = sum(len(one.prompt_token_ids) for one in self._waiting)
+        return Progress(samples, len(self._waiting), self._tokens, held, 0.0)
+
+    def counts(self) -> tuple[int, int]:
+        return len(self._waiting), self._tokens
+
+    def drain(self) -> None: ...
+
+    def rpc(self, method: str | Callable[..., Any], **arguments: Any) -> list[Any]:
+        # Of the functions that run in a worker, one asks for constants.
+        return [{"norm_eps": []}] if callable(method) else [None]
+
+    def engine_call(self, function: Callable[[Any], Any]) -> Any:
+        return function(
+            SimpleNamespace(reset_prefix_cache=lambda: True, set_weight_version=lambda _: None)
+        )
+
+    def renew(self, version: int) -> None:
+        self.weights_version = version
+
+    def _sample(self, request: Request) -> Sample:
+        draw = np.random.default_rng(request.seed)
+        count = int(draw.integers(24, 40))
+        return Sample(
+            problem_id=request.problem_id,
+            index=request.index,
+            token_ids=draw.integers(3, 500, size=count, dtype=np.int32),
+            log_probs=-draw.random(count, dtype=np.float32),
+            text=f"an answer of {count} tokens",
+            finish_reason="stop",
+            spans=((self.weights_version, 0),),
+            seed=request.seed,
+            engine=self._index,
+        )

@@ -1,0 +1,142 @@
+"""Stub ranks and engines in two Ray actors, so that 512 of each fit on two cores.
+
+Every call of a stub is a call of Ray's, to an actor of another process, with what it carries. Only
+the process is shared: a process for each would take more memory than a machine has. What a stub is
+given and answers is counted where it arrives, so that counting costs the driver nothing.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+
+@dataclass
+class Traffic:
+    """What the stubs of a host took part in, by method.
+
+    Attributes:
+        calls: Of all stubs.
+        given: Bytes of the arguments, objects of the object store included.
+        answered: Bytes of the results.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    given: Counter[str] = field(default_factory=Counter)
+    answered: Counter[str] = field(default_factory=Counter)
+
+
+class Host:
+    """Holds stubs. A Ray actor that does one call after the other."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all stubs."""
+        self._stubs: dict[int, Any] = {}
+        self._world = self._kind.world()
+        self._traffic = Traffic()
+
+    def make(self, index: int, *arguments: Any) -> None:
+        """A stub, as an actor would be made."""
+        self._stubs[index] = self._kind(self._world, *arguments)
+
+    def call(self, index: int, method: str, *arguments: Any) -> Any:
+        """A call of a stub's method."""
+        self._traffic.calls[method] += 1
+        self._traffic.given[method] += len(pickle.dumps(arguments, 5))
+        found = getattr(self._stubs[index], method)(*arguments)
+        self._traffic.answered[method] += len(pickle.dumps(found, 5))
+        return found
+
+    def take_traffic(self) -> Traffic:
+        """Since the last call."""
+        found, self._traffic = self._traffic, Traffic()
+        return found
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A stub, for those who have its handle: called as a Ray actor is."""
+
+    host: Any
+    index: int
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Method(self, name)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Of a stub."""
+
+    handle: Handle
+    name: str
+
+    def remote(self, *arguments: Any) -> Any:
+        """Call it; the result's reference."""
+        return self.handle.host.call.remote(self.handle.index, self.name, *arguments)
+
+
+class StubRay:
+    """Ray, with actors made on a host.
+
+    Args:
+        kind: Of the stubs: a class with a ``world`` that the stubs of a host share.
+
+    Attributes:
+        waited: References that the driver gave to ``wait``.
+    """
+
+    def __init__(self, kind: type) -> None:
+        self.host = ray.remote(Host).options(num_cpus=0).remote(kind)
+        self._made = self.waited = 0
+
+    def clear(self) -> None:
+        """Forget all stubs: another run begins."""
+        ray.get(self.host.clear.remote())
+        self._made = self.waited = 0
+
+    def remote(self, actor: type) -> Any:
+        """In place of ``ray.remote``."""
+        return _Maker(self)
+
+    def make(self, *arguments: Any) -> Handle:
+        # A copy: several handles in one message take as much as those of several actors.
+        handle = Handle(pickle.loads(ray.cloudpickle.dumps(self.host)), self._made)
+        self._made += 1
+        self.host.make.remote(handle.index, *arguments)
+        return handle
+
+    def wait(self, refs: list[Any], **options: Any) -> tuple[list[Any], list[Any]]:
+        """``ray.wait``, counted."""
+        self.waited += len(refs)
+        done, left = ray.wait(refs, **options)
+        return done, left
+
+    def take_traffic(self) -> Traffic:
+        """Of its stubs since the last call."""
+        found: Traffic = ray.get(self.host.take_traffic.remote())
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ray, name)
+
+
+@dataclass(frozen=True)
+class _Maker:
+    ray: StubRay
+
+    def options(self, **_: Any) -> _Maker:
+        return self
+
+    def remote(self, *arguments: Any) -> Handle:
+        return self.ray.make(*arguments)

@@ -1,0 +1,153 @@
+"""Megatron ranks without Megatron: a rank's own code around a model that draws numbers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from rlmath.actor.settings import StartedRank, TokenValues, UpdateResult, UpdateSettings
+from rlmath.actor.worker import ActorWorker
+from rlmath.algorithms.peers import Alone
+from rlmath.batching.shards import Shard
+from rlmath.device import CPU
+from rlmath.weights import transports
+from rlmath.weights.buckets import TensorMeta, cut_into_buckets
+from rlmath.weights.gather import WeightChanges
+
+TENSORS = tuple(
+    TensorMeta(f"model.layers.{i}.mlp.down_proj.weight", (64, 64), torch.float32) for i in range(24)
+)
+PRINTS = {one.name: zlib.crc32(one.name.encode()) for one in TENSORS}
+
+
+class World:
+    """The ranks of a host: what stands in for collectives."""
+
+    def __init__(self) -> None:
+        self.ranks: list[StubRank] = []
+        self.caller = 0
+        self._sums: list[dict[str, float]] | None = None
+        transports.dist = SimpleNamespace(  # type: ignore[assignment]
+            is_initialized=lambda: True, get_rank=lambda: self.caller
+        )
+
+    def forget(self) -> None:
+        """A step begins."""
+        self._sums = None
+
+    def sums(self) -> list[dict[str, float]]:
+        """Of each minibatch, what all ranks report after their all-reduce."""
+        if self._sums is None:
+            self._sums = self._add_up()
+        return self._sums
+
+    def _add_up(self) -> list[dict[str, float]]:
+        shards = [rank.step.shard for rank in self.ranks if rank.actor.reports]
+        found = []
+        for shares in zip(*(shard.shares() for shard in shards), strict=True):
+            weights = torch.cat([one.weights for one in shares]).double()
+            found.append(
+                {
+                    "token_count": float(sum(int(one.batch.loss_mask.sum()) for one in shares)),
+                    "loss_weight": float(weights.sum()),
+                    "loss_weight_squares": float(weights.square().sum()),
+                    "importance_ratio": 1.0,
+                    "grad_norm": 1.0,
+                    "lr": 1e-4,
+                    "discarded": 0.0,
+                }
+            )
+        return found
+
+
+class StubModel(Alone):
+    """Stands where a rank has its policy."""
+
+    is_last_stage = True
+
+    def __init__(self, world: World, reports: bool) -> None:
+        self._world, self.reports = world, reports
+
+    def shard_log_probs(
+        self,
+        shard: Shard,
+        reference: bool = False,
+        noise_seed: int | None = None,
+        keep_routes: bool = False,
+        quantized: bool = False,
+    ) -> TokenValues:
+        values = shard.batch.engine_log_probs.clone()
+        if noise_seed is not None:
+            values += 1e-5 * (torch.arange(values.numel()) % 2)
+        return TokenValues(torch.arange(values.numel()), values, -values)
+
+    def update_shard(
+        self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()
+    ) -> UpdateResult:
+        assert shard.batch.advantages is not None and shard.batch.old_log_probs is not None
+        sums = self._world.sums()
+        assert len(sums) == settings.minibatches
+        return UpdateResult([dict(one) for one in sums], {}, None)
+
+    def release_optimizer(self) -> None: ...
+
+
+class StubRank(ActorWorker):
+    """A rank with its own calls, step and connection, in a process that others share."""
+
+    world = World
+
+    def __init__(self, world: World, rank: int, log_path: str, environment: Any) -> None:
+        self.rank, self._world = rank, world
+        world.ranks.append(self)
+
+    def start(
+        self,
+        settings: Any,
+        layout: Any,
+        device: str,
+        meeting_place: tuple[str, int],
+        seed: int,
+        num_threads: int,
+    ) -> StartedRank:
+        """In the place of a model, a stub."""
+        tensor_rank = self.rank % layout.tensor_parallel
+        self.actor = StubModel(self._world, tensor_rank == 0)  # type: ignore[assignment]
+        self.platform, self.value_model, self._peaks = CPU, None, {}
+        self.connection = self.gatherer = None
+        return StartedRank(self.rank // layout.tensor_parallel, 0, 0.0)
+
+    def begin_step(self, shard: Shard) -> None:
+        """See ``ActorWorker``."""
+        self._world.forget()
+        super().begin_step(shard)
+
+    def connect_engines(self, plan: Any) -> None:
+        """See ``ActorWorker``."""
+        self._world.caller = self.rank
+        super().connect_engines(plan)
+
+    def _gatherer(self, **sizes: Any) -> Any:
+        return StubWeights(self.rank)
+
+
+class StubWeights:
+    """Stands where a rank has its gatherer: a few buckets of weights."""
+
+    def __init__(self, rank: int) -> None:
+        # Rank 0 has the copy of the model that is sent.
+        self.parallel = SimpleNamespace(global_ranks=[rank], group=None)
+        self.buckets = cut_into_buckets(TENSORS, 0.125)
+
+    def write_local(self, bucket: Any, buffer: torch.Tensor) -> None:
+        buffer[: bucket.num_bytes] = 1
+
+    def fingerprints(self) -> dict[str, int]:
+        return dict(PRINTS)
+
+    def changes(self) -> WeightChanges:
+        return WeightChanges(dict(PRINTS), ())
