@@ -23,6 +23,7 @@ from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
 from rlmath.rollout.weight_sync import compare_weights
+from rlmath.training.live_divergence import where_they_part
 from rlmath.types import TrainingBatch
 
 if TYPE_CHECKING:
@@ -212,7 +213,9 @@ class Gate:
             if not updated:
                 rows = sorted({*chosen, int(places[worst])})
                 said += _again(session, sequences, rows, int(places[worst]), farthest[worst], noise)
-            raise AlignmentError(said + _where(session, updated))
+            (row,) = places[[worst]].tolist()
+            tokens = sequences.select([row]).tokens.tolist()
+            raise AlignmentError(said + _where(session, updated, tokens))
         if given or not scheduled:
             return {}
         found = {
@@ -319,8 +322,9 @@ def _again(
     )
 
 
-def _where(session: Session, updated: bool) -> str:
-    """Whether the weights differ, and which, as far as that can still be seen."""
+def _where(session: Session, updated: bool, tokens: list[int]) -> str:
+    """Whether the weights differ, and which, as far as that can still be seen; if they do not, in
+    which layer the values of ``tokens`` do."""
     pool = session.sampling.pool
     end = " alignment.on_fail=warn continues with a warning"
     if updated or pool.spec.sleeps:
@@ -336,6 +340,5 @@ def _where(session: Session, updated: bool) -> str:
     return (
         f"The fingerprints of all {count} tensors in the engines are equal to the actor's, so the "
         "difference lies in the forward pass: a setting of the model that the two read otherwise, "
-        "or a kernel. toolkits/validate_logprobs.py on the model's folder names the first layer "
-        f"that differs.{end}"
+        f"or a kernel. {where_they_part(session, tokens)}{end}"
     )

@@ -121,12 +121,15 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
 
 
 @torch.no_grad()
-def megatron_values(actor: MegatronActor, tokens: list[int]) -> Values:
+def megatron_values(
+    actor: MegatronActor, tokens: list[int], noise_seed: int | None = None
+) -> Values:
     """What Megatron computes from one sequence, put together from all ranks, which all call this.
 
     Args:
         actor: At any tensor, pipeline, data and expert parallelism.
         tokens: The sequence.
+        noise_seed: See ``MegatronActor.shard_log_probs``.
     """
     chunks: list[Any] = list(map(unwrap, actor.chunks))
     spec = actor.spec
@@ -157,7 +160,8 @@ def megatron_values(actor: MegatronActor, tokens: list[int]) -> Values:
     # interleaved stages take at least: the last one is what the hooks keep.
     layout = actor.layout
     times = layout.pipeline_parallel if layout.virtual_stages > 1 else 1
-    actor.log_probs(batch_of([(tokens[:1], tokens[1:])] * layout.data_parallel * times))
+    batch = batch_of([(tokens[:1], tokens[1:])] * layout.data_parallel * times)
+    actor.log_probs(batch, noise_seed=noise_seed)
     hooks.close()
     return _together(actor, hooks.parts, len(tokens))
 

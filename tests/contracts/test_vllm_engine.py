@@ -23,6 +23,7 @@ IMPORTS = "engines start seconds later (rlmath/rollout/step_loop.py)"
 WARM_UP = "the bound of max_num_batched_tokens is wrong (rlmath/rollout/engine_arguments.py)"
 LOOP = "samples cannot be read from the engine's core (rlmath/rollout/step_loop.py)"
 
+INSIDE = "a gate that fails names no layer (rlmath/validation/engine_values.py)"
 SCORES = "a teacher's log-probs are of other tokens (rlmath/rollout/step_loop.py)"
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
@@ -70,6 +71,33 @@ ROWS = [
         "vllm.v1.core.kv_cache_manager:KVCacheManager",
         has=("block_pool",),
         breaks="the check that a weight sync leaves no prefixes of the old weights",
+    ),
+    # What a gate that fails looks at (rlmath/validation/engine_values.py).
+    Row(
+        "vllm.v1.engine.llm_engine:LLMEngine",
+        has=("add_request", "step", "has_unfinished_requests"),
+        breaks=INSIDE,
+    ),
+    Row(
+        "vllm.v1.engine.llm_engine:LLMEngine.add_request",
+        takes=("request_id", "prompt", "params"),
+        breaks=INSIDE,
+    ),
+    Row(
+        "vllm.model_executor.layers.linear:QKVParallelLinear",
+        has=("num_heads", "num_kv_heads", "num_kv_head_replicas", "head_size", "tp_rank"),
+        breaks=INSIDE,
+    ),
+    Row(
+        "vllm.model_executor.layers.logits_processor:LogitsProcessor",
+        has=("forward",),
+        breaks=INSIDE,
+    ),
+    # A drill begins an update after one that failed (rlmath/commands/drill/in_ranks.py).
+    Row(
+        f"{WORKER}.finish_weight_update",
+        says=("reset_weight_update_target()", "self._weight_update_active = False"),
+        breaks="a drill's next fault has engines that take no weights",
     ),
     # Memory.
     Row(

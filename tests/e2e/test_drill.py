@@ -20,7 +20,10 @@ def drill(folder: Path, *words: str) -> tuple[int, list[dict[str, object]], str]
 
 def test_each_place_of_a_run(tmp_path: Path) -> None:
     """Weights sent, shards, engine and prefix cache; a healthy run between none of them."""
-    names = "swapped_k_v,lost_mask,half_updated_rank,temperature,prefix_cache,copied_samples"
+    names = (
+        "swapped_k_v,unsent_tensor,lost_mask,half_updated_rank,temperature,attention_scale,"
+        "prefix_cache,copied_samples"
+    )
     code, outcomes, said = drill(tmp_path, "quickstart", "--only", names)
     assert code == 0, said
     assert [one["name"] for one in outcomes] == ["healthy", *names.split(",")]
@@ -28,6 +31,14 @@ def test_each_place_of_a_run(tmp_path: Path) -> None:
     kinds = {str(one["name"]): one["kind"] for one in outcomes}
     assert kinds["swapped_k_v"] == "WeightsError" and kinds["temperature"] == "AlignmentError"
     assert "k_proj" in str(outcomes[1]["message"])
+    # One message with the name. A UserError is no failure of a component, so the supervisor
+    # starts nothing again (tests/unit/training/test_supervise.py).
+    assert kinds["unsent_tensor"] == "WeightsError"
+    assert str(outcomes[2]["message"]).startswith("engine 0: the weight update left 1 tensors")
+    # The live ranks and engine are compared, layer by layer.
+    said_by = {str(one["name"]): str(one["message"]) for one in outcomes}
+    assert "They part first in layer 1, rotary embedding" in said_by["attention_scale"]
+    assert "Values in all layers agree" in said_by["temperature"]
 
 
 @pytest.mark.long

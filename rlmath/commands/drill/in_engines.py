@@ -17,6 +17,7 @@ _KEPT = "_kept_by_drill"
 TEMPERATURE = 1.25
 ROPE_THETA = 1.2
 EPSILON = 10.0
+SCALE = 1.25
 
 
 @contextlib.contextmanager
@@ -75,6 +76,25 @@ def _rotary(worker: Any) -> list[Any]:
         if cache is not None:
             found.setdefault(cache.data_ptr(), module)
     return list(found.values())
+
+
+def other_scale(worker: Any) -> None:
+    """The attention of every layer but the first with 1.25 times its scale."""
+    for implementation in _attentions(worker)[1:]:
+        implementation.__dict__[_KEPT] = implementation.scale
+        implementation.scale *= SCALE
+
+
+def scale_back(worker: Any) -> None:
+    for implementation in _attentions(worker):
+        if _KEPT in implementation.__dict__:
+            implementation.scale = implementation.__dict__.pop(_KEPT)
+
+
+def _attentions(worker: Any) -> list[Any]:
+    """What computes the attention of each layer, in their order."""
+    found = (getattr(one, "impl", None) for one in worker.model_runner.get_model().modules())
+    return [one for one in found if hasattr(one, "scale")]
 
 
 @contextlib.contextmanager
@@ -165,6 +185,14 @@ FAULTS = (
         "gate, or the engine's numbers after the weight sync",
         rf"{GATE}|has an RMS norm with epsilon",
         functools.partial(in_workers, plant=other_epsilon, back=epsilon_back),
+    ),
+    Fault(
+        "attention_scale",
+        f"the engine's attention has {SCALE:g} times its scale from the second layer on",
+        "engine",
+        "gate, which names the layer",
+        GATE,
+        functools.partial(in_workers, plant=other_scale, back=scale_back),
     ),
     Fault(
         "prefix_cache",

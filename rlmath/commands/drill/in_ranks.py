@@ -94,6 +94,45 @@ def _sending(worker: Any, parameters: Sequence[Any], values: Callable[[], Sequen
     replace(worker, worker.connection, "send_weights", make)
 
 
+def leave_out_a_tensor(worker: Any) -> None:
+    """The last tensor of the first bucket of each sync is not announced."""
+    from rlmath.weights.transports import object_store, shared_memory
+
+    def make(contents: Callable[[Any, int], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        first: list[Any] = []
+
+        def without(bucket: Any, segment: int) -> dict[str, Any]:
+            message = contents(bucket, segment)
+            first[:] = first or [bucket]
+            if bucket is not first[0]:
+                return message
+            lists = {name: of[:-1] for name, of in message.items() if isinstance(of, list)}
+            return message | lists
+
+        return without
+
+    for module in (shared_memory, object_store):
+        replace(worker, module, "bucket_contents", make)
+
+
+@contextlib.contextmanager
+def unsent_tensor(scene: Scene) -> Iterator[None]:
+    """Each sync leaves out a tensor; at the end the engines take weights again."""
+    try:
+        with planted(scene, leave_out_a_tensor):
+            yield
+    finally:
+        scene.session.sampling.pool.call_workers(end_update)
+
+
+def end_update(worker: Any) -> None:
+    """Runs in a vLLM worker, which refuses to begin an update while one has not ended."""
+    own = worker.worker  # vLLM's wrapper hands on what is read, and keeps what is written.
+    if own._weight_update_active:
+        own.weight_transfer_engine.reset_weight_update_target()
+        own._weight_update_active = False
+
+
 # -- the update ---------------------------------------------------------------------------------
 
 
@@ -232,6 +271,14 @@ FAULTS = (
         STALE,
         functools.partial(planted, plant=swap_k_and_v),
         missing=_unmerged,
+    ),
+    Fault(
+        "unsent_tensor",
+        "the sync leaves out a tensor",
+        "ranks",
+        "error of the weight sync, with the tensor's name",
+        r"the weight update left .* which the actor did not send",
+        unsent_tensor,
     ),
     Fault(
         "lost_mask",

@@ -143,7 +143,7 @@ def session_of(
 ) -> Any:
     pool = SimpleNamespace(
         weights_version=4,
-        spec=SimpleNamespace(sleeps=sleeps),
+        spec=SimpleNamespace(sleeps=sleeps, device="cuda", enforce_eager=False, adapters=None),
         weights_fingerprints=lambda: [{"a": 1, "b": 2}],
     )
     return SimpleNamespace(

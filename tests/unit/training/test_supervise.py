@@ -8,6 +8,7 @@ import pytest
 from rlmath.actor.group import ActorError
 from rlmath.checkpoint import CheckpointStore
 from rlmath.config.load import load
+from rlmath.errors import WeightsError
 from rlmath.monitor.collapse import RollBack
 from rlmath.training.supervise import supervise
 
@@ -85,10 +86,19 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(config, store
         assert supervise(config, Attempts(store, ([5], raised()), then, ([], None))) == 0
 
 
-def test_other_errors_are_not_tried_again(config, store):
-    attempts = Attempts(store, ([], ValueError("a reward is wrong")))
-    with pytest.raises(ValueError, match="a reward is wrong"):
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("a reward is wrong"),
+        # Of a weight sync without a tensor; tests/e2e/test_drill.py plants it.
+        WeightsError("engine 0: the weight update left 1 tensors as they were"),
+    ],
+)
+def test_other_errors_are_not_tried_again(config, store, error):
+    attempts = Attempts(store, ([], error), ([], None))
+    with pytest.raises(type(error), match=str(error)):
         supervise(config, attempts)
+    assert len(attempts.seen) == 1
 
 
 def test_rollbacks_lower_the_rate_for_good(config, store, tmp_path):

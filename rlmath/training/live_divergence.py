@@ -1,0 +1,98 @@
+"""In which layer live ranks and a live engine part, when the gate fails with equal weights.
+
+Both run a sequence of the batch again, with hooks on their modules. The actor runs it once more
+with every activation rounded otherwise, and the first value that is several times as far from the
+engine's as that moves it names the layer and the parameters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlmath.config.rollout import Quantization
+from rlmath.config.schema import Device
+from rlmath.model.spec import read_model_spec
+from rlmath.validation.engine_values import engine_values
+from rlmath.validation.find_divergence import beyond_rounding
+from rlmath.validation.hooks import Values, megatron_values
+
+if TYPE_CHECKING:
+    from rlmath.training.session import Session
+
+# From a sequence's first on: what a layer gives for each is brought to one process.
+MAX_TOKENS = 128
+# Times what rounding makes of the largest difference of a value.
+FACTOR = 6.0
+NOISE_SEED = 2**21
+
+
+def where_they_part(session: Session, tokens: list[int]) -> str:
+    """A sentence that names the layer, or says why none is named.
+
+    Args:
+        session: With idle engines that hold the actor's weights.
+        tokens: A sequence, prompt first.
+    """
+    reason = _cannot(session)
+    if reason is None:
+        try:
+            return _compare(session, tokens[:MAX_TOKENS])
+        except Exception as error:
+            # What is looked for is the reason of another failure, which has to be told.
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return (
+        f"The layer is not known ({reason}); toolkits/validate_logprobs.py on the model's folder "
+        "names the first that differs."
+    )
+
+
+def _cannot(session: Session) -> str | None:
+    """Why values inside of the engines cannot be compared; ``None``: they can."""
+    config, spec = session.config, session.sampling.pool.spec
+    if spec.device == Device.cuda.value and not spec.enforce_eager:
+        return (
+            "compiled engines cannot be looked into; rollout.enforce_eager=true makes it possible"
+        )
+    if spec.adapters is not None:
+        return "the engines compute adapters apart from the base model"
+    if config.rollout.quantization is not Quantization.none:
+        return "the engines compute in FP8"
+    if session.layout.actor.context_parallel > 1:
+        return "context-parallel ranks have parts of a sequence"
+    return None
+
+
+def _compare(session: Session, tokens: list[int]) -> str:
+    spec = read_model_spec(session.config.model.path)
+    theirs = engine_values(session.sampling.pool, tokens, spec.layers)
+    if theirs is None:
+        return (
+            "The layer is not known (the engines are sampling); toolkits/validate_logprobs.py on "
+            "the model's folder names the first that differs."
+        )
+    ours = session.actor.call(_Values(tokens))[0]
+    rounded = session.actor.call(_Values(tokens, NOISE_SEED))[0]
+    first, worst = beyond_rounding(ours, rounded, theirs, spec, FACTOR)
+    looked_at = f"on the first {len(tokens)} tokens of that sequence"
+    if first is None:
+        return (
+            f"Values in all layers agree {looked_at} (at most {worst.ratio:.1f} times as far apart "
+            f"as another rounding, in {worst.place}): what follows the layers differs, such as the "
+            "temperature, or what only longer sequences show."
+        )
+    return (
+        f"They part first in {first.place}: {looked_at} its values are {first.ratio:.3g} times as "
+        "far apart as another rounding makes them."
+    )
+
+
+class _Values:
+    """The actor's values of a sequence; a class, so that it can go to the ranks."""
+
+    def __init__(self, tokens: list[int], noise_seed: int | None = None) -> None:
+        self.tokens, self.noise_seed = tokens, noise_seed
+
+    def __call__(self, worker: Any) -> Values | None:
+        """Collective; on rank 0 the values, of all ranks."""
+        found = megatron_values(worker.actor, self.tokens, self.noise_seed)
+        return found if worker.rank == 0 else None

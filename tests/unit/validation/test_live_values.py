@@ -1,0 +1,222 @@
+"""What engines' hooks note, and how it is compared with the actor's values."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlmath.model.spec import model_spec
+from rlmath.model.tiny import tiny_config
+from rlmath.training import live_divergence
+from rlmath.validation.engine_values import engine_values, noted_values, together, watch
+from rlmath.validation.find_divergence import LEAST_NOISE, beyond_rounding
+from rlmath.validation.hooks import EMBEDDING, HEAD, NORM, Values
+
+TOKENS, WIDTH = 6, 8
+SPEC = model_spec(tiny_config(num_layers=2))
+
+
+class Qkv(nn.Module):
+    """One worker's rows of query, key and value: two of four heads, and one of two key heads."""
+
+    num_heads, num_kv_heads, head_size, num_kv_head_replicas, tp_rank = 2, 1, 2, 1, 0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return torch.arange(8.0).expand(len(x), 8) + 100 * self.tp_rank, None
+
+
+class Doubling(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return 2 * x
+
+
+class LogitsProcessor(Doubling):
+    pass
+
+
+class Model(nn.Module):
+    """A model with vLLM's names and layers."""
+
+    def __init__(self, rank: int = 0) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens, self.model.norm = Doubling(), Doubling()
+        layer = nn.Module()
+        layer.input_layernorm, layer.self_attn, layer.mlp = Doubling(), nn.Module(), Doubling()
+        layer.self_attn.qkv_proj, layer.self_attn.o_proj = Qkv(), Doubling()
+        layer.self_attn.qkv_proj.tp_rank = rank
+        layer.mlp.gate_up_proj = Doubling()
+        self.model.layers = nn.ModuleList([layer])
+        self.logits_processor = LogitsProcessor()
+
+    def forward(self, x: Tensor) -> None:
+        layer: Any = self.model.layers[0]  # type: ignore[union-attr]
+        x = self.model.embed_tokens(x)
+        layer.input_layernorm(x)
+        layer.self_attn.qkv_proj(x)
+        layer.self_attn.o_proj(x)
+        layer.mlp.gate_up_proj(x)
+        layer.mlp(x)
+        self.logits_processor(self.model.norm(x)[-1:])
+
+
+def worker_of(model: Model) -> Any:
+    return SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
+
+
+class Engine:
+    """vLLM's ``LLMEngine`` with one request at most."""
+
+    def __init__(self, models: list[Model], busy: bool) -> None:
+        self.models, self.left = models, int(busy)
+        self.salts: list[str] = []
+
+    def has_unfinished_requests(self) -> bool:
+        return self.left > 0
+
+    def add_request(self, name: str, prompt: dict[str, Any], params: Any) -> None:
+        assert (params.max_tokens, params.temperature) == (1, 0.0)
+        self.salts.append(prompt["cache_salt"])
+        self.left, self.tokens = 1, prompt["prompt_token_ids"]
+
+    def step(self) -> None:
+        self.left = 0
+        x = torch.tensor(self.tokens).float()[:, None].expand(-1, WIDTH)
+        for model in self.models:
+            for part in x.split(4):  # A long prompt comes in pieces.
+                model(part)
+
+
+def pool_of(models: list[Model], busy: bool = False) -> Any:
+    workers, engine = [worker_of(model) for model in models], Engine(models, busy)
+    return SimpleNamespace(
+        call_workers=lambda function: [[function(worker) for worker in workers]],
+        call_engines=lambda function: [function(engine)],
+        engine=engine,
+    )
+
+
+def test_the_engines_values_are_whole() -> None:
+    models = [Model(0), Model(1)]
+    pool = pool_of(models)
+    values = engine_values(pool, list(range(TOKENS)), 1)
+    assert values is not None
+    x = 2 * torch.arange(float(TOKENS))[:, None].expand(-1, WIDTH)
+    assert torch.equal(values[-1, EMBEDDING], x)
+    assert torch.equal(values[0, "input_norm"], 2 * x)
+    assert values[0, "q"][3].tolist() == [0, 1, 2, 3, 100, 101, 102, 103]
+    assert values[0, "k"][5].tolist() == [4, 5, 104, 105]
+    assert values[0, "v"].shape == (TOKENS, 4)
+    assert torch.equal(values[0, "attention"], torch.cat([x, x], 1))
+    assert torch.equal(values[0, "attention_out"], 2 * x)
+    assert values[0, "gate"].shape == values[0, "up"].shape == (TOKENS, WIDTH)
+    assert torch.equal(values[0, "mlp"], 2 * x)
+    assert torch.equal(values[1, NORM], 2 * x)
+    assert torch.equal(values[1, HEAD], 4 * x[-1:])
+    # No hook stays, and no prefix is shared with another request.
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in models[0].modules())
+    again = engine_values(pool, list(range(TOKENS)), 1)
+    assert again is not None and len(set(pool.engine.salts)) == 2
+
+
+def test_an_engine_with_requests_is_left_alone() -> None:
+    model = Model()
+    pool = pool_of([model], busy=True)
+    assert engine_values(pool, [1, 2], 1) is None
+    assert not pool.engine.salts
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_key_heads_on_several_workers_count_once() -> None:
+    noted = []
+    for rank in range(2):
+        model = Model(rank)
+        model.model.layers[0].self_attn.qkv_proj.num_kv_head_replicas = 2  # type: ignore[union-attr]
+        worker = worker_of(model)
+        watch(worker)
+        model(torch.ones(3, WIDTH))
+        noted.append(noted_values(worker))
+    values = together(noted)
+    assert values[0, "q"].shape == (3, 8) and values[0, "k"].shape == (3, 2)
+
+
+def values_of(**changes: float) -> Values:
+    """Values of two layers; ``changes``: what is added to a step of layer 1."""
+    values: Values = {}
+    for layer in range(2):
+        for step in ("input_norm", "q", "attention", "mlp"):
+            by = changes.get(step, 0.0) if layer == 1 else 0.0
+            values[layer, step] = torch.ones(4, 3) + by
+    values[2, HEAD] = torch.ones(4, 5) + changes.get("head", 0.0)
+    return values
+
+
+NOISY = values_of(input_norm=1e-3, q=1e-3, attention=1e-3, mlp=1e-3, head=1e-3)
+
+
+def test_the_first_value_beyond_rounding_is_named() -> None:
+    ours = values_of()
+    first, worst = beyond_rounding(ours, NOISY, values_of(q=2e-3), SPEC, 6.0)
+    assert first is None and worst.ratio == pytest.approx(2.0, rel=1e-3)
+    assert "q_proj" in worst.place and worst.place.startswith("layer 1")
+    first, _ = beyond_rounding(ours, NOISY, values_of(q=2e-3, attention=0.1, mlp=1.0), SPEC, 6.0)
+    assert first is not None and first.ratio == pytest.approx(100, rel=1e-2)
+    assert first.place.startswith("layer 1, rotary embedding")
+    first, _ = beyond_rounding(ours, NOISY, values_of(mlp=float("nan")), SPEC, 6.0)
+    assert first is not None and "down_proj" in first.place
+    # Without noise, what float32 kernels differ by.
+    first, _ = beyond_rounding(ours, ours, values_of(q=3 * LEAST_NOISE), SPEC, 6.0)
+    assert first is None
+    # Of the logits an engine has the last row.
+    theirs = values_of()
+    theirs[2, HEAD] = torch.full((1, 5), 1.5)
+    first, _ = beyond_rounding(ours, NOISY, theirs, SPEC, 6.0)
+    assert first is not None and first.place == HEAD
+
+
+def session_of(theirs: Values | None, **changes: Any) -> Any:
+    spec = {"device": "cpu", "enforce_eager": False, "adapters": None} | changes
+    config = SimpleNamespace(
+        rollout=SimpleNamespace(quantization=live_divergence.Quantization.none),
+        model=SimpleNamespace(path="tiny"),
+    )
+    return SimpleNamespace(
+        config=config,
+        layout=SimpleNamespace(actor=SimpleNamespace(context_parallel=changes.get("cp", 1))),
+        sampling=SimpleNamespace(pool=SimpleNamespace(spec=SimpleNamespace(**spec))),
+        actor=SimpleNamespace(
+            call=lambda job: [values_of() if job.noise_seed is None else NOISY, None]
+        ),
+        theirs=theirs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "changes", "said"),
+    [
+        (values_of(attention=0.1), {}, "They part first in layer 1, rotary embedding"),
+        (values_of(), {}, "Values in all layers agree on the first 2 tokens"),
+        (None, {}, "the engines are sampling"),
+        (values_of(), {"device": "cuda"}, "rollout.enforce_eager=true"),
+        (values_of(), {"cp": 2}, "context-parallel"),
+        (values_of(), {"adapters": object()}, "adapters apart"),
+    ],
+)
+def test_what_a_failed_gate_adds(
+    monkeypatch: pytest.MonkeyPatch, theirs: Values | None, changes: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(live_divergence, "engine_values", lambda pool, tokens, layers: theirs)
+    assert said in live_divergence.where_they_part(session_of(theirs, **changes), [1, 2])
+
+
+def test_what_goes_wrong_there_does_not_hide_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Values:
+        raise RuntimeError("an engine died\nwith a traceback")
+
+    monkeypatch.setattr(live_divergence, "engine_values", broken)
+    said = live_divergence.where_they_part(session_of(None), [1, 2])
+    assert "RuntimeError: an engine died)" in said and "validate_logprobs" in said
