@@ -6,11 +6,13 @@ a stub engine hands over samples as an engine does, and a stub rank has a rank's
 random number where the model would compute a log-prob. Ranks are called one after the other, in one
 process, and a rank's seconds are the mean over them: on a cluster they work at once.
 
-``--millions`` gives the sizes in millions of tokens; 64 needs tens of GB of memory, so the default
-is what fits on a laptop. Each size runs in its own process. Prints one JSON line: CPU seconds
-per million tokens of each phase, the sum of those in which GPUs wait, bytes sent to a rank over
-8 bytes per token of its share, the peak of private memory per token of the step, and the exponents
-with which these grow from the smallest size to the largest.
+``--millions`` gives the sizes in millions of tokens; 64 take 4 GB of memory, half of it shared.
+Each size runs in its own process. Its second step is measured: pages of memory that a process, or
+Ray's object store, touches for the first time cost more than what is written to them, and a run has
+many steps. Prints one JSON line: CPU seconds per million tokens of each phase, the sum of those in
+which GPUs wait (and that sum of the first step), bytes sent to a rank over 8 bytes per token of its
+share, the peak of private memory per token of the step, and the exponents with which these grow
+from the smallest size to the largest.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.batching.shards import Shard, ShardSettings, Share, shards
+from rlmath.device.environment import rank_environment
+from rlmath.model.parallel import Layout
+from rlmath.monitor.json_lines import LinesProcess
 from rlmath.monitor.repetition import repetition
 from rlmath.monitor.samples import write_samples
 from rlmath.rollout.requests import Progress
@@ -53,9 +58,9 @@ from rlmath.types import GradedSample, Group, Problem, Sample
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUP_SIZE, PROMPT_TOKENS, MEAN, LONGEST = 16, 200, 8000, 27648
-DATA_PARALLEL, MINIBATCHES, BUDGET = 8, 4, 32768
+MINIBATCHES, BUDGET = 4, 32768
 # Phases in which all GPUs wait. Samples are received and graded while engines generate, and their
-# file is written by a thread while the ranks compute.
+# file is written while the ranks compute.
 IDLE = ("rollout_metrics", "batch", "send", "rank", "return", "mismatch_advantages")
 
 
@@ -149,6 +154,10 @@ class StubRank:
         self.memory = Memory()
         self.seconds.clear()
 
+    def reset_seconds(self) -> None:
+        """Forget the seconds, and not the peak of memory."""
+        self.seconds.clear()
+
     def cost(self) -> tuple[dict[str, float], int]:
         return dict(self.seconds), self.memory.peak()
 
@@ -198,15 +207,20 @@ class Phases:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--millions", type=float, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--data-parallel", type=int, default=8, help="ranks that share a step")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    ranks = arguments.data_parallel
     if arguments.one:
-        print(json.dumps(one_step(arguments.millions[0])))
+        print(json.dumps(one_size(arguments.millions[0], ranks)))
         return
     sizes = []
     for millions in arguments.millions:
         done = subprocess.run(
-            [sys.executable, __file__, "--one", "--millions", str(millions)],
+            [
+                *(sys.executable, __file__, "--one"),
+                *("--millions", str(millions), "--data-parallel", str(ranks)),
+            ],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
@@ -218,7 +232,8 @@ def main() -> None:
     if len(sizes) > 1:
         names = ("idle_cpu_s", "driver_bytes", "rank_bytes")
         exponents = {name: exponent(sizes[0], sizes[-1], name) for name in names}
-    print(json.dumps({"benchmark": "driver", "stubs": True, "sizes": sizes, "growth": exponents}))
+    result = {"benchmark": "driver", "stubs": True, "data_parallel": ranks}
+    print(json.dumps(result | {"sizes": sizes, "growth": exponents}))
 
 
 def exponent(small: dict[str, Any], large: dict[str, Any], name: str) -> float:
@@ -227,20 +242,29 @@ def exponent(small: dict[str, Any], large: dict[str, Any], name: str) -> float:
     return round(math.log(ratio) / math.log(large["tokens"] / small["tokens"]), 3)
 
 
-def one_step(millions: float) -> dict[str, Any]:
-    """One step of about ``millions`` million tokens."""
+def one_size(millions: float, ranks: int) -> dict[str, Any]:
+    """Two steps of about ``millions`` million tokens, of which the second is measured."""
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    engine, rank = ray.remote(StubEngine).remote(), ray.remote(StubRank).remote()
+    engine = ray.remote(StubEngine).remote()
+    # Memory is kept as a rank keeps it.
+    environment = rank_environment("cpu", num_threads=1, layout=Layout(), batch_invariant=False)
+    options = {"runtime_env": {"env_vars": environment}}
+    rank = ray.remote(StubRank).options(**options).remote()
+    lines = LinesProcess()
     problems = max(1, round(millions * 1e6 / (MEAN * GROUP_SIZE)))
     # Once with little, for what Python and torch do at the first call.
-    play(engine, rank, 4, Phases())
+    play(engine, rank, lines, 4, Phases(), min(ranks, 8))
     ray.get(rank.reset.remote())
-    phase, memory = Phases(), Memory()
-    tokens, sent = play(engine, rank, problems, phase)
-    seconds, peak = ray.get(rank.cost.remote())
-    phase.seconds["rank"] = sum(seconds.values()) / DATA_PARALLEL
+    first, phase, memory = Phases(), Phases(), Memory()
+    play(engine, rank, lines, problems, first, ranks)
+    first.seconds["rank"] = rank_seconds(rank, ranks)
+    ray.get(rank.reset_seconds.remote())
+    tokens, sent = play(engine, rank, lines, problems, phase, ranks)
+    phase.seconds["rank"] = rank_seconds(rank, ranks)
+    peak = ray.get(rank.cost.remote())[1]
+    lines.close()
     ray.shutdown()
-    idle = sum(phase.seconds[name] for name in IDLE)
+    idle, of_first = (sum(one.seconds[name] for name in IDLE) for one in (phase, first))
     return {
         "tokens": tokens,
         "cpu_s_per_million_tokens": {
@@ -248,6 +272,7 @@ def one_step(millions: float) -> dict[str, Any]:
         },
         "idle_cpu_s": round(idle, 4),
         "idle_cpu_s_per_million_tokens": round(idle / tokens * 1e6, 4),
+        "first_step_idle_cpu_s_per_million_tokens": round(of_first / tokens * 1e6, 4),
         "bytes_sent_over_8_bytes_per_token": round(sent, 4),
         "driver_bytes": memory.peak(),
         "driver_bytes_per_token": round(memory.peak() / tokens, 1),
@@ -256,7 +281,15 @@ def one_step(millions: float) -> dict[str, Any]:
     }
 
 
-def play(engine: Any, rank: Any, problems: int, phase: Phases) -> tuple[int, float]:
+def rank_seconds(rank: Any, ranks: int) -> float:
+    """Of one rank: one process has played all of them."""
+    seconds, _ = ray.get(rank.cost.remote())
+    return float(sum(seconds.values()) / ranks)
+
+
+def play(
+    engine: Any, rank: Any, lines: LinesProcess, problems: int, phase: Phases, ranks: int
+) -> tuple[int, float]:
     """A step.
 
     Returns:
@@ -266,16 +299,16 @@ def play(engine: Any, rank: Any, problems: int, phase: Phases) -> tuple[int, flo
     with phase("rollout_metrics"):
         rollout_metrics(groups)
     with tempfile.TemporaryDirectory() as folder, phase("samples_file"):
-        write_samples(folder, 1, groups)
+        write_samples(folder, 1, groups, process=lines)
     with phase("batch"):
         sequences = sampled_sequences(groups, truncated=TruncatedRule.keep, mask_duplicates=True)
         batch_metrics(sequences)
     tokens = int(sequences.sequence_lengths.sum())
     update = UpdateSettings(minibatches=MINIBATCHES)
-    settings = dataclasses.replace(ShardSettings(DATA_PARALLEL, BUDGET), minibatches=MINIBATCHES)
+    settings = dataclasses.replace(ShardSettings(ranks, BUDGET), minibatches=MINIBATCHES)
     shares, refs, sent = [], [], 0.0
     dealt = shards(sequences, settings)
-    for _ in range(DATA_PARALLEL):
+    for _ in range(ranks):
         with phase("send"):
             shard = next(dealt)
             refs.append(ray.put(shard))

@@ -15,6 +15,7 @@ from rlmath.config.schema import RunnerConfig
 from rlmath.errors import printable
 from rlmath.monitor.digests import DigestLog, StepDigests, digest_samples
 from rlmath.monitor.files import to_json
+from rlmath.monitor.json_lines import LinesProcess
 from rlmath.monitor.progress import ProgressDisplay
 from rlmath.monitor.prometheus import MetricsServer
 from rlmath.monitor.samples import (
@@ -65,6 +66,7 @@ class Monitor:
         self._choices: dict[str, str] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
         self._writing: Future[None] | None = None
+        self._lines = LinesProcess()
 
     def _phase_begins(self, name: str) -> None:
         self._display.phase(name)
@@ -124,7 +126,15 @@ class Monitor:
         engines: Mapping[str, object] | None,
     ) -> None:
         count = self._runner.token_samples if kind == "step" else 0
-        write_samples(self.run_dir, step, groups, kind=kind, dropped=dropped, token_samples=count)
+        write_samples(
+            self.run_dir,
+            step,
+            groups,
+            kind=kind,
+            dropped=dropped,
+            token_samples=count,
+            process=self._lines,
+        )
         if engines is not None:
             write_engines(self.run_dir, step, engines)
         if self._runner.samples_keep_gib is not None:
@@ -154,8 +164,9 @@ class Monitor:
         self._digests.write(step)
 
     def close(self) -> None:
-        """End the thread once what it writes is written."""
+        """End the thread once what it writes is written, and the process that wrote for it."""
         self._thread.shutdown(wait=True)
+        self._lines.close()
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """End a step: its metrics with the timings since the last one, shown and written.

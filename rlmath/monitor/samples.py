@@ -6,11 +6,13 @@ import gzip
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlmath.monitor.files import replacing, to_json
+from rlmath.monitor.json_lines import LinesProcess, ProcessDied, write_lines
 from rlmath.types import GradedSample, Group, Problem
 
 FOLDER = "samples"
@@ -29,6 +31,7 @@ def write_samples(
     kind: str = "step",
     dropped: Mapping[str, str] | None = None,
     token_samples: int = 0,
+    process: LinesProcess | None = None,
 ) -> Path:
     """Write ``samples/step_000012.jsonl``, one line per sample; it appears atomically.
 
@@ -41,6 +44,7 @@ def write_samples(
         kind: First part of the file's name: ``step``, or ``eval`` for held-out problems.
         dropped: By problem, why ``algorithm.filter`` dropped its group.
         token_samples: Problems whose first sample has its tokens and their rollout log-probs.
+        process: Writes compressed files; ``None``: this one does.
 
     Returns:
         The file.
@@ -55,16 +59,17 @@ def write_samples(
     path, other = plain, compressed
     if characters > compress_above_characters:
         path, other = compressed, plain
-    lines = (
-        f"{to_json(row)}\n".encode("utf-8", "backslashreplace")
-        for row in _rows(step, groups, dropped or {}, token_samples)
-    )
-    with replacing(path) as file:
-        if path is compressed:
-            with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1, filename=name) as packed:
-                packed.writelines(lines)
-        else:
-            file.writelines(lines)
+    batches = _rows(step, groups, dropped or {}, token_samples)
+    if process is None or path is plain:
+        write_lines(path, (row for rows in batches for row in rows))
+    else:
+        try:
+            process.write(path, batches)
+        except ProcessDied as error:
+            print(f"warning: {error}; {path} is written here", file=sys.stderr, flush=True)
+            return write_samples(
+                run_dir, step, groups, compress_above_characters, kind, dropped, token_samples
+            )
     other.unlink(missing_ok=True)
     return path
 
@@ -154,14 +159,17 @@ def sample_as_text(problem: Problem, graded: GradedSample) -> str:
 
 def _rows(
     step: int, groups: Sequence[Group], dropped: Mapping[str, str], token_samples: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[list[dict[str, Any]]]:
+    """Of each group."""
     ids = sorted((group.problem.id for group in groups), key=priority)
     by_token = set(ids[:token_samples])
     for group in groups:
         id_ = group.problem.id
-        for place, graded in enumerate(group.samples):
-            row = _row(step, group.problem, graded, dropped.get(id_))
-            yield row | (_tokens(graded) if place == 0 and id_ in by_token else {})
+        yield [
+            _row(step, group.problem, graded, dropped.get(id_))
+            | (_tokens(graded) if place == 0 and id_ in by_token else {})
+            for place, graded in enumerate(group.samples)
+        ]
 
 
 def _row(step: int, problem: Problem, graded: GradedSample, dropped: str | None) -> dict[str, Any]:
