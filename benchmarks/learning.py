@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from child import run_python
+
 from rlmath.quickstart import make_problems, make_tiny_model
 
-ROOT = Path(__file__).resolve().parents[1]
 # Settings beside the quickstart's: the clip ranges of a loss are those of its preset, but GSPO's,
 # whose 3e-4 belongs to learning rates a hundred times smaller.
 CASES: dict[str, list[str]] = {
@@ -103,7 +102,7 @@ def main() -> None:
                 *(setting.format(teacher=teacher) for setting in CASES[name]),
                 *arguments.overrides,
             ]
-            _run("train", settings)
+            run_python("-m", "rlmath", "train", *settings)
             lines = (run_dir / "metrics.jsonl").read_text().splitlines()
             return [row for row in map(json.loads, lines) if "eval/accuracy" in row]
 
@@ -148,7 +147,8 @@ def _sft(material: Path) -> Path:
     """The weak start that all cases share. Returns its folder."""
     make_tiny_model(material / "model")
     make_problems(material / "data")
-    _run("sft", _quickstart(material, material / "start", material / "model"))
+    settings = _quickstart(material, material / "start", material / "model")
+    run_python("-m", "rlmath", "sft", *settings)
     return material / "start" / "sft"
 
 
@@ -182,21 +182,6 @@ def _plot(curves: dict[str, list[dict[str, float]]], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=120)
-
-
-def _run(command: str, settings: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rlmath", command, *settings],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(
-            f"rlmath {command} {' '.join(settings)}\n"
-            f"ended with {done.returncode}:\n{done.stderr[-4000:]}"
-        )
 
 
 if __name__ == "__main__":

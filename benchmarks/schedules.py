@@ -26,7 +26,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -36,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from child import run_python
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,25 +156,15 @@ class Run:
 def train(folder: Path, run_dir: Path, case: Case, steps: int) -> Run:
     """A run in a separate process; one that is there is read."""
     last = case.warm_up + steps
-    command = [sys.executable, __file__, "--keep", str(run_dir), "--run"]
     if not (run_dir / "summary.json").is_file():
         shutil.rmtree(run_dir, ignore_errors=True)
-        done = subprocess.run(
-            # For the steps at the end less is admitted.
-            [*command, *settings(folder, run_dir, case, last + case.warm_up)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(
-                f"{run_dir.name}: exit status {done.returncode}\n{done.stderr[-4000:]}"
-            )
+        # For the steps at the end less is admitted.
+        given = settings(folder, run_dir, case, last + case.warm_up)
+        run_python(__file__, "--keep", str(run_dir), "--run", *given)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     # Seconds since 1970 at which each vLLM step began and ended, and what it had to do.
     rows = np.loadtxt(run_dir / "engine_steps.txt", ndmin=2)
-    ends = np.loadtxt(run_dir / "step_ends.txt")
+    ends = np.loadtxt(run_dir / "step_ends.txt", ndmin=2)[:, 0]
     began, ended = rows[:, 0], rows[:, 1]
     # What is done between two steps belongs to the second one; without work there is no step.
     from_s = np.where(rows[:, 5] > 0, np.concatenate([began[:1], ended[:-1]]), began)
@@ -310,6 +300,7 @@ def run_one(run_dir: Path, overrides: list[str]) -> None:
     from rlmath.monitor import Monitor
     from rlmath.rollout import sampler
     from rlmath.rollout.pool import RolloutPool
+    from rlmath.training.continuous_feed import ContinuousFeed
 
     run_dir.mkdir(parents=True)
     tokens = np.load(run_dir.parent / "lengths.npy")
@@ -331,11 +322,20 @@ def run_one(run_dir: Path, overrides: list[str]) -> None:
 
     def noted(monitor: Monitor, step: int, metrics: Any) -> Any:
         with (run_dir / "step_ends.txt").open("a") as file:
-            file.write(f"{time.time()}\n")
+            file.write(f"{time.time()} {' '.join(map(str, cpu_seconds()))}\n")
         if step == 1:
             pinning.start()  # After the first step, in which much is loaded and compiled.
         return log_step(monitor, step, metrics)
 
+    end = ContinuousFeed._end
+
+    def timed_cut(feed: ContinuousFeed, step: int) -> None:
+        began_s = time.time()
+        end(feed, step)
+        with (run_dir / "cuts.txt").open("a") as file:
+            file.write(f"{step} {began_s} {time.time()}\n")
+
+    ContinuousFeed._end = timed_cut  # type: ignore[method-assign]
     sampler.requests_for = with_lengths
     RolloutPool.wait_until_ready = timed  # type: ignore[method-assign]
     Monitor.log_step = noted  # type: ignore[method-assign]
@@ -383,6 +383,24 @@ def time_steps(engine: Any, path: str) -> None:
         return outputs
 
     client.get_output = timed
+
+
+def cpu_seconds() -> tuple[float, float, float, float]:
+    """Of the engine, the rank, everything else that the run has, and all programs, so far."""
+    import psutil
+
+    found = dict.fromkeys((*CORES, ""), 0.0)
+    machine = psutil.cpu_times()
+    busy = sum(machine) - machine.idle - machine.iowait - machine.guest - machine.guest_nice
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        try:
+            title, times = " ".join(process.cmdline()), process.cpu_times()
+        except psutil.Error:
+            continue
+        found[next((name for name in CORES if name in title), "")] += times.user + times.system
+    engine, rank, others = found.values()
+    return engine, rank, others, busy
 
 
 def keep_pinned() -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from child import run_python
 
 from rlmath.quickstart import make_problems, make_tiny_model
 
@@ -77,7 +77,7 @@ def _rlmath(
         "data.eval_paths=[]",
         *overrides,
     ]
-    _run([sys.executable, "-m", "rlmath", "train", *settings])
+    run_python("-m", "rlmath", "train", *settings)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     # The last step also saves a checkpoint.
     return lines[WARM_UP:-1]
@@ -85,14 +85,14 @@ def _rlmath(
 
 def _trl(material: Path, max_tokens: int, fixed: bool, steps: int) -> list[float]:
     command = [
-        *(sys.executable, str(ROOT / "benchmarks" / "trl_steps.py")),
+        str(ROOT / "benchmarks" / "trl_steps.py"),
         *("--model", str(material / "model")),
         *("--prompts", str(material / "data" / "train.jsonl")),
         *("--num-prompts", str(PROMPTS), "--group-size", str(GROUP_SIZE)),
         *("--max-tokens", str(max_tokens), "--steps", str(steps)),
         *(("--fixed-length",) if fixed else ()),
     ]
-    output = _run(command)
+    output = run_python(*command)
     (line,) = [line for line in output.splitlines() if line.startswith("seconds ")]
     seconds: list[float] = json.loads(line.removeprefix("seconds "))
     return seconds[WARM_UP:-1]
@@ -120,15 +120,6 @@ def _compare(ours: list[dict[str, float]], theirs: list[float]) -> dict[str, Any
             "speed_ratio_to_trl": round(peer / step, 3),
         }
     return compared
-
-
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(
-            f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-4000:]}"
-        )
-    return done.stdout
 
 
 if __name__ == "__main__":

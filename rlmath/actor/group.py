@@ -30,6 +30,7 @@ from rlmath.actor.settings import (
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.off_policy import add_by_version
 from rlmath.batching.shards import Sequences, response_rows, shards
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.processes import ProcessPlace, end_actors
@@ -289,8 +290,12 @@ class ActorGroup:
         alignments = [alignment for _, alignment in found if alignment is not None]
         prints = [one.fingerprints for one, _ in found if one.fingerprints is not None]
         joined = SequenceFingerprints.joined(prints) if prints else None
-        traces = tuple(trace for one, _ in found for trace in one.traces)
-        result: UpdateResult = dataclasses.replace(found[0][0], fingerprints=joined, traces=traces)
+        result: UpdateResult = dataclasses.replace(
+            found[0][0],
+            fingerprints=joined,
+            traces=tuple(trace for one, _ in found for trace in one.traces),
+            off_policy=add_by_version(one.off_policy for one, _ in found),
+        )
         return result, Alignment.joined(alignments) if alignments else None
 
     def watch_update(self) -> None:

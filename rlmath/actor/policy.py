@@ -25,9 +25,11 @@ from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
 from rlmath.actor.token_traces import TokenTrace, traces_of
+from rlmath.algorithms.alignment import token_lags
 from rlmath.algorithms.early_stop import Decision, decide
 from rlmath.algorithms.losses import LossInputs, LossOutput, metric_means
 from rlmath.algorithms.objective import policy_objective
+from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import Shard, Share, response_rows
 from rlmath.checkpoint.optimizer_state import clear_optimizer_state
@@ -210,6 +212,7 @@ class MegatronActor(RankModel):
         clamped: dict[int, str] = {}
         first: TokenValues | None = None
         traces: list[TokenTrace] = []
+        left_out: list[dict[int, OffPolicyTotals]] = []
         traced = {*traced, *(self.probe.places if self.probe is not None else ())}
         for index, minibatch in enumerate(shard.shares()):
             if stopped and settings.early_stop_rest:
@@ -218,10 +221,13 @@ class MegatronActor(RankModel):
             begin = sum(map(len, shard.counts[:index]))
             if self.probe is not None:
                 self.probe.before(index, minibatch, self._gradient_alone(settings, begin))
-            one, decision, values, farthest = self._update_minibatch(
+            one, decision, outcomes, farthest = self._update_minibatch(
                 minibatch, settings, begin, index
             )
+            values = _concatenate([v for _, v in outcomes]) if self.is_last_stage else None
             first = values if index == 0 else first
+            if self.reports:
+                left_out.append(_off_policy(outcomes, minibatch.batch))
             if traced and values is not None:
                 traces += traces_of(
                     minibatch, values, settings.objective, traced, index, decision.discard
@@ -240,16 +246,21 @@ class MegatronActor(RankModel):
             routing=routing,
             traces=tuple(traces),
             gradients=self._prints.take(),
+            off_policy=add_by_version(left_out),
         )
 
     def _update_minibatch(
         self, share: Share, settings: UpdateSettings, begin: int, index: int
-    ) -> tuple[dict[str, float], Decision, TokenValues | None, Farthest]:
+    ) -> tuple[dict[str, float], Decision, list[tuple[LossOutput, TokenValues]], Farthest]:
         """One optimizer step, unless the minibatch has to be discarded.
 
         Args:
             begin: Where its micro-batches begin in the shard.
             index: Of the minibatch, from 0.
+
+        Returns:
+            Its metrics, what became of it, what each micro-batch gave on ranks of the last stage,
+            and the farthest token.
         """
         names = MetricNames.of(settings.objective, share.batch.ref_log_probs is not None)
         outcomes = self._backward(share, settings, begin, self.observer)
@@ -266,8 +277,7 @@ class MegatronActor(RankModel):
         metrics["grad_norm"] = grad_norm
         metrics["lr"] = lr
         metrics["discarded"] = float(decision.discard)
-        kept = _concatenate([v for _, v in outcomes]) if self.is_last_stage else None
-        return metrics, decision, kept, farthest
+        return metrics, decision, outcomes, farthest
 
     def _gradient_alone(self, settings: UpdateSettings, begin: int) -> Callable[[Share], Any]:
         """What leaves the gradient of a share in the optimizer, and nothing else."""
@@ -422,6 +432,20 @@ def _stacked(values: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> Te
 
 def _detached(output: LossOutput) -> LossOutput:
     return dataclasses.replace(output, loss=output.loss.detach())
+
+
+def _off_policy(
+    outcomes: Sequence[tuple[LossOutput, TokenValues]], batch: TrainingBatch
+) -> dict[int, OffPolicyTotals]:
+    """What ``off_policy_mask_kl`` left out of a minibatch's tokens; nothing without it."""
+    rows = [values.response_rows for _, values in outcomes]
+    masks = [one.off_policy_masked for one, _ in outcomes if one.off_policy_masked is not None]
+    if not masks:
+        return {}
+    left_out = torch.zeros(batch.loss_mask.numel(), dtype=torch.bool)
+    left_out[torch.cat(rows)] = torch.cat(masks).cpu()
+    # Versions count from 0, and what is n older than that is of version -n.
+    return OffPolicyTotals.by_version(-token_lags(batch, 0), batch.loss_mask, left_out)
 
 
 def _concatenate(values: Sequence[TokenValues]) -> TokenValues:

@@ -3,12 +3,14 @@ seconds, and the driver has no use for it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
+from rlmath.algorithms.off_policy import OffPolicyTotals
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import ShardSettings
 from rlmath.config.actor import ActorConfig
@@ -180,6 +182,8 @@ class UpdateResult:
         routing: Metrics of routing replay, ``routing/...``; empty without it.
         traces: Of sequences that were to be traced and are among the rank's.
         gradients: Fingerprints of the minibatches' gradients by tensor, equal on all ranks.
+        off_policy: On ranks that report: what ``off_policy_mask_kl`` left out of their sequences,
+            by the version of the weights that sampled; empty without it.
     """
 
     minibatches: list[dict[str, float]]
@@ -190,3 +194,4 @@ class UpdateResult:
     routing: dict[str, float] = field(default_factory=dict)
     traces: tuple[TokenTrace, ...] = ()
     gradients: dict[str, int] = field(default_factory=dict)
+    off_policy: Mapping[int, OffPolicyTotals] = field(default_factory=dict)

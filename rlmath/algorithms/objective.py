@@ -47,7 +47,7 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         ValueError: Unknown loss or estimator; a KL term without ``ref_log_probs``; an entropy
             bonus without ``entropy``.
     """
-    policy_weights, kept = inputs.weights, None
+    policy_weights, kept, left_out = inputs.weights, None, None
     if inputs.policy_factors is not None:
         policy_weights = policy_weights * inputs.policy_factors
     if settings.off_policy_mask_kl is not None:
@@ -59,7 +59,8 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     total, token_losses = policy.loss, policy.token_losses
     sums = dict(policy.metric_sums)
     if kept is not None:
-        sums["token/off_policy_masked"] = (inputs.mask & ~kept).sum().double()
+        left_out = inputs.mask & ~kept
+        sums["token/off_policy_masked"] = left_out.sum().double()
     checked = [token_losses]
 
     if inputs.ref_log_probs is not None:
@@ -119,6 +120,7 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         metric_sums=sums,
         metric_maxima=maxima,
         farthest=_farthest(raw_log_ratio),
+        off_policy_masked=left_out,
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 from rlmath.algorithms.losses import LossInputs
-from rlmath.utils.lazy_torch import Tensor
+from rlmath.utils.lazy_torch import Tensor, torch
 
 
 def off_policy_keep(inputs: LossInputs, max_kl: float) -> Tensor:
@@ -21,3 +25,61 @@ def off_policy_keep(inputs: LossInputs, max_kl: float) -> Tensor:
     """
     gap = inputs.sequence_mean((inputs.engine_log_probs - inputs.log_probs).detach())
     return ~((inputs.token_advantages() < 0) & (gap > max_kl))
+
+
+@dataclass(frozen=True)
+class OffPolicyTotals:
+    """What the mask left out of some tokens; those of several ranks and minibatches add up.
+
+    Attributes:
+        tokens: Of the loss.
+        masked: Those of them that were left out.
+    """
+
+    tokens: int = 0
+    masked: int = 0
+
+    def __add__(self, other: OffPolicyTotals) -> OffPolicyTotals:
+        return OffPolicyTotals(self.tokens + other.tokens, self.masked + other.masked)
+
+    @classmethod
+    def by_version(
+        cls, versions: Tensor, mask: Tensor, left_out: Tensor
+    ) -> dict[int, OffPolicyTotals]:
+        """Of the tokens that each version of the weights sampled, where any is in the loss.
+
+        Args:
+            versions: ``[r]`` int64.
+            mask: ``[r]`` bool, tokens of the loss.
+            left_out: ``[r]`` bool.
+        """
+        return {
+            version: cls(*(int((x & (versions == version)).sum()) for x in (mask, mask & left_out)))
+            for version in torch.unique(versions[mask]).tolist()
+        }
+
+
+def add_by_version(
+    several: Iterable[Mapping[int, OffPolicyTotals]],
+) -> dict[int, OffPolicyTotals]:
+    """The totals of several, by version."""
+    found: dict[int, OffPolicyTotals] = defaultdict(OffPolicyTotals)
+    for one in several:
+        for version, totals in one.items():
+            found[version] += totals
+    return dict(found)
+
+
+def masked_by_lag(by_version: Mapping[int, OffPolicyTotals], now: int) -> dict[str, float]:
+    """``lag_<n>/off_policy_masked``, of the tokens of each lag those that were left out; nothing
+    when all are of the newest weights.
+
+    Args:
+        now: The weights version before the update.
+    """
+    if not by_version.keys() - {now}:
+        return {}
+    return {
+        f"lag_{now - version}/off_policy_masked": one.masked / max(one.tokens, 1)
+        for version, one in sorted(by_version.items(), reverse=True)
+    }

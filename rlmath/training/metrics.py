@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import stdev
 from typing import TYPE_CHECKING
 
+from rlmath.algorithms.off_policy import masked_by_lag
 from rlmath.grading.result import FAILED_GRADES, STATUSES
 from rlmath.monitor.repetition import repetition
 from rlmath.types import GradedSample, Group
@@ -86,6 +87,16 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
     unseen = sum(index >= len(minibatches) for index in result.early_stopped)
     metrics["train/discarded_minibatches"] = sum(m["discarded"] for m in minibatches) + unseen
     return metrics
+
+
+def off_policy_metrics(result: UpdateResult, now: int) -> dict[str, float]:
+    """What ``off_policy_mask_kl`` left out, by the age of the weights that sampled.
+
+    Args:
+        now: The weights version before the update.
+    """
+    found = masked_by_lag(result.off_policy, now)
+    return {f"correction/{name}": share for name, share in found.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -30,7 +30,7 @@ from rlmath.training.gate import AlignmentError
 from rlmath.training.independent import check_independence
 from rlmath.training.invariants import InvariantError, check_invariants
 from rlmath.training.kept_batches import KeptBatches
-from rlmath.training.metrics import rollout_metrics, update_metrics
+from rlmath.training.metrics import off_policy_metrics, rollout_metrics, update_metrics
 from rlmath.training.mismatch import check_mismatch
 from rlmath.training.passes import Passes
 from rlmath.training.prepare import Prepared, prepare
@@ -188,6 +188,7 @@ def update_policy(
     sums = expected_sums(config, prepared.batch.sequences, config.runner.seed + step)
     check_invariants(config, prepared.any_advantage, result, step, monitor, sums)
     metrics = update_metrics(result) | result.routing
+    metrics |= off_policy_metrics(result, prepared.batch.weights_version)
     digest_gradient(monitor.digests, result.minibatches, result.gradients)
     if result.fingerprints is not None:
         keys = monitor.digests.keys["sequences"]

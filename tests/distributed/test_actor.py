@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
@@ -19,6 +20,7 @@ from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, correct
 from rlmath.algorithms.kl import K3_LIMIT
+from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
@@ -148,8 +150,18 @@ def run_updates(
     for step in range(steps):
         result = actor.update(batch, update, seed=step)
         metrics += result.minibatches
+        for version, left_out in of_all_ranks(actor, result).items():
+            metrics[-1][f"masked_of_{version}"] = left_out.masked
+            metrics[-1][f"tokens_of_{version}"] = left_out.tokens
         discarded |= result.early_stopped
     return metrics, discarded, actor.log_probs(batch)
+
+
+def of_all_ranks(actor: MegatronActor, result: UpdateResult) -> dict[int, OffPolicyTotals]:
+    """What the mask left out, as the driver adds it up."""
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, result.off_policy if actor.reports else {})
+    return add_by_version(of_ranks)
 
 
 def gather(batch: TrainingBatch, values: list[TokenValues | None]) -> TokenValues:
@@ -224,7 +236,13 @@ def with_corrections(batch: TrainingBatch) -> TrainingBatch:
     )
     done = found.totals.metrics()
     assert 0 < done["vetoed_sequences"] < 1 and done["truncated_tokens"] > 0
-    return dataclasses.replace(batch, policy_factors=found.weights)
+    versions = torch.arange(len(batch)) % 3
+    return dataclasses.replace(batch, policy_factors=found.weights, weights_versions=versions)
+
+
+def tokens_of(batch: TrainingBatch, version: int) -> Tensor:
+    """``[R]`` bool, tokens that a version of the weights sampled."""
+    return torch.repeat_interleave(batch.weights_versions, batch.response_lengths) == version
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +262,12 @@ def updates_on_one_rank(ranks: RankPool, model: str) -> Any:
         Layout(1, 1, 1), run_updates, model, batch, CORRECTED, 3, {}
     )
     assert any(0 < one["off_policy_masked"] < 1 for one in metrics)
+    for last in range(CORRECTED.minibatches - 1, len(metrics), CORRECTED.minibatches):
+        own = metrics[last + 1 - CORRECTED.minibatches : last + 1]
+        masked = sum(one["off_policy_masked"] * one["token_count"] for one in own)
+        assert sum(metrics[last][f"masked_of_{v}"] for v in range(3)) == pytest.approx(masked)
+        of_versions = [metrics[last][f"tokens_of_{v}"] for v in range(3)]
+        assert of_versions == [int(batch.loss_mask[tokens_of(batch, v)].sum()) for v in range(3)]
     return batch, metrics, gather(batch, [values])
 
 

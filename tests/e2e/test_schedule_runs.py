@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlmath.monitor.digests import read_digests
 from tests.e2e.runs import ROOT, metrics, quickstart_settings, replayed, rlmath
 from tests.faults.broken import Run
 
@@ -113,15 +114,47 @@ def test_a_killed_run_continues_with_what_was_sampled(
         torch.testing.assert_close(weight, again[name], rtol=0, atol=1e-5, msg=name)
 
 
-def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(
+@pytest.mark.long
+def test_without_a_lag_each_schedule_is_synchronous_to_the_last_bit(
     material: Path, tmp_path: Path
 ) -> None:
+    """Samples, log-probs, gradients and weights of each step, by their digests, and what became of
+    each group; and with a budget that cuts nothing."""
+
+    def run(name: str, *schedule: str) -> tuple[Any, Any, set[str]]:
+        folder = tmp_path / name
+        settings = [*quickstart_settings(material, folder), *SETTINGS, "runner.steps=3"]
+        done = rlmath("train", *settings, *schedule)
+        assert done.returncode == 0, done.stderr
+        digests = [dict(line) for line in read_digests(folder)]
+        for line in digests:
+            del line["settings"]
+        return digests, _ledger(folder), metrics(folder)[-1].keys()
+
+    digests, ledger, names = run("synchronous")
+    assert len([line for line in digests if "weights" in line]) == 3
+    budget = ["rollout.schedule=carry_over", "rollout.carry_over_tokens=20", "rollout.max_lag=0"]
+    for name, schedule in (
+        ("carry_over", budget),
+        ("pipelined", ["rollout.schedule=pipelined", "rollout.max_lag=0"]),
+        ("continuous", ["rollout.schedule=continuous", "rollout.max_lag=0"]),
+    ):
+        assert run(name, *schedule) == (digests, ledger, names), name
+    whole = ["rollout.schedule=carry_over", "rollout.carry_over_tokens=4096", "rollout.max_lag=2"]
+    assert run("uncut", *whole)[:2] == (digests, ledger)
+
+
+@pytest.mark.parametrize("kv", ["recompute", pytest.param("keep", marks=pytest.mark.long)])
+def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(
+    material: Path, tmp_path: Path, kv: str
+) -> None:
     """It does not repeat itself; its bounds hold over the restart, and each update is in its
-    batch."""
+    batch, with what was sampled from old keys and values too."""
     folder = tmp_path / "run"
     settings = [
         *("train", *quickstart_settings(material, folder), *SETTINGS, "runner.steps=6"),
         *("rollout.schedule=continuous", "rollout.max_lag=2", "rollout.engines=2"),
+        f"rollout.kv={kv}",
         # Engines that are slower than the actor have responses under way when it is done.
         "rollout.max_running_sequences=2",
     ]

@@ -113,6 +113,8 @@ class LossOutput:
         farthest: ``[2]`` float64: the place in the cut of the unmasked token whose ``|log-ratio|``
             is largest, and its log-ratio before the clamp; 0 and 0 for a cut without tokens.
             ``None``: not looked for.
+        off_policy_masked: ``[r]`` bool, tokens that ``off_policy_mask_kl`` left out; ``None``:
+            there is no such mask.
     """
 
     loss: Tensor
@@ -120,6 +122,7 @@ class LossOutput:
     metric_sums: dict[str, Tensor]
     metric_maxima: dict[str, Tensor]
     farthest: Tensor | None = None
+    off_policy_masked: Tensor | None = None
 
 
 OptionsT = TypeVar("OptionsT", bound=Options)

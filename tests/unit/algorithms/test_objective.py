@@ -240,6 +240,8 @@ def test_off_policy_mask_leaves_out_negative_sequences_that_the_policy_has_left(
     assert torch.equal(gradient[ids != 0], plain[ids != 0])
     masked = float(got.metric_sums["token/off_policy_masked"])
     assert masked == int((inputs.mask & (ids == 0)).sum())
+    assert torch.equal(got.off_policy_masked, inputs.mask & (ids == 0))
+    assert policy_objective(inputs, ObjectiveSettings()).off_policy_masked is None
 
 
 def test_a_minibatch_that_is_masked_off_policy_altogether_has_no_signal():

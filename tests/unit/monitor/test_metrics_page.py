@@ -25,6 +25,7 @@ from rlmath.algorithms.losses import LOSSES, LossInputs, metric_means
 from rlmath.algorithms.losses.clip import DualClipOptions
 from rlmath.algorithms.mismatch import measure
 from rlmath.algorithms.objective import policy_objective
+from rlmath.algorithms.off_policy import OffPolicyTotals
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_groups import sampled_sequences
 from rlmath.config.load import load
@@ -37,7 +38,7 @@ from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import PipelinedFeed
-from rlmath.training.metrics import rollout_metrics, update_metrics
+from rlmath.training.metrics import off_policy_metrics, rollout_metrics, update_metrics
 from rlmath.training.mismatch import correction_metrics, mismatch_metrics
 from rlmath.types import Group, Problem
 
@@ -119,6 +120,8 @@ def mismatch_tags(group):
     totals = CorrectionTotals(3, 2, 0, 0, 0, 3.0, {0: LagTotals(2), 1: LagTotals(1)})
     figures = correction_metrics(CorrectionConfig(CorrectionKind.token_mask), totals)
     tags = set(mismatch_metrics(found))
+    left_out = {5: OffPolicyTotals(2), 4: OffPolicyTotals(1, 1)}
+    figures |= off_policy_metrics(UpdateResult([], {}, None, off_policy=left_out), now=5)
     return {re.sub(r"lag_\d+", "lag_<n>", tag) for tag in tags | set(figures)}
 
 

@@ -38,6 +38,8 @@ class Times:
         fixed_s: Of a step besides: weight sync, moving state.
         sequence_s: Of a decode step, for each sequence that runs: what is computed for it, where
             that is not hidden behind reading the weights.
+        contended_share: Of the time of engines and actor that each of them loses while both work,
+            to processes that would otherwise run on what the idle one has left; 0 on GPUs.
     """
 
     step_s: float
@@ -46,6 +48,7 @@ class Times:
     train_token_s: float
     fixed_s: float
     sequence_s: float = 0.0
+    contended_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -182,10 +185,11 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
         tokens = responses + sequences * setup.prompt_tokens
         return tokens * times.train_token_s / actor_share
 
+    lost = times.contended_share
     for step in range(1, steps_in_all + 1):
         began_s, generate_s, idle_share = pool.now_s, 0.0, 0.0
         if isinstance(sampler, ContinuousSampler):
-            sampled = sample_openly(sampler, step, pool, collector, train_s)
+            sampled = sample_openly(sampler, step, pool, collector, train_s, lost)
             trained_s, trained_at_s = train_s(sampled), pool.now_s
             generate_s = trained_at_s - began_s
             assert pool.generation is not None
@@ -197,7 +201,12 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
             trained_s = train_s(sampled)
             trained_at_s = pool.now_s + trained_s
         if choice.schedule is RolloutSchedule.pipelined:
+            trained_at_s = pool.now_s + trained_s / (1 - lost)
+            pool.work_beside(lost, until_s=trained_at_s)
             generate_s, idle_share = _generate(sampler, step + 1, pool, collector, ahead=True)
+            # What is left to the actor it has for itself.
+            trained_at_s = pool.now_s + (trained_at_s - pool.now_s) * (1 - lost)
+            pool.work_beside(0.0)
         pool.take_weights(step, max(0.0, trained_at_s - pool.now_s) + times.fixed_s)
         step_s = pool.now_s - began_s
         found.append(
@@ -252,11 +261,13 @@ def sample_openly(
     pool: VirtualPool,
     collector: Any,
     train_s: Callable[[Sampled], float],
+    lost: float = 0.0,
 ) -> Sampled:
     """A step of the continuous schedule, from its first request to the cut at its end.
 
     Args:
         train_s: The actor's seconds for a step's groups.
+        lost: See ``Times.contended_share``.
 
     Returns:
         The step's groups.
@@ -269,7 +280,8 @@ def sample_openly(
         nonlocal taken
         if taken is None and work.is_ready:
             taken = sampler.take(step)
-            pool.alarm_s = pool.now_s + train_s(taken)
+            pool.alarm_s = pool.now_s + train_s(taken) / (1 - lost)
+            pool.work_beside(lost)
 
     def more(engines_idle: bool) -> list[Request]:
         nonlocal is_cut
@@ -282,7 +294,8 @@ def sample_openly(
             if requests or not engines_idle:
                 return requests
             if taken is not None:  # Nothing may run before the next weights.
-                pool.now_s = pool.alarm_s
+                pool.now_s += (pool.alarm_s - pool.now_s) * (1 - lost)
+                pool.alarm_s = pool.now_s
         is_cut = True
         if pool.generation is not None:
             pool.generation.cut()
@@ -291,6 +304,7 @@ def sample_openly(
     for sample in pool.generate(work.begin(), more):
         work.take(sample)
     pool.alarm_s = math.inf
+    pool.work_beside(0.0)
     assert taken is not None
     sampler.close(step)
     return taken

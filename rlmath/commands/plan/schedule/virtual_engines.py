@@ -43,6 +43,7 @@ class VirtualEngine:
     sequence_s: float = 0.0
     version: int = 0
     now_s: float = 0.0
+    pace: float = 1.0  # Of what it could do alone.
     steps: float = 0.0
     running: list[tuple[float, float, int, Request]] = field(default_factory=list)
     started: float = 0.0  # Sum of the steps at which what runs would have begun in one go.
@@ -74,7 +75,8 @@ class VirtualEngine:
             heapq.heappush(self.running, (end, start, self.added, request))
             self.started += start
             if request.stays_on != self.index:
-                self.now_s += self.prefill_token_s * (len(request.prompt_token_ids) + begun)
+                read = len(request.prompt_token_ids) + begun
+                self.now_s += self.prefill_token_s * read / self.pace
         self.most_held = max(self.most_held, len(self.running))
         if number and number == self.cut_number:
             self.cut(number)
@@ -105,11 +107,12 @@ class VirtualEngine:
 
     def _seconds_for(self, tokens: float) -> float:
         grown = tokens * len(self.running) / 2
-        return tokens * (self._now_step_s() + self.token_s * grown)
+        return tokens * (self._now_step_s() + self.token_s * grown) / self.pace
 
     def _tokens_in(self, seconds: float) -> float:
         a = self.token_s * len(self.running) / 2
         b = self._now_step_s()
+        seconds *= self.pace
         return seconds / b if a == 0 else (math.sqrt(b * b + 4 * a * seconds) - b) / (2 * a)
 
     def _now_step_s(self) -> float:
@@ -149,7 +152,7 @@ class _Answer:
     due: float | None = None
 
     def due_s(self) -> float:
-        # Nothing but a cut changes an engine while it owes an answer.
+        # Nothing but a cut, or another pace, changes an engine while it owes an answer.
         if self.due is None:
             self.due = self._due_s()
         return self.due
@@ -178,8 +181,8 @@ class VirtualPool:
         sequence_s: float = 0.0,
     ) -> None:
         self.now_s = 0.0
-        # When the caller wants to look.
-        self.alarm_s = math.inf
+        # When the caller wants to look, and when nothing slows the engines any more.
+        self.alarm_s = self.alone_s = math.inf
         self.generation: Generation | None = None
         self.spec = SimpleNamespace(max_running_sequences=capacity, max_sequence_tokens=10**9)
         self.engines_ = [
@@ -205,6 +208,15 @@ class VirtualPool:
         one = kind(pool, number, 1e12, journal, clock_s=lambda: self.now_s, wait=self._wait)
         one.add(requests)
         return one
+
+    def work_beside(self, share: float, until_s: float = math.inf) -> None:
+        """From now on the engines lose a share of their time to what else works."""
+        for engine in self.engines_:
+            engine.advance(self.now_s)
+            engine.pace = 1 - share
+            if engine.owes is not None:
+                engine.owes.due = None
+        self.alone_s = until_s
 
     def take_weights(self, version: int, seconds: float) -> None:
         """The engines wait that long, and sample with weights of this version from then on."""
@@ -255,6 +267,10 @@ class VirtualPool:
         assert num_returns in (1, len(refs))
         first = min(refs, key=_Answer.due_s, default=None)
         due_s = math.inf if first is None else first.due_s()
-        self.now_s = max(self.now_s, min(due_s, self.now_s + timeout, self.alarm_s))
+        until_s = min(self.now_s + timeout, self.alarm_s, self.alone_s)
+        self.now_s = max(self.now_s, min(due_s, until_s))
+        if self.now_s >= self.alone_s:
+            self.work_beside(0.0)
+            due_s = math.inf if first is None else first.due_s()
         ready = [first] if first is not None and due_s <= self.now_s + 1e-9 else []
         return ready, [ref for ref in refs if ref not in ready]

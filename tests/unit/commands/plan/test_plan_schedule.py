@@ -19,6 +19,7 @@ from rlmath.commands.plan.schedule.lengths import (
 )
 from rlmath.commands.plan.schedule.simulation import Choice, Outcome, Setup, Times, simulate
 from rlmath.config.load import load
+from rlmath.config.rollout import RolloutSchedule
 from rlmath.errors import UserError
 
 TIMES = Times(step_s=0.01, token_s=1e-6, prefill_token_s=1e-6, train_token_s=1e-5, fixed_s=2.0)
@@ -210,3 +211,28 @@ def test_the_command_with_the_lengths_of_a_run(
     ):
         lengths_of_run(run, 8)
     assert main([*ARGUMENTS, "--run", str(tmp_path / "none")]) == 2
+
+
+def test_what_both_lose_while_they_work_at_the_same_time() -> None:
+    """A quarter of it: the engines work for as long as the actor, or end before it."""
+    lengths, quarter = Lengths(np.full((16, 4), 1000)), 0.25
+    generate_s = 1000 * (0.01 + 1e-6 * 16 * 500) + 16 * 100 * 1e-6 + 0.1
+    # Three times as long as engines work alone.
+    train_s = 3 * generate_s
+    times = dataclasses.replace(
+        TIMES, train_token_s=train_s / (64 * 1100), contended_share=quarter, fixed_s=1.0
+    )
+
+    def step_s(choice: Choice) -> float:
+        return simulate(CONFIG, Setup(4, 64, 100, lengths, times), choice, steps=5).step_s
+
+    assert step_s(Choice()) == pytest.approx(generate_s + train_s + 1, rel=1e-3)
+    pipelined = Choice(RolloutSchedule.pipelined, max_lag=1)
+    beside_s = generate_s / (1 - quarter)
+    continuous = Choice(RolloutSchedule.continuous, max_lag=2)
+    for choice in (pipelined, continuous):
+        assert step_s(choice) == pytest.approx(train_s + quarter * beside_s + 1, rel=1e-2)
+    # Engines that take longer than the actor are alone at the end.
+    times = dataclasses.replace(times, train_token_s=generate_s / 3 / (64 * 1100))
+    beside_s = generate_s / 3 / (1 - quarter)
+    assert step_s(pipelined) == pytest.approx(generate_s + quarter * beside_s + 1, rel=1e-2)

@@ -66,6 +66,7 @@ def both(model: Path, *overrides: str, given: tuple[str, ...] = (), **kwargs: An
         ("actor.offload=all", "make room"),
         ("algorithm.reference.kind=averaged", "is the run's"),
         ("algorithm.kl_target=0.1", "later steps"),
+        ("algorithm.overlap_log_probs=2", "the batch says"),
         ("value.warmup_steps=3", "which steps"),
         ("algorithm.los=gspo", "did you mean algorithm.loss"),
         ("actor.tensor_parallel=two", "wrong type"),
