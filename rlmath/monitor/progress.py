@@ -173,6 +173,8 @@ def step_line(
         left: Seconds to the run's end.
     """
     parts = [f"step {step:>{len(str(total))}}/{total}"] if total else []
+    if metrics.get("sampling/requested_groups") == 0 and "rollout/rewards" not in metrics:
+        parts.append(f"{metrics['sampling/trained_groups']:.0f} groups sampled before")
     parts += [f"{name} {value}" for name, value in _readable(metrics).items()]
     parts += [f"{seconds:.1f} s"]
     if 0 < step < total:

@@ -197,9 +197,9 @@ class Generation:
         """``rollout/idle_share``, and of the idlest engine ``rollout/idle_share_max``; where
         responses stay on their engines, ``rollout/reused_kv_tokens``.
 
-        Nothing before the round's end.
+        Nothing before the round's end, or where engines were asked for nothing.
         """
-        if not self.duration_s:
+        if not self.duration_s or not any(self.finished):
             return {}
         reused = {"rollout/reused_kv_tokens": float(self.tokens_reused)} if self._some_stay else {}
         return reused | {
@@ -296,18 +296,22 @@ class Generation:
         return max(1.0, (sum(self.finished_tokens) + sum(self.tokens_held)) / finished)
 
     def _note_work(self, index: int) -> None:
+        self._note_work_at(index, self._clock_s())
+
+    def _note_work_at(self, index: int, now_s: float) -> None:
         since, self._idle_since_s[index] = self._idle_since_s[index], None
         if since is not None:
-            self.idle_s[index] += self._clock_s() - since
+            self.idle_s[index] += now_s - since
 
     def _note_idle(self, index: int) -> None:
         if not self.held[index] and self._idle_since_s[index] is None:
             self._idle_since_s[index] = self._clock_s()
 
     def _end_of_round(self) -> None:
-        self.duration_s = self._clock_s() - self._began_s
+        now_s = self._clock_s()
+        self.duration_s = now_s - self._began_s
         for index in range(len(self.held)):
-            self._note_work(index)
+            self._note_work_at(index, now_s)
 
     def _next_answers(self) -> list[Sample]:
         """Wait for an engine; what failed or hangs is started again."""

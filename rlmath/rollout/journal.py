@@ -101,8 +101,11 @@ class StepJournal:
         return replace(found, token_ids=tokens, log_probs=log_probs)
 
     def keep(self, request: Request, sample: Sample) -> None:
-        """Write a sample that an engine gave for a request."""
+        """Write a sample that an engine gave for a request, unless it was cut before it had a token
+        more."""
         if self._file is None or self._threads is None:
+            return
+        if sample.finish_reason == "cut" and len(sample.token_ids) == request.begun_tokens:
             return
         new = slice(request.begun_tokens, None)
         sample = replace(sample, token_ids=sample.token_ids[new], log_probs=sample.log_probs[new])

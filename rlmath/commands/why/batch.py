@@ -13,6 +13,7 @@ from rlmath.config.load import from_plain
 from rlmath.config.schema import Config
 from rlmath.errors import UserError
 from rlmath.monitor.digests import read_details
+from rlmath.rollout.ledger import LEDGER_FILE, Event, events
 
 Row = Mapping[str, Any]
 
@@ -49,11 +50,11 @@ class Step:
     """What a run has of a step and of one sample in it.
 
     Attributes:
-        config: The settings in force.
+        config: The settings in force when it was sampled.
         row: The sample.
         group: All samples of its problem, the sample among them, by index.
-        trained: What the step trained on, in its order; empty when that is not known.
-        details: The step's digests; ``None``: they are gone.
+        details: The digests of the step that sampled it; ``None``: they are gone.
+        update: Of the step that trained on it.
     """
 
     files: RunFiles
@@ -61,19 +62,47 @@ class Step:
     address: Address
     row: Row
     group: Sequence[Row]
+    details: Mapping[str, Any] | None
+    update: Update
+
+    def noted(self, phase: str, of: str, key: str) -> tuple[str, Any] | None:
+        """Digest and number of one of its ``samples`` or ``problems``; ``None``: there are none."""
+        return _noted(self.details, phase, of, key)
+
+
+@dataclass(frozen=True)
+class Update:
+    """The step that trained on a sample: the one that sampled it, or a later one when its group was
+    carried over.
+
+    Attributes:
+        step: Its number; ``None``: no step has trained on the sample.
+        config: The settings in force.
+        trained: What it trained on, in its order; empty when that is not known.
+        details: Its digests; ``None``: they are gone.
+    """
+
+    step: int | None
+    config: Config
     trained: Sequence[Row]
     details: Mapping[str, Any] | None
 
-    def noted(self, phase: str, of: str, key: str) -> tuple[str, Any] | None:
-        """Digest and number of an item of the step; ``None``: there are none."""
-        if self.details is None or phase not in self.details["items"]:
-            return None
-        keys: list[str] = self.details["keys"][of]
-        if key not in keys:
-            return None
-        place = keys.index(key)
-        numbers = self.details["numbers"].get(phase)
-        return self.details["items"][phase][place], None if numbers is None else numbers[place]
+    def noted(self, phase: str, key: str) -> tuple[str, Any] | None:
+        """Digest and number of one of its sequences; ``None``: there are none."""
+        return _noted(self.details, phase, "sequences", key)
+
+
+def _noted(
+    details: Mapping[str, Any] | None, phase: str, of: str, key: str
+) -> tuple[str, Any] | None:
+    if details is None or phase not in details["items"]:
+        return None
+    keys: list[str] = details["keys"][of]
+    if key not in keys:
+        return None
+    place = keys.index(key)
+    numbers = details["numbers"].get(phase)
+    return details["items"][phase][place], None if numbers is None else numbers[place]
 
 
 def read_step(run_dir: Path, address: Address) -> Step:
@@ -101,15 +130,46 @@ def read_step(run_dir: Path, address: Address) -> Step:
     if not found:
         raise UserError(f"{run_dir} has no {attempts.CONFIG_FILE}, so its settings are not known")
     details = read_details(run_dir, address.step)
+    step = trained_in(run_dir, rows[address.key], group, details)
+    of = address.step if step is None else step
+    theirs = details if step is None else read_details(run_dir, step)
+    trained = [] if step is None else _trained(files, of_steps, step, rows[address.key], theirs)
     return Step(
         files,
         from_plain(attempts.in_force(found, address.step)),
         address,
         rows[address.key],
         group,
-        _trained(files, of_steps, address.step, rows, details),
         details,
+        Update(step, from_plain(attempts.in_force(found, of)), trained, theirs),
     )
+
+
+def trained_in(
+    run_dir: Path, row: Row, group: Sequence[Row], details: Mapping[str, Any] | None
+) -> int | None:
+    """The step that trained on a sample, by the ledger; ``None``: none has.
+
+    Args:
+        row: The sample.
+        group: Its group. The ledger has the seed of its first sample.
+        details: Digests of the step that sampled it: what is known without a ledger.
+    """
+    path = run_dir / LEDGER_FILE
+    if row.get("dropped") is not None:
+        return None
+    if not path.is_file():
+        known = details is None or _key(row) in details["keys"].get("sequences", [])
+        return int(row["step"]) if known else None
+    who = row["problem_id"], group[0].get("seed")
+    ordinals: set[int] = set()
+    for event in events(path):
+        if event["event"] == Event.admitted:
+            if (event["problem"], event.get("seed", who[1])) == who:
+                ordinals.add(event["group"])
+        elif event["event"] == Event.trained and event["group"] in ordinals:
+            return int(event["step"])
+    return None
 
 
 def _not_there(address: Address, rows: Mapping[str, Row], group: Sequence[Row]) -> str:
@@ -127,14 +187,14 @@ def _trained(
     files: RunFiles,
     of_steps: Mapping[int, SamplesFile],
     step: int,
-    rows: Mapping[str, Row],
+    row: Row,
     details: Mapping[str, Any] | None,
 ) -> list[Row]:
     """The rows of the step's sequences; those of groups that were carried over are in the files of
     earlier steps."""
     keys = (details or {}).get("keys", {}).get("sequences", [])
-    known = dict(rows)
-    for earlier in sorted((one for one in of_steps if one < step), reverse=True):
+    known = {_key(row): row}
+    for earlier in sorted((one for one in of_steps if one <= step), reverse=True):
         if all(key in known for key in keys):
             break
         for row in files.rows(of_steps[earlier]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -76,10 +77,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(title: str, lines: Iterable[str]) -> None:
-    print(f"{title}", flush=True)
-    for line in lines:
+    """A part of what is known, unless nothing is."""
+    lines = iter(lines)
+    first = next(lines, None)
+    if first is None:
+        return
+    print(title)
+    for line in itertools.chain([first], lines):
         print(f"  {printable(line)}", flush=True)
-    print()
+    print(flush=True)
 
 
 def _address(text: str) -> Address:

@@ -62,8 +62,16 @@ def spans_of(step: Step) -> list[tuple[int, int]]:
 
 
 def admitted_in(step: Step) -> int:
-    """The step that began the sample, of which its seed and limit are."""
-    return spans_of(step)[0][0] + 1
+    """The step that the sample was begun for, of which its seed and limit are.
+
+    Not always the one after its weights: engines sample ahead under some schedules.
+    """
+    row, run_seed = step.row, step.config.runner.seed
+    first = spans_of(step)[0][0] + 1
+    for number in range(first, max(first, int(row["step"])) + 1):
+        if request_seed(run_seed, number, row["problem_id"], int(row["index"])) == row["seed"]:
+            return number
+    return first
 
 
 def generation_lines(step: Step, whole: bool) -> Iterator[str]:

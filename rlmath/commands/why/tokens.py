@@ -26,7 +26,9 @@ _TOLERANCE = 1e-5
 def traced(step: Step) -> Mapping[str, Tensor] | None:
     """What the step kept of each token of the sample; ``None``: it is not among those that
     ``runner.token_samples`` keeps."""
-    for sample, values in read_tokens(step.files.folder, step.address.step):
+    if step.update.step is None:
+        return None
+    for sample, values in read_tokens(step.files.folder, step.update.step):
         if sample.key == step.address.key:
             return as_tensors(values)
     return None
@@ -47,7 +49,7 @@ def token_lines(
         advantage: Of the sequence, from rewards alone; ``None``: it comes from values.
         whitened: The step's advantages were.
     """
-    config = step.config
+    config = step.update.config
     count, mask = len(values["token_ids"]), values["loss_mask"]
     kl_coef = _kl_coef(step) if config.algorithm.kl_in is KlPlace.reward else None
     costs = torch.zeros(count)
@@ -81,7 +83,7 @@ def token_lines(
 
 
 def _taught(step: Step, values: Mapping[str, Tensor], lengths: Tensor) -> Tensor:
-    algorithm = step.config.algorithm
+    algorithm = step.update.config.algorithm
     return distill(
         values["old_log_probs"],
         values["teacher_log_probs"],
@@ -100,7 +102,7 @@ def _gae_lines(
     lengths: Tensor,
     whitened: bool,
 ) -> Iterator[str]:
-    settings = step.config.value
+    settings = step.update.config.value
     reward = step.row.get("reward")
     rewards = -kl_coef * costs
     rewards[-1] += 0.0 if reward is None else float(reward)
@@ -177,6 +179,6 @@ def _compared(found: Tensor, used: Tensor, mask: Tensor, whitened: bool) -> Iter
 def _kl_coef(step: Step) -> float:
     """Of the step's update: an adaptive one is in its metrics."""
     for line in step.files.metrics:
-        if line[STEP] == step.address.step and line.get("train/kl_coef") is not None:
+        if line[STEP] == step.update.step and line.get("train/kl_coef") is not None:
             return float(line["train/kl_coef"])
-    return step.config.algorithm.kl_coef
+    return step.update.config.algorithm.kl_coef

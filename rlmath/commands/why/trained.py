@@ -26,6 +26,7 @@ from rlmath.config.algorithm import KlPlace
 from rlmath.config.options import ADVANTAGE_OPTIONS
 from rlmath.config.schema import Config
 from rlmath.monitor.digests import of_number, same_item
+from rlmath.monitor.writer import STEP
 from rlmath.training.algorithm_settings import aggregation_constant
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
@@ -110,22 +111,21 @@ def advantage_lines(step: Step, values: Mapping[str, Tensor] | None = None) -> I
     Args:
         values: Of the sample's tokens in the update; ``None``: as far as the step has kept them.
     """
-    config = step.config
+    config, update = step.update.config, step.update
     name = config.algorithm.advantage
-    if not step.trained:
-        yield _not_trained(step)
-        return
     place = _place(step)
     if place is None:
         yield _not_trained(step)
         return
-    used = step.noted("advantages", "sequences", step.address.key)
+    if update.step != step.address.step:
+        yield f"the group was carried over: step {update.step} trained on it"
+    used = update.noted("advantages", step.address.key)
     if needs_value_model(name):
         yield f"algorithm.advantage={name}: from the value model's values"
         yield from _by_token(step, values, None, used, config.value.whiten_advantages)
         return
-    batch = Batch.of(step.trained, config)
-    settings = advantage_settings(config, step.trained)
+    batch = Batch.of(step.update.trained, config)
+    settings = advantage_settings(config, update.trained)
     described = (ADVANTAGES.get(name).__doc__ or "").strip().split("\n")[0]
     estimator = described.replace("``", "").rstrip(".")
     yield f"algorithm.advantage={name}: {estimator}"
@@ -166,7 +166,7 @@ def _by_token(
     if values is not None:
         yield from token_lines(step, values, advantage, whitened)
         return
-    if step.config.algorithm.distill_coef:
+    if step.update.config.algorithm.distill_coef:
         yield from _distilled(step)
     yield (
         "values by token are kept of a few samples of a step (runner.token_samples), and this is "
@@ -178,9 +178,9 @@ def _by_token(
 
 def _distilled(step: Step) -> Iterator[str]:
     """What a teacher adds, of which the sums are kept."""
-    algorithm, key = step.config.algorithm, step.address.key
-    teacher = step.noted("teacher_log_probs", "sequences", key)
-    policy = step.noted("old_log_probs", "sequences", key)
+    algorithm, key = step.update.config.algorithm, step.address.key
+    teacher = step.update.noted("teacher_log_probs", key)
+    policy = step.update.noted("old_log_probs", key)
     if teacher is not None and policy is not None:
         yield (
             f"log-probs of its tokens: their sum is {teacher[1]:.6g} with the teacher and "
@@ -212,12 +212,13 @@ def _compared(
 
 def weight_lines(step: Step) -> Iterator[str]:
     """What each of its tokens weighs in the loss."""
-    place, config = _place(step), step.config
-    if place is None:
+    place, update = _place(step), step.update
+    if place is None or update.step is None:
         return
-    algorithm, address = config.algorithm, step.address
-    batch = Batch.of(step.trained, config)
-    seed = config.runner.seed + address.step
+    config, address = update.config, step.address
+    algorithm = config.algorithm
+    batch = Batch.of(step.update.trained, config)
+    seed = config.runner.seed + update.step
     dealt = minibatches(batch.group_ids.tolist(), algorithm.minibatches_per_step, seed)
     number = next(i for i, members in enumerate(dealt) if place in members)
     members = dealt[number]
@@ -239,13 +240,13 @@ def weight_lines(step: Step) -> Iterator[str]:
         f"{weight:.6g}; together {weight * tokens:.6g}, {share:.2%} of the minibatch"
     )
     yield "its share of the gradient and of the gradient's norm: --update redoes the update for it"
-    factors = step.noted("policy_factors", "sequences", address.key)
+    factors = update.noted("policy_factors", address.key)
     if factors is not None:
         yield (
             f"factors of the policy term (correction, entropy): sum {factors[1]:.6g} over its "
             f"{tokens} tokens, where 1 each would be {tokens}"
         )
-    old = step.noted("old_log_probs", "sequences", address.key)
+    old = update.noted("old_log_probs", address.key)
     rollout = step.noted("rollout_log_probs", "samples", address.key)
     if old is not None and rollout is not None:
         yield (
@@ -260,26 +261,28 @@ def _answer(row: Row) -> str:
 
 
 def _place(step: Step) -> int | None:
-    keys = [f"{row['problem_id']}/{row['index']}" for row in step.trained]
+    keys = [f"{row['problem_id']}/{row['index']}" for row in step.update.trained]
     return keys.index(step.address.key) if step.address.key in keys else None
 
 
 def _not_trained(step: Step) -> str:
     if step.row.get("dropped") is not None:
         return f"none: algorithm.filter dropped the group ({step.row['dropped']})"
-    if step.details is None:
+    update = step.update
+    if update.step is None:
+        last = step.files.metrics[-1][STEP] if step.files.metrics else step.address.step
+        return f"none yet: the group is carried over, and no step up to {last} has trained on it"
+    if update.details is None:
         return "not known: the step's file with digests is gone (runner.samples_keep_gib)"
-    if not step.details["keys"].get("sequences"):
+    if not update.details["keys"].get("sequences"):
         return "none: the step was skipped, as too few groups passed the filter"
-    if not step.trained:
-        return "not known: samples that the step trained on are not in samples/ any more"
-    return "none in this step: the group was carried over to a later one"
+    return "not known: samples that the step trained on are not in samples/ any more"
 
 
 def _why_not(step: Step) -> str:
     if step.row.get("reward") is None:
         return "nothing could score it"
-    if step.config.algorithm.truncated is TruncatedRule.mask and _is_truncated(step.row):
+    if step.update.config.algorithm.truncated is TruncatedRule.mask and _is_truncated(step.row):
         return "it is truncated (algorithm.truncated=mask)"
     return "it repeats an earlier sample of its group (algorithm.filter.mask_duplicates)"
 

@@ -40,19 +40,19 @@ def update_again(step: Step, overrides: Sequence[str]) -> Again:
         UserError: The step trained on no such sample, what is needed is not kept, or an override
             is no layout.
     """
-    address = step.address
+    address, trained = step.address, step.update.step
     choices = read_choices(overrides)
     if choices.update:
         raise UserError(
             f"--update redoes the run's own update; {', '.join(choices.update)} would be another "
-            f"one: rlmath replay {step.files.folder} {address.step} {' '.join(choices.update)}"
+            f"one: rlmath replay {step.files.folder} {trained or address.step} "
+            f"{' '.join(choices.update)}"
         )
-    source = read_source(step.files.folder, address.step)
-    keys = source.headers[address.step]["keys"]
-    if address.key not in keys:
+    source = None if trained is None else read_source(step.files.folder, trained)
+    if source is None or address.key not in source.headers[source.step]["keys"]:
         raise UserError(
-            f"--update: step {address.step} did not train on {address.key}: its group was dropped "
-            "by algorithm.filter or carried over"
+            f"--update: no step has trained on {address.step}/{address.key}: its group was dropped "
+            "by algorithm.filter, or is carried over to a step that has not been"
         )
     with tempfile.TemporaryDirectory(prefix="rlmath_why_") as folder:
         config = run_config(source, source.step, choices, Path(folder))

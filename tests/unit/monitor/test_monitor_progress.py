@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from rlmath.monitor import ProgressDisplay
-from rlmath.monitor.progress import duration
+from rlmath.monitor.progress import duration, step_line
 from rlmath.monitor.sampling import TokenRate
 
 METRICS = {
@@ -41,6 +41,15 @@ def test_without_a_terminal_each_step_is_one_line():
     assert started.endswith(" s  generate"), "the phases up to the first step, and of no other"
     assert first.startswith("step  1/20  reward +1.50  accuracy 0.650  tokens/s 9123  2.3 s  left ")
     assert "held-out 0.700" in second
+
+
+def test_a_step_that_samples_nothing_says_so():
+    """Dynamic sampling that asks for more than it needs leaves groups for whole steps."""
+    metrics = {"sampling/requested_groups": 0.0, "sampling/trained_groups": 32.0}
+    line = step_line(2, 4, metrics, 1.9, 6.0)
+    assert line == "step 2/4  32 groups sampled before  1.9 s  left 6s"
+    # Where engines are a step ahead, groups that were asked for before come in.
+    assert "before" not in step_line(2, 4, {**metrics, "rollout/rewards": 1.0}, 1.9, 6.0)
 
 
 def test_a_terminal_has_a_line_per_step_that_stays_and_a_bar():

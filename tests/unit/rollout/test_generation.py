@@ -127,6 +127,12 @@ def test_one_engine_gets_everything_it_can_hold() -> None:
     assert one.idle_share() == pytest.approx(0.0, abs=1e-9)
 
 
+def test_a_round_that_asks_engines_for_nothing_has_no_idle_share() -> None:
+    """A step of groups that are left from before: all of its few microseconds are idle."""
+    one, samples = play(VirtualPool(2, lambda _: 10), [])
+    assert not samples and one.metrics() == {}
+
+
 def test_idle_share_counts_engines_without_work() -> None:
     # One sample of 100 tokens and one of 300 on two engines: the first idles two thirds.
     pool = VirtualPool(2, lambda request: 100 if request.problem_id == "p0" else 300)

@@ -102,6 +102,19 @@ def test_another_request_finds_nothing(journal: SampleJournal, change: dict[str,
         assert step.find(request()) is not None
 
 
+def test_what_was_cut_before_its_first_token_is_not_kept(journal: SampleJournal) -> None:
+    """It tells nothing; and the same request, asked again in its step, would find it."""
+    whole = answer(request())
+    tokens = np.empty(0, np.int32), np.empty(0, np.float32)
+    empty = replace(whole, token_ids=tokens[0], log_probs=tokens[1], spans=())
+    continued = request(1, begun=whole)
+    with journal.step(3, "w") as step:
+        step.keep(request(), empty)
+        step.keep(continued, whole)
+    with journal.step(3, "w") as step:
+        assert step.find(request()) is None and step.find(continued) is None
+
+
 def test_samples_of_other_weights_or_of_unknown_ones_are_not_used(journal: SampleJournal) -> None:
     written(journal, [request()])
     for weights in ("other", None):

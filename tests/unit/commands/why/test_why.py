@@ -19,6 +19,7 @@ from rlmath.commands.why.batch import Address
 from rlmath.model.parallel import Layout
 from rlmath.model.tiny_tokenizer import fast_tokenizer
 from rlmath.monitor.digests import details_path
+from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger
 from rlmath.rollout.seeds import request_seed
 from rlmath.training.algorithm_settings import update_settings
 from rlmath.types import Group
@@ -185,10 +186,27 @@ def test_a_dropped_group_and_one_that_is_carried_over(tmp_path: Path, capsys: An
 
     run = Filtered(tmp_path / "run").go(last=2)
     assert "the group: equal_rewards" in why(run.folder, "1/train.jsonl:12/0", capsys)
-    carried = why(run.folder, "1/train.jsonl:11/0", capsys)
-    assert "the group was carried over to a later one" in carried
     # The step's sequences are of two files then.
     assert "bit by bit" in why(run.folder, SAMPLE, capsys)
+    ledger = Ledger(run.folder / LEDGER_FILE)
+
+    def event(kind: Event, *groups: int, **more: Any) -> list[dict[str, Any]]:
+        return [{"event": kind, "group": group, **more} for group in groups]
+
+    rows = [json.loads(line) for line in (run.folder / "samples/step_000001.jsonl").open()]
+    seeds = {row["problem_id"]: row["seed"] for row in reversed(rows)}
+    for number in (0, 1):
+        problem = f"train.jsonl:1{number}"
+        ledger.write(1, event(Event.admitted, number, problem=problem, seed=seeds[problem]))
+    ledger.write(1, event(Event.finished, 0, 1) + event(Event.trained, 0))
+    carried = why(run.folder, "1/train.jsonl:11/0", capsys)
+    assert "none yet: the group is carried over, and no step up to 2" in carried
+    assert "Weight in the loss" not in carried
+    assert "trained on it" not in why(run.folder, "1/train.jsonl:10/0", capsys)
+    ledger.write(2, event(Event.trained, 1))
+    carried = why(run.folder, "1/train.jsonl:11/0", capsys)
+    assert "the group was carried over: step 2 trained on it" in carried
+    assert "bit by bit" in carried and "of the minibatch" in carried
 
 
 def test_long_texts_are_cut(tmp_path: Path, capsys: Any) -> None:

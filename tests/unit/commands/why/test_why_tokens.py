@@ -62,9 +62,8 @@ def lines_of(
     values = {name: getattr(shard.batch, name)[rows] for name in names}
     values["token_ids"] = torch.zeros(LENGTHS[PLACE])
     step: Any = SimpleNamespace(
-        config=config,
         row={"reward": reward},
-        address=SimpleNamespace(step=3),
+        update=SimpleNamespace(step=3, config=config),
         files=SimpleNamespace(metrics=[{"step": 3, "train/kl_coef": 0.125}]),
     )
     return "\n".join(token_lines(step, values, advantage, whitened))
