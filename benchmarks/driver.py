@@ -3,8 +3,9 @@
 The driver's real code on synthetic samples (log-normal response lengths, mean 8 thousand tokens,
 at most 27,648, groups of 16, as in the 1.5B recipe). Engines and ranks are stubs, light Ray actors:
 a stub engine hands over samples as an engine does, and a stub rank has a rank's own step with a
-random number where the model would compute a log-prob. Ranks are called one after the other, in one
-process, and a rank's seconds are the mean over them: on a cluster they work at once.
+random number where the model would compute a log-prob. Ranks are called one after the other, and a
+rank's seconds are the mean over them: on a cluster they work at once. One of them has a process for
+itself, whose memory is measured; another process plays all others.
 
 ``--millions`` gives the sizes in millions of tokens; 64 take 4 GB of memory, half of it shared.
 Each size runs in its own process. Its second step is measured: pages of memory that a process, or
@@ -47,8 +48,6 @@ from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.batching.shards import Shard, ShardSettings, Share, shards
-from rlmath.device.environment import rank_environment
-from rlmath.model.parallel import Layout
 from rlmath.monitor.json_lines import LinesProcess
 from rlmath.monitor.repetition import repetition
 from rlmath.monitor.samples import write_samples
@@ -132,7 +131,7 @@ class StubModel(Alone):
 
 
 class StubRank:
-    """A rank's own step around a stub model. Plays all data-parallel ranks, in turn."""
+    """A rank's own step around a stub model. May play several data-parallel ranks, in turn."""
 
     def __init__(self) -> None:
         self.memory = Memory()
@@ -246,22 +245,19 @@ def one_size(millions: float, ranks: int) -> dict[str, Any]:
     """Two steps of about ``millions`` million tokens, of which the second is measured."""
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     engine = ray.remote(StubEngine).remote()
-    # Memory is kept as a rank keeps it.
-    environment = rank_environment("cpu", num_threads=1, layout=Layout(), batch_invariant=False)
-    options = {"runtime_env": {"env_vars": environment}}
-    rank = ray.remote(StubRank).options(**options).remote()
+    players = [ray.remote(StubRank).remote() for _ in range(2)]
     lines = LinesProcess()
     problems = max(1, round(millions * 1e6 / (MEAN * GROUP_SIZE)))
     # Once with little, for what Python and torch do at the first call.
-    play(engine, rank, lines, 4, Phases(), min(ranks, 8))
-    ray.get(rank.reset.remote())
+    play(engine, players, lines, 4, Phases(), min(ranks, 8))
+    ray.get([one.reset.remote() for one in players])
     first, phase, memory = Phases(), Phases(), Memory()
-    play(engine, rank, lines, problems, first, ranks)
-    first.seconds["rank"] = rank_seconds(rank, ranks)
-    ray.get(rank.reset_seconds.remote())
-    tokens, sent = play(engine, rank, lines, problems, phase, ranks)
-    phase.seconds["rank"] = rank_seconds(rank, ranks)
-    peak = ray.get(rank.cost.remote())[1]
+    play(engine, players, lines, problems, first, ranks)
+    first.seconds["rank"] = rank_seconds(players, ranks)
+    ray.get([one.reset_seconds.remote() for one in players])
+    tokens, sent = play(engine, players, lines, problems, phase, ranks)
+    phase.seconds["rank"] = rank_seconds(players, ranks)
+    peak = ray.get(players[0].cost.remote())[1]
     lines.close()
     ray.shutdown()
     idle, of_first = (sum(one.seconds[name] for name in IDLE) for one in (phase, first))
@@ -281,16 +277,21 @@ def one_size(millions: float, ranks: int) -> dict[str, Any]:
     }
 
 
-def rank_seconds(rank: Any, ranks: int) -> float:
-    """Of one rank: one process has played all of them."""
-    seconds, _ = ray.get(rank.cost.remote())
-    return float(sum(seconds.values()) / ranks)
+def rank_seconds(players: Sequence[Any], ranks: int) -> float:
+    """Of one rank, the mean over all that were played."""
+    costs = ray.get([one.cost.remote() for one in players])
+    return float(sum(sum(seconds.values()) for seconds, _ in costs) / ranks)
 
 
 def play(
-    engine: Any, rank: Any, lines: LinesProcess, problems: int, phase: Phases, ranks: int
+    engine: Any,
+    players: Sequence[Any],
+    lines: LinesProcess,
+    problems: int,
+    phase: Phases,
+    ranks: int,
 ) -> tuple[int, float]:
-    """A step.
+    """A step, of which the first player is rank 0, and the second all others.
 
     Returns:
         Its tokens, and the bytes of a shard over 8 bytes a token, of the rank with the most.
@@ -318,6 +319,7 @@ def play(
     alignments, figures = [], []
     advantage = AdvantageSettings()
     for i, ref in enumerate(refs):
+        rank = players[min(i, 1)]
         ray.get(rank.call.remote("begin_step", ref))
         answer = rank.call.remote("log_probs", None, 0)
         ray.wait([answer])

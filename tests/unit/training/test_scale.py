@@ -116,8 +116,8 @@ def small(stubs: Stubs) -> Run:
     return run(8, stubs)
 
 
-def run(size: int, stubs: Stubs) -> Run:
-    """Two steps of ``size`` ranks and ``size`` engines."""
+def run(size: int, stubs: Stubs, *more: str) -> Run:
+    """Two steps of ``size`` ranks and ``size`` engines, with more settings."""
     folder, ranks, engines = stubs.run_dir(), stubs.ranks, stubs.engines
     config = load(
         [
@@ -133,6 +133,7 @@ def run(size: int, stubs: Stubs) -> Run:
             "weights.verify_every=1",
             f"runner.steps={STEPS}",
             "runner.progress=false",
+            *more,
         ]
     )
     layout = resolve_layout(config, Device.cpu)
@@ -228,6 +229,24 @@ def test_nothing_grows_faster_than_the_ranks_and_engines(small: Run, stubs: Stub
 def test_nor_with_512_of_each(small: Run, stubs: Stubs) -> None:
     middle, large = run(64, stubs), run(512, stubs)
     assert faster_than_ranks(small, large) == faster_than_ranks(middle, large) == {}
+
+
+@pytest.mark.long
+def test_nor_while_engines_sample_ahead(stubs: Stubs) -> None:
+    small, large = (run(size, stubs, "rollout.schedule=pipelined") for size in (8, 64))
+    assert faster_than_ranks(small, large) == {}
+    # The engines' present weights are probed.
+    assert large.step[0].calls["log_probs"] == 64
+
+
+@pytest.mark.long
+def test_nor_with_log_probs_ahead_unless_a_pass_has_fewer_samples_than_ranks(stubs: Stubs) -> None:
+    small, large = (
+        run(size, stubs, f"algorithm.overlap_log_probs={size // 4}") for size in (8, 64)
+    )
+    assert faster_than_ranks(small, large) == {}
+    found = faster_than_ranks(small, run(32, stubs, "algorithm.overlap_log_probs=2"))
+    assert "step: calls of a rank's log_probs_ahead" in found
 
 
 def test_a_handle_of_every_engine_for_every_rank_is_seen(

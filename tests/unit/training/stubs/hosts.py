@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -80,10 +80,18 @@ class Method:
 
     handle: Handle
     name: str
+    num_returns: int = 1
+
+    def options(self, num_returns: int) -> Method:
+        """The method with several results."""
+        return replace(self, num_returns=num_returns)
 
     def remote(self, *arguments: Any) -> Any:
-        """Call it; the result's reference."""
-        return self.handle.host.call.remote(self.handle.index, self.name, *arguments)
+        """Call it; the results' references."""
+        call = self.handle.host.call
+        if self.num_returns > 1:
+            call = call.options(num_returns=self.num_returns)
+        return call.remote(self.handle.index, self.name, *arguments)
 
 
 class StubRay:
