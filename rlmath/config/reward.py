@@ -11,6 +11,8 @@ from omegaconf import MISSING
 from rlmath.grading.settings import (
     CORRECT,
     INCORRECT,
+    LEAST_WORKERS,
+    MOST_WORKERS,
     REWARD_FALLBACK,
     Fallback,
     GradingSettings,
@@ -69,8 +71,11 @@ class RewardConfig:
         "Where to search for an answer that is not boxed: none, after a marker, or the last "
         "number.",
     )
-    num_workers: int = setting(
-        GradingSettings.num_workers, "Worker processes of the grader.", least=1
+    num_workers: int | None = setting(
+        None,
+        "Worker processes of the grader; null: a quarter of the driver's cores, from "
+        f"{LEAST_WORKERS} to {MOST_WORKERS}.",
+        least=1,
     )
     timeout_s: float = setting(
         GradingSettings.timeout_s, "Time limit of one comparison, in seconds.", above=0

@@ -21,6 +21,15 @@ REWARD_FALLBACK = Fallback.none
 # What the recipe's reward gives for a right final answer, and for any other.
 CORRECT, INCORRECT = 5.0, -5.0
 
+# Of a run's grader, if the settings leave it open. The quick layers decide most answers on the
+# driver itself; what is left comes in bursts, and waits for a worker.
+LEAST_WORKERS, MOST_WORKERS = 2, 32
+
+
+def workers_for(cores: int) -> int:
+    """Worker processes of a driver with ``cores`` cores: a quarter."""
+    return min(max(cores // 4, LEAST_WORKERS), MOST_WORKERS)
+
 
 @dataclass(frozen=True)
 class GradingSettings:
@@ -66,7 +75,7 @@ class GradingSettings:
     memory_limit_mib: int = 1_024
     startup_timeout_s: float = 60.0
     max_jobs_per_worker: int = 2_000
-    num_workers: int = 2
+    num_workers: int = LEAST_WORKERS
     cache_size: int = 100_000
     audit_fraction: float = 0.01
     disagreement_path: str | None = None

@@ -27,6 +27,7 @@ from rlmath.config.rollout import Quantization, keeps_kv
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
+from rlmath.grading.settings import workers_for
 from rlmath.model.folder import TINY
 from rlmath.model.lora import Lora
 from rlmath.model.precision import Precision
@@ -343,7 +344,7 @@ def reward_mix(config: Config) -> Iterator[RewardMix]:
     """
     reward = config.reward
     grader = MathGrader(
-        reward.num_workers,
+        reward.num_workers or workers_for(len(os.sched_getaffinity(0))),
         reward.timeout_s,
         fallback=reward.fallback.value,
         disagreement_path=str(Path(config.runner.run_dir) / "grading_disagreements.jsonl"),

@@ -290,7 +290,7 @@ def test_the_settings_of_a_run_as_hydra_gives_them():
         correct=config.correct,
         incorrect=config.incorrect,
         fallback=config.fallback,
-        num_workers=config.num_workers,
+        num_workers=config.num_workers or 1,
         timeout_s=config.timeout_s,
     ) as mix:
         (scored,) = mix.score([r"\boxed{4}"], answers=[["4"]])

@@ -12,7 +12,10 @@ from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.model.lora import Lora
 from rlmath.model.published import KNOWN
-from rlmath.training.session import actor_settings, value_model_settings
+from rlmath.training import session
+from rlmath.training.session import actor_settings, reward_mix, value_model_settings
+
+GIVEN = ["model.path=m", "data.train_paths=[x]", "runner.run_dir=r"]
 
 
 @pytest.mark.parametrize("logits", ["auto", "whole", "chunked"])
@@ -35,3 +38,23 @@ def test_the_policy_has_adapters_and_the_value_model_has_none(tmp_path: Path) ->
     assert settings.lora == Lora(8, 32.0, ("q_proj", "v_proj"), seed=5)
     value = value_model_settings(config, settings, 1)
     assert value is not None and value.lora is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "workers"), [(2, (), 2), (16, (), 4), (256, (), 32), (256, ("3",), 3)]
+)
+def test_a_graders_workers_follow_the_cores(
+    cores: int, given: tuple[str, ...], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+
+    def grader(num_workers: int, *_: object, **__: object) -> None:
+        found.append(num_workers)
+        raise InterruptedError
+
+    monkeypatch.setattr(session, "MathGrader", grader)
+    monkeypatch.setattr(session.os, "sched_getaffinity", lambda _: set(range(cores)))
+    settings = [f"reward.num_workers={one}" for one in given]
+    with pytest.raises(InterruptedError), reward_mix(load([*GIVEN, *settings])):
+        pass
+    assert found == [workers]
