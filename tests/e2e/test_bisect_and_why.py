@@ -45,23 +45,25 @@ def test_a_token_of_the_data_is_found_in_a_real_run(
 
 
 def test_a_sample_is_explained_and_drawn_again(learned: Path) -> None:
-    """Of the first step, whose weights are those that the run began with."""
-    rows = (learned / "samples" / "step_000001.jsonl").read_text().splitlines()
+    """Of the second step: no checkpoint has its weights, so the update before it is redone."""
+    rows = (learned / "samples" / "step_000002.jsonl").read_text().splitlines()
     row = json.loads(rows[5])
-    address = f"1/{row['problem_id']}/{row['index']}"
+    address = f"2/{row['problem_id']}/{row['index']}"
     found = rlmath("why", str(learned), address, "--regenerate")
     assert found.returncode == 0, found.stderr
     assert "they are those that the engine got" in found.stdout
-    assert f"seed {row['seed']} (of runner.seed=0, step 1, problem and index)" in found.stdout
+    assert f"seed {row['seed']} (of runner.seed=0, step 2, problem and index)" in found.stdout
     assert "equal to what the update used, bit by bit" in found.stdout
     # What was traced token by token is what the step's digests say of the same sequences.
-    details = read_details(learned, 1)
+    details = read_details(learned, 2)
     assert details is not None
-    traced = list(read_tokens(learned, 1))
+    traced = list(read_tokens(learned, 2))
     assert len(traced) == 4
     for sample, values in traced:
         place = details["keys"]["sequences"].index(sample.key)
         for name in ("old_log_probs", "advantages"):
             noted = details["numbers"][name][place]
             assert noted == pytest.approx(float(values[name].sum(dtype="float64")), abs=1e-8)
+    redone = "weights version 1: step 1 redone from the initial weights, equal to the last bit"
+    assert redone in found.stdout
     assert f"its {row['response_tokens']} tokens are the same" in found.stdout

@@ -136,6 +136,25 @@ def probe(source: Source, choices: Choices, key: str, folder: Path) -> tuple[lis
     return done, found
 
 
+def weights_after(source: Source, folder: Path) -> tuple[list[Redone], Path]:
+    """Redo the steps of a source, in the run's layout, and save the model that they lead to.
+
+    Args:
+        folder: As in :func:`redo`, which raises the same.
+
+    Returns:
+        The steps, and the Hugging Face folder.
+    """
+    done: list[Redone] = []
+    model = folder / "model"
+    with contextlib.closing(_steps(source, Choices((), ()), None, folder)) as steps:
+        for now in steps:
+            done.append(_once(now.session, now.kept, now.monitor, now.step))
+            if now.step == source.step:
+                now.session.actor.save_hf(model)
+    return done, model
+
+
 def _probed(now: _Step, key: str) -> tuple[Redone, Probed]:
     actor, config, batch = now.session.actor, now.session.config, now.kept.batch
     place = batch.keys.index(key)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from rlmath.commands.replay.source import read_source
 from rlmath.commands.why.batch import Step
 from rlmath.commands.why.sampled import admitted_in, prompt_tokens, spans_of
+from rlmath.config.load import from_plain
 from rlmath.config.schema import Config
 from rlmath.errors import UserError
 from rlmath.monitor.digests import digest_log_probs, digest_tokens, same_item
@@ -20,13 +23,27 @@ from rlmath.types import Sample
 def regenerate_lines(step: Step) -> Iterator[str]:
     """Sample it again, and compare tokens and log-probs with those of the run.
 
+    A response that several versions of the weights sampled is continued by each in turn.
+
     Raises:
-        UserError: The weights are not kept, or no engine can start.
+        UserError: The weights cannot be had, or no engine can start.
     """
-    with tempfile.TemporaryDirectory(prefix="rlmath_why_") as folder:
-        config = _with_weights(step, Path(folder))
-        yield f"weights version {step.row['weights_version']} from {_source(step)[0]}"
-        found = _sample(config, step, Path(folder))
+    spans = spans_of(step)
+    ends: list[int | None] = [*(start for _, start in spans[1:]), None]
+    found: Sample | None = None
+    with tempfile.TemporaryDirectory(prefix="rlmath_why_") as name:
+        for (version, start), end in zip(spans, ends, strict=True):
+            folder = Path(name) / f"version_{version}"
+            weights = _weights(step, version, folder)
+            part = "" if len(spans) == 1 else f", from token {start}"
+            yield f"weights version {version}{part}: {weights.origin}"
+            budget = None if end is None else end - start
+            found = _sample(_with_weights(step, weights, folder), step, found, budget)
+    assert found is not None
+    yield from _compared(step, found)
+
+
+def _compared(step: Step, found: Sample) -> Iterator[str]:
     tokens = step.noted("tokens", "samples", step.address.key)
     log_probs = step.noted("rollout_log_probs", "samples", step.address.key)
     if tokens is None:
@@ -49,47 +66,79 @@ def regenerate_lines(step: Step) -> Iterator[str]:
         )
 
 
-def _source(step: Step) -> tuple[Path, bool]:
-    """Where the weights are, and whether that is a checkpoint.
+@dataclass(frozen=True)
+class _Weights:
+    """A version of the weights.
+
+    Attributes:
+        origin: In words.
+        is_checkpoint: Of rlmath; otherwise a Hugging Face folder.
+    """
+
+    path: Path
+    origin: str
+    is_checkpoint: bool = False
+
+
+def _weights(step: Step, version: int, folder: Path) -> _Weights:
+    """Find the weights after a step of the run, or redo the updates that led to them.
+
+    Args:
+        folder: For weights that are made.
 
     Raises:
-        UserError: They are not kept.
+        UserError: Neither is possible.
     """
-    versions = [version for version, _ in spans_of(step)]
-    if len(versions) > 1:
-        raise UserError(
-            f"--regenerate: weights versions {', '.join(map(str, versions))} sampled parts of this "
-            f"response (rollout.schedule={step.config.rollout.schedule.name}); only samples of one "
-            "version are drawn again"
-        )
-    version, run_dir = int(step.row["weights_version"]), step.files.folder
+    run_dir = step.files.folder
     if version == 0:
-        return Path(step.config.model.path), False
-    checkpoints = run_dir / "checkpoints"
-    checkpoint = checkpoints / f"step_{version:06d}"
+        path = Path(step.config.model.path)
+        return _Weights(path, f"those of {path}, which the run began with")
+    checkpoint = run_dir / "checkpoints" / f"step_{version:06d}"
     if checkpoint.is_dir():
-        return checkpoint, True
+        return _Weights(checkpoint, f"the checkpoint {checkpoint}", is_checkpoint=True)
     if step.files.is_finished and version == step.files.last_step:
-        return run_dir / "hf", False
-    kept = sorted(path.name for path in checkpoints.glob("step_*") if path.is_dir())
-    raise UserError(
-        f"--regenerate: the sample came from the weights after step {version}, and {checkpoints} "
-        f"has {', '.join(kept) or 'no checkpoint'}; samples of the step after a checkpoint can be "
-        "drawn again (runner.save_every, runner.keep_checkpoints)"
-    )
+        return _Weights(run_dir / "hf", f"the trained model {run_dir / 'hf'}")
+    return _made_again(run_dir, version, folder / "replay")
 
 
-def _with_weights(step: Step, folder: Path) -> Config:
+def _made_again(run_dir: Path, version: int, folder: Path) -> _Weights:
+    from rlmath.commands.replay.compare import verdict
+    from rlmath.commands.replay.redo import weights_after
+
+    try:
+        source = read_source(run_dir, version)
+    except UserError as error:
+        raise UserError(
+            f"--regenerate: the sample came from the weights after step {version}; there is no "
+            f"checkpoint of it in {run_dir / 'checkpoints'}, and its updates cannot be redone: "
+            f"{error}"
+        ) from error
+    done, model = weights_after(source, folder)
+    dtype = from_plain(source.settings(version)).model.dtype
+    verdicts = [verdict(source, one, dtype) for one in done]
+    if not all(one.is_right for one in verdicts):
+        raise UserError(
+            f"--regenerate: the updates up to step {version} were redone, and the weights are not "
+            f"the run's; rlmath replay {run_dir} {version} says where they part"
+        )
+    start = "the initial weights" if source.start.path is None else f"{source.start.path}"
+    exact = "to the last bit" if all(one.is_exact for one in verdicts) else "up to rounding"
+    steps = f"step {source.steps[0]}"
+    if len(source.steps) > 1:
+        steps = f"steps {source.steps[0]} to {source.steps[-1]}"
+    return _Weights(model, f"{steps} redone from {start}, equal {exact}")
+
+
+def _with_weights(step: Step, weights: _Weights, folder: Path) -> Config:
     """The settings with ``model.path`` a folder of the weights, and one engine on this machine."""
     from rlmath.evaluation.source import with_checkpoint
 
-    source, is_checkpoint = _source(step)
     config = step.config
-    if is_checkpoint:
-        ours = dataclasses.replace(config.eval, checkpoint=str(source))
+    if weights.is_checkpoint:
+        ours = dataclasses.replace(config.eval, checkpoint=str(weights.path))
         config = with_checkpoint(dataclasses.replace(config, eval=ours), folder / "model")
     else:
-        model = dataclasses.replace(config.model, path=str(source))
+        model = dataclasses.replace(config.model, path=str(weights.path))
         config = dataclasses.replace(config, model=model)
     return dataclasses.replace(
         config,
@@ -99,7 +148,8 @@ def _with_weights(step: Step, folder: Path) -> Config:
     )
 
 
-def _sample(config: Config, step: Step, folder: Path) -> Sample:
+def _sample(config: Config, step: Step, begun: Sample | None, budget_tokens: int | None) -> Sample:
+    """The sample, or ``budget_tokens`` of it after what was begun."""
     from rlmath.cluster.placement import placed
     from rlmath.cluster.session import ray_session
     from rlmath.config.arithmetic import resolve_layout
@@ -117,6 +167,8 @@ def _sample(config: Config, step: Step, folder: Path) -> Sample:
         top_p=1.0,
         seed=int(step.row["seed"]),
         ignore_eos=config.rollout.ignore_eos,
+        begun=begun,
+        budget_tokens=budget_tokens,
     )
     platform = choose_platform(config.cluster.device.value, "any")
     platform.prepare_driver()

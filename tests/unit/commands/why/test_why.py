@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlmath.actor.settings import shard_settings
 from rlmath.batching.from_groups import sampled_sequences
 from rlmath.batching.shards import shards
 from rlmath.cli import main
+from rlmath.commands.why import regenerate
 from rlmath.commands.why.batch import Address
 from rlmath.model.parallel import Layout
 from rlmath.model.tiny_tokenizer import fast_tokenizer
@@ -246,14 +248,46 @@ def test_a_sample_of_several_versions(tmp_path: Path, capsys: Any) -> None:
     assert "2 versions of the weights: 0 from token 0, 1 from token 2" in text
     seed = request_seed(0, 1, "train.jsonl:21", 1)
     assert f"{seed} is of runner.seed=0, step 1," in text
-    text = why(run.folder, SAMPLE, capsys, "--regenerate", code=2)
-    assert "weights versions 0, 1 sampled parts of this response" in text
+    assert "NOT what the update used" not in text
+
+
+def test_each_version_continues_what_the_one_before_it_sampled(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Varied(tmp_path / "run").go(last=2)
+    file = run.folder / "samples" / "step_000002.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        row["spans"] = [[0, 0], [1, 2], [3, 3]]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked: list[tuple[str, int, int | None]] = []
+
+    def weights(step: Any, version: int, folder: Path) -> Any:
+        return SimpleNamespace(path=version, origin=f"weights {version}")
+
+    def sample(path: Any, step: Any, begun: Any, budget_tokens: int | None) -> Any:
+        tokens = 0 if begun is None else len(begun.token_ids)
+        asked.append((path, tokens, budget_tokens))
+        more = budget_tokens or 4
+        return SimpleNamespace(
+            token_ids=range(tokens + more), text="x", log_probs=np.zeros(tokens + more)
+        )
+
+    monkeypatch.setattr(regenerate, "_weights", weights)
+    monkeypatch.setattr(regenerate, "_with_weights", lambda step, weights, folder: weights.path)
+    monkeypatch.setattr(regenerate, "_sample", sample)
+    monkeypatch.setattr(regenerate, "digest_tokens", lambda sample: "another")
+    text = why(run.folder, SAMPLE, capsys, "--regenerate")
+    assert asked == [(0, 0, 2), (1, 2, 1), (3, 3, None)]
+    assert "weights version 1, from token 2: weights 1" in text
+    assert "its 7 tokens are NOT the same" in text
 
 
 def test_weights_that_are_not_kept(tmp_path: Path, capsys: Any) -> None:
     run = Varied(tmp_path / "run").go(last=2)
     text = why(run.folder, SAMPLE, capsys, "--regenerate", code=2)
-    assert "weights after step 1" in text and "no checkpoint" in text
+    assert "the weights after step 1; there is no checkpoint of it" in text
+    assert "its updates cannot be redone: step 1 would be redone after the initial weights" in text
 
 
 def test_a_problems_id_may_hold_slashes() -> None:
