@@ -1,6 +1,6 @@
 """Margins of the trainer-engine checks: healthy models, and faults planted in a running engine.
 
-    python benchmarks/alignment_margins.py [--models tiny,wide] [--dtypes float32,bfloat16]
+    python benchmarks/alignment_margins.py [--models tiny,trained] [--dtypes float32,bfloat16]
 
 Real Megatron ranks (TP 2) and a real vLLM engine on CPU. For each model and type: three weight
 syncs of healthy weights, then each fault in the engine alone (``planted_faults.py``), with what the
@@ -13,13 +13,6 @@ import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
-
-# Sizes of random Qwen2 models.
-MODELS: dict[str, dict[str, Any]] = {
-    "tiny": {},
-    "tied": {"tie_word_embeddings": True},
-    "wide": {"hidden_size": 896, "num_heads": 14, "num_kv_heads": 2, "intermediate_size": 1792},
-}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -38,6 +31,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    from margin_models import MODELS
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS), help="of: " + ", ".join(MODELS))
     parser.add_argument("--dtypes", default="float32,bfloat16")
@@ -46,14 +41,12 @@ def main() -> None:
 
     from planted_faults import margins_of
 
-    from rlmath.model.tiny import make_tiny_model
-
     rows = []
     with tempfile.TemporaryDirectory() as made:
         models = {Path(one).name: Path(one) for one in arguments.folder}
         for name in arguments.models.split(","):
             if name:
-                models[name] = make_tiny_model(Path(made) / name, **MODELS[name])
+                models[name] = MODELS[name](Path(made) / name)
         for name, folder in models.items():
             for dtype in arguments.dtypes.split(","):
                 rows += margins_of(name, folder, dtype, made)

@@ -14,6 +14,7 @@ from rlmath.commands.drill.in_engines import epsilon_back, other_epsilon, other_
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.errors import WeightsError
+from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import compare_weights, sync_weights
 from rlmath.training.session import Session, open_session
 
@@ -31,6 +32,8 @@ def margins_of(name: str, folder: Path, dtype: str, made: str) -> list[dict[str,
     """
     node = Node("cpu", 0, "", 0.0, str(folder), made)
     overrides = [f"model.dtype={dtype}", "actor.optimizer.lr=2e-4", "actor.tensor_parallel=2"]
+    if read_model_spec(folder).experts:
+        overrides.append("actor.sequence_parallel=true")
     config = parts.settings(node, f"{name}-{dtype}", 0, overrides)
     with open_session(config, optimizer=config.actor.optimizer, for_training=True) as session:
         return list(Margins(name, node, dtype, session).rows())
@@ -40,19 +43,43 @@ def margins_of(name: str, folder: Path, dtype: str, made: str) -> list[dict[str,
 
 
 def bit_flip(worker: Any) -> None:
-    """The highest bit of one mantissa in the packed matrix of gate and up."""
-    _change_packed(worker, "model.layers.1.mlp.gate_up_proj", _flip)
+    """The highest bit of one mantissa in a packed matrix of gate and up."""
+    _change_feed_forward(worker, _flip)
 
 
 def swapped(worker: Any) -> None:
     """Gate and up of one layer change places while the engine packs."""
-    _change_packed(worker, "model.layers.1.mlp.gate_up_proj", lambda w: w.roll(w.shape[0] // 2, 0))
+    _change_feed_forward(worker, lambda w: w.roll(w.shape[0] // 2, 0))
 
 
 def _flip(weight: torch.Tensor) -> torch.Tensor:
     integers, bit = (torch.int32, 22) if weight.element_size() == 4 else (torch.int16, 6)
     weight.view(integers)[3, 5] ^= 1 << bit
     return weight
+
+
+def _change_feed_forward(worker: Any, change: Callable[[Any], Any]) -> None:
+    """Of the second layer: its matrix of gate and up, or those of all its experts."""
+    modules = dict(worker.model_runner.get_model().named_modules())
+    stem = "model.layers.1.mlp"
+    if f"{stem}.gate_up_proj" in modules:
+        _change_packed(worker, f"{stem}.gate_up_proj", change)
+        return
+    from vllm import _custom_ops as ops
+
+    from rlmath.weights.transports.packed import unpacked
+
+    (module,) = (
+        one
+        for name, one in modules.items()
+        if name.startswith(f"{stem}.experts") and hasattr(one, "w13_weight")
+    )
+    isa = module.quant_method.moe_kernel.fused_experts.isa
+    held = module.w13_weight.data
+    experts = unpacked(held, isa)
+    assert experts is not None
+    experts = torch.stack([change(one.clone()) for one in experts])
+    held.copy_(ops.cpu_prepack_moe_weight(experts, isa))
 
 
 def _change_packed(worker: Any, name: str, change: Callable[[Any], Any]) -> None:

@@ -155,6 +155,8 @@ class PackedAttention(MegatronModule):
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
     ) -> None:
         super().__init__(config=config)
         if attn_mask_type != AttnMaskType.causal:
@@ -179,7 +181,8 @@ class PackedAttention(MegatronModule):
         """Attend within each sequence.
 
         Args:
-            query: ``[t, heads, dim]``; key and value: ``[t, kv_heads, dim]``.
+            query: ``[t, heads, dim]``; key and value: ``[t, kv_heads, dim]``; values may have
+                another width, which is then the result's.
             packed_seq_params: Where sequences begin and end.
 
         Returns:
@@ -220,7 +223,7 @@ class PackedAttention(MegatronModule):
             gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)
             for x in (key, value)
         )
-        out = torch.empty_like(query)
+        out = query.new_empty(*query.shape[:-1], value.size(-1))
         pieces = []
         for one in classes:
             q = query[one.queries].transpose(1, 2)

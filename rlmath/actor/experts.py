@@ -32,6 +32,11 @@ def moe_settings(spec: ModelSpec, layout: Layout, router_dtype: str, on_te: bool
             "moe_router_bias_update_rate": 0.0,
             "moe_router_topk_scaling_factor": spec.routed_scaling,
         }
+    if spec.expert_groups > 1:
+        router |= {
+            "moe_router_num_groups": spec.expert_groups,
+            "moe_router_group_topk": spec.groups_per_token,
+        }
     return {
         **router,
         "moe_shared_expert_intermediate_size": spec.shared_ffn or None,

@@ -145,5 +145,7 @@ def _take_packs(spec: Any, config: Any, platform: Platform) -> None:
         layer.input_layernorm = layer.pre_mlp_layernorm = norm
         attention = layer.self_attention.submodules
         attention.core_attention = PackedAttention
-        if config.qk_layernorm:
+        if config.multi_latent_attention:
+            attention.q_layernorm = attention.kv_layernorm = norm
+        elif config.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = norm

@@ -11,6 +11,12 @@ import torch.nn.functional as F
 from rlmath.actor.experts import moe_settings
 from rlmath.actor.fusions import fusion_settings
 from rlmath.actor.head import defer_logits
+from rlmath.actor.latent import (
+    config_class,
+    latent_settings,
+    prepare_without_te,
+    share_rotary_table,
+)
 from rlmath.actor.layers import layer_spec
 from rlmath.actor.rotary import (
     keep_one_rotary_table,
@@ -65,8 +71,6 @@ def transformer_config(
     max_sequence_length: int,
 ) -> Any:
     """Megatron's ``TransformerConfig`` for a model; see :func:`build_model`."""
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
     on_te = platform.layer_spec == "transformer_engine"
     recompute: dict[str, Any] = {}
     if settings.recompute == "full":
@@ -86,7 +90,7 @@ def transformer_config(
             "recompute_granularity": "selective",
             "recompute_modules": list(settings.recompute_modules),
         }
-    return TransformerConfig(
+    return config_class(spec)(
         num_layers=spec.layers,
         hidden_size=spec.hidden,
         ffn_hidden_size=spec.ffn,
@@ -101,7 +105,7 @@ def transformer_config(
         add_qkv_bias=spec.qkv_bias,
         # Megatron sums the gradients of these norms over tensor ranks, which have shares of the
         # norms over all heads.
-        qk_layernorm=spec.qk_norm is QkNorm.per_head,
+        qk_layernorm=spec.qk_norm is QkNorm.per_head or spec.latent is not None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         # Weights always come from a folder, so nothing need be drawn at random. Initialization is
@@ -121,7 +125,8 @@ def transformer_config(
         pipeline_dtype=settings.dtype,
         bf16=settings.dtype == torch.bfloat16,
         attention_softmax_in_fp32=True,
-        softmax_scale=softmax_scale(spec),
+        softmax_scale=softmax_scale(spec) if spec.latent is None else None,
+        **latent_settings(spec),
         **window_settings(spec, max_sequence_length),
         # Micro-batches are packs of differing size, also on the ranks that share experts; Megatron
         # checks the dispatcher against that even without experts.
@@ -221,6 +226,8 @@ def build_model(
     from megatron.core.models.gpt import GPTModel
 
     config = transformer_config(spec, layout, platform, settings, max_sequence_length)
+    if spec.latent is not None:
+        prepare_without_te()
     if config.batch_invariant_mode:
         enable_batch_invariance()
     vp_stage = chunk if layout.virtual_stages > 1 else None
@@ -240,10 +247,13 @@ def build_model(
         parallel_output=True,
         vp_stage=vp_stage,
     )
-    frequencies, _ = rope_inverse_frequencies(spec)
-    model.rotary_pos_emb.inv_freq = frequencies.to(platform.torch_device)
-    keep_one_rotary_table(model.rotary_pos_emb)
-    rotate_windowed_layers(model, spec)
+    if spec.latent is None:
+        frequencies, _ = rope_inverse_frequencies(spec)
+        model.rotary_pos_emb.inv_freq = frequencies.to(platform.torch_device)
+        keep_one_rotary_table(model.rotary_pos_emb)
+        rotate_windowed_layers(model, spec)
+    else:
+        share_rotary_table(model)
     if model.post_process:
         in_float32 = settings.precision.lm_head_dtype == "float32"
         if settings.logits == "chunked" or (settings.logits == "auto" and platform.name != "cpu"):

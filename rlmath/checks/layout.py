@@ -155,6 +155,14 @@ def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: in
                 f"width of the shared experts {model.shared_ffn} / {n} leaves "
                 f"{model.shared_ffn % n}"
             )
+        if part == "actor" and model.latent is not None:
+            one = model.latent
+            for name, size in (
+                ("q_lora_rank", one.query_rank),
+                ("kv_lora_rank + qk_rope_head_dim", one.kv_rank + one.rotary_dim),
+            ):
+                if size % n:
+                    found.append(f"{name} {size} / {n} leaves {size % n}")
         if part != "actor" and model.moe_ffn % n:
             found.append(f"width of an expert {model.moe_ffn} / {n} leaves {model.moe_ffn % n}")
         return found
@@ -253,7 +261,7 @@ def cpu_attention(model: ModelSpec, command: str) -> Iterator[str]:
 
 def cpu_heads_problem(key: str, model: ModelSpec) -> Iterator[str]:
     """See :func:`cpu_attention`; ``key`` is the model's setting."""
-    if model.head_dim not in CPU_HEAD_DIMS:
+    if model.latent is None and model.head_dim not in CPU_HEAD_DIMS:
         yield (
             f"{key}: its heads are {model.head_dim} wide, and vLLM's attention on a CPU takes "
             f"{one_of(list(CPU_HEAD_DIMS))}; take another model, or a GPU"
@@ -297,15 +305,18 @@ def cpu_cache_problem(
         value_bytes: Of a key's or value's number.
     """
     blocks = -(-longest // CPU_BLOCK_TOKENS)
-    heads = max(1, model.kv_heads // tensor_parallel)
-    token_bytes = 2 * model.layers * heads * model.head_dim * value_bytes
+    heads, width = max(1, model.kv_heads // tensor_parallel), model.head_dim
+    token_bytes = 2 * model.layers * heads * width * value_bytes
+    if model.latent is not None:  # One vector for keys and values of all heads.
+        heads, width = 1, model.latent.kv_rank + model.latent.rotary_dim
+        token_bytes = model.layers * width * value_bytes
     needed_gib = blocks * CPU_BLOCK_TOKENS * token_bytes / GIB
     if needed_gib > given_gib:
         yield (
             f"{key}={given_gib:g}: one sequence of "
             f"{longest} tokens takes {blocks} blocks x {CPU_BLOCK_TOKENS} tokens x {token_bytes:,} "
             f"bytes (keys and values of {model.layers} layers x {heads} heads x "
-            f"{model.head_dim} x {value_bytes} bytes) = {needed_gib:.3g} GiB; take at least "
+            f"{width} x {value_bytes} bytes) = {needed_gib:.3g} GiB; take at least "
             f"{_round_up(needed_gib):g}"
         )
 

@@ -28,6 +28,7 @@ from rlmath.checks import layout as check_layout
 from rlmath.checks import precision as check_precision
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.benchmarks import benchmark_problems
+from rlmath.checks.latent import latent_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine
 from rlmath.checks.overlap import overlap_problems
@@ -123,6 +124,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     if model is not None:
         yield from check_layout.model_splits(config, model, command)
         yield from check_precision.batch_invariant_model(config, model)
+        yield from latent_problems(config, model, device, command)
         if command != "evaluate":
             yield from lora_model(config, model)
             yield from recompute_model(config, model)

@@ -134,6 +134,8 @@ class Family:
             by the sigmoids without it; otherwise a softmax chooses and weighs.
         optional: Of ``qkv_bias`` and ``qk_norm``, those that a model has only if a field of
             config.json, which stands here, is true.
+        latent: Attention is multi-head latent attention.
+        expert_groups: Experts may be in groups, of which a token goes to the best alone.
         ropes: Kinds of rotary embedding that the actor computes.
         partial_rotary: Share of a head that is rotated, where config.json does not say; ``None``:
             the family rotates whole heads.
@@ -155,6 +157,8 @@ class Family:
     full_every: int = 0
     moe: bool = False
     sigmoid_router: bool = False
+    latent: bool = False
+    expert_groups: bool = False
     optional: Mapping[str, str] = field(default_factory=dict)
     ropes: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
     partial_rotary: float | None = None
@@ -303,6 +307,57 @@ _GLM_MOE_MLP = (
     ),
 )
 
+# DeepSeek's multi-head latent attention. Of each head in the files and in Megatron alike, the part
+# that is not rotated comes before the rotated one, and that before the value. What every head
+# needs, the latent vectors, is shared between tensor ranks by columns and gathered.
+_LATENT_ATTENTION = (
+    Entry(
+        (_M + "input_layernorm.weight",),
+        (HfTensor(_H + "input_layernorm.weight", ("hidden",)),),
+        Rule.replicated,
+    ),
+    Entry(
+        (_M + "self_attention.linear_q_down_proj.weight",),
+        (HfTensor(_H + "self_attn.q_a_proj.weight", ("query_rank", "hidden")),),
+        Rule.column,
+    ),
+    Entry(
+        (_M + "self_attention.q_layernorm.weight",),
+        (HfTensor(_H + "self_attn.q_a_layernorm.weight", ("query_rank",)),),
+        Rule.replicated,
+    ),
+    Entry(
+        (_M + "self_attention.linear_q_up_proj.weight",),
+        (HfTensor(_H + "self_attn.q_b_proj.weight", ("query", "query_rank")),),
+        Rule.column,
+    ),
+    Entry(
+        (_M + "self_attention.linear_kv_down_proj.weight",),
+        (HfTensor(_H + "self_attn.kv_a_proj_with_mqa.weight", ("kv_rank_and_rotary", "hidden")),),
+        Rule.column,
+    ),
+    Entry(
+        (_M + "self_attention.kv_layernorm.weight",),
+        (HfTensor(_H + "self_attn.kv_a_layernorm.weight", ("kv_rank",)),),
+        Rule.replicated,
+    ),
+    Entry(
+        (_M + "self_attention.linear_kv_up_proj.weight",),
+        (HfTensor(_H + "self_attn.kv_b_proj.weight", ("content_and_value", "kv_rank")),),
+        Rule.column,
+    ),
+    Entry(
+        (_M + "self_attention.linear_proj.weight",),
+        (HfTensor(_H + "self_attn.o_proj.weight", ("hidden", "value")),),
+        Rule.row,
+    ),
+    Entry(
+        (_M + "pre_mlp_layernorm.weight", _M + "mlp.linear_fc1.layer_norm_weight"),
+        (HfTensor(_H + "post_attention_layernorm.weight", ("hidden",)),),
+        Rule.replicated,
+    ),
+)
+
 _HEAD = (
     Entry(
         ("decoder.final_layernorm.weight",),
@@ -405,6 +460,26 @@ FAMILIES = (
             "norm_topk_prob": True,
         },
     ),
+    # DeepSeek-V3 and R1. Rotary embeddings without yarn: vLLM 0.32 on a CPU rotates neighboring
+    # pairs of several heads wrongly (tests/contracts/test_families.py).
+    Family(
+        "deepseek_v3",
+        ("DeepseekV3ForCausalLM",),
+        _EMBEDDING + _LATENT_ATTENTION + _DENSE_MLP + _GLM_MOE_MLP + _HEAD,
+        ignored_prefixes=("model.layers.{layers}.",),
+        moe=True,
+        sigmoid_router=True,
+        latent=True,
+        expert_groups=True,
+        ropes=("yarn",),
+        refused_options=("attention_bias", "use_sliding_window"),
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "first_k_dense_replace": 3,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+        },
+    ),
     Family(
         "mistral",
         ("MistralForCausalLM",),
@@ -455,9 +530,10 @@ REFUSED = {
     "MiMoForCausalLM": "transformers has it as remote code alone, which is never run here. MiMo-7B "
     "is a Qwen2 with layers for multi-token prediction, which training ignores: set architectures "
     'to ["Qwen2ForCausalLM"] and model_type to "qwen2" in config.json, and remove auto_map',
-    "DeepseekV3ForCausalLM": "the actor has no multi-head latent attention",
-    "GptOssForCausalLM": "the actor has no attention sinks and no biases of experts",
-    "Qwen3NextForCausalLM": "the actor has no gated delta net",
+    "GptOssForCausalLM": "of Megatron's attentions only DotProductAttention has attention sinks on "
+    "a CPU, and that takes no packed sequences; torch's, which the actor uses there, has none",
+    "Qwen3NextForCausalLM": "Megatron's gated delta net takes no packed sequences and needs the "
+    "Triton kernels of flash-linear-attention, and vLLM's on a CPU computes in bfloat16 alone",
 }
 
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)

@@ -165,8 +165,6 @@ VERSIONS: dict[str, tuple[str, int]] = {
 # Beginnings of names whose architecture is refused (``families.REFUSED``).
 _REFUSED = {
     "mimo-7b": "MiMoForCausalLM",
-    "deepseek-v3": "DeepseekV3ForCausalLM",
-    "deepseek-r1-0528": "DeepseekV3ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "qwen3-next": "Qwen3NextForCausalLM",
 }
@@ -187,7 +185,7 @@ def published_name(name: str) -> str | None:
     if short in exact:
         return exact[short]
     refused = next((one for start, one in _REFUSED.items() if short.startswith(start)), None)
-    if refused is not None and short != "deepseek-r1-0528-qwen3-8b":
+    if refused is not None:
         try:
             family_of(refused)
         except ModelError as error:

@@ -50,6 +50,28 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    Keys and values of all heads come from one narrow vector, and a part of each key, which is
+    rotated, from a second that all heads share.
+
+    Attributes:
+        query_rank: Width of the vector that queries come from.
+        kv_rank: Width of the vector that keys and values come from.
+        content_dim: Width of the part of a query or key head that is not rotated.
+        rotary_dim: Width of the part that is.
+        value_dim: Width of a value head.
+    """
+
+    query_rank: int
+    kv_rank: int
+    content_dim: int
+    rotary_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """One decoder-only model.
 
@@ -59,7 +81,7 @@ class ModelSpec:
         hidden: Width of the residual stream.
         heads: Query heads.
         kv_heads: Key-value heads (groups of query heads).
-        head_dim: Width of one head; ``heads * head_dim`` need not be ``hidden``.
+        head_dim: Width of one query head; ``heads * head_dim`` need not be ``hidden``.
         ffn: Width of a dense layer's feed-forward.
         vocab: Rows of the embedding in the Hugging Face files, before any padding of ours.
         tied: The output layer is the embedding.
@@ -78,6 +100,9 @@ class ModelSpec:
         norm_topk_prob: The chosen experts' weights are normalized to 1.
         shared_ffn: Width of the experts that every token goes to, together; 0: none.
         routed_scaling: What the chosen experts' weights are multiplied by.
+        latent: Of a model with multi-head latent attention, its widths.
+        expert_groups: Groups of experts, of which a token goes to the best alone.
+        groups_per_token: As many.
         without: Of the family's optional features, those that this model lacks.
     """
 
@@ -104,6 +129,9 @@ class ModelSpec:
     norm_topk_prob: bool = True
     shared_ffn: int = 0
     routed_scaling: float = 1.0
+    latent: Latent | None = None
+    expert_groups: int = 1
+    groups_per_token: int = 1
     without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -131,6 +159,8 @@ class ModelSpec:
     @property
     def rotary_dim(self) -> int:
         """Width of the part of a head that is rotated."""
+        if self.latent is not None:
+            return self.latent.rotary_dim
         return int(self.head_dim * self.partial_rotary)
 
     def is_windowed(self, layer: int) -> bool:
@@ -175,6 +205,15 @@ class ModelSpec:
             "experts": self.experts,
             "vocab": self.vocab,
         }
+        if self.latent is not None:
+            one = self.latent
+            sizes |= {
+                "query_rank": one.query_rank,
+                "kv_rank": one.kv_rank,
+                "kv_rank_and_rotary": one.kv_rank + one.rotary_dim,
+                "content_and_value": self.heads * (one.content_dim + one.value_dim),
+                "value": self.heads * one.value_dim,
+            }
         return sizes[dimension]
 
     @property
@@ -293,7 +332,8 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
     key = next((key for key in keys if fields.given.get(key) is not None), keys[0])
     experts = fields.whole(key) if family.moe else 0
     if family.sigmoid_router:
-        _refuse_other_routers(fields)
+        _refuse_other_routers(fields, family)
+    latent = _latent(fields) if family.latent else None
     if experts and fields.whole("num_experts_per_tok") == 1 and fields.flag("norm_topk_prob"):
         raise ModelError(
             "num_experts_per_tok is 1 with norm_topk_prob: the weight of the one chosen expert is "
@@ -306,8 +346,11 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=fields.whole("num_key_value_heads", heads),
-        head_dim=fields.whole("head_dim", hidden // heads),
+        kv_heads=fields.whole("num_key_value_heads", heads) if latent is None else heads,
+        # DeepSeek's config.json means the rotated part alone by it.
+        head_dim=fields.whole("head_dim", hidden // heads)
+        if latent is None
+        else latent.content_dim + latent.rotary_dim,
         ffn=fields.whole("intermediate_size"),
         vocab=fields.whole("vocab_size"),
         tied=fields.flag("tie_word_embeddings"),
@@ -325,6 +368,9 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         norm_topk_prob=fields.flag("norm_topk_prob"),
         shared_ffn=_shared_ffn(fields) if experts else 0,
         routed_scaling=fields.number("routed_scaling_factor", 1.0),
+        latent=latent,
+        expert_groups=fields.whole("n_group", 1) if family.expert_groups else 1,
+        groups_per_token=fields.whole("topk_group", 1) if family.expert_groups else 1,
         without=tuple(name for name, key in family.optional.items() if not fields.flag(key)),
     )
 
@@ -496,15 +542,54 @@ def _positions(fields: _Fields, rope: Rope) -> int:
     return most if rope.reach is None else min(most, rope.reach)
 
 
-def _refuse_other_routers(fields: _Fields) -> None:
-    """Megatron's sigmoid router normalizes the chosen weights, and groups experts otherwise."""
+def _refuse_other_routers(fields: _Fields, family: Family) -> None:
+    """Megatron's sigmoid router normalizes the chosen weights, and scores a group of experts by as
+    many of them as a token has of each of its groups."""
     if not fields.flag("norm_topk_prob"):
         raise ModelError(
             "norm_topk_prob is false; experts of sigmoid routers are supported with it"
         )
-    for key in ("n_group", "topk_group"):
-        if fields.whole(key, 1) != 1:
-            raise ModelError(f"{key} is {fields.given[key]}; experts are supported in one group")
+    if not family.expert_groups:
+        for key in ("n_group", "topk_group"):
+            if fields.whole(key, 1) != 1:
+                raise ModelError(
+                    f"{key} is {fields.given[key]}; experts are supported in one group"
+                )
+        return
+    # vLLM makes the bias that chooses only for this name.
+    for key, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
+        if fields.given.get(key) != value:
+            raise ModelError(
+                f"{key} is {fields.given.get(key)!r}, and has to be {value!r}, as in the "
+                "config.json that was published with the model: vLLM reads it, and transformers "
+                "leaves it out where it saves a model"
+            )
+    experts, groups = fields.whole("n_routed_experts"), fields.whole("n_group", 1)
+    chosen, most = fields.whole("topk_group", 1), fields.whole("num_experts_per_tok")
+    if groups > 1 and (experts % groups or chosen > groups or most != 2 * chosen):
+        raise ModelError(
+            f"{most} of {experts} experts for each token from topk_group={chosen} of "
+            f"n_group={groups}: groups are supported that share the experts evenly, with "
+            "num_experts_per_tok twice topk_group"
+        )
+
+
+def _latent(fields: _Fields) -> Latent:
+    """Widths of multi-head latent attention."""
+    if fields.given.get("q_lora_rank") is None:
+        raise ModelError(
+            "q_lora_rank is null (as of Moonlight); multi-head latent attention is supported with "
+            "queries that come from a latent vector too"
+        )
+    if not fields.given.get("rope_interleave", True):
+        raise ModelError("rope_interleave is false; vLLM takes rotary pairs for neighbors")
+    return Latent(
+        query_rank=fields.whole("q_lora_rank"),
+        kv_rank=fields.whole("kv_lora_rank"),
+        content_dim=fields.whole("qk_nope_head_dim"),
+        rotary_dim=fields.whole("qk_rope_head_dim"),
+        value_dim=fields.whole("v_head_dim"),
+    )
 
 
 def _shared_ffn(fields: _Fields) -> int:

@@ -143,7 +143,9 @@ def megatron_values(
         attention = layer.self_attention
         if hasattr(layer.input_layernorm, "weight"):
             hooks.output(layer.input_layernorm, _as((number, "input_norm"), whole))
-        hooks.output(attention.linear_qkv, _as((number, "qkv"), "columns"))
+        # Latent attention has none.
+        linear_qkv = getattr(attention, "linear_qkv", None)
+        hooks.output(linear_qkv, _as((number, "qkv"), "columns"))
         hooks.input(attention.linear_proj, _as((number, "attention"), "columns"))
         hooks.output(attention.linear_proj, _as((number, "attention_out"), whole))
         if hasattr(layer.pre_mlp_layernorm, "weight"):

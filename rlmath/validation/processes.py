@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from rlmath.actor.parallel import initialize
+from rlmath.actor.parallel import destroy, initialize
 from rlmath.device import Platform, choose_platform
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
@@ -77,6 +77,8 @@ def _rank(
         raise
     if rank == 0:
         torch.save(result, Path(work) / "result.pt")
+    # A process that ends with open groups may abort in one of gloo's threads.
+    destroy()
 
 
 def _open_rank(layout: Layout, rank: int, port: int) -> Platform:

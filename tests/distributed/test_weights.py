@@ -59,6 +59,16 @@ YARN_ROPE: dict[str, Any] = {
     "original_max_position_embeddings": 8,
     "beta_fast": 4,
 }
+# Its mscales differ, so that cosines are scaled as well as the softmax.
+DEEPSEEK_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 4,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
 
 
 def long(*values: Any) -> Any:
@@ -84,6 +94,28 @@ def make_config(family: str, **changes: Any) -> Any:
     # 6 is not the width of a head that follows from the hidden size.
     heads = {"head_dim": 6} | sizes
     sizes.pop("head_dim", None)
+
+    def latent(kv_rank: int, rotary: int) -> dict[str, Any]:
+        return {
+            "num_key_value_heads": sizes["num_attention_heads"],
+            "q_lora_rank": 16,
+            "kv_lora_rank": kv_rank,
+            "qk_rope_head_dim": rotary,
+            "qk_nope_head_dim": 12,
+            "v_head_dim": 6 if kv_rank < 512 else 32,
+            "rope_parameters": DEEPSEEK_ROPE,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 4,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 16,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+        }
+
     linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
     return {
         "qwen2": lambda: t.Qwen2Config(**sizes, rope_theta=1e6),
@@ -115,6 +147,9 @@ def make_config(family: str, **changes: Any) -> Any:
             first_k_dense_replace=1,
             num_mtp_layers=0,
         ),
+        # The width of what vLLM keeps of a token is the one that its CPU kernel has.
+        "deepseek_v3_in_vllm": lambda: t.DeepseekV3Config(**sizes | latent(512, 64)),
+        "deepseek_v3": lambda: t.DeepseekV3Config(**sizes | latent(24, 8)),
         # Qwen3-235B-A22B: stages of several lengths, heads that are wider together than the hidden
         # size, and many experts for each token.
         "qwen3_235b": lambda: t.Qwen3MoeConfig(
@@ -150,6 +185,7 @@ FAMILIES = (
     "qwen3_moe",
     "qwen3_235b",
     "glm4_moe",
+    "deepseek_v3",
 )
 
 
@@ -304,6 +340,9 @@ def test_uneven_stages_there_and_back(
         ("glm4_moe", Case(pp=2, ep=2, stages=(1, 3))),
         ("glm4_moe", Case(tp=2, ep=2)),
         *(long("glm4_moe", case) for case in (Case(), Case(tp=2), Case(ep=4))),
+        ("deepseek_v3", Case(tp=2, ep=2)),
+        ("deepseek_v3", Case(pp=2, ep=2, stages=(1, 3))),
+        *(long("deepseek_v3", case) for case in (Case(), Case(tp=2), Case(ep=4))),
     ],
     ids=_name,
 )
@@ -405,15 +444,19 @@ def test_weights_that_no_model_has_are_named(
 
 FAULTS = {
     "a router's bias left out": "layer 2, mlp.down_proj (linear_fc2), or the experts",
+    "a latent vector's norm left out": "layer 2, rotary embedding, q_norm, k_norm or the attention",
     "k and v swapped": "layer 2, self_attn.k_proj",
     "wrong rope theta": "layer 0, rotary embedding",
     "gate and up swapped": "layer 1, mlp.gate_proj",
     "one layer shifted": "layer 1, input_layernorm",
     "one flipped bit": "layer 3, mlp.down_proj",
 }
-OF_A_DENSE_MODEL = [
-    fault for fault in FAULTS if fault not in ("one layer shifted", "a router's bias left out")
-]
+OF_OTHER_MODELS = (
+    "one layer shifted",
+    "a router's bias left out",
+    "a latent vector's norm left out",
+)
+OF_A_DENSE_MODEL = [fault for fault in FAULTS if fault not in OF_OTHER_MODELS]
 
 
 @pytest.mark.parametrize(
@@ -427,6 +470,8 @@ OF_A_DENSE_MODEL = [
         ("k and v swapped", Case(tp=2, pp=2), "phi3"),
         ("gate and up swapped", Case(tp=2, pp=2), "phi3"),
         ("a router's bias left out", Case(pp=2, ep=2), "glm4_moe"),
+        ("a latent vector's norm left out", Case(tp=2, ep=2), "deepseek_v3"),
+        long("a router's bias left out", Case(pp=2, ep=2), "deepseek_v3"),
         long("wrong rope theta", Case(pp=2, ep=2), "glm4_moe"),
         long("wrong rope theta", Case(tp=2, pp=2), "yarn"),
     ],

@@ -31,6 +31,9 @@ def run(tool: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+MOE = ("glm4_moe", "deepseek_v3_in_vllm")
+
+
 def make_model(family: str, tiny: Path, folder: Path) -> Path:
     """A random model of a family with the tiny model's tokenizer, of widths that vLLM takes."""
     import transformers
@@ -55,7 +58,7 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
         # An engine each; with transformers all are compared in test_weights.py.
         *[
             pytest.param(name, marks=pytest.mark.long)
-            for name in ("yarn", "phi3", "mistral", "olmo3", "glm4_moe")
+            for name in ("yarn", "phi3", "mistral", "olmo3", *MOE)
         ],
     ],
 )
@@ -66,7 +69,7 @@ def test_megatron_transformers_and_vllm_agree(model: Path, tmp_path: Path, famil
     rows = [("What is 1 + 2?", "1 + 2 = \\boxed{3}"), ("Add 17 and 25: ", "42, for 10 + 20 is 30.")]
     data.write_text("".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows))
     layout = ["actor.tensor_parallel=2", "--data", data]
-    if family == "glm4_moe":
+    if family in MOE:
         layout[1:1] = ["actor.expert_parallel=2", "actor.sequence_parallel=true"]
     done = run("validate_logprobs.py", model, *layout, "--out", tmp_path / "report")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -497,6 +497,8 @@ def _damage(actor: Any, fault: str | None) -> None:
         fc1.copy_(torch.cat(fc1.chunk(2)[::-1]))
     elif fault == "a router's bias left out" and 2 in layers:
         layers[2].mlp.router.expert_bias.zero_()
+    elif fault == "a latent vector's norm left out" and 2 in layers:
+        layers[2].self_attention.kv_layernorm.weight.fill_(1)
     elif fault == "one layer shifted":
         for own, next_one in zip(layers[1].parameters(), layers[2].parameters(), strict=True):
             own.copy_(next_one)

@@ -33,6 +33,10 @@ LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
         ],
     ),
     "fused_files": ("phi3", []),
+    "latent": (
+        "deepseek_v3",
+        ["actor.expert_parallel=2", "actor.sequence_parallel=true"],
+    ),
     "glm": (
         "glm4_moe",
         ["actor.tensor_parallel=1", "actor.data_parallel=2", "actor.expert_parallel=2"],
@@ -99,6 +103,34 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
             rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5},
             tie_word_embeddings=False,
         ),
+        "deepseek_v3": lambda: t.DeepseekV3Config(
+            **{key: value for key, value in sizes.items() if key != "head_dim"}
+            | {"num_key_value_heads": 4},
+            q_lora_rank=48,
+            kv_lora_rank=512,
+            qk_rope_head_dim=64,
+            qk_nope_head_dim=32,
+            v_head_dim=32,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 64.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+            n_routed_experts=8,
+            num_experts_per_tok=4,
+            n_group=4,
+            topk_group=2,
+            moe_intermediate_size=48,
+            n_shared_experts=1,
+            routed_scaling_factor=2.5,
+            first_k_dense_replace=1,
+            topk_method="noaux_tc",
+            scoring_func="sigmoid",
+            tie_word_embeddings=False,
+        ),
         "glm4_moe": lambda: t.Glm4MoeConfig(
             **sizes,
             attention_bias=True,
@@ -127,7 +159,7 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
 # and numerics in test_weight_sync_benchmark.py and tests/distributed/. Data parallel: it is part of
 # the layout with experts. Further families:
 # tests/distributed/test_weights.py compares them with transformers.
-LONG = {"tp2_pp2", "dp2", "fused_files", "glm"}
+LONG = {"tp2_pp2", "dp2", "fused_files", "glm", "latent"}
 
 
 @pytest.mark.parametrize(

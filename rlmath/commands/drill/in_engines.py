@@ -17,7 +17,7 @@ _KEPT = "_kept_by_drill"
 TEMPERATURE = 1.25
 ROPE_THETA = 1.2
 EPSILON = 10.0
-SCALE = 1.25
+SCALE = 4.0
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def _rotary(worker: Any) -> list[Any]:
 
 
 def other_scale(worker: Any) -> None:
-    """The attention of every layer but the first with 1.25 times its scale."""
+    """The attention of every layer but the first with four times its scale."""
     for implementation in _attentions(worker)[1:]:
         implementation.__dict__[_KEPT] = implementation.scale
         implementation.scale *= SCALE

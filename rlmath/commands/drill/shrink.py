@@ -16,7 +16,7 @@ from rlmath.config.groups import options
 from rlmath.config.load import compose_settings
 from rlmath.config.schema import Config, Device, Recompute
 from rlmath.config.settings import by_key, value_of
-from rlmath.errors import UserError
+from rlmath.errors import ModelError, UserError
 from rlmath.model.folder import TINY
 from rlmath.model.published import KNOWN, VERSIONS
 from rlmath.model.spec import CONFIG_FILE, model_spec, read_config
@@ -140,6 +140,10 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
         ModelError: The family is not supported.
     """
     spec = model_spec(config)
+    if spec.latent is not None:
+        raise ModelError(
+            f"{spec.architecture}: a drill has no small model with multi-head latent attention"
+        )
     layers = min(spec.layers, LAYERS)
     small = {
         key: value

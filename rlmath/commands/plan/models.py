@@ -62,6 +62,16 @@ def read_plan_model(arguments: argparse.Namespace, model: str | None) -> tuple[s
     return read_named_model(model)
 
 
+def _counted(spec: ModelSpec) -> ModelSpec:
+    """The same; raises ``UserError`` for attention whose memory and time are not counted."""
+    if spec.latent is not None:
+        raise UserError(
+            f"{spec.architecture}: rlmath plan does not count multi-head latent attention, whose "
+            "keys and values are one narrow vector for each token"
+        )
+    return spec
+
+
 def read_named_model(name: str) -> tuple[str, ModelSpec]:
     """Name or path, and spec, of a published model, a preset, a folder or its config.json.
 
@@ -72,7 +82,7 @@ def read_named_model(name: str) -> tuple[str, ModelSpec]:
     if path.name == "config.json":
         path = path.parent
     if path.is_dir():
-        return str(path), read_model_spec(path)
+        return str(path), _counted(read_model_spec(path))
     if name in options("model"):  # A file of conf/model says whose folder it is for.
         name = load([f"model={name}", "runner.run_dir=runs/plan"]).model.path
     known = published_name(name)

@@ -61,8 +61,11 @@ class CpuLoader:
             self._by_name[part.name] = layer
             known.add(id(getattr(part.module, part.key)))
         everything = {id(parameter) for parameter in model.parameters()}
-        self._complete = known == everything and all(
-            len({part.key for part in layer.parts}) < 2 for layer in self._layers.values()
+        self._complete = (
+            known == everything
+            and all(len({part.key for part in layer.parts}) < 2 for layer in self._layers.values())
+            # vLLM's reload also makes the products of this matrix that latent attention takes.
+            and not any("kv_b_proj" in name for name in self._by_name)
         )
         for layer in self._layers.values():
             layer.output = _output_layer(model, layer)
@@ -70,7 +73,7 @@ class CpuLoader:
 
     @property
     def takes_all(self) -> bool:
-        """Whether this can load every parameter; an MoE's experts it cannot."""
+        """Whether this can load every parameter; experts and latent attention it cannot."""
         return self._complete
 
     def begin(self) -> None:

@@ -50,6 +50,7 @@ def worker_fingerprints(worker: Any) -> dict[str, int | None]:
         for part, of_part in zip(parts, _of_packed(parts, dtype), strict=True):
             _count(held, part.name, of_part)
     _prefer_packed_copies(model, held)
+    _prefer_absorbed(model, held)
     for name, value in _experts(model):
         _count(held, name, value)
     return held
@@ -137,6 +138,27 @@ def _prefer_packed_copies(model: Any, held: dict[str, int | None]) -> None:
             copy = add(copy, fingerprint(rows, part.start, first))
         if copy != kept:
             _count(held, part.name, add(copy, -kept))
+
+
+def _prefer_absorbed(model: Any, held: dict[str, int | None]) -> None:
+    """Where the halves of a matrix that latent attention decodes with are others than the matrix
+    that it reads prompts with, report the halves."""
+    for name, module in model.named_modules():
+        if not hasattr(module, "W_UK_T"):
+            continue
+        # [heads, content, rank] and [heads, rank, value].
+        both = torch.cat([module.W_UK_T, module.W_UV.transpose(1, 2)], 1).flatten(0, 1)
+        part = next(one for one in parts_of(module) if "kv_b_proj" in one.name)
+        stem = name.partition(".self_attn.")[0]
+        full = f"{stem}.self_attn.kv_b_proj.weight"
+        if is_packed(part.module, part.key):
+            columns = columns_of(part.module, _inputs(part.module), both.dtype)
+            kept = torch.cat([one for _, one in columns], 1)
+        else:
+            kept = part.held()
+        if not torch.equal(both.to(kept.dtype), kept):
+            own, other = (fingerprint(one.contiguous(), part.start) for one in (both, kept))
+            _count(held, full, add(own, -other))
 
 
 def _experts(model: Any) -> Iterator[tuple[str, int | None]]:

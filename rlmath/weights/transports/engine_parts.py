@@ -15,6 +15,9 @@ from torch import Tensor
 # How an engine begins to say that tensors did not come; a worker process passes text alone.
 UNSENT = "the weight update left"
 
+# Parameters that vLLM makes of a matrix of latent attention; nobody sends them.
+PRODUCTS = ("W_UK_T", "W_UV")
+
 
 @dataclass(frozen=True)
 class Part:
@@ -73,6 +76,7 @@ def parts_of(model: Any) -> Iterator[Part]:
 
 def _of_module(name: str, module: Any) -> Iterator[Part]:
     from vllm.model_executor.layers.linear import (
+        ColumnParallelLinear,
         MergedColumnParallelLinear,
         QKVParallelLinear,
         ReplicatedLinear,
@@ -91,6 +95,18 @@ def _of_module(name: str, module: Any) -> Iterator[Part]:
                 start = module.tp_rank * size
                 yield Part(f"{stem}.{which}_proj.{key}", module, key, row, 0, start, size)
                 row += size
+    elif last == "fused_qkv_a_proj":
+        # Of latent attention, whole on every worker.
+        row, replica = 0, _tensor_rank() > 0
+        for which, size in zip(
+            ("q_a_proj", "kv_a_proj_with_mqa"), module.output_sizes, strict=True
+        ):
+            name = f"{stem}.{which}.weight"
+            yield Part(name, module, "weight", row, 0, 0, size, replica)
+            row += size
+    elif isinstance(module, ColumnParallelLinear) and last in ("q_b_proj", "kv_b_proj"):
+        size = module.output_size_per_partition
+        yield Part(f"{name}.weight", module, "weight", 0, 0, module.tp_rank * size, size)
     elif isinstance(module, RowParallelLinear):
         size = module.input_size_per_partition
         yield Part(f"{name}.weight", module, "weight", 0, 1, module.tp_rank * size, size)

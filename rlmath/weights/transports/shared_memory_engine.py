@@ -24,7 +24,7 @@ from rlmath.errors import WeightsError
 from rlmath.weights.buckets import BucketTensor, TensorMeta, view_in_buffer
 from rlmath.weights.transports.adapter_engine import ReceivesAdapters
 from rlmath.weights.transports.cpu_load import CpuLoader
-from rlmath.weights.transports.engine_parts import UNSENT
+from rlmath.weights.transports.engine_parts import PRODUCTS, UNSENT
 from rlmath.weights.transports.segments import map_copy_on_write, map_writable, open_segment
 
 
@@ -121,7 +121,8 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
             missing = sorted(self._straight.missing)
         else:
             finalize_layerwise_reload(self.model, self.model_config)
-            missing = sorted(self._expected - self._loaded)
+            unsent = self._expected - self._loaded
+            missing = sorted(name for name in unsent if not name.endswith(PRODUCTS))
         if missing:
             raise WeightsError(
                 f"{UNSENT} {len(missing)} tensors as they were, which the actor did not send: "

@@ -124,7 +124,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "another family": (
         lambda f: config(f, architectures=["GptOssForCausalLM"]),
-        "GptOssForCausalLM is not supported: the actor has no attention sinks",
+        "GptOssForCausalLM is not supported: of Megatron's attentions",
     ),
 }
 

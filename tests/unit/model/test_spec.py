@@ -15,7 +15,7 @@ import pytest
 import rlmath
 from rlmath.errors import ModelError
 from rlmath.model.families import REFUSED, QkNorm
-from rlmath.model.spec import Rope, model_spec, padded_vocab_size, read_model_spec
+from rlmath.model.spec import Latent, Rope, model_spec, padded_vocab_size, read_model_spec
 from rlmath.model.tiny import make_tiny_model
 from rlmath.weights.pieces import file_shapes, hf_shapes, misfits
 
@@ -276,6 +276,75 @@ def test_glm_45_air_has_what_its_config_says() -> None:
     ):
         with pytest.raises(ModelError, match=words):
             model_spec(GLM_45_AIR | change)
+
+
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+
+
+def test_deepseek_v3_has_what_its_config_says() -> None:
+    spec = model_spec(DEEPSEEK_V3)
+    assert spec.latent == Latent(1536, 512, content_dim=128, rotary_dim=64, value_dim=128)
+    assert (spec.head_dim, spec.kv_heads, spec.rotary_dim) == (192, 128, 64)
+    assert (spec.expert_groups, spec.groups_per_token, spec.dense_layers) == (8, 4, (0, 1, 2))
+    assert spec.max_positions == 163840
+    # 671.03 billion, without the layer for multi-token prediction.
+    assert spec.num_parameters == 671_026_419_200
+    shapes = file_shapes(spec)
+    assert shapes["model.layers.60.self_attn.kv_b_proj.weight"] == (128 * 256, 512)
+    assert misfits(spec, shapes | {"model.layers.61.eh_proj.weight": (7168, 14336)}) == []
+    for change, words in (
+        ({"q_lora_rank": None}, "Moonlight"),
+        ({"rope_interleave": False}, "rope_interleave is false"),
+        ({"rope_scaling": None}, "type default; supported: yarn"),
+        ({"topk_method": None}, "topk_method is None, and has to be 'noaux_tc'"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ({"topk_group": 2}, "num_experts_per_tok twice topk_group"),
+        ({"n_group": 7}, "share the experts evenly"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "train from unquantized weights"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            model_spec(DEEPSEEK_V3 | change)
 
 
 def test_phi_files_have_fused_matrices() -> None:

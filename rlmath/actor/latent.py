@@ -1,0 +1,71 @@
+"""Multi-head latent attention (MLA) in Megatron's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlmath.model.spec import ModelSpec
+
+# Of yarn, in Megatron's words and in those of config.json, with what transformers takes for it.
+_YARN = {
+    "rotary_scaling_factor": ("factor", None),
+    "original_max_position_embeddings": ("original_max_position_embeddings", None),
+    "beta_fast": ("beta_fast", 32.0),
+    "beta_slow": ("beta_slow", 1.0),
+    "mscale": ("mscale", 1.0),
+    "mscale_all_dim": ("mscale_all_dim", 0.0),
+}
+
+
+def config_class(spec: ModelSpec) -> Any:
+    """Megatron's configuration of such a model, or of another."""
+    from megatron.core.transformer import transformer_config as configs
+
+    return configs.TransformerConfig if spec.latent is None else configs.MLATransformerConfig
+
+
+def latent_settings(spec: ModelSpec) -> dict[str, Any]:
+    """Fields of ``MLATransformerConfig``; none for other attention.
+
+    Megatron's layers have their own rotary embeddings, and scale their scores by yarn's ``mscale``
+    themselves.
+    """
+    if spec.latent is None:
+        return {}
+    one, yarn = spec.latent, spec.rope.parameters
+    return {
+        "q_lora_rank": one.query_rank,
+        "kv_lora_rank": one.kv_rank,
+        "qk_head_dim": one.content_dim,
+        "qk_pos_emb_head_dim": one.rotary_dim,
+        "v_head_dim": one.value_dim,
+        "rope_type": "yarn",
+        "rotary_base": spec.rope.theta,
+        **{ours: yarn.get(theirs, default) for ours, (theirs, default) in _YARN.items()},
+    }
+
+
+def prepare_without_te() -> None:
+    """Let Megatron build such attention where Transformer Engine is not installed.
+
+    Megatron 0.16 takes it for installed because the names can be imported, of stand-ins.
+    """
+    from megatron.core.transformer import multi_latent_attention
+
+    if not isinstance(multi_latent_attention.TELinear, type):
+        multi_latent_attention.HAVE_TE = False
+
+
+def share_rotary_table(model: Any) -> None:
+    """Let all layers of a chunk use one rotary embedding, which keeps the angles of one length.
+
+    Args:
+        model: Megatron's ``GPTModel``.
+    """
+    from rlmath.actor.rotary import keep_one_rotary_table
+
+    layers = [layer.self_attention for layer in model.decoder.layers]
+    for attention in layers:
+        attention.rotary_pos_emb = layers[0].rotary_pos_emb
+    if layers:
+        keep_one_rotary_table(layers[0].rotary_pos_emb)

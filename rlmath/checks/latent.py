@@ -1,0 +1,34 @@
+"""What multi-head latent attention (DeepSeek-V3) has not been proven with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlmath.config.schema import Config, Device
+from rlmath.model.spec import ModelSpec
+
+# Width of what vLLM keeps of a token and layer, which its kernel on a CPU has alone.
+CPU_WIDTH = 576
+
+
+def latent_problems(
+    config: Config, model: ModelSpec, device: Device, command: str
+) -> Iterator[str]:
+    """Adapters, GPUs, and widths that CPU engines lack; nothing of other models."""
+    if model.latent is None:
+        return
+    what = "model.path: multi-head latent attention"
+    trains = command != "evaluate"
+    if trains and device is Device.cuda:
+        yield (
+            f"{what} trains on CPU alone (cluster.device=cpu): Transformer Engine's layers of it "
+            "have not been compared with vLLM and transformers"
+        )
+    if trains and config.actor.lora.rank:
+        yield f"{what} has no adapters; set actor.lora.rank=0"
+    width = model.latent.kv_rank + model.latent.rotary_dim
+    if command != "sft" and device is Device.cpu and width != CPU_WIDTH:
+        yield (
+            f"{what} with kv_lora_rank={model.latent.kv_rank} + qk_rope_head_dim="
+            f"{model.latent.rotary_dim} = {width}: vLLM's kernel on a CPU takes {CPU_WIDTH} alone"
+        )
