@@ -26,6 +26,7 @@ _FACTS = (
     ("model", "model.path"),
     ("training data", "data.train_paths"),
     ("held-out data", "data.eval_paths"),
+    ("schedule", "rollout.schedule"),
     ("advantage", "algorithm.advantage"),
     ("loss", "algorithm.loss"),
     ("problems per step", "algorithm.prompts_per_step"),
