@@ -8,8 +8,10 @@ own.
 
 The simulation is given these lengths and what the run of ``synchronous`` measured: the engine's
 decode steps (least squares over sequences that run, tokens held and tokens read), the ranks'
-seconds per token, and the rest of a step. Of the other runs it knows nothing. Errors are of tokens
-per second.
+seconds per token, and the rest of a step. Of the other runs it knows one thing: which share of
+their cores' time engine and rank lost while they worked, to the driver and to whatever else runs on
+the machine; a run in which one of the two always waits leaves an idle core for that. Errors are of
+tokens per second.
 
 The runs take turns, ``--rounds`` times. Tokens per second are those of the median run over all its
 counted steps, other figures medians over steps. Prints one JSON line; takes about two minutes per
@@ -63,10 +65,15 @@ def odd(completions, completion_ids, **_):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A schedule, and settings beside it; engine and rank have what is theirs in each."""
+    """A schedule, and settings beside it; engine and rank have what is theirs in each.
+
+    Attributes:
+        is_simulated: The simulation knows what the settings do.
+    """
 
     choice: Choice
     settings: tuple[str, ...] = ()
+    is_simulated: bool = True
 
     @property
     def warm_up(self) -> int:
@@ -80,7 +87,7 @@ def cases(lengths: Lengths) -> dict[str, Case]:
     continuous = Choice(RolloutSchedule.continuous, max_lag=MAX_LAG)
     return {
         "synchronous": Case(Choice()),
-        "overlap_log_probs": Case(Choice(), ("algorithm.overlap_log_probs=2",)),
+        "overlap_log_probs": Case(Choice(), ("algorithm.overlap_log_probs=2",), is_simulated=False),
         "carry_over": Case(Choice.carry_over(lengths.quantile(0.85), MAX_LAG)),
         "pipelined": Case(Choice(RolloutSchedule.pipelined, max_lag=1)),
         "continuous": Case(continuous),
@@ -131,9 +138,15 @@ def compare(folder: Path, steps: int, rounds: int, without: Sequence[str]) -> di
     }
     base = tokens_per_s(measured["synchronous"])
     for name, case in chosen.items():
-        outcome = simulate(config_of(folder, case), setup, case.choice, steps=steps)
-        result[name] = figures(measured[name], outcome, base)
+        lost = lost_share(measured[name], measured["synchronous"])
+        times = dataclasses.replace(setup.times, contended_share=lost)
+        told = dataclasses.replace(setup, times=times)
+        outcome = simulate(config_of(folder, case), told, case.choice, steps=steps)
+        result[name] = figures(measured[name], outcome, base) | {"lost_share": round(lost, 3)}
         result[name]["settings"] += case.settings
+        if not case.is_simulated:
+            said = ("simulated_", "error")
+            result[name] = {k: v for k, v in result[name].items() if not k.startswith(said)}
     return result
 
 
@@ -146,11 +159,15 @@ class Run:
         decoding: ``[vLLM steps, 4]`` of the whole run: seconds, sequences, tokens held, and tokens
             read of prompts and what was begun.
         engine_busy_share: Of the time of the counted steps.
+        cpu_s: Of engine and rank in them.
+        busy_s: In which they worked, the sum of both.
     """
 
     lines: list[dict[str, float]]
     decoding: NDArray[np.float64]
     engine_busy_share: float
+    cpu_s: float
+    busy_s: float
 
 
 def train(folder: Path, run_dir: Path, case: Case, steps: int) -> Run:
@@ -164,7 +181,8 @@ def train(folder: Path, run_dir: Path, case: Case, steps: int) -> Run:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     # Seconds since 1970 at which each vLLM step began and ended, and what it had to do.
     rows = np.loadtxt(run_dir / "engine_steps.txt", ndmin=2)
-    ends = np.loadtxt(run_dir / "step_ends.txt", ndmin=2)[:, 0]
+    at_ends = np.loadtxt(run_dir / "step_ends.txt", ndmin=2)
+    ends = at_ends[:, 0]
     began, ended = rows[:, 0], rows[:, 1]
     # What is done between two steps belongs to the second one; without work there is no step.
     from_s = np.where(rows[:, 5] > 0, np.concatenate([began[:1], ended[:-1]]), began)
@@ -172,7 +190,11 @@ def train(folder: Path, run_dir: Path, case: Case, steps: int) -> Run:
     within = (began > began_s) & (ended < ended_s)
     busy_s = float((ended - from_s)[within].sum())
     decoding = np.column_stack([ended - from_s, rows[:, 2:5]])[within]
-    return Run(lines[case.warm_up : last], decoding, busy_s / float(ended_s - began_s))
+    cpu_s = (at_ends[last - 1] - at_ends[case.warm_up - 1])[1:3].sum()
+    counted = lines[case.warm_up : last]
+    trained_s = sum(line["timing/log_probs"] + line["timing/update"] for line in counted)
+    engine_busy_share = busy_s / float(ended_s - began_s)
+    return Run(counted, decoding, engine_busy_share, float(cpu_s), busy_s + trained_s)
 
 
 def settings(folder: Path, run_dir: Path, case: Case, steps: int) -> list[str]:
@@ -233,12 +255,20 @@ def setup_of(runs: Sequence[Run], lengths: Lengths) -> Setup:
         sequence_s=sequence_s,
         token_s=token_s,
         prefill_token_s=prefill_token_s,
-        train_token_s=statistics.median(
-            one / count for one, count in zip(trained_s, tokens, strict=True)
-        ),
-        fixed_s=statistics.median(fixed_s),
+        train_token_s=sum(trained_s) / sum(tokens),
+        fixed_s=statistics.fmean(fixed_s),
     )
     return Setup(1, 256, round(prompt_tokens), lengths, times)
+
+
+def lost_share(runs: Sequence[Run], synchronous: Sequence[Run]) -> float:
+    """Of the time in which engine and rank worked, what they lost by CPU seconds, against runs in
+    which they take turns."""
+
+    def got(some: Sequence[Run]) -> float:
+        return sum(run.cpu_s for run in some) / sum(run.busy_s for run in some)
+
+    return max(0.0, 1 - got(runs) / got(synchronous))
 
 
 def non_negative_fit(inputs: NDArray[np.float64], wanted: NDArray[np.float64]) -> list[float]:

@@ -190,7 +190,9 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
         began_s, generate_s, idle_share = pool.now_s, 0.0, 0.0
         if isinstance(sampler, ContinuousSampler):
             sampled = sample_openly(sampler, step, pool, collector, train_s, lost)
-            trained_s, trained_at_s = train_s(sampled), pool.now_s
+            trained_at_s = pool.now_s
+            # Engines have work for nearly as long as the actor.
+            worked_s = train_s(sampled) / (1 - lost)
             generate_s = trained_at_s - began_s
             assert pool.generation is not None
             idle_share = pool.generation.idle_share()
@@ -198,14 +200,17 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
             if sampler.round is None:
                 generate_s, idle_share = _generate(sampler, step, pool, collector)
             sampled = sampler.take(step)
-            trained_s = train_s(sampled)
-            trained_at_s = pool.now_s + trained_s
+            worked_s = train_s(sampled)
+            trained_at_s = pool.now_s + worked_s
         if choice.schedule is RolloutSchedule.pipelined:
-            trained_at_s = pool.now_s + trained_s / (1 - lost)
+            taken_at_s = pool.now_s
+            trained_at_s = taken_at_s + worked_s / (1 - lost)
             pool.work_beside(lost, until_s=trained_at_s)
             generate_s, idle_share = _generate(sampler, step + 1, pool, collector, ahead=True)
             # What is left to the actor it has for itself.
-            trained_at_s = pool.now_s + (trained_at_s - pool.now_s) * (1 - lost)
+            if trained_at_s > pool.now_s:
+                trained_at_s = pool.now_s + (trained_at_s - pool.now_s) * (1 - lost)
+            worked_s = trained_at_s - taken_at_s
             pool.work_beside(0.0)
         pool.take_weights(step, max(0.0, trained_at_s - pool.now_s) + times.fixed_s)
         step_s = pool.now_s - began_s
@@ -214,7 +219,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
                 "step_s": step_s,
                 "generate_s": generate_s,
                 "idle_share": idle_share,
-                "actor_idle_share": max(0.0, 1 - (trained_s + times.fixed_s) / step_s),
+                "actor_idle_share": max(0.0, 1 - (worked_s + times.fixed_s) / step_s),
                 "responses": _response_tokens(sampled),
                 "lag_mean": sampled.metrics.get("rollout/lag_mean", 0.0),
                 "lag_p99": sampled.metrics.get("rollout/lag_p99", 0.0),
