@@ -31,6 +31,13 @@ def _edges() -> Tensor:
     return torch.cat([-_magnitudes().flip(0), _magnitudes()])
 
 
+@cache
+def _largest_in_bins() -> Tensor:
+    """The largest ``|d|`` that each bin may hold; what is not a number is in the last one."""
+    above, end = _magnitudes()[1:], torch.tensor([torch.inf], dtype=torch.float64)
+    return torch.cat([end, above.flip(0), _magnitudes()[:1], above, end])
+
+
 @dataclass(frozen=True)
 class Mismatch:
     """Totals over tokens that take part.
@@ -86,6 +93,19 @@ class Mismatch:
         if at == _magnitudes().numel():
             return 1.0
         return math.exp(float(_edges()[min(at, _edges().numel() - 1)]))
+
+    def beyond(self, limit: float) -> tuple[int, float]:
+        """Tokens whose ``|d|`` is above a limit, and the mean of ``exp(|d|)`` over the others, both
+        rounded up by at most 5 % of ``d``.
+
+        Args:
+            limit: In nats.
+        """
+        largest = _largest_in_bins()
+        near = largest <= limit
+        count = int(self.histogram[near].sum())
+        total = float((self.histogram[near] * largest[near].exp()).sum())
+        return self.tokens - count, total / count if count else 1.0
 
     def metrics(self) -> dict[str, float]:
         """Numbers to log; those of no tokens are those of perfect agreement.

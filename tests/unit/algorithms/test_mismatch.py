@@ -57,6 +57,19 @@ def test_quantiles_are_right_to_five_percent_of_the_difference(scale, share):
     assert got == pytest.approx(want, rel=0.05, abs=2e-8)
 
 
+@pytest.mark.parametrize("limit", [1e-7, 1e-3, 0.05, 0.7, 200.0])
+def test_what_is_beyond_a_limit_and_the_mean_of_the_others(limit):
+    d = 0.1 * torch.randn(5001, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    d[:3] = torch.tensor([0.0, -90.0, math.nan])
+    tokens, mean = measure(d, torch.zeros_like(d)).beyond(limit)
+    size = d.abs().nan_to_num(nan=math.inf)
+    # Rounded up by 5 % at most: what is near the limit may be taken for beyond it.
+    assert int((size > limit).sum()) <= tokens <= int((size > limit / 1.05).sum())
+    near = size[size.sort().indices[: 5001 - tokens]]
+    want = float(near.exp().mean()) if len(near) else 1.0
+    assert want <= mean <= 1 + (1.05 * near).expm1().mean().nan_to_num(0.0) + 2e-8
+
+
 @given(st.integers(0, 40), st.integers(0, 99))
 def test_measurements_of_parts_add_up(cut, seed):
     d = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -32,6 +32,16 @@ from rlmath.types import TrainingBatch
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]
 
 
+@pytest.fixture(autouse=True)
+def experts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of the model; the last one counts."""
+    found = [0]
+    monkeypatch.setattr(
+        gate, "read_model_spec", lambda _: SimpleNamespace(experts=found[-1], layers=2)
+    )
+    return found
+
+
 def batch_of(differences: list[list[float]], versions: list[int]) -> TrainingBatch:
     """Sequences whose actor's log-probs are -1 and whose engine's are lower by ``differences``."""
     lengths = torch.tensor([len(row) for row in differences])
@@ -266,6 +276,30 @@ def test_float32_has_least_limits() -> None:
         check(session, batch_of([[1.1e-5] * 4], versions=[4]))
     with pytest.raises(AlignmentError, match=r"limit 0\.001\)"):
         check(session, batch_of([[1.1e-3] + [0.0] * 999], versions=[4]))
+
+
+def test_a_few_tokens_of_an_moe_may_take_other_experts(experts: list[int]) -> None:
+    """Where two are nearly equal a rounding decides; with other weights all tokens differ."""
+    session = session_of("model.dtype=float32")
+    rest = [[1e-6] * 499 for _ in range(4)]
+    one = batch_of([[0.34, *rest[0]], *rest[1:]], versions=[4] * 4)
+    with pytest.raises(AlignmentError, match=r"limit 0\.001\)"):
+        check(session, one)
+    experts.append(8)
+    assert check(session, one)["alignment/rerouted_tokens"] == 1
+    assert "alignment/rerouted_tokens" not in check(session, batch_of(rest, [4] * 4), step=2)
+    # Too many; the others beyond the limits too; not a number; other weights.
+    many = batch_of([[0.34] * 3 + rest[0], [0.2] * 2 + rest[1], *rest[2:]], versions=[4] * 4)
+    with pytest.raises(AlignmentError):
+        check(session, many, step=50)
+    others = batch_of([[0.34, *rest[0]], [2e-5] * 2000], versions=[4] * 2)
+    with pytest.raises(AlignmentError):
+        check(session, others, step=100)
+    with pytest.raises(AlignmentError):
+        check(session, batch_of([[math.nan, *rest[0]], *rest[1:]], [4] * 4), step=150)
+    session.actor.fingerprints = {"a": 1, "b": 3}
+    with pytest.raises(AlignmentError, match="b differs"):
+        check(session, one, step=200)
 
 
 def test_not_a_number_is_outside_any_limit() -> None:
