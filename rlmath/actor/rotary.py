@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from rlmath.model.spec import ModelSpec, Rope
+from rlmath.model.rope import Rope
+from rlmath.model.spec import ModelSpec
 
 
 def rope_inverse_frequencies(

@@ -1,4 +1,5 @@
-"""What a model is: sizes and family, from config.json. Nothing else reads that file.
+"""What a model is: sizes and family, from config.json. Nothing else reads that file; of its rotary
+embeddings :mod:`rlmath.model.rope` makes sense.
 
 Needs neither torch nor transformers.
 """
@@ -8,45 +9,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlmath.errors import ModelError
+from rlmath.model.config_fields import FULL, WINDOWED, Fields
 from rlmath.model.families import Entry, Family, QkNorm, When, family_of
 from rlmath.model.folder import TINY
+from rlmath.model.rope import Rope, read_partial_rotary, read_positions, read_ropes
 
 # What config.json may say of the weights' type.
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 CONFIG_FILE = "config.json"
-PARTIAL_ROTARY = "partial_rotary_factor"
-ORIGINAL_POSITIONS = "original_max_position_embeddings"
 ADAPTER_FILE = "adapter_config.json"
-# Entries of layer_types, and keys of rope_parameters where the two differ.
-FULL, WINDOWED = "full_attention", "sliding_attention"
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding.
-
-    Attributes:
-        theta: Base of the frequencies.
-        kind: One of the family's ``ropes``, such as ``default`` or ``llama3``.
-        parameters: The other fields of the scaling, such as ``factor``; empty for ``default``.
-    """
-
-    theta: float
-    kind: str
-    # A mapping has no hash; specs that differ in it alone are told apart by comparison.
-    parameters: Mapping[str, float] = field(hash=False)
-
-    @property
-    def reach(self) -> int | None:
-        """Tokens that yarn stretches the positions to; ``None``: another kind."""
-        if self.kind != "yarn":
-            return None
-        return int(self.parameters["factor"] * self.parameters[ORIGINAL_POSITIONS])
 
 
 @dataclass(frozen=True)
@@ -320,9 +296,9 @@ def model_spec(config: Mapping[str, Any], source: str = CONFIG_FILE) -> ModelSpe
 
 
 def _spec(config: Mapping[str, Any]) -> ModelSpec:
-    fields = _Fields(config)
-    family = family_of(fields.architecture())
-    fields = _Fields({**family.defaults, **config})
+    fields = Fields(config)
+    family = family_of(_architecture(fields))
+    fields = Fields({**family.defaults, **config})
     _refuse_unsupported(fields, family)
     heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers = fields.whole("num_hidden_layers")
@@ -339,10 +315,10 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
             "num_experts_per_tok is 1 with norm_topk_prob: the weight of the one chosen expert is "
             "always 1, so its router cannot learn; models of this kind are not supported"
         )
-    rope, window_rope = _ropes(fields, family)
+    rope, window_rope = read_ropes(fields, family)
     has_window = family.sliding_window and fields.given.get("sliding_window") is not None
     return ModelSpec(
-        architecture=fields.architecture(),
+        architecture=_architecture(fields),
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -356,8 +332,8 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         tied=fields.flag("tie_word_embeddings"),
         norm_eps=fields.number("rms_norm_eps"),
         rope=rope,
-        max_positions=_positions(fields, rope),
-        partial_rotary=_partial_rotary(fields, family),
+        max_positions=read_positions(fields, rope),
+        partial_rotary=read_partial_rotary(fields, family),
         sliding_window=fields.whole("sliding_window") if has_window else None,
         full_layers=_full_layers(fields, family, layers) if has_window else (),
         window_rope=window_rope if has_window else None,
@@ -375,46 +351,15 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-@dataclass(frozen=True)
-class _Fields:
-    """Typed access to the fields of a config.json."""
-
-    given: Mapping[str, Any]
-
-    def architecture(self) -> str:
-        names = self.given.get("architectures")
-        if not isinstance(names, list | tuple) or not names:
-            raise ModelError("no field architectures, which names the class of the model")
-        return str(names[0])
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        """A positive whole number."""
-        value = self._value(key, default)
-        if not isinstance(value, int) or value < 1:
-            raise ModelError(f"{key} is {value!r}, and has to be a whole number of at least 1")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._value(key, default)
-        if not isinstance(value, int | float):
-            raise ModelError(f"{key} is {value!r}, and has to be a number")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        return bool(self.given.get(key, False))
-
-    def _value(self, key: str, default: float | None) -> Any:
-        value = self.given.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelError(
-                f"no field {key}; take the config.json that was published with the model"
-            )
-        return value
+def _architecture(fields: Fields) -> str:
+    """The class of the model."""
+    names = fields.given.get("architectures")
+    if not isinstance(names, list | tuple) or not names:
+        raise ModelError("no field architectures, which names the class of the model")
+    return str(names[0])
 
 
-def _refuse_unsupported(fields: _Fields, family: Family) -> None:
+def _refuse_unsupported(fields: Fields, family: Family) -> None:
     """Features that would load without complaint and then compute something else."""
     given = fields.given
     if given.get("hidden_act", "silu") != "silu":
@@ -438,7 +383,7 @@ def _refuse_unsupported(fields: _Fields, family: Family) -> None:
         raise ModelError(f"dtype is {dtype!r} and none of {', '.join(WEIGHT_DTYPES)}")
 
 
-def _full_layers(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
+def _full_layers(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
     """Layers without a window: none, or those that config.json lists, or every N-th."""
     every, types = family.full_every, fields.given.get("layer_types")
     if not every:
@@ -455,94 +400,7 @@ def _full_layers(fields: _Fields, family: Family, layers: int) -> tuple[int, ...
     return tuple(n for n, kind in enumerate(types) if kind == FULL)
 
 
-def _ropes(fields: _Fields, family: Family) -> tuple[Rope, Rope | None]:
-    """Of layers without a window and of those with one; ``None``: the same."""
-    if not family.full_every:
-        return _rope(fields, family), None
-    given, theta = fields.given, family.defaults["rope_theta"]
-    by_kind = given.get("rope_parameters")
-    if by_kind is None:
-        if given["rope_theta"] != theta:
-            # transformers takes it for the layers without a window alone.
-            raise ModelError(
-                f"rope_theta is {given['rope_theta']} without rope_parameters, which say it of "
-                f"{FULL} and of {WINDOWED}; save the folder with transformers 5 or newer"
-            )
-        without = {key: value for key, value in given.items() if key != "rope_scaling"}
-        return _rope(fields, family), _rope(_Fields(without), family)
-    if not isinstance(by_kind, Mapping) or not set(by_kind) <= {FULL, WINDOWED}:
-        raise ModelError(
-            f"rope_parameters is {by_kind!r}, and has to have an object for {FULL} and one for "
-            f"{WINDOWED}"
-        )
-    full, windowed = (
-        _rope(_Fields({**given, "rope_parameters": {"rope_theta": theta, **(of or {})}}), family)
-        for of in (by_kind.get(FULL), by_kind.get(WINDOWED))
-    )
-    return full, windowed
-
-
-def _rope(fields: _Fields, family: Family) -> Rope:
-    """transformers 5 keeps one dict; before it there were a number and an optional dict."""
-    key = "rope_parameters" if fields.given.get("rope_parameters") else "rope_scaling"
-    scaling = fields.given.get(key) or {}
-    if not isinstance(scaling, Mapping):
-        raise ModelError(f"{key} is {scaling!r}, and has to be an object")
-    scaling = dict(scaling)
-    theta = scaling.pop("rope_theta", None) or fields.given.get("rope_theta", 10000.0)
-    kind = str(scaling.pop("rope_type", None) or scaling.get("type") or "default")
-    scaling.pop("type", None)
-    scaling.pop(PARTIAL_ROTARY, None)
-    if kind not in family.ropes:
-        raise ModelError(
-            f"{key} asks for a rotary embedding of type {kind}; supported: "
-            f"{', '.join(family.ropes)}"
-        )
-    if kind in ("linear", "yarn"):
-        _positive(scaling, "factor", key)
-    if kind in ("llama3", "yarn"):
-        # As transformers: its own field counts first, and without any it is the longest.
-        original = fields.given.get("original_max_position_embeddings")
-        scaling.setdefault(ORIGINAL_POSITIONS, fields.whole("max_position_embeddings"))
-        if original is not None:
-            scaling[ORIGINAL_POSITIONS] = original
-        _positive(scaling, ORIGINAL_POSITIONS, key)
-    return Rope(float(theta), kind, {} if kind == "default" else scaling)
-
-
-def _partial_rotary(fields: _Fields, family: Family) -> float:
-    """transformers 5 keeps it with the rotary embedding's parameters."""
-    parameters = fields.given.get("rope_parameters")
-    given = parameters.get(PARTIAL_ROTARY) if isinstance(parameters, Mapping) else None
-    if given is None:
-        given = fields.given.get(PARTIAL_ROTARY)
-    if given is None:
-        return family.partial_rotary or 1.0
-    if not isinstance(given, int | float) or not 0 < given <= 1:
-        raise ModelError(f"{PARTIAL_ROTARY} is {given!r}, and has to be above 0 and at most 1")
-    if family.partial_rotary is None and given != 1:
-        raise ModelError(
-            f"{PARTIAL_ROTARY} is {given}; {', '.join(family.architectures)} is supported with "
-            "whole heads rotated"
-        )
-    return float(given)
-
-
-def _positive(scaling: Mapping[str, Any], name: str, key: str) -> None:
-    value = scaling.get(name)
-    if not isinstance(value, int | float) or not value > 0:
-        raise ModelError(f"{key} has {name} {value!r}, which has to be a number above 0")
-
-
-def _positions(fields: _Fields, rope: Rope) -> int:
-    """Longest sequence in tokens, as vLLM counts it."""
-    most = fields.whole("max_position_embeddings")
-    if rope.kind == "linear":
-        return int(most * rope.parameters["factor"])
-    return most if rope.reach is None else min(most, rope.reach)
-
-
-def _refuse_other_routers(fields: _Fields, family: Family) -> None:
+def _refuse_other_routers(fields: Fields, family: Family) -> None:
     """Megatron's sigmoid router normalizes the chosen weights, and scores a group of experts by as
     many of them as a token has of each of its groups."""
     if not fields.flag("norm_topk_prob"):
@@ -574,7 +432,7 @@ def _refuse_other_routers(fields: _Fields, family: Family) -> None:
         )
 
 
-def _latent(fields: _Fields) -> Latent:
+def _latent(fields: Fields) -> Latent:
     """Widths of multi-head latent attention."""
     if fields.given.get("q_lora_rank") is None:
         raise ModelError(
@@ -592,14 +450,14 @@ def _latent(fields: _Fields) -> Latent:
     )
 
 
-def _shared_ffn(fields: _Fields) -> int:
+def _shared_ffn(fields: Fields) -> int:
     """Width of the shared experts; 0: there are none."""
     if not fields.given.get("n_shared_experts"):
         return 0
     return fields.whole("n_shared_experts") * fields.whole("moe_intermediate_size")
 
 
-def _dense_layers(fields: _Fields, layers: int) -> tuple[int, ...]:
+def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
     """GLM's rule: the first ones have no experts. Qwen's: every ``decoder_sparse_step``-th layer is
     an MoE unless listed otherwise."""
     first = fields.given.get("first_k_dense_replace")

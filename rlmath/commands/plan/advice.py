@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from rlmath.commands.plan.gpus import GPUS
-from rlmath.commands.plan.layouts import Plan, Wish, with_least_offload
+from rlmath.commands.plan.layouts import Plan, with_least_offload
+from rlmath.commands.plan.wish import Wish
 from rlmath.errors import UserError
 
 # How many times the nodes are tried.

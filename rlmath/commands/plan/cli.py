@@ -16,10 +16,11 @@ from rlmath.commands.plan.advice import plans_or_advice
 from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive, share
 from rlmath.commands.plan.experiment import train_command, write_experiment
 from rlmath.commands.plan.gpus import GPUS, Efficiency, gpu_named
-from rlmath.commands.plan.layouts import Wish, checked, overrides
 from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
+from rlmath.commands.plan.plan_settings import checked, overrides
 from rlmath.commands.plan.report import as_json, as_text
 from rlmath.commands.plan.time import Work
+from rlmath.commands.plan.wish import Wish
 from rlmath.config.actor import RoutingReplay
 from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rlmath.commands.plan.layouts import Wish
+from rlmath.commands.plan.wish import Wish
 from rlmath.config.command_line import NO_PATH, Given
 from rlmath.config.groups import CONF_DIR
 from rlmath.errors import UserError

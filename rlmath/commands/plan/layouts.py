@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rlmath.checks import layout as check_layout
-from rlmath.checks.lora import lora_model
 from rlmath.commands.plan.colocated import (
     beside_sleeping_engine,
     engine_fixed_terms,
@@ -16,7 +14,6 @@ from rlmath.commands.plan.colocated import (
     with_awake_engine,
 )
 from rlmath.commands.plan.engine_adapters import asleep_bytes
-from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.memory import (
     GIB,
     MIB,
@@ -32,19 +29,14 @@ from rlmath.commands.plan.memory import (
 )
 from rlmath.commands.plan.time import (
     Decoding,
-    Work,
     actor_time_s,
     decoding,
     offload_time_s,
     weight_sync_time_s,
 )
+from rlmath.commands.plan.wish import Wish
 from rlmath.config.actor import Offload
-from rlmath.config.arithmetic import RunLayout, resolve_layout
-from rlmath.config.load import load
-from rlmath.config.schema import Config, Device, WeightsConfig
-from rlmath.config.settings import out_of_range
-from rlmath.errors import ConfigError, UserError
-from rlmath.model.lora import Lora
+from rlmath.errors import UserError
 from rlmath.model.parallel import Layout, even_stages
 from rlmath.model.spec import ModelSpec
 
@@ -56,84 +48,6 @@ OFFLOADS = tuple(one.value for one in Offload)
 EQUAL_SHARE = 0.03
 # Of a micro-batch, beyond which more tokens make nothing faster.
 BUSY_TOKENS = 16384
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What is asked for.
-
-    Attributes:
-        path: Of the model, for the overrides.
-        spec: Of the model.
-        gpu: The card; its memory is ``gpu.memory_gib``.
-        gpus: How many.
-        gpus_per_node: Of one node.
-        work: A step.
-        max_tokens: Token budget of a micro-batch; ``None``: the longest sequence, or as many of
-            them as fit beside each other and are faster.
-        max_running: Sequences that an engine runs at once.
-        bucket_mib: Of a weight update.
-        efficiency: Assumptions about time.
-        tp: Tensor-parallel ranks of the actor; ``None``: any. So for the next ones.
-        pp: Pipeline stages.
-        cp: Context-parallel ranks.
-        ep: Expert-parallel ranks.
-        engine_tp: Tensor-parallel ranks of an engine.
-        recompute_layers: Recomputed layers of a stage; ``None``: as few as fit.
-        layers: ``transformer_engine`` or ``local``: ``actor.layers``.
-        reference: A KL term, which has a reference model.
-        value_model: GAE, which has a value model.
-        whole_logits: ``actor.logits=whole``.
-        lora: ``actor.lora``.
-        unmerged: ``actor.lora.rollout``: engines get the adapters alone.
-        quantized: ``rollout.quantization``: engines have the matrices of layers in FP8.
-        routing_replay: ``actor.routing_replay=old_log_probs``.
-        virtual_stages: ``actor.virtual_stages``; above 1 the actor has pipeline stages.
-        recompute_modules: Of every layer; with some no layers are.
-        overlap_gradients: ``actor.overlap_gradients``; layouts of one copy have none to add up.
-        offload: ``actor.offload``; ``None``: nothing is, unless :func:`with_least_offload`
-            chooses.
-        offload_in_backward: ``actor.offload_in_backward``, with an ``offload``.
-    """
-
-    path: str
-    spec: ModelSpec
-    gpu: Gpu
-    gpus: int
-    gpus_per_node: int
-    work: Work
-    max_tokens: int | None
-    max_running: int
-    bucket_mib: int = WeightsConfig.bucket_size_mib
-    efficiency: Efficiency = field(default_factory=Efficiency)
-    tp: int | None = None
-    pp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    engine_tp: int | None = None
-    recompute_layers: int | None = None
-    layers: str = "transformer_engine"
-    reference: bool = False
-    value_model: bool = False
-    whole_logits: bool = False
-    lora: Lora | None = None
-    unmerged: bool = False
-    quantized: bool = False
-    routing_replay: bool = False
-    virtual_stages: int = 1
-    recompute_modules: tuple[str, ...] = ()
-    overlap_gradients: bool = False
-    offload: str | None = None
-    offload_in_backward: bool = False
-
-    @property
-    def nodes(self) -> int:
-        return -(-self.gpus // self.gpus_per_node)
-
-    @property
-    def longest_microbatch(self) -> int:
-        """The budget, or one sequence that is longer than it."""
-        return max(self.max_tokens or 0, self.work.longest_tokens)
 
 
 @dataclass(frozen=True)
@@ -169,103 +83,6 @@ class Plan:
     @property
     def peak(self) -> Phase:
         return max(self.phases, key=lambda phase: phase.num_bytes)
-
-
-def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> list[str]:
-    """The settings of a plan, as ``rlmath train`` takes them."""
-    layout = actor.layout
-    tp, pp, cp, ep = (
-        layout.tensor_parallel,
-        layout.pipeline_parallel,
-        layout.context_parallel,
-        layout.expert_parallel,
-    )
-    work = wish.work
-    return [
-        f"model.path={wish.path}",
-        "model.dtype=bfloat16",
-        "cluster.device=cuda",
-        f"cluster.nodes={wish.nodes}",
-        f"cluster.gpus_per_node={min(wish.gpus, wish.gpus_per_node)}",
-        "cluster.placement=colocated",
-        *(["cluster.ray_address=auto"] if wish.nodes > 1 else []),
-        f"data.max_prompt_tokens={work.prompt_tokens}",
-        f"algorithm.prompts_per_step={work.prompts}",
-        f"algorithm.group_size={work.group_size}",
-        f"algorithm.minibatches_per_step={work.minibatches}",
-        f"actor.tensor_parallel={tp}",
-        f"actor.pipeline_parallel={pp}",
-        *([f"actor.virtual_stages={wish.virtual_stages}"] if wish.virtual_stages > 1 else []),
-        *([f"actor.context_parallel={cp}"] if cp > 1 else []),
-        *([f"actor.expert_parallel={ep}"] if ep > 1 else []),
-        f"actor.sequence_parallel={str(tp > 1).lower()}",
-        *_recompute_settings(actor),
-        *(["actor.overlap_gradients=true"] if actor.overlap_gradients else []),
-        f"actor.max_tokens_per_microbatch={wish.max_tokens or actor.max_tokens}",
-        f"rollout.tensor_parallel={engine_tp}",
-        f"rollout.max_response_tokens={work.response_tokens}",
-        f"rollout.max_running_sequences={wish.max_running}",
-        f"rollout.gpu_memory_utilization={share:g}",
-        f"weights.bucket_size_mib={wish.bucket_mib}",
-        *(["actor.layers=local"] if wish.layers == "local" else []),
-        *(["actor.logits=whole"] if wish.whole_logits else []),
-        *([f"actor.offload={wish.offload}"] if wish.offload not in (None, "none") else []),
-        *(["actor.offload_in_backward=true"] if wish.offload_in_backward else []),
-        *(["actor.routing_replay=old_log_probs"] if wish.routing_replay else []),
-        *(_lora_settings(wish.lora) if wish.lora else []),
-        *(["actor.lora.rollout=unmerged"] if wish.unmerged else []),
-        *(_QUANTIZED if wish.quantized else []),
-        *(["algorithm.kl_coef=0.001"] if wish.reference else []),
-        *(["algorithm.advantage=gae"] if wish.value_model else []),
-    ]
-
-
-# FP8 needs a correction.
-_QUANTIZED = ("rollout.quantization=fp8", "algorithm.correction.kind=token_truncate")
-
-
-def _recompute_settings(actor: ActorShape) -> list[str]:
-    if actor.recompute_modules:
-        return [
-            "actor.recompute=selective",
-            f"actor.recompute_modules=[{','.join(actor.recompute_modules)}]",
-        ]
-    layers = actor.recompute_layers
-    return [
-        f"actor.recompute={'full' if layers else 'none'}",
-        f"actor.recompute_num_layers={layers or 'null'}",
-    ]
-
-
-def _lora_settings(lora: Lora) -> list[str]:
-    layers = [] if lora.layers is None else [",".join(map(str, lora.layers))]
-    return [
-        f"actor.lora.rank={lora.rank}",
-        f"actor.lora.alpha={lora.alpha:g}",
-        f"actor.lora.targets=[{','.join(lora.targets)}]",
-        *(f"actor.lora.layers=[{numbers}]" for numbers in layers),
-    ]
-
-
-def checked(wish: Wish, settings: list[str]) -> tuple[Config, RunLayout]:
-    """Compose the settings and put them through the checks that need neither files nor GPUs.
-
-    Raises:
-        ConfigError: What ``rlmath train`` would say.
-    """
-    config = load([*settings, "runner.run_dir=runs/plan"])
-    problems = list(out_of_range(config))
-    if problems:
-        raise ConfigError.of(problems)
-    layout = resolve_layout(config, Device.cuda)
-    problems += check_layout.model_splits(config, wish.spec, "train")
-    problems += check_layout.lengths(config, wish.spec, "train")
-    problems += check_layout.batch_divides(config, layout, "train")
-    problems += check_layout.experts(config, wish.spec, layout)
-    problems += lora_model(config, wish.spec)
-    if problems:
-        raise ConfigError.of(problems)
-    return config, layout
 
 
 def with_least_offload(wish: Wish) -> tuple[Wish, list[Plan]]:

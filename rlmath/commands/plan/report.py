@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, Wish, most_tokens, overrides
+from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, most_tokens
 from rlmath.commands.plan.memory import ENGINE_STEP_TOKENS, GIB, usable_bytes
+from rlmath.commands.plan.plan_settings import overrides
+from rlmath.commands.plan.wish import Wish
 
 # A longer step than this is hardly meant.
 LONG_STEP_S = 3600.0

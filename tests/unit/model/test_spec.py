@@ -15,7 +15,8 @@ import pytest
 import rlmath
 from rlmath.errors import ModelError
 from rlmath.model.families import REFUSED, QkNorm
-from rlmath.model.spec import Latent, Rope, model_spec, padded_vocab_size, read_model_spec
+from rlmath.model.rope import Rope
+from rlmath.model.spec import Latent, model_spec, padded_vocab_size, read_model_spec
 from rlmath.model.tiny import make_tiny_model
 from rlmath.weights.pieces import file_shapes, hf_shapes, misfits
 

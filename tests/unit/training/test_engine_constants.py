@@ -12,7 +12,8 @@ import torch
 from rlmath.actor.rotary import rope_inverse_frequencies
 from rlmath.errors import WeightsError
 from rlmath.model.published import KNOWN
-from rlmath.model.spec import Rope, model_spec
+from rlmath.model.rope import Rope
+from rlmath.model.spec import model_spec
 from rlmath.training.engine_constants import (
     check_constants,
     check_prefix_cache,

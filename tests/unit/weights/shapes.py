@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlmath.model.spec import ModelSpec, Rope
+from rlmath.model.rope import Rope
+from rlmath.model.spec import ModelSpec
 from rlmath.weights.pieces import hf_shapes
 
 QWEN2 = ModelSpec(

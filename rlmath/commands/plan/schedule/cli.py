@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlmath.commands.plan import cli as layout_cli
 from rlmath.commands.plan.advice import plans_or_advice
-from rlmath.commands.plan.layouts import Plan, Wish, find_plans
+from rlmath.commands.plan.layouts import Plan, find_plans
 from rlmath.commands.plan.memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.schedule.lengths import (
     Lengths,
@@ -23,6 +23,7 @@ from rlmath.commands.plan.schedule.lengths import (
 )
 from rlmath.commands.plan.schedule.simulation import Choice, Outcome, Setup, Times, simulate
 from rlmath.commands.plan.time import ALL_REDUCES_PER_LAYER, forward_flops
+from rlmath.commands.plan.wish import Wish
 from rlmath.config.command_line import Given, count
 from rlmath.config.rollout import RolloutSchedule
 from rlmath.config.schema import Config

@@ -12,19 +12,14 @@ import pytest
 from rlmath.cli import main
 from rlmath.commands.plan import layouts
 from rlmath.commands.plan.gpus import GPUS, Efficiency
-from rlmath.commands.plan.layouts import (
-    Wish,
-    checked,
-    find_plans,
-    overrides,
-    with_least_offload,
-)
+from rlmath.commands.plan.layouts import find_plans, with_least_offload
 from rlmath.commands.plan.memory import ActorShape, usable_bytes
 from rlmath.commands.plan.models import (
     attention_matrices,
     feed_forward_matrices,
     parameters_of_rank,
 )
+from rlmath.commands.plan.plan_settings import checked, overrides
 from rlmath.commands.plan.time import (
     Work,
     actor_time_s,
@@ -32,7 +27,9 @@ from rlmath.commands.plan.time import (
     forward_flops,
     slowest_stage_share,
 )
+from rlmath.commands.plan.wish import Wish
 from rlmath.config.groups import options
+from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
@@ -100,7 +97,7 @@ def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
     assert "actor.logits=whole" not in overrides(asked, plan.actor, 1, 0.3)
     whole = dataclasses.replace(asked, whole_logits=True)
     assert "actor.logits=whole" in overrides(whole, plan.actor, 1, 0.3)
-    with pytest.raises(layouts.UserError) as refused:
+    with pytest.raises(UserError) as refused:
         find_plans(whole)
     text = str(refused.value)
     assert "actor TP 1 x PP 1 x DP 8, 28 of 28 layers recomputed: logits" in text
@@ -119,7 +116,7 @@ def test_fewer_layers_are_recomputed_where_there_is_more_memory() -> None:
 def test_context_ranks_make_long_sequences_fit() -> None:
     """7 B, one tensor rank, 49,152 tokens: too large for one GPU, not for four that share them."""
     alone = {"tp": 1, "pp": 1, "max_tokens": 49152}
-    with pytest.raises(layouts.UserError):
+    with pytest.raises(UserError):
         find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, cp=1, **alone))
     asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, cp=4, **alone)
     (plan,) = find_plans(asked)
@@ -161,13 +158,13 @@ def test_the_largest_microbatch_is_the_largest() -> None:
     fits = wish(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=most, **layers)
     assert find_plans(fits)[0].actor.max_tokens == most
     more = wish(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=most + 1024, **layers)
-    with pytest.raises(layouts.UserError, match="training"):
+    with pytest.raises(UserError, match="training"):
         find_plans(more)
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
     asked = wish("Qwen2.5-0.5B", 8, tp=1, pp=1, cp=1, work=Work(3, 4, 1, 100, 100, 50))
-    with pytest.raises(layouts.UserError, match=r"12 sequences / 1 minibatches / 8 copies = 1\.5"):
+    with pytest.raises(UserError, match=r"12 sequences / 1 minibatches / 8 copies = 1\.5"):
         find_plans(asked)
 
 
@@ -340,7 +337,7 @@ def test_7b_fits_a_node_and_32b_four_with_everything_on_the_gpus(name: str, gpus
 def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
     """32 B on one node: 68.7 GiB of state a GPU of 80, so that no engine wakes beside it."""
     asked = wish("Qwen2.5-32B", 8, work=COLOCATED, max_tokens=None, tp=4)
-    with pytest.raises(layouts.UserError, match=r"68\.7 state"):
+    with pytest.raises(UserError, match=r"68\.7 state"):
         with_least_offload(dataclasses.replace(asked, offload="none"))
     chosen, (best, *_) = with_least_offload(asked)
     assert chosen.offload == "optimizer"
@@ -410,7 +407,7 @@ def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     assert layout.pipeline_parallel > 1 and layout.virtual_stages == 2
     config, _ = checked(asked, overrides(asked, best.actor, best.engine_tp, best.engine_share))
     assert config.actor.virtual_stages == 2
-    with pytest.raises(layouts.UserError, match=r"actor\.virtual_stages=5"):
+    with pytest.raises(UserError, match=r"actor\.virtual_stages=5"):
         find_plans(dataclasses.replace(asked, virtual_stages=5))
     two = dataclasses.replace(COLOCATED, minibatches=2)
     asked = wish("Qwen3-30B-A3B", 32, work=two, max_tokens=None, routing_replay=True)

@@ -1,0 +1,111 @@
+"""The settings of ``rlmath train`` that a planned layout stands for, and their checks."""
+
+from __future__ import annotations
+
+from rlmath.checks import layout as check_layout
+from rlmath.checks.lora import lora_model
+from rlmath.commands.plan.memory import ActorShape
+from rlmath.commands.plan.wish import Wish
+from rlmath.config.arithmetic import RunLayout, resolve_layout
+from rlmath.config.load import load
+from rlmath.config.schema import Config, Device
+from rlmath.config.settings import out_of_range
+from rlmath.errors import ConfigError
+from rlmath.model.lora import Lora
+
+
+def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> list[str]:
+    """The settings of a plan, as ``rlmath train`` takes them."""
+    layout = actor.layout
+    tp, pp, cp, ep = (
+        layout.tensor_parallel,
+        layout.pipeline_parallel,
+        layout.context_parallel,
+        layout.expert_parallel,
+    )
+    work = wish.work
+    return [
+        f"model.path={wish.path}",
+        "model.dtype=bfloat16",
+        "cluster.device=cuda",
+        f"cluster.nodes={wish.nodes}",
+        f"cluster.gpus_per_node={min(wish.gpus, wish.gpus_per_node)}",
+        "cluster.placement=colocated",
+        *(["cluster.ray_address=auto"] if wish.nodes > 1 else []),
+        f"data.max_prompt_tokens={work.prompt_tokens}",
+        f"algorithm.prompts_per_step={work.prompts}",
+        f"algorithm.group_size={work.group_size}",
+        f"algorithm.minibatches_per_step={work.minibatches}",
+        f"actor.tensor_parallel={tp}",
+        f"actor.pipeline_parallel={pp}",
+        *([f"actor.virtual_stages={wish.virtual_stages}"] if wish.virtual_stages > 1 else []),
+        *([f"actor.context_parallel={cp}"] if cp > 1 else []),
+        *([f"actor.expert_parallel={ep}"] if ep > 1 else []),
+        f"actor.sequence_parallel={str(tp > 1).lower()}",
+        *_recompute_settings(actor),
+        *(["actor.overlap_gradients=true"] if actor.overlap_gradients else []),
+        f"actor.max_tokens_per_microbatch={wish.max_tokens or actor.max_tokens}",
+        f"rollout.tensor_parallel={engine_tp}",
+        f"rollout.max_response_tokens={work.response_tokens}",
+        f"rollout.max_running_sequences={wish.max_running}",
+        f"rollout.gpu_memory_utilization={share:g}",
+        f"weights.bucket_size_mib={wish.bucket_mib}",
+        *(["actor.layers=local"] if wish.layers == "local" else []),
+        *(["actor.logits=whole"] if wish.whole_logits else []),
+        *([f"actor.offload={wish.offload}"] if wish.offload not in (None, "none") else []),
+        *(["actor.offload_in_backward=true"] if wish.offload_in_backward else []),
+        *(["actor.routing_replay=old_log_probs"] if wish.routing_replay else []),
+        *(_lora_settings(wish.lora) if wish.lora else []),
+        *(["actor.lora.rollout=unmerged"] if wish.unmerged else []),
+        *(_QUANTIZED if wish.quantized else []),
+        *(["algorithm.kl_coef=0.001"] if wish.reference else []),
+        *(["algorithm.advantage=gae"] if wish.value_model else []),
+    ]
+
+
+# FP8 needs a correction.
+_QUANTIZED = ("rollout.quantization=fp8", "algorithm.correction.kind=token_truncate")
+
+
+def _recompute_settings(actor: ActorShape) -> list[str]:
+    if actor.recompute_modules:
+        return [
+            "actor.recompute=selective",
+            f"actor.recompute_modules=[{','.join(actor.recompute_modules)}]",
+        ]
+    layers = actor.recompute_layers
+    return [
+        f"actor.recompute={'full' if layers else 'none'}",
+        f"actor.recompute_num_layers={layers or 'null'}",
+    ]
+
+
+def _lora_settings(lora: Lora) -> list[str]:
+    layers = [] if lora.layers is None else [",".join(map(str, lora.layers))]
+    return [
+        f"actor.lora.rank={lora.rank}",
+        f"actor.lora.alpha={lora.alpha:g}",
+        f"actor.lora.targets=[{','.join(lora.targets)}]",
+        *(f"actor.lora.layers=[{numbers}]" for numbers in layers),
+    ]
+
+
+def checked(wish: Wish, settings: list[str]) -> tuple[Config, RunLayout]:
+    """Compose the settings and put them through the checks that need neither files nor GPUs.
+
+    Raises:
+        ConfigError: What ``rlmath train`` would say.
+    """
+    config = load([*settings, "runner.run_dir=runs/plan"])
+    problems = list(out_of_range(config))
+    if problems:
+        raise ConfigError.of(problems)
+    layout = resolve_layout(config, Device.cuda)
+    problems += check_layout.model_splits(config, wish.spec, "train")
+    problems += check_layout.lengths(config, wish.spec, "train")
+    problems += check_layout.batch_divides(config, layout, "train")
+    problems += check_layout.experts(config, wish.spec, layout)
+    problems += lora_model(config, wish.spec)
+    if problems:
+        raise ConfigError.of(problems)
+    return config, layout

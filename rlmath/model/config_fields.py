@@ -1,0 +1,51 @@
+"""Typed access to the fields of a config.json, for those who make a model's spec of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlmath.errors import ModelError
+
+# Entries of layer_types, and keys of rope_parameters where the two differ.
+FULL, WINDOWED = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Typed access to the fields of a config.json."""
+
+    given: Mapping[str, Any]
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A positive whole number.
+
+        Raises:
+            ModelError: It is missing and has no default, or is another value; so of ``number``.
+        """
+        value = self._value(key, default)
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(f"{key} is {value!r}, and has to be a whole number of at least 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number."""
+        value = self._value(key, default)
+        if not isinstance(value, int | float):
+            raise ModelError(f"{key} is {value!r}, and has to be a number")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """Whether it is there and true."""
+        return bool(self.given.get(key, False))
+
+    def _value(self, key: str, default: float | None) -> Any:
+        value = self.given.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelError(
+                f"no field {key}; take the config.json that was published with the model"
+            )
+        return value
