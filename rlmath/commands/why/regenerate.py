@@ -148,6 +148,23 @@ def _with_weights(step: Step, weights: _Weights, folder: Path) -> Config:
     )
 
 
+def request_of(step: Step, begun: Sample | None, budget_tokens: int | None) -> Request:
+    """What the run asked an engine for, from what was begun on, for so many tokens more; ``None``:
+    to the end."""
+    return Request(
+        problem_id=step.address.problem,
+        index=step.address.index,
+        prompt_token_ids=prompt_tokens(step),
+        max_tokens=max_response_tokens(step.config, admitted_in(step)),
+        temperature=step.config.rollout.temperature,
+        top_p=1.0,
+        seed=int(step.row["seed"]),
+        ignore_eos=step.config.rollout.ignore_eos,
+        begun=begun,
+        budget_tokens=budget_tokens,
+    )
+
+
 def _sample(config: Config, step: Step, begun: Sample | None, budget_tokens: int | None) -> Sample:
     """The sample, or ``budget_tokens`` of it after what was begun."""
     from rlmath.cluster.placement import placed
@@ -158,18 +175,6 @@ def _sample(config: Config, step: Step, begun: Sample | None, budget_tokens: int
     from rlmath.rollout.pool import RolloutPool
     from rlmath.training.session import engine_spec
 
-    request = Request(
-        problem_id=step.address.problem,
-        index=step.address.index,
-        prompt_token_ids=prompt_tokens(step),
-        max_tokens=max_response_tokens(step.config, admitted_in(step)),
-        temperature=config.rollout.temperature,
-        top_p=1.0,
-        seed=int(step.row["seed"]),
-        ignore_eos=config.rollout.ignore_eos,
-        begun=begun,
-        budget_tokens=budget_tokens,
-    )
     platform = choose_platform(config.cluster.device.value, "any")
     platform.prepare_driver()
     layout = resolve_layout(config, Device(platform.name))
@@ -183,5 +188,5 @@ def _sample(config: Config, step: Step, begun: Sample | None, budget_tokens: int
             places=places.engines,
         )
         with pool:
-            (sample,) = pool.generate([request], lambda _: [])
+            (sample,) = pool.generate([request_of(step, begun, budget_tokens)], lambda _: [])
     return sample

@@ -266,13 +266,16 @@ def test_each_version_continues_what_the_one_before_it_sampled(
         return SimpleNamespace(path=version, origin=f"weights {version}")
 
     def sample(path: Any, step: Any, begun: Any, budget_tokens: int | None) -> Any:
-        tokens = 0 if begun is None else len(begun.token_ids)
-        asked.append((path, tokens, budget_tokens))
+        request = regenerate.request_of(step, begun, budget_tokens)
+        assert (request.seed, request.index) == (step.row["seed"], 1)
+        tokens = request.begun_tokens
+        asked.append((path, tokens, request.budget_tokens))
         more = budget_tokens or 4
         return SimpleNamespace(
             token_ids=range(tokens + more), text="x", log_probs=np.zeros(tokens + more)
         )
 
+    monkeypatch.setattr(regenerate, "prompt_tokens", lambda step: (1, 2))
     monkeypatch.setattr(regenerate, "_weights", weights)
     monkeypatch.setattr(regenerate, "_with_weights", lambda step, weights, folder: weights.path)
     monkeypatch.setattr(regenerate, "_sample", sample)
