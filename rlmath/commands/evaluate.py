@@ -53,7 +53,7 @@ def _evaluate_all(config: Config, folder: Path) -> int:
     if left:
         with (
             open_session(
-                config, optimizer=None, load=lambda: [p for one in left for p in one.problems]
+                config, optimizer=None, problems=[p for one in left for p in one.problems]
             ) as session,
             # A monitor begins its folder again; the samples of earlier calls are beside it.
             open_monitor(folder / "log", config.runner, total_steps=0) as monitor,

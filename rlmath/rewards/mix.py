@@ -142,25 +142,21 @@ class RewardMix:
         self.trainer_state.global_step = step
         self.trainer_state.max_steps = total_steps
 
-    @property
-    def reads_columns(self) -> bool:
-        """Whether a reward is a function, whose parameters are named after columns of the data."""
-        return any(isinstance(item.reward, FunctionReward) for item in self.items)
-
     def check_columns(self, problems: Iterable[Problem]) -> None:
         """Whether every problem has the columns that reward functions cannot be called without.
 
         Raises:
             RewardSettingError: One has not; the message names reward, file, parameter and columns.
         """
-        check_required(
-            {
-                item.label: (item.reward.function, item.reward.required_columns)
-                for item in self.items
-                if isinstance(item.reward, FunctionReward)
-            },
-            ((p.id, group_columns(p, ()).keys() | ADDED_COLUMNS) for p in problems),
-        )
+        needed = {
+            item.label: (item.reward.function, item.reward.required_columns)
+            for item in self.items
+            if isinstance(item.reward, FunctionReward)
+        }
+        if needed:
+            check_required(
+                needed, ((p.id, group_columns(p, ()).keys() | ADDED_COLUMNS) for p in problems)
+            )
 
     def probe(self) -> None:
         """Find out before a run starts whether every reward can work at all.

@@ -16,8 +16,9 @@ from rlmath.checks import attempts
 from rlmath.cluster.watchdog import watch_progress
 from rlmath.config.load import save, to_yaml
 from rlmath.config.schema import Config
+from rlmath.data import load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
-from rlmath.evaluation.held_out import HeldOut
+from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.evaluation.run import evaluate
 from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics
 from rlmath.monitor.collapse import CollapseDetectors, act
@@ -36,7 +37,6 @@ from rlmath.training.grace import Grace
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
-from rlmath.training.run_data import RunData
 from rlmath.training.session import Session, open_training, with_model_folder
 from rlmath.training.step import train_step
 from rlmath.training.summary import check_export, ending, summarize
@@ -111,20 +111,24 @@ def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def open_run(config: Config) -> Iterator[Training]:
     """Load the data, start ranks and engines, and restore the last checkpoint."""
-    run_dir, steps = Path(config.runner.run_dir), config.runner.steps
-    data = RunData(config)
+    run_dir, data, steps = Path(config.runner.run_dir), config.data, config.runner.steps
+    tokenizer = load_tokenizer(config.model.path)
+    problems, report = load_problems(data.train_paths, data, tokenizer)
+    print("training problems:", report.describe(data.max_prompt_tokens), flush=True)
+    held_out = load_held_out(config, tokenizer)
+    stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
     coefficients = Coefficients(config.algorithm)
     store = open_store(config)
     checkpoint = store.resume(config.runner.resume)
     done = 0 if checkpoint is None else checkpoint.step
+    attempts.record(config, after_step=done)
     with (
-        open_training(config, load=data.load) as session,
+        open_training(
+            config, problems=[*problems, *(p for one in held_out for p in one.problems)]
+        ) as session,
         open_monitor(run_dir, config.runner, steps, done if checkpoint else None) as monitor,
         contextlib.ExitStack() as stack,
     ):
-        attempts.record(config, after_step=done)
-        of = config.data
-        stream = stream_of(data.problems, of.train_weights, of.seed, of.shuffle)
         monitor.show_settings(to_yaml(config), attempts.flat_settings(config))
         journal = SampleJournal(run_dir / JOURNAL_FOLDER, config.runner.journal_keep_gib)
         stack.callback(journal.close)
@@ -152,16 +156,7 @@ def open_run(config: Config) -> Iterator[Training]:
         probes = [*session.watchdog_probes(monitor), saver.watchdog_probe()]
         stack.enter_context(watch_progress(config.watchdog.stall_s, probes))
         yield Training(
-            session,
-            feed,
-            sampler,
-            coefficients,
-            monitor,
-            saver,
-            kept,
-            detectors,
-            data.held_out,
-            done,
+            session, feed, sampler, coefficients, monitor, saver, kept, detectors, held_out, done
         )
 
 

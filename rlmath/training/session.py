@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +132,7 @@ def open_session(
     temperature: float = 1.0,
     samples: bool = True,
     for_training: bool = False,
-    load: Callable[[], Iterable[Problem]] = tuple,
+    problems: Iterable[Problem] = (),
 ) -> Iterator[Session]:
     """Start what a loop needs; see ``start`` for the order.
 
@@ -145,8 +145,7 @@ def open_session(
         samples: Whether engines and rewards are wanted.
         for_training: Whether the actor does the updates of reinforcement learning, with the value
             model and the routing replay of the settings.
-        load: Loads the run's data and returns what will be sampled. Called while ranks and engines
-            start, or before if a reward has parameters, which are checked against the columns.
+        problems: That will be sampled: the rewards' parameters are checked against their columns.
 
     Raises:
         UserError: The model, the cluster or the machine does not allow it.
@@ -161,10 +160,8 @@ def open_session(
     say = StartLog(Path(config.runner.run_dir) / LOGS)
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(reward_mix(config)) if samples else None
-        if rewards is not None and rewards.reads_columns:
-            rewards.check_columns(load())
-            load = tuple
         if rewards is not None:
+            rewards.check_columns(problems)
             rewards.probe()
         distills = samples and for_training and config.algorithm.distill_coef > 0
         teacher = server_teacher(config) if distills else None
@@ -220,7 +217,7 @@ def open_session(
                 actor_options=places.actor_ranks,
             )
             stack.callback(actor.shutdown)
-        start(actor, pool, say, meanwhile=load)
+        start(actor, pool, say)
         if teacher_pool is not None:
             say("waiting for the teacher's engines")
             teacher_pool.wait_until_ready()
@@ -242,10 +239,7 @@ def open_session(
 
 
 def open_training(
-    config: Config,
-    *,
-    samples: bool = True,
-    load: Callable[[], Iterable[Problem]] = tuple,
+    config: Config, *, samples: bool = True, problems: Iterable[Problem] = ()
 ) -> contextlib.AbstractContextManager[Session]:
     """What reinforcement learning needs; without ``samples`` its updates alone. See
     :func:`open_session`."""
@@ -256,16 +250,12 @@ def open_training(
         temperature=config.rollout.temperature,
         samples=samples,
         for_training=True,
-        load=load,
+        problems=problems,
     )
 
 
-def start(
-    actor: ActorGroup | None, pool: RolloutPool | None, say: Say, meanwhile: Callable[[], Any]
-) -> None:
+def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:
     """Start ranks and engines, side by side unless they share GPUs.
-
-    ``meanwhile`` is the driver's work for the seconds in which their processes import.
 
     vLLM sizes its KV cache by the GPU's free memory before and after a trial run, and its check at
     the start asks for all of ``rollout.gpu_memory_utilization`` to be free. Both mean something
@@ -286,8 +276,6 @@ def start(
             pool.launch()
         if actor is not None:
             actor.launch()
-        meanwhile()
-        if actor is not None:
             actor.wait_until_ready(say)
             if pool is not None:
                 say("the ranks are ready; waiting for the engines")
@@ -295,7 +283,6 @@ def start(
         say(f"starting {ranks}", logs=True)
         pool.prepare()
         actor.launch()
-        meanwhile()
         actor.wait_until_ready(say)
         actor.release_cached_memory()
         pool.make_room = actor.release_cached_memory

@@ -7,7 +7,6 @@ responses, averaged over all their tokens. Prompts are read and not learned.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Sequence
@@ -20,10 +19,9 @@ from rlmath.checkpoint import CheckpointStore
 from rlmath.checks.attempts import SFT_CONFIG_FILE
 from rlmath.config.load import save
 from rlmath.config.schema import Config
-from rlmath.data import Example, ProblemStream
+from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
 from rlmath.monitor import open_monitor
 from rlmath.training.checkpointing import open_saver
-from rlmath.training.run_data import SftData
 from rlmath.training.session import open_session, with_model_folder
 from rlmath.types import TrainingBatch
 from rlmath.utils.run_lock import only_run_in
@@ -42,7 +40,12 @@ def fine_tune(config: Config) -> int:
     config = with_model_folder(config)
     run_dir = Path(config.runner.run_dir)
     save(config, run_dir / SFT_CONFIG_FILE)
-    data = SftData(config)
+    tokenizer = load_tokenizer(config.model.path)
+    examples, report = load_examples(
+        config.sft.train_paths, config.data, config.sft.response_key, tokenizer
+    )
+    print("worked examples:", report.describe(config.data.max_prompt_tokens), flush=True)
+    stream = ProblemStream(examples, seed=config.data.seed)
     store = CheckpointStore(run_dir / "sft_checkpoints", keep=config.runner.keep_checkpoints)
     checkpoint = store.resume(config.runner.resume) if config.sft.save_every else None
     done = 0 if checkpoint is None else checkpoint.step
@@ -50,11 +53,7 @@ def fine_tune(config: Config) -> int:
     sft = config.sft
     with (
         open_session(
-            config,
-            optimizer=sft.optimizer,
-            optimizer_steps=sft.steps,
-            samples=False,
-            load=data.load,
+            config, optimizer=sft.optimizer, optimizer_steps=sft.steps, samples=False
         ) as session,
         # Steps of a fraction of a second: a dozen lines say enough.
         open_monitor(
@@ -64,10 +63,8 @@ def fine_tune(config: Config) -> int:
             done or None,
             line_every=max(1, sft.steps // 12),
         ) as monitor,
-        contextlib.ExitStack() as stack,
+        open_saver(config, store, session, {"stream": stream}) as saver,
     ):
-        stream = ProblemStream(data.examples, seed=config.data.seed)
-        saver = stack.enter_context(open_saver(config, store, session, {"stream": stream}))
         actor = session.actor
         if checkpoint is not None:
             saver.restore(checkpoint, None)

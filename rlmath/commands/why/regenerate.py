@@ -149,8 +149,8 @@ def _with_weights(step: Step, weights: _Weights, folder: Path) -> Config:
 
 
 def request_of(step: Step, begun: Sample | None, budget_tokens: int | None) -> Request:
-    """What the run asked an engine for, from what was begun on, for so many tokens more; ``None``:
-    to the end."""
+    """What the run asked an engine for, now to continue what was begun by at most ``budget_tokens``
+    more; ``None``: to the end."""
     return Request(
         problem_id=step.address.problem,
         index=step.address.index,

@@ -79,20 +79,14 @@ def make_pool(gpu_spec: EngineSpec, tmp_path: Path) -> Callable[..., RolloutPool
     return make
 
 
-def start(events: list[str], pool: RolloutPool) -> None:
-    ranks: Any = RecordedRanks(events)
-    session.start(ranks, pool, quiet, meanwhile=lambda: events.append("the driver loads"))
-
-
 def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
     events: list[str], make_pool: Callable[..., RolloutPool]
 ) -> None:
-    start(events, make_pool())
+    session.start(RecordedRanks(events), make_pool(), quiet)  # type: ignore[arg-type]
     assert events == [
         "engine 0 imports",
         "engine 1 imports",
         "ranks begin",
-        "the driver loads",
         "ranks ready",
         "ranks give memory back",
         "engine 0 begins, cache None",
@@ -103,16 +97,16 @@ def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
 def test_engines_on_gpus_of_their_own_start_beside_the_ranks(
     events: list[str], make_pool: Callable[..., RolloutPool]
 ) -> None:
-    start(events, make_pool(sleeps=False))
+    session.start(RecordedRanks(events), make_pool(sleeps=False), quiet)  # type: ignore
     assert events[2:4] == ["engine 0 begins, cache None", "engine 1 begins, cache None"]
-    assert events[4:] == ["ranks begin", "the driver loads", "ranks ready"]
+    assert events[4:] == ["ranks begin", "ranks ready"]
 
 
 def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(
     events: list[str], make_pool: Callable[..., RolloutPool]
 ) -> None:
     pool = make_pool()
-    start(events, pool)
+    session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
     events.clear()
     pool.replace(1, EngineError("it died"))
     assert events == [
@@ -128,7 +122,7 @@ def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_
 ) -> None:
     """The actor has newer weights than the other engines by then, or half of them."""
     pool = make_pool(sleeps=False)
-    start(events, pool)
+    session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
     pool.bring_up = lambda *_: events.append("the actor sends")
     pool.reconnect = lambda: events.append("all are connected")
     pool.weights_version, pool.verified_syncs = 3, 3

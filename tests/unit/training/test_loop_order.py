@@ -148,11 +148,12 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         saver = Saver(store, parts, {})  # type: ignore[arg-type]
         evaluated = lambda *_, **__: parts.events.append("evaluate") or {}  # noqa: E731
+        report = SimpleNamespace(describe=lambda _: "")
         replaced: dict[str, Any] = {
             "save": lambda *_: None,
-            "RunData": lambda _: SimpleNamespace(
-                load=tuple, problems=(), held_out=[SimpleNamespace(problems=())]
-            ),
+            "load_tokenizer": lambda _: None,
+            "load_problems": lambda *_: ([], report),
+            "load_held_out": lambda *_: [SimpleNamespace(problems=())],
             "stream_of": lambda *_: None,
             "Coefficients": lambda _: None,
             "open_store": lambda _: store,
@@ -243,34 +244,10 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(
 
     def start(**fields: Any) -> None:
         problems = [Problem("rows:1", "?", (1,), ("4",), columns=fields)]
-        with session.open_session(config, optimizer=None, load=lambda: problems):
+        with session.open_session(config, optimizer=None, problems=problems):
             pass
 
     with pytest.raises(RewardSettingError, match=r"rewards.py:1\): .* answer in rows:1"):
         start(solution="4")
     with pytest.raises(AssertionError, match="started"):
         start(answer="4")
-
-
-def test_data_are_loaded_while_ranks_and_engines_start() -> None:
-    """Colocated engines wait for the ranks, and the driver loads before it waits for either."""
-    from rlmath.training import session
-
-    events: list[str] = []
-
-    def part(name: str, **attributes: Any) -> Any:
-        def called(what: str) -> Any:
-            return lambda *_: events.append(f"{name}: {what}")
-
-        methods = ("prepare", "launch", "wait_until_ready", "release_cached_memory")
-        return SimpleNamespace(**{one: called(one) for one in methods}, **attributes)
-
-    for sleeps, order in (
-        (False, ["pool: launch", "actor: launch", "load", "actor: wait_until_ready"]),
-        (True, ["pool: prepare", "actor: launch", "load", "actor: wait_until_ready"]),
-    ):
-        events.clear()
-        pool = part("pool", spec=SimpleNamespace(sleeps=sleeps))
-        session.start(part("actor"), pool, lambda *_, **__: None, lambda: events.append("load"))
-        assert events[:4] == order
-        assert events[-1] == "pool: wait_until_ready"
