@@ -219,6 +219,9 @@ def test_positions_of_scaled_ropes() -> None:
     assert (spec.max_positions, spec.rope.reach) == (32768, 131072)
     spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 200000, "rope_scaling": yarn})
     assert spec.max_positions == 131072
+    own = {"max_position_embeddings": 32768, "original_max_position_embeddings": 8192}
+    spec = model_spec({**R1_DISTILL_QWEN, **own, "rope_scaling": yarn})
+    assert spec.rope.reach == 32768, "the model's own field counts before the rope's"
     del yarn["original_max_position_embeddings"]
     spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 4096, "rope_scaling": yarn})
     assert (spec.max_positions, spec.rope.reach) == (4096, 16384)
