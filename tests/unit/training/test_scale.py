@@ -150,7 +150,7 @@ def run(size: int, stubs: Stubs, *more: str) -> Run:
         made = pool.RolloutPool(
             engine_spec(config, layout, trains=True), num_engines=size, stall_timeout_s=600
         )
-        start(actor, made, lambda text, logs=False: None, meanwhile=lambda: None)
+        start(actor, made, lambda text, logs=False: None)
         connect_engines(config, actor, made)
         begun = stubs.take_traffic()
         item = MixItem(FunctionReward(score, "small"), "small")
