@@ -1,4 +1,5 @@
-"""Runs the tiers of the plain command: ``python tests/tiers.py [pytest arguments]``.
+"""Runs the tiers of the plain command, ``python tests/tiers.py [pytest arguments]``, or what
+``long`` has of each tier, ``python tests/tiers.py long [pytest arguments]``.
 
 ``fast`` and ``process`` have a process per core. Then runs from the command line share the machine
 with ranks, engines and runs that are broken on purpose: each of them waits for start-ups much of
@@ -28,6 +29,15 @@ PHASES = (
         ("-m", "(distributed or engine) and not long"),
         ("-m", "e2e and not long", *APART),
         ("-m", "faults and not long"),
+    ),
+)
+# The long tests of each tier, and properties on many more random cases.
+MANY = "--hypothesis-profile=many"
+LONG = (
+    (("-m", "(fast or process) and (long or hypothesis)", MANY, *IN_PARALLEL),),
+    (
+        ("-m", "(distributed or engine) and (long or hypothesis)", MANY),
+        ("-m", "(e2e or faults) and (long or hypothesis)", MANY),
     ),
 )
 AT_ONCE = 2
@@ -151,4 +161,6 @@ def _handler(stop: Any) -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["long"]:
+        raise SystemExit(run(LONG, sys.argv[2:]))
     raise SystemExit(run(PHASES, sys.argv[1:]))

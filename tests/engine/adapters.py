@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import sender as sender_module
 import torch
-from conftest import BUCKET_SIZE_MIB, plan_for, sender_module
 from reference import Reference, send
 from torch import Tensor
+from trainers import BUCKET_SIZE_MIB, plan_for
 
 from rlmath.model.lora import Lora, adapter_shapes, lora_a, lora_b
 from rlmath.model.spec import read_model_spec

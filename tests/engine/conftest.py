@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,13 @@ import pytest
 import ray
 import sender as sender_module
 from reference import Reference
+from trainers import start_sender
 
 from rlmath.cluster.session import ray_session as own_ray
 from rlmath.config.schema import ClusterConfig
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
-from rlmath.weights.transports import TransportPlan
-
-# Several buckets for the tiny model, so that layers' tensors are spread over two of them.
-BUCKET_SIZE_MIB = 0.3
 
 
 @pytest.fixture(scope="session")
@@ -73,32 +69,3 @@ def sender(pool: RolloutPool, reference: Reference) -> Any:
 def log_dir_spec(engine_spec: EngineSpec, tmp_path: Path) -> EngineSpec:
     """The same settings, with separate logs."""
     return replace(engine_spec, log_dir=str(tmp_path))
-
-
-def start_sender(pool: RolloutPool, reference: Reference) -> Any:
-    """A trainer of one rank, connected to the pool."""
-    return start_senders(pool, reference, 1, "")[0]
-
-
-def start_senders(
-    pool: RolloutPool, reference: Reference, world_size: int, rendezvous: str
-) -> list[Any]:
-    """The ranks of a trainer; they connect to the pool together."""
-    plan = plan_for(pool, pool.engines)
-    actor = ray.remote(sender_module.Sender).options(num_cpus=0)
-    tensors = reference.tensors()
-    return [
-        actor.remote(plan, tensors, BUCKET_SIZE_MIB, rank, world_size, rendezvous)
-        for rank in range(world_size)
-    ]
-
-
-def plan_for(pool: RolloutPool, engines: Sequence[Any]) -> TransportPlan:
-    """How the senders reach these engines of a pool."""
-    return TransportPlan(
-        "shared_memory",
-        tuple(engines),
-        pool.spec.tensor_parallel,
-        bucket_size_mib=1,
-        run_id=f"engine-tests-{uuid.uuid4().hex[:6]}",
-    )

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from conftest import start_sender
 from reference import (
     Reference,
     by_key,
@@ -20,6 +19,7 @@ from reference import (
     send,
     tokens,
 )
+from trainers import start_sender
 
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import Request

@@ -14,7 +14,6 @@ import psutil
 import pytest
 import ray
 import torch
-from conftest import start_sender, start_senders
 from reference import (
     VOCABULARY,
     Actor,
@@ -25,6 +24,7 @@ from reference import (
     send,
     tokens,
 )
+from trainers import start_sender, start_senders
 
 from rlmath.errors import UserError, WeightsError
 from rlmath.rollout.pool import RolloutPool

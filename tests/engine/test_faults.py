@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from conftest import plan_for, start_sender
 from reference import Reference, make_requests, random_prompts, send
+from trainers import plan_for, start_sender
 
 from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.pool import RolloutPool

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from conftest import start_sender
 from reference import Reference, by_key, make_requests, random_prompts, send
+from trainers import start_sender
 
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec, Request

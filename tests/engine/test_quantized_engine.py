@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import ray
 import torch
-from conftest import start_sender
 from reference import Reference, make_requests, random_prompts, send
 from test_unmerged_families import make_folder
+from trainers import start_sender
 
 from rlmath.checks.quantization import QUANTIZED_FAMILIES
 from rlmath.config.rollout import Quantization

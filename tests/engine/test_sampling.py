@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import ray
-from conftest import start_sender
 from reference import (
     END_OF_TEXT_ID,
     VOCABULARY,
@@ -17,6 +16,7 @@ from reference import (
     send,
     tokens,
 )
+from trainers import start_sender
 
 from rlmath.rollout.pool import RolloutPool
 

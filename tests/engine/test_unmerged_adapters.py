@@ -14,8 +14,8 @@ import pytest
 import ray
 import torch
 from adapters import Trainer, merged
-from conftest import start_sender
 from reference import Reference, by_key, make_requests, random_prompts, send, tokens
+from trainers import start_sender
 
 from rlmath.errors import WeightsError
 from rlmath.model.lora import Lora

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,20 @@ def test_every_run_of_the_plain_command_has_tests_and_none_runs_twice() -> None:
     first, _, apart, _ = tiers.PHASES[1]
     assert [path.removeprefix("--ignore=") for path in first[2:]] == list(apart[2:])
     assert all((ROOT / path).is_file() for path in tiers.APART)
-    chosen = {
-        word for phase in tiers.PHASES for own in phase for word in re.findall(r"\w+", own[1])
-    }
+
+
+@pytest.mark.parametrize("phases", [tiers.PHASES, tiers.LONG], ids=["plain", "long"])
+def test_every_tier_is_in_a_run(phases: tuple[tuple[tuple[str, ...], ...], ...]) -> None:
+    chosen = {word for phase in phases for own in phase for word in re.findall(r"\w+", own[1])}
     assert {*TIER_OF_FOLDER.values()} - chosen == {"cuda_wheels"}
+
+
+def test_any_files_can_be_run_together() -> None:
+    """Pytest imports a file by its name alone: two of one name cannot be collected at once, and
+    what a test takes from ``conftest`` comes from whichever was imported first."""
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    times = Counter(path.name for path in files)
+    assert [name for name, count in times.items() if count > 1] == []
+    assert [
+        path for path in files if re.search(r"^(from|import) conftest\b", path.read_text(), re.M)
+    ] == []

@@ -1,0 +1,46 @@
+"""A trainer's ranks that send weights to the engines of a pool."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import sender as sender_module
+from reference import Reference
+
+from rlmath.rollout.pool import RolloutPool
+from rlmath.weights.transports import TransportPlan
+
+# Several buckets for the tiny model, so that layers' tensors are spread over two of them.
+BUCKET_SIZE_MIB = 0.3
+
+
+def start_sender(pool: RolloutPool, reference: Reference) -> Any:
+    """A trainer of one rank, connected to the pool."""
+    return start_senders(pool, reference, 1, "")[0]
+
+
+def start_senders(
+    pool: RolloutPool, reference: Reference, world_size: int, rendezvous: str
+) -> list[Any]:
+    """The ranks of a trainer; they connect to the pool together."""
+    plan = plan_for(pool, pool.engines)
+    actor = ray.remote(sender_module.Sender).options(num_cpus=0)
+    tensors = reference.tensors()
+    return [
+        actor.remote(plan, tensors, BUCKET_SIZE_MIB, rank, world_size, rendezvous)
+        for rank in range(world_size)
+    ]
+
+
+def plan_for(pool: RolloutPool, engines: Sequence[Any]) -> TransportPlan:
+    """How the senders reach these engines of a pool."""
+    return TransportPlan(
+        "shared_memory",
+        tuple(engines),
+        pool.spec.tensor_parallel,
+        bucket_size_mib=1,
+        run_id=f"engine-tests-{uuid.uuid4().hex[:6]}",
+    )
