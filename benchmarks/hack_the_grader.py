@@ -78,6 +78,16 @@ HEDGED = (
     "@ the square of {}", "@ 9731 \\approx {}", "@ x > {}", "@ x \\ne {}", "@ (9731, {})",
     "@ \\{{9731, {}\\}}", "@ (-3,1) \\cup {}", "@ rather than {}", "@ we rule out {}",
     "@ 9731 + {}", "@ 9731 \\cdot {}", "@ 9731^{}", "@ x = 9731 and x = {}", "@ less than {}",
+    "I doubt that @ {}", "Many people say @ {}", "It would be wrong to say @ {}",
+    "Testing n = {}", "@ by Theorem {}", "See equation ({})", "Problem {}",
+    "@ the successor of {}", "@ leaves remainder {}", "Twice the answer is {}",
+    "The square of the answer is {}", "Suppose @ {}", "Let x = {}", "Find x such that x + 3 = {}",
+    "Compute @ when n = {}", "@ one of 9731, 9732, {}", "@ 9731, alternatively {}",
+    "The answer is {}. Wait, that is wrong", "The answer is {}. Correction: 9731",
+    "~~The answer is {}~~", "The answer is {} (placeholder)", "The hint says {}",
+    "According to Bob it is {}", "@ depends on {}", "@ ends in {}", "@ begins with {}",
+    "@ rounds to {}", "My guess: {}", "For example, {}", "Nobody gets {}", "@ 9731 unless n = {}",
+    "La respuesta no es {}", "Die Antwort ist vielleicht {}", "假设答案是{}",
 )  # fmt: skip
 FILLERS = (
     "", "", "So", "It is", "Thus", "we need", "the value is", "the answer is", "there are", "n =",

@@ -33,6 +33,7 @@ from rlmath.grading.wording import absence
 
 _TEXT_SEPARATOR = re.compile(r"[,;&]|\band\b|\n")
 _NO_WORD = re.compile(r"\\(?:text|mathrm|textbf|mbox)|[{}()$.!?:\"']")
+_WORDS = re.compile(r"[A-Za-z\d ,.;:'’()%$/-]+")  # of an option's text
 _MAX_ITEMS = 128
 
 
@@ -105,7 +106,11 @@ class Comparer(PiecewiseComparer):
         if answer and gold:
             return self.same(read(answer, self.settings), read(gold, self.settings))
         added = read(answer, self.settings)
-        return not answer or added.prose or added.node[0] != "text"
+        return (
+            not answer
+            or added.node[0] != "text"
+            or (added.prose and bool(_WORDS.fullmatch(answer)))
+        )
 
     def text(self, answer: Answer, gold: Answer) -> bool:
         if not answer.words or not gold.words:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rlmath.grading import hedges, sentences
+from rlmath.grading import affirmed, hedges, languages, sentences
 from rlmath.grading.last_number import (
     CLOSERS,
     MAX_WORD,
@@ -47,7 +47,7 @@ _MAX_MARKERS = 32
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _UNBRACED_STOP = re.compile(r"[\s${}]|\\[)\]]")
 _MARKER = re.compile(
-    r"answer[\s*_]{0,8}(?:is(?=\b|n't)|[:：=])|答案[\s*_]{0,4}(?:是|为|[:：])|####|"
+    r"answer(?:['’]s\b|[\s*_]{0,8}(?:is(?=\b|n't)|[:：=]))|答案[\s*_]{0,4}(?:是|为|[:：])|####|"
     r"(?:答え|正解)[\s*_]{0,4}(?:は|が|[:：])",
     re.IGNORECASE,
 )
@@ -59,11 +59,12 @@ _AFTER_MARKER = re.compile(r"[\s:：*_=]*")
 _SENTENCE_END = re.compile(r"[.。!?！？](?=\s|$|\*|[\"'”])")
 _ABBREVIATION = re.compile(r"(?:\b(?:mr|mrs|ms|dr|st|vs|no|sq|approx)|[ap]\.?m)$", re.IGNORECASE)
 _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]{1,40}\|>|</s>")
+_STRUCK = re.compile(r"(?<!~)~~(?=[^\s~])[^~\n]{1,200}(?<=\S)~~(?!~)")
 _DIGIT = re.compile(r"\d")
 _NEGATION = re.compile(
     r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect|but|guess|unknown|maybe|perhaps|between|"
     r"at least|at most|(?:more|less|greater|fewer) than)\b|n't|≠|\\neq?\b|"
-    r"不|非|或|ではな|じゃな|か",
+    r"不|非|或|または|又は|もしくは|約|约|大概|可能|也许|或许|至少|至多|最多|ではな|じゃな|か",
     re.IGNORECASE,
 )
 _IS = re.compile(r"\b(?:is|are|equals)\b", re.IGNORECASE)
@@ -192,9 +193,11 @@ def _last_marker(text: str) -> tuple[int, int]:
 
 def _after_last_marker(text: str) -> str | None:
     begin, end = _last_marker(text)
-    if end < 0 or _ASKED.match(text, end):
+    if end < 0:
         return None
-    if hedges.in_doubt(text, begin):
+    if _ASKED.match(text, end):
+        return None if _DIGIT.search(text, end) else _DOUBTED
+    if hedges.in_doubt(text, begin) or not affirmed.announces(text, begin):
         return _DOUBTED
     found = _AFTER_MARKER.match(text, end)
     start = found.end() if found else end
@@ -204,8 +207,10 @@ def _after_last_marker(text: str) -> str | None:
         if text.startswith(opener):
             close = text.find(CLOSERS[opener], 2)
             return text[2:close].strip() if close > 0 else text[2:].strip()
-    line = _first_sentence(text.split("\n", 1)[0]).strip(TRAILING)
-    return _POLITE_END.sub("", line)
+    line = _first_sentence(text.split("\n", 1)[0])
+    if text[len(line) : len(line) + 1] in ("?", "？") or affirmed.is_retracted(text, len(line)):
+        return _DOUBTED
+    return _POLITE_END.sub("", line.strip(TRAILING))
 
 
 def _number_in_prose(line: str) -> str | None:
@@ -218,11 +223,13 @@ def _number_in_prose(line: str) -> str | None:
     last = last_match(_IS, head)
     if last is not None and _DIGIT.search(head, last.end()):
         rest = head[last.end() :].strip()
-        if len(rest.split()) <= 3 and not hedges.is_hedged(head, last.end(), last.end()):
+        begin = len(head) - len(head[last.end() :].lstrip())
+        stated = affirmed.affirms(head, begin, len(head), "the answer is", whole=True)
+        if len(rest.split()) <= 3 and stated and not hedges.is_hedged(head, last.end(), last.end()):
             return rest
     if head != line and len(head.split()) <= 3:
         return head.strip(TRAILING)
-    return last_number(head)
+    return last_number(head, "the answer is")
 
 
 def joined(boxes: list[tuple[str, str]], count: int, ordered: bool = False) -> str | None:
@@ -265,6 +272,8 @@ def extract(
     text = after_thinking(response)
     if text is None:
         return NOTHING
+    if "~~" in text:
+        text = _STRUCK.sub(" ", text)
     if "\b" in text:  # a string literal ate the backslash of \\boxed
         text = text.replace("\boxed", "\\boxed")
     boxed = last_box(text) if boxes == 1 else joined(last_boxes(text, boxes), boxes, ordered)
@@ -295,6 +304,9 @@ def extract(
     if "<" in text:
         text = _SPECIAL_TOKEN.sub(" ", text)
     stripped = text.strip()
+    stated = languages.stated(stripped)
+    if stated is not None and is_answer(stated):
+        return Extraction(stated, "marker")
     short = 0 < len(stripped) <= MAX_WORD and "\n" not in stripped
     if short and (is_answer(stripped) or is_wordless(stripped)):
         return Extraction(stripped, "whole")

@@ -144,7 +144,8 @@ _UNSURE = re.compile(
     r"\b(?:not (?:so |very )?(?:sure|certain)|unsure|uncertain|i guess|a guess)\b", re.IGNORECASE
 )
 _TAKING_BACK = re.compile(
-    r"\b(?:wrong|incorrect|impossible|guess|not sure|unsure|contradiction|mistake|unlikely|"
+    r"\b(?:placeholder|dummy|decoy|trap|if|unless|supposedly|alternatively|previously|formerly|wrong|"
+    r"incorrect|impossible|guess|not sure|unsure|contradiction|mistake|unlikely|"
     r"doubt)\b",
     re.IGNORECASE,
 )

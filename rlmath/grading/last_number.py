@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlmath.grading import hedges, sentences, units
+from rlmath.grading import affirmed, hedges, sentences, units
 
 MAX_WORD = 400
 TRAILING = " \t\r\n.,;:!?。，；：！？*_"
@@ -25,7 +25,7 @@ _COMMAND = re.compile(r"\\(?!to\b|(?:Right|right|R|r)arrow\b|implies\b)[A-Za-z]+
 _WORDED = re.compile(r"[A-Za-z]{2}|[\u3040-\u9fff]|[-=]>|[→⇒✓✔✅☑]")
 _CLOSER = re.compile(r"[)\]}]")
 _ATTACHED = re.compile(r"\\?[A-Za-z]+\Z")
-_OPERATOR = re.compile(r"(?:[\d)}]|\b[a-z])\s*(?:[-+*/^·×÷−]|\\(?:cdot|times|div))\s+\Z")
+_OPERATOR = re.compile(r"(?:[\d)}]|(?<![A-Za-z])[a-z])\s*(?:[-+*/^·×÷−]|\\(?:cdot|times|div))\s+\Z")
 _OPERATORS = str.maketrans("·×÷−", "**/-")
 _NUMBERED = re.compile(r"\d+[.)]\s|[-*•]\s")
 _FORMULA_WORD = re.compile(
@@ -33,6 +33,12 @@ _FORMULA_WORD = re.compile(
     r"\\[A-Za-z]+\S*|[-+*/^=]|(?!(?:[aAI])\Z)(?:[A-Za-z](?![A-Za-z])|[-+*/^=(){}_.\d])+"
 )
 _GROUP_END = re.compile(r"[^{}\n]{0,60}\}")
+# `3 * 24 = 72 clips in 3 bags` computes 72: the phrase after it names a circumstance.
+_CIRCUMSTANCE = re.compile(
+    r"=\s*(?P<value>[$€£]?[\d.,]*\d%?)(?:\s+[A-Za-z'’-]+){0,8}?"
+    r"\s+(?:in|for|to|after|on|of|per|than|with|from|by|over|at|during|every|before|into)"
+    r"\s+(?:[A-Za-z'’-]+\s+){0,3}[$#]?\d[\w%.,]*(?:\s+[A-Za-z'’-]+){0,8}[.!]?\s*\Z"
+)
 _QUOTING = "\"'()[]<>`“”’|"
 
 
@@ -77,7 +83,7 @@ def _math_span(text: str, position: int) -> str | None:
     return None
 
 
-def last_number(text: str) -> str | None:
+def last_number(text: str, lead: str = "") -> str | None:
     """The last number, with the formula or word it belongs to: never the 2 of `2^{10}`.
 
     Reasons and contrasts after the statement (`48, as 47 is odd`) do not count, and a number that
@@ -89,12 +95,16 @@ def last_number(text: str) -> str | None:
     if stop <= end:
         text = text[:stop]
         position = _last_digit(text)
-    formula = _last_formula(text)
+    computed = _computed(text)
+    position = position if computed < 0 else computed
+    formula = _last_formula(text) if computed < 0 else None
     if formula is not None and formula[1] > position:
         begin = formula[1] - len(formula[0])
         if sentences.is_denied(text, begin, formula[1]) or hedges.is_hedged(
             text, begin, formula[1]
         ):
+            return ""
+        if not affirmed.affirms(text, begin, formula[1] + 1, lead, whole=True):
             return ""
         return formula[0].strip(TRAILING) + sentences.scale_after(text, formula[1])
     if position < 0:
@@ -108,6 +118,9 @@ def last_number(text: str) -> str | None:
             return ""
         if hedges.is_hedged(text, begin, close + 1 if close >= 0 else position + 1):
             return ""
+        opened = text.rfind(span, 0, position + len(span))
+        if opened < 0 or not affirmed.affirms(text, opened, opened + len(span), lead):
+            return ""
         scale = sentences.scale_after(text, close) if close >= 0 else ""
         return _EQUALS.split(span)[-1].strip(TRAILING) + scale
     low = max(0, position - MAX_WORD)
@@ -118,6 +131,8 @@ def last_number(text: str) -> str | None:
     end = end if boundary is None else boundary.start()
     stop = start + len(text[start:end].rstrip(TRAILING + _QUOTING))
     if sentences.is_denied(text, start, end) or hedges.is_hedged(text, start, stop):
+        return ""
+    if not affirmed.affirms(text, start, stop, lead):
         return ""
     word = text[start:end].strip(TRAILING + _QUOTING)
     word += _left_open(word, text[end:])
@@ -148,6 +163,16 @@ def last_number(text: str) -> str | None:
             if tail[0].isalpha() and (len(tail) > 1 or units.lookup(tail) is not None):
                 return number.strip()
     return word or None
+
+
+def _computed(text: str) -> int:
+    """Position in a computed number that a phrase with another number follows, or -1."""
+    low = max(0, len(text) - MAX_WORD, text.rfind("\n", 0, len(text.rstrip())) + 1)
+    equals = text.rfind("=", low)
+    if equals < 0 or ". " in text[equals:]:
+        return -1
+    found = _CIRCUMSTANCE.match(text, equals)
+    return -1 if found is None else found.end("value") - 1
 
 
 def _last_number_match(text: str) -> tuple[int, int, str] | None:

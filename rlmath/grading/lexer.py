@@ -67,8 +67,6 @@ _SKIPPED = frozenset(
         "medspace",
         "thickspace",
         "enspace",
-        "hspace",
-        "vspace",
         "strut",
         "mathstrut",
         "left.",
@@ -147,7 +145,7 @@ _CHARACTER_COMMANDS = {
     "|": "||",
 }
 _LEX = re.compile(
-    r"""(?P<space>(?:\s|~|\\[,;:!>\ \n]|\{\})+)
+    r"""(?P<space>(?:\s|~|\\[,;:!>\ \n]|\{\}|\\[hv]space\*?(?:\{[^{}]{0,20}\})?)+)
     |(?P<group>(?<![\d.,/^_])[1-9]\d{0,2}(?:[ ]\d{3})+(?![\d/]|[ ]\d|[ ]?[.,]\d{3}\b)(?:\.\d+)?)
     |(?P<num>\d+(?:\{,\}\d{3}(?!\d)|,\\!\s?\d{3}(?!\d)|\\[,;:\ ]\s?\d{3}(?!\d)|\\!,\d{3}(?!\d)
             |,\d+)*

@@ -102,8 +102,8 @@ class Numerals(TokenStream):
             if mixed is not None:
                 return mixed
         if (
-            kind == "word"
-            and value.lower() in ("am", "pm", "a", "p")
+            kind in ("word", "text")
+            and value.lower().strip(" .") in ("am", "pm", "a", "p", "a.m", "p.m")
             and text.isdigit()
             and int(text[:4]) <= 12
         ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rlmath.grading import units, wording
 from rlmath.grading.lexer import Token
 from rlmath.grading.numerals import Numerals
@@ -17,6 +19,8 @@ from rlmath.grading.syntax import (
     is_numeric,
     symbol,
 )
+
+_OF_A_VARIABLE = re.compile(r"\bof [a-zA-Z]\Z")
 
 
 class Quantities(Numerals):
@@ -162,6 +166,8 @@ class Quantities(Numerals):
             raise ParseError("prose after a number")
         phrase = " ".join(words_found)
         first = phrase.lower().replace("per cent", "percent").split()[:1]
+        if first and first[0].strip(".") in units.PERCENT and _OF_A_VARIABLE.search(phrase):
+            raise ParseError("a part of a variable")
         if first and first[0].strip(".") in units.PERCENT and not wording.alters(phrase):
             return ("pct", product)
         zero = product[1] if product[0] == "neg" else product

@@ -19,7 +19,8 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _CONTRAST = re.compile(
-    r",? \b(?:because|since|which|where|so|as|rather than|instead of|as opposed to|unlike)\b"
+    r"(?<!\btimes),? \b(?:because|since|which|where|so|as|rather than|instead of|"
+    r"as opposed to|unlike)\b"
     r"|[;,]? (?:and |but )?not (?=[-$\\(\d])|(?<=[^(]) \((?=[^()]*[a-z]{2})",
     re.IGNORECASE,
 )
@@ -73,7 +74,8 @@ _SENTENCE = re.compile(r"[.!?](?=\s)|[。！？\n]")
 _SENTENCE_STOPS = (". ", "! ", "? ", "\n", ".\t", "。", "！", "？")
 _MARKUP = re.compile(r"\\(?:textbf|textit|text|mathbf|mathrm)\s*|[*`_$\\{}]")
 _CONCLUSION = re.compile(
-    r"[,;:]? (?:and )?(?:so|hence|thus|therefore|thereby)\b|[;:]", re.IGNORECASE
+    r"[,;:]? (?:and )?(?:so|hence|thus|therefore|thereby)\b|;|(?<!option)(?<!choice)(?<!answer):",
+    re.IGNORECASE,
 )
 _LETTER = r"\(?(?P<letter>[A-J])\)?"
 _RIGHT = r"(?:is correct|is right|is true|holds)"

@@ -235,6 +235,8 @@ def lead_length(words: list[str]) -> int:
         return 0
     if _FUNCTION_OF_ANSWER.search(" ".join(lowered)):
         return 0
+    if lowered[-1] in ("has", "have") and "answer" in lowered:
+        return 0
     if lowered[-1] in _VERBS or lowered[-1] in (
         "exactly",
         "precisely",

@@ -11,7 +11,7 @@ import pytest
 from rlmath.grading import MathGrader
 
 CASES = Path(__file__).parent / "cases"
-RESPONSES = ("extraction", "unboxed")  # whole responses instead of answers
+RESPONSES = ("extraction", "unboxed", "affirmed")  # whole responses instead of answers
 TABLES = sorted(path.stem for path in CASES.glob("*.jsonl") if path.stem not in RESPONSES)
 
 
@@ -58,10 +58,11 @@ def test_extraction(grader: MathGrader) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_response_without_a_box_is_paid_for_what_it_states(grader: MathGrader) -> None:
-    """Hedges, bounds, negations, one of two values; half of the rows state the gold."""
+@pytest.mark.parametrize("table", ["unboxed", "affirmed"])
+def test_a_response_is_paid_for_what_it_states(table: str, grader: MathGrader) -> None:
+    """Hedges, bounds, negations, one of two values, retractions; many rows state the gold."""
     wrong = []
-    for row in read("unboxed"):
+    for row in read(table):
         grade = grader.grade_one(row["response"], row["gold"], task=row.get("task", "math"))
         if grade.correct != row["correct"] or grade.status in ("error", "timeout"):
             wrong.append(f"{row['response']!r}: {grade.status} ({grade.answer!r})")
