@@ -22,7 +22,8 @@ from rlmath.config.schema import Config, DType
 from rlmath.model.lora import ATTENTION_TARGETS, Lora
 from rlmath.monitor import Monitor
 from rlmath.training.invariants import report
-from rlmath.weights.gather import Run, WeightChanges
+from rlmath.weights.gather import WeightChanges
+from rlmath.weights.runs import Run
 
 # Of a part, so that some of its elements are small enough to change in bfloat16: weights of 0.02
 # are 1e-4 apart there, those of 1e-5 are 6e-8 apart.

@@ -8,6 +8,8 @@ stages, expert) need no special cases.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,43 +30,15 @@ from rlmath.weights.buckets import (
     cut_into_buckets,
     view_in_buffer,
 )
+from rlmath.weights.expert_shares import ExpertRoutes, ExpertShare, Need, are_worth_it
 from rlmath.weights.fingerprint import fingerprint
 from rlmath.weights.parameters import local_parameters
-from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.pieces import expert_tensors, hf_shapes
+from rlmath.weights.runs import Run
 
 # Of a parameter, some of its rows or columns, along which dimension these are, and the first: the
 # values to send in their place.
 Merge = Callable[[Tensor, Tensor, int, int], Tensor]
-
-
-@dataclass(frozen=True)
-class Run:
-    """Rows (``dim`` 0) or columns (``dim`` 1) of a Hugging Face tensor that lie on one rank.
-
-    Attributes:
-        name: The Hugging Face tensor.
-        dim: Along which it is a run.
-        start: First row or column.
-        shape: Of the run.
-    """
-
-    name: str
-    dim: int
-    start: int
-    shape: tuple[int, ...]
-
-    @property
-    def length(self) -> int:
-        return self.shape[self.dim]
-
-    @property
-    def corner(self) -> tuple[int, int]:
-        """Its first row and column in the whole tensor."""
-        return (self.start, 0) if self.dim == 0 else (0, self.start)
-
-    def of(self, whole: Tensor) -> Tensor:
-        """This run of the whole tensor, as a view."""
-        return whole.narrow(self.dim, self.start, self.length)
 
 
 @dataclass(frozen=True)
@@ -145,6 +119,7 @@ class BucketGatherer:
     ) -> None:
         self.parallel = parallel
         self.ranks = parallel.global_ranks
+        self._experts = {} if adapters is not None else expert_tensors(spec)
         self._before: dict[Run, int] | None = None
         self._local: dict[Run, _Place] = {}
         # Of a tied embedding, on the last stage; the first stage sends the original.
@@ -194,23 +169,61 @@ class BucketGatherer:
         self._replicated.update(*copied)
         return holders
 
-    def gather(self, destination: int | None) -> Iterator[list[tuple[str, Tensor]]]:
+    def expert_routes(self, share: ExpertShare) -> ExpertRoutes | None:
+        """How each rank can get a share of the experts instead of all of them. Collective.
+
+        Args:
+            share: What this rank needs.
+
+        Returns:
+            For :meth:`gather`; ``None`` where sending all to all ranks at once takes no longer, or
+            the model has no experts.
+        """
+        if self.parallel.group is None:
+            return None
+        everyone: list[Need | None] = [None for _ in self.ranks]
+        need = Need(share, os.uname().nodename)
+        dist.all_gather_object(everyone, need, group=self.parallel.group)
+        needs = {rank: one for rank, one in zip(self.ranks, everyone, strict=True) if one}
+        if not self._experts:
+            return None
+        # All layers are held alike.
+        layer = next(iter(self._experts)).partition(".experts.")[0]
+        names = [name for name in self._experts if name.startswith(f"{layer}.experts.")]
+        holders = {one for name in names for run in self._runs[name] for one in self._holders[run]}
+        num_experts = 1 + max(self._experts.values())
+        if not are_worth_it(needs.values(), num_experts, len(holders)):
+            return None
+        return ExpertRoutes(
+            self.parallel.global_rank,
+            needs,
+            self._experts,
+            {meta.name: meta.shape for meta in self.tensors},
+            self._runs,
+            self._holders,
+        )
+
+    def gather(
+        self, destination: int | None, routes: ExpertRoutes | None = None
+    ) -> Iterator[list[tuple[str, Tensor]]]:
         """Gather all buckets in order; see ``rlmath.weights.megatron.hf_tensors``.
 
         Args:
             destination: Global rank that gets the tensors; ``None``: all ranks of the group.
+            routes: With no ``destination``: of experts each rank gets its share alone. Their
+                tensors have their whole shape, and are NaN where this rank needs nothing.
         """
         if destination is not None and destination not in self.ranks:
             # That rank belongs to another copy of the model (data parallel), which serves it.
             return
         following = iter(self.buckets)
-        pending = self._begin(next(following), destination)
+        pending = self._begin(next(following), destination, routes)
         while pending is not None:
             # Messages are freed before the next ones are begun, and a bucket when the caller drops
             # it: ``rlmath.weights.sync_memory`` counts on both.
             finished = [pending.finish()]
             bucket = next(following, None)
-            pending = None if bucket is None else self._begin(bucket, destination)
+            pending = None if bucket is None else self._begin(bucket, destination, routes)
             yield finished.pop()
 
     @torch.no_grad()
@@ -337,7 +350,9 @@ class BucketGatherer:
                     )
 
     @torch.no_grad()
-    def _begin(self, bucket: Bucket, destination: int | None) -> _Pending:
+    def _begin(
+        self, bucket: Bucket, destination: int | None, routes: ExpertRoutes | None
+    ) -> _Pending:
         """Start a bucket's messages; the result waits for them."""
         me = self.parallel.global_rank
         wanted = destination is None or destination == me
@@ -349,7 +364,9 @@ class BucketGatherer:
                 for t in bucket.tensors
             }
         pending = _Pending(whole, [], [])
-        for source, runs in self._by_source(bucket, destination).items():
+        of_experts = routes or ()
+        to_all = [name for name in types if name not in of_experts]
+        for source, runs in self._by_source(to_all, destination).items():
             if source != me and not wanted:
                 continue
             if source == me and wanted:
@@ -364,7 +381,44 @@ class BucketGatherer:
             else:
                 pending.received += parts
             pending.messages.append((self._transfer(packed, source, destination), packed))
+        if routes is not None:
+            self._exchange_experts(bucket, routes, pending)
         return pending
+
+    def _exchange_experts(self, bucket: Bucket, routes: ExpertRoutes, pending: _Pending) -> None:
+        """Start the messages of a bucket's experts, after those to all ranks."""
+        names = [t.meta.name for t in bucket.tensors if t.meta.name in routes]
+        types = {t.meta.name: t.meta.dtype for t in bucket.tensors}
+        exchange = routes.exchange(names)
+        for name in names:
+            if not routes.is_all_needed(name):
+                pending.whole[name].fill_(math.nan)
+        # Of each run, where its parts go: a parameter is read once, perhaps from host memory.
+        targets: dict[Run, list[tuple[Run, Tensor]]] = {}
+        operations: list[dist.P2POp] = []
+        buffers: list[Tensor] = []
+        group = self.parallel.group
+        for run, part in exchange.own:
+            targets.setdefault(run, []).append((part, part.of(pending.whole[part.name])))
+        for ranks, parts in exchange.sends:
+            packed, views = _packed([part for _, part in parts], types, self.device)
+            buffers.append(packed)
+            for (run, part), (_, view) in zip(parts, views, strict=True):
+                targets.setdefault(run, []).append((part, view))
+            operations += [dist.P2POp(dist.isend, packed, rank, group) for rank in ranks]
+        for run, places in targets.items():
+            values = self._local[run].values()
+            for part, place in places:
+                place.copy_(values.narrow(run.dim, part.start - run.start, part.length))
+        for rank, received in exchange.receives.items():
+            packed, views = _packed(received, types, self.device)
+            buffers.append(packed)
+            pending.received += views
+            operations.append(dist.P2POp(dist.irecv, packed, rank, group))
+        if operations:
+            # All at once, or NCCL would open a communicator for every pair of ranks, and wait.
+            works = dist.batch_isend_irecv(operations)
+            pending.messages += [(work, buffers) for work in works]
 
     def _transfer(self, packed: Tensor, source: int, destination: int | None) -> dist.Work:
         group = self.parallel.group
@@ -377,11 +431,11 @@ class BucketGatherer:
         assert work is not None, "this rank is in the group that it takes part in"
         return work
 
-    def _by_source(self, bucket: Bucket, destination: int | None) -> dict[int, list[Run]]:
-        """Who sends which runs of a bucket: what the destination holds itself, it takes there."""
+    def _by_source(self, names: Iterable[str], destination: int | None) -> dict[int, list[Run]]:
+        """Who sends which runs of tensors: what the destination holds itself, it takes there."""
         result: dict[int, list[Run]] = {}
-        for tensor in bucket.tensors:
-            for run in self._runs[tensor.meta.name]:
+        for name in names:
+            for run in self._runs[name]:
                 holders = self._holders[run]
                 own = destination is not None and destination in holders
                 source = destination if own and destination is not None else holders[0]
@@ -396,12 +450,12 @@ class _Pending:
     Attributes:
         whole: The bucket's tensors, as yet without what others send; empty where not wanted.
         received: Runs that others send, with their places in the packed messages.
-        messages: Work in progress with its packed buffer, which has to live until it is done.
+        messages: Work in progress with what it reads or writes, which has to live until it is done.
     """
 
     whole: dict[str, Tensor]
     received: list[tuple[Run, Tensor]]
-    messages: list[tuple[dist.Work, Tensor]]
+    messages: list[tuple[dist.Work, Tensor | list[Tensor]]]
 
     @torch.no_grad()
     def finish(self) -> list[tuple[str, Tensor]]:

@@ -70,6 +70,16 @@ def hf_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return result
 
 
+def expert_tensors(spec: ModelSpec) -> dict[str, int]:
+    """Of each tensor of an expert, by its name, the expert's number."""
+    return {
+        tensor.name.format(layer=layer, expert=expert): expert
+        for entry, layer, expert in walk(spec)
+        if expert is not None
+        for tensor in entry.hf
+    }
+
+
 def file_tensors(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     """The tensors of ``hf_shapes`` that lie in each tensor of the model's files, by rows.
 

@@ -21,8 +21,8 @@ from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.adapters import local_adapters
 from rlmath.weights.fingerprint import fingerprint_on_device
-from rlmath.weights.gather import Run
 from rlmath.weights.parameters import local_parameters
+from rlmath.weights.runs import Run
 
 
 @dataclass(frozen=True)

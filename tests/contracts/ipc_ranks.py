@@ -26,7 +26,7 @@ from vllm.distributed.weight_transfer import packed_tensor
 from rlmath.device import Platform
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.transports import TransportPlan, connect, ipc
-from rlmath.weights.transports.shared_gpus import plans_of_ranks
+from rlmath.weights.transports.shared_gpus import WorkerPlace, plans_of_ranks
 from tests.contracts.fake_cuda import FakeCuda
 
 RANKS, WIDTH = 4, 2
@@ -45,7 +45,7 @@ class Engine:
     def __getattr__(self, method: str) -> Any:
         def remote(*arguments: Any) -> Any:
             if method == "call_workers":
-                return self.gpus
+                return [WorkerPlace(gpu, None) for gpu in self.gpus]
             handles = arguments[0].get("ipc_handles", {}) if arguments and method[0] == "u" else {}
             self.calls.append((method, sorted(handles)))
             if handles:
@@ -62,7 +62,7 @@ class Source:
         self.tensors = [TensorMeta(f"t{i}", (256, 1024), torch.bfloat16) for i in range(6)]
         self.buckets = cut_into_buckets(self.tensors, 1)
 
-    def gather(self, destination: int | None) -> Any:
+    def gather(self, destination: int | None, routes: None) -> Any:
         assert destination is None
         for bucket in self.buckets:
             yield [(t.meta.name, torch.zeros(t.meta.shape).bfloat16()) for t in bucket.tensors]

@@ -267,6 +267,11 @@ ROWS = [
         has=("expert_map",),
         says=("global_num_experts", "intermediate_size_per_partition"),
     ),
+    Row(
+        "vllm.model_executor.layers.fused_moe.config:FusedMoEConfig",
+        "weights/transports/engine_parts.py says which slice of an expert a worker reads",
+        fields=("moe_parallel_config", "tp_shard_with_padding"),
+    ),
     # -- vLLM's layerwise reload ---------------------------------------------------------------
     Row(
         "vllm.model_executor.model_loader.reload.layerwise:get_layerwise_info",

@@ -66,7 +66,7 @@ class Tensors:
         self.tensors = [TensorMeta(n, tuple(t.shape), t.dtype) for n, t in tensors.items()]
         self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
 
-    def gather(self, destination: int | None) -> Iterator[list[tuple[str, Tensor]]]:
+    def gather(self, destination: int | None, routes: None) -> Iterator[list[tuple[str, Tensor]]]:
         for bucket in self.buckets:
             yield [(t.meta.name, self.values[t.meta.name]) for t in bucket.tensors]
 

@@ -17,10 +17,13 @@ from torch import Tensor
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import read_model_spec
 from rlmath.validation.convert import read_checkpoint
+from rlmath.weights.expert_shares import NOTHING, ExpertShare
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.megatron import check_folder
+from rlmath.weights.pieces import expert_tensors
 from rlmath.weights.plan import SourceRank, plan_weights
+from rlmath.weights.runs import Run
 from tests.distributed.weights_ranks import Case, Ranks
 
 SIZES: dict[str, Any] = {
@@ -351,6 +354,94 @@ def test_experts_there_and_back_and_log_probs_are_those_of_transformers(
 ) -> None:
     _check_round_trip(ranks, folders[family], case)
     _check_log_probs(ranks, folders[family], reference[family], case)
+
+
+HALVES = [ExpertShare(None, part, 2) for part in (0, 1)]
+QUARTERS = [ExpertShare(None, part, 4) for part in range(4)]
+
+
+def _held(runs: set[Run], name: str) -> set[int]:
+    """Rows or columns of a tensor that a rank holds."""
+    return {
+        at for run in runs if run.name == name for at in range(run.start, run.start + run.length)
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "shares"),
+    [
+        # Two stages, and an engine of four workers.
+        ("qwen3_moe", Case(pp=2, ep=2), QUARTERS),
+        # The actor's ranks have slices of experts too, and not those of the worker on their GPU.
+        ("glm4_moe", Case(tp=4), [QUARTERS[part] for part in (1, 0, 3, 2)]),
+        # An engine whose workers have whole experts, and ranks without an engine.
+        (
+            "qwen3_moe",
+            Case(tp=2, ep=4, etp=1),
+            [ExpertShare(frozenset({0, 3})), NOTHING, ExpertShare(frozenset({1, 2})), NOTHING],
+        ),
+        # Two engines of two workers, each with half of every expert.
+        ("glm4_moe", Case(tp=2, ep=2), HALVES * 2),
+        long("deepseek_v3", Case(tp=2, pp=2), QUARTERS),
+        long("qwen3_moe", Case(ep=4), HALVES * 2),
+    ],
+    ids=_name,
+)
+def test_a_rank_gets_its_share_of_the_experts_alone(
+    ranks: Ranks, folders: dict[str, Path], family: str, case: Case, shares: list[ExpertShare]
+) -> None:
+    """Bit by bit what it gets otherwise, twice and after meeting again; and bytes are counted."""
+    bucket_mib = 0.001  # Smaller than an expert's matrix.
+    experts = expert_tensors(read_model_spec(folders[family]))
+    results = ranks.call("expert_exchange", str(folders[family]), case, bucket_mib, shares)
+    for update in range(3):
+        sent_bytes = 0
+        for rank, share in enumerate(shares):
+            got = results[rank][update]
+            assert got["routed"] and list(got["shared"]) == list(got["whole"])
+            lacks_bytes = 0
+            for name, whole in got["whole"].items():
+                expected = whole
+                if name in experts:
+                    expected = torch.full_like(whole, torch.nan)
+                    if share.experts is None or experts[name] in share.experts:
+                        dim = 1 if "down_proj" in name else 0
+                        size = whole.shape[dim] // share.parts
+                        part = range(share.part * size, (share.part + 1) * size)
+                        expected.narrow(dim, part.start, size).copy_(
+                            whole.narrow(dim, part.start, size)
+                        )
+                        lacks = set(part) - _held(got["holds"], name)
+                        lacks_bytes += len(lacks) * whole.nbytes // whole.shape[dim]
+                assert torch.equal(got["shared"][name].isnan(), expected.isnan()), name
+                assert torch.equal(got["shared"][name].nan_to_num(), expected.nan_to_num()), name
+            # What it wants and does not hold, and nothing else of the experts.
+            of_all, none, nothing = got["whole_bytes"]
+            dense, received, given = got["shared_bytes"]
+            assert (none, nothing) == (0, 0)
+            assert received == lacks_bytes
+            # A broadcast brings it all experts that it does not hold.
+            assert received <= 0.7 * (of_all - dense)
+            sent_bytes += given - received
+        assert sent_bytes == 0
+        # Every update sends other weights.
+        name = next(iter(experts))
+        if update:
+            before = results[0][update - 1]["whole"][name]
+            assert torch.equal(results[0][update]["whole"][name], -1.5 * before)
+
+
+@pytest.mark.parametrize("shares", [HALVES * 2, [ExpertShare()] * 4], ids=["halves", "whole"])
+def test_experts_go_to_all_where_shares_would_be_more_to_send(
+    ranks: Ranks, folders: dict[str, Path], shares: list[ExpertShare]
+) -> None:
+    """Two stages, and engines of two workers or one: each of two ranks would send both engines a
+    layer's experts."""
+    case, folder = Case(pp=2, ep=2), str(folders["qwen3_moe"])
+    for rank in ranks.call("expert_exchange", folder, case, 0.001, shares):
+        for update in rank:
+            assert not update["routed"]
+            assert update["shared_bytes"] == update["whole_bytes"]
 
 
 def _check_log_probs(ranks: Ranks, folder: Path, expected: Tensor, case: Case) -> None:

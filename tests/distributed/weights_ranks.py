@@ -327,12 +327,93 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
         "sends": {
             (run.name, run.dim, run.start, run.length): rank
             for bucket in gatherer.buckets
-            for rank, runs in gatherer._by_source(bucket, None).items()
+            for rank, runs in gatherer._by_source(_names(bucket), None).items()
             for run in runs
         },
         "buckets": len(gatherer.buckets),
         "padding": padding,
     }
+
+
+def _names(bucket: Any) -> list[str]:
+    return [tensor.meta.name for tensor in bucket.tensors]
+
+
+class _Traffic:
+    """Bytes that this rank gets by broadcasts, and what it gets from and gives to single ranks."""
+
+    def __init__(self) -> None:
+        self.broadcast = self.received = self.given = 0
+
+    def __enter__(self) -> _Traffic:
+        self._originals = {name: getattr(dist, name) for name in ("broadcast", "batch_isend_irecv")}
+        dist.broadcast, dist.batch_isend_irecv = self._broadcast, self._batch
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for name, original in self._originals.items():
+            setattr(dist, name, original)
+
+    def _broadcast(self, tensor: Tensor, source: int, **named: Any) -> Any:
+        if source != dist.get_rank():
+            self.broadcast += tensor.nbytes
+        return self._originals["broadcast"](tensor, source, **named)
+
+    def _batch(self, operations: list[dist.P2POp]) -> Any:
+        for one in operations:
+            if one.op is dist.isend:
+                self.given += one.tensor.nbytes
+            else:
+                self.received += one.tensor.nbytes
+        return self._originals["batch_isend_irecv"](operations)
+
+
+def expert_exchange(
+    folder: str, case: Case, bucket_size_mib: float, shares: list[Any]
+) -> list[dict[str, Any]]:
+    """Two updates with other weights each, and one after the ranks have met again.
+
+    Args:
+        shares: Of each rank, what it needs of the experts.
+
+    Returns:
+        Of each update ``whole`` and ``shared``, tensors by name as all ranks get all and as each
+        gets its share; ``whole_bytes`` and ``shared_bytes``: see ``_Traffic``. ``holds``: this
+        rank's runs.
+    """
+    from rlmath.model.rank_layout import ParallelRank
+    from rlmath.model.spec import read_model_spec
+    from rlmath.weights.gather import BucketGatherer
+    from rlmath.weights.megatron import load_from_hf
+
+    chunks = _build(folder, case)
+    spec = read_model_spec(folder)
+    parallel = ParallelRank.from_megatron()
+    load_from_hf(chunks, folder, spec, parallel)
+    found = []
+    for update in range(3):
+        if update != 1:
+            gatherer = BucketGatherer(chunks, spec, parallel, bucket_size_mib)
+            routes = gatherer.expert_routes(shares[dist.get_rank()])
+        with torch.no_grad():
+            for chunk in chunks:
+                for parameter in chunk.parameters():
+                    parameter.mul_(-1.5)
+        with _Traffic() as whole:
+            tensors = dict(pair for bucket in gatherer.gather(None) for pair in bucket)
+        with _Traffic() as shared:
+            own = dict(pair for bucket in gatherer.gather(None, routes) for pair in bucket)
+        found.append(
+            {
+                "whole": tensors,
+                "shared": own,
+                "whole_bytes": (whole.broadcast, whole.received, whole.given),
+                "shared_bytes": (shared.broadcast, shared.received, shared.given),
+                "holds": set(gatherer._local),
+                "routed": routes is not None,
+            }
+        )
+    return found
 
 
 def _changes(gatherer: Any) -> bool:

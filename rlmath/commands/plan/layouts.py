@@ -241,7 +241,7 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
     host = host_bytes(spec, actor, step, ranks)
     if adapters is None:
         weight_sync_s = weight_sync_time_s(
-            spec, actor.layout, wish.gpu, wish.efficiency, wish.gpus_per_node
+            spec, actor.layout, wish.gpu, wish.efficiency, wish.gpus_per_node, engine_tp
         )
     else:
         # What is sent is small; the base model goes to host memory and comes back.

@@ -254,11 +254,28 @@ def offload_time_s(moved_bytes: float, efficiency: Efficiency) -> float:
 
 
 def weight_sync_time_s(
-    spec: ModelSpec, layout: Layout, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int
+    spec: ModelSpec,
+    layout: Layout,
+    gpu: Gpu,
+    efficiency: Efficiency,
+    gpus_per_node: int,
+    experts_for: int = 1,
 ) -> float:
-    """Every rank of a copy gathers what it lacks; a copy on one node does so over its links."""
+    """Every rank of a copy gathers what it lacks; a copy on one node does so over its links.
+
+    Args:
+        spec: The model.
+        layout: The actor's.
+        gpu: Of all nodes.
+        efficiency: Of links and networks.
+        gpus_per_node: GPUs of a node.
+        experts_for: Workers of an engine, if each rank gets its worker's share of the experts
+            where that is less to send (``rlmath.weights.expert_shares``); 1: all get all.
+    """
     tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
     on_node = max(tp, ep) * pp <= gpus_per_node
     rate = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
     lacks = 1 - 1 / (max(tp, ep) * pp)
-    return lacks * 2 * spec.num_parameters / (rate * 1e9 * efficiency.link)
+    experts = spec.num_expert_parameters
+    parameters = lacks * (spec.num_parameters - experts) + experts * min(lacks, pp / experts_for)
+    return 2 * parameters / (rate * 1e9 * efficiency.link)

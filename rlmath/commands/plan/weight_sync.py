@@ -73,7 +73,8 @@ def sync_times(
         efficiency: Of links and networks.
         gpus_per_node: GPUs of a node.
     """
-    gather_s = weight_sync_time_s(spec, actor, gpu, efficiency, gpus_per_node)
+    shared_by = engine_tp if colocated else 1
+    gather_s = weight_sync_time_s(spec, actor, gpu, efficiency, gpus_per_node, shared_by)
     copies_s = COPIES * weights_bytes / (gpu.memory_gb_per_s * 1e9)
     calls_s = buckets * CALL_S
     if colocated:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from rlmath.device import CPU, Platform
 from rlmath.device.streams import SideStream
+from rlmath.weights.expert_shares import ExpertShare
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.sync_memory import shared_buffer_bytes
 from rlmath.weights.transports.client import EngineClient
@@ -82,6 +83,8 @@ class TransportPlan:
         others: Engines that other ranks call.
         serves: With ``ipc``, the ranks on the GPUs of the same engine as this rank's, the one that
             calls it first; none where no engine shares this rank's GPU.
+        experts: With ``ipc``, what the worker on this rank's GPU keeps of the experts; ``None`` on
+            all ranks: all of them go to all.
     """
 
     transport: TransportName
@@ -93,6 +96,7 @@ class TransportPlan:
     quantized: bool = False
     others: int = 0
     serves: tuple[int, ...] = ()
+    experts: ExpertShare | None = None
 
     @property
     def num_engines(self) -> int:
@@ -184,8 +188,10 @@ def connect(
         from rlmath.weights.transports.ipc import IpcTrainer
 
         largest = max(tensor.num_bytes for tensor in gatherer.tensors)
-        # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket.
-        source = GatheredSource(gatherer, None, side_stream)
+        # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket, but of
+        # experts what that worker keeps.
+        routes = None if plan.experts is None else gatherer.expert_routes(plan.experts)
+        source = GatheredSource(gatherer, None, side_stream, routes)
         buffer_bytes = shared_buffer_bytes(bucket_bytes, largest)
         trainer = IpcTrainer(client, source, plan.serves, buffer_bytes)
         return TrainerConnection(trainer, client, side_stream)

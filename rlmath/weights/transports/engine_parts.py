@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from rlmath.weights.expert_shares import ExpertShare
+
 # How an engine begins to say that tensors did not come; a worker process passes text alone.
 UNSENT = "the weight update left"
 
@@ -125,6 +127,23 @@ def _of_module(name: str, module: Any) -> Iterator[Part]:
         for key, parameter in own.items():
             size = parameter.shape[0]
             yield Part(f"{name}.{key}", module, key, 0, 0, 0, size, replica=_tensor_rank() > 0)
+
+
+def expert_share(model: Any) -> ExpertShare | None:
+    """What vLLM's loader reads of the experts' tensors for this worker; ``None``: the model has no
+    experts, or its layers read different shares or slices with a gap."""
+    found = {_share_of(module) for module in model.modules() if hasattr(module, "w13_weight")}
+    return found.pop() if len(found) == 1 else None
+
+
+def _share_of(module: Any) -> ExpertShare | None:
+    ranks, held = module.moe_config.moe_parallel_config, None
+    if module.moe_config.tp_shard_with_padding:
+        return None
+    if module.expert_map is not None:
+        places = enumerate(module.expert_map.tolist())
+        held = frozenset(expert for expert, place in places if place >= 0)
+    return ExpertShare(held, ranks.tp_rank, ranks.tp_size)
 
 
 def _qkv(stem: str, module: Any, own: dict[str, Tensor]) -> Iterator[Part]:

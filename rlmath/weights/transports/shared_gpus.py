@@ -2,26 +2,44 @@
 
 A CUDA IPC handle is of use on its own GPU alone. So the ranks on an engine's GPUs serve that
 engine and no other: the first of them calls it, with the handles of these GPUs. A rank sends and
-waits for as much at 1,000 GPUs as at 8.
+waits for as much at 1,000 GPUs as at 8. Of an MoE's experts it needs what its engine's worker
+keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlmath.errors import ComponentError, WeightsError
+from rlmath.weights.expert_shares import NOTHING, ExpertShare
 
 if TYPE_CHECKING:
     from rlmath.weights.transports import TransportPlan
 
 
-def worker_gpu_uuid(worker: Any) -> str:
-    """Runs in a vLLM worker: its GPU's UUID, under which it looks for a handle."""
+@dataclass(frozen=True)
+class WorkerPlace:
+    """What an engine's worker says of itself.
+
+    Attributes:
+        gpu: Its GPU's UUID, under which it looks for a handle.
+        experts: What it keeps of them; ``None``: there are none, or it cannot say.
+    """
+
+    gpu: str
+    experts: ExpertShare | None
+
+
+def worker_place(worker: Any) -> WorkerPlace:
+    """Runs in a vLLM worker."""
     import torch
 
-    return str(torch.cuda.get_device_properties(worker.device.index).uuid)
+    from rlmath.weights.transports.engine_parts import expert_share
+
+    gpu = str(torch.cuda.get_device_properties(worker.device.index).uuid)
+    return WorkerPlace(gpu, expert_share(worker.model_runner.get_model()))
 
 
 def serving_ranks(
@@ -75,19 +93,23 @@ def plans_of_ranks(plan: TransportPlan, rank_gpus: Sequence[str]) -> list[Transp
     """
     import ray
 
-    asked = [one.call_workers.remote(worker_gpu_uuid) for one in plan.engines]
+    asked = [one.call_workers.remote(worker_place) for one in plan.engines]
     try:
-        engine_gpus = ray.get(asked)
+        places: list[list[WorkerPlace]] = ray.get(asked)
     except ray.exceptions.RayError as error:
         raise ComponentError(
             f"the weight sync asked the engines for their GPUs, and one failed: {error}",
             raised=isinstance(error, ray.exceptions.RayTaskError),
         ) from error
-    plans = [replace(plan, engines=(), others=plan.num_engines) for _ in rank_gpus]
-    served = serving_ranks(rank_gpus, engine_gpus)
+    nobody = replace(plan, engines=(), others=plan.num_engines, experts=NOTHING)
+    plans = [nobody for _ in rank_gpus]
+    served = serving_ranks(rank_gpus, [[place.gpu for place in engine] for engine in places])
+    for ranks, workers in zip(served, places, strict=True):
+        for rank, worker in zip(ranks, workers, strict=True):
+            plans[rank] = replace(plans[rank], serves=ranks, experts=worker.experts)
+    if any(worker.experts is None for engine in places for worker in engine) or plan.adapters:
+        plans = [replace(one, experts=None) for one in plans]
     for engine, ranks in zip(plan.engines, served, strict=True):
-        for rank in ranks:
-            plans[rank] = replace(plans[rank], serves=ranks)
         caller = plans[ranks[0]]
         plans[ranks[0]] = replace(caller, engines=(engine,), others=plan.num_engines - 1)
     return plans

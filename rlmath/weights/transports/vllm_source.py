@@ -8,6 +8,7 @@ from torch import Tensor
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource
 
 from rlmath.device.streams import SideStream
+from rlmath.weights.expert_shares import ExpertRoutes
 from rlmath.weights.gather import BucketGatherer
 
 
@@ -19,14 +20,20 @@ class GatheredSource(WeightSource):
         destination: Global rank that gets the tensors; ``None``: every rank.
         side_stream: Where buckets are gathered. vLLM reads them on its own streams, and may use
             another for the next bucket.
+        routes: See ``BucketGatherer.gather``.
     """
 
     def __init__(
-        self, gatherer: BucketGatherer, destination: int | None, side_stream: SideStream
+        self,
+        gatherer: BucketGatherer,
+        destination: int | None,
+        side_stream: SideStream,
+        routes: ExpertRoutes | None = None,
     ) -> None:
         self._gatherer = gatherer
         self._destination = destination
         self._side_stream = side_stream
+        self._routes = routes
 
     def metadata(self) -> list[ParamMeta]:
         """Name, type and shape of each tensor, in the order of iteration; no communication."""
@@ -39,7 +46,7 @@ class GatheredSource(WeightSource):
 
         Of a tensor that was given nothing is kept, so that its memory goes when vLLM drops it.
         """
-        buckets = self._gatherer.gather(self._destination)
+        buckets = self._gatherer.gather(self._destination, self._routes)
         while True:
             with self._side_stream.queue():
                 bucket = next(buckets, None)

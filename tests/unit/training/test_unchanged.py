@@ -10,7 +10,8 @@ from rlmath.config.load import load
 from rlmath.config.schema import DType
 from rlmath.training.invariants import InvariantError
 from rlmath.training.unchanged import check_changes, check_value_changes, unchanged_parts
-from rlmath.weights.gather import Run, WeightChanges
+from rlmath.weights.gather import WeightChanges
+from rlmath.weights.runs import Run
 
 UP = Run("model.layers.1.mlp.up_proj.weight", 0, 64, (64, 128))
 UPDATE = {"train/lr": 1e-5, "train/grad_norm": 0.5, "train/discarded_minibatches": 0.0}

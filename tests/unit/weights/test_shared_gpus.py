@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,9 @@ import ray
 
 from rlmath.actor.group import ActorGroup
 from rlmath.errors import ComponentError, WeightsError
+from rlmath.weights.expert_shares import NOTHING, ExpertShare
 from rlmath.weights.transports import TransportPlan
-from rlmath.weights.transports.shared_gpus import plans_of_ranks, serving_ranks
+from rlmath.weights.transports.shared_gpus import WorkerPlace, plans_of_ranks, serving_ranks
 
 
 def gpus(count: int) -> list[str]:
@@ -45,9 +48,10 @@ def test_a_worker_without_a_rank_and_ranks_that_share_a_gpu_are_refused() -> Non
         serving_ranks([*gpus(2), *gpus(1)], [gpus(2)])
 
 
-def engine(name: str, gpus: list[str]) -> Any:
-    """A handle."""
-    return SimpleNamespace(name=name, call_workers=SimpleNamespace(remote=lambda _: gpus))
+def engine(name: str, gpus: list[str], shares: Sequence[ExpertShare | None] = (None, None)) -> Any:
+    """A handle of one with two workers."""
+    places = [WorkerPlace(gpu, share) for gpu, share in zip(gpus, shares, strict=True)]
+    return SimpleNamespace(name=name, call_workers=SimpleNamespace(remote=lambda _: places))
 
 
 def plan(*engines: Any, transport: Any = "ipc") -> TransportPlan:
@@ -62,6 +66,19 @@ def test_a_rank_gets_the_handle_of_the_engine_that_it_calls(monkeypatch: Any) ->
     assert [own.engines for own in found] == [(), (other,), (), (one,), ()]
     assert [own.serves for own in found] == [(3, 0), (1, 2), (1, 2), (3, 0), ()]
     assert {own.num_engines for own in found} == {2}
+
+
+def test_a_rank_needs_the_experts_of_the_worker_on_its_gpu(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    names, halves = gpus(5), [ExpertShare(None, part, 2) for part in (0, 1)]
+    one, other = engine("one", [names[3], names[0]], halves), engine("other", names[1:3], halves)
+    found = plans_of_ranks(plan(one, other), names)
+    assert [own.experts for own in found] == [halves[1], *halves, halves[0], NOTHING]
+    # Adapters are sent whole, and so is all where a worker does not say what it keeps.
+    adapters = dataclasses.replace(plan(one, other), adapters=True)
+    silent = plan(one, engine("other", names[1:3], [halves[0], None]))
+    for whole in (adapters, silent):
+        assert {own.experts for own in plans_of_ranks(whole, names)} == {None}
 
 
 def test_the_driver_asks_ranks_and_engines_for_their_gpus(monkeypatch: Any) -> None:

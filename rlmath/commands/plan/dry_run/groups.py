@@ -19,8 +19,8 @@ import torch.distributed as dist
 from rlmath.model.families import When
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
-from rlmath.weights.gather import Run
 from rlmath.weights.pieces import local_tensor, walk
+from rlmath.weights.runs import Run
 
 # What a rank answers to an object that this rank sends to all: (object, global rank).
 Answer = Callable[[Any, int], Any]

@@ -58,6 +58,37 @@ def test_a_7b_on_128_gpus_takes_a_second_and_a_half_at_most_on_paper() -> None:
             assert one.seconds <= 1.5
 
 
+@pytest.mark.parametrize("workers", [4, 8])
+def test_experts_go_from_shard_to_shard_where_engines_have_more_workers_than_stages(
+    workers: int,
+) -> None:
+    """Qwen3-235B-A22B in four stages on 128 GPUs, on paper: 12 seconds at most."""
+    spec = model_spec(KNOWN["Qwen3-235B-A22B"])
+
+    def of(colocated: bool) -> SyncTime:
+        return sync_times(
+            spec,
+            Layout(4, 4, 8, expert_parallel=8),
+            weights_bytes=2 * spec.num_parameters,
+            buckets=890,
+            engine_tp=workers,
+            colocated=colocated,
+            gpu=GPUS["h100"],
+            efficiency=Efficiency(),
+            gpus_per_node=8,
+        )[0]
+
+    network, experts = 50e9 * 0.7, 2 * spec.num_expert_parameters
+    dense = 2 * spec.num_parameters - experts
+    lacks = 31 / 32
+    # Of each of eight slices a stage's 32 ranks send 16, a fourth of the experts at a time.
+    share = 4 / 8 if workers == 8 else lacks
+    assert of(True).gather_s == pytest.approx((lacks * dense + share * experts) / network)
+    assert (of(True).seconds < 12) == (workers == 8)
+    # Rank 0 has to get all of them where it sends them to engines on other GPUs.
+    assert of(False).gather_s == pytest.approx(lacks * (dense + experts) / network)
+
+
 def test_the_command_says_seconds_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "weights", "model.path=Qwen2.5-1.5B", "--gpu", "h200"]
     assert main([*words, "--network-gb-per-s", "25"]) == 0
