@@ -51,6 +51,13 @@ if [ "${1:-}" = cuda-wheels ]; then
   cuda_wheels "$@"
 fi
 bash launchers/setup.sh
+# Triton's interpreter runs kernels without a GPU. Apart from the other packages: where vLLM and
+# Megatron find Triton they choose other code.
+triton=$(grep '^triton==' requirements/cuda.lock)
+if [ ! -d ".venv/triton/triton-${triton#*==}.dist-info" ]; then
+  rm -rf .venv/triton
+  .venv/bin/python -m pip install -qq --no-deps --target .venv/triton "$triton"
+fi
 # Set in many images. pytest would then rewrite the assertions of all files in each process.
 unset PYTHONDONTWRITEBYTECODE
 

@@ -4,7 +4,7 @@ Logits ``[t, v]`` of a micro-batch are the largest tensor of a step, and their g
 Here the output layer takes a chunk of rows at a time, and only rows that are wanted: forward keeps
 log Z and the entropy of each, backward computes the chunk's logits again, writes their gradient
 over them, and adds to the gradients of hidden states and weight. The arithmetic of the softmax
-is :class:`rlmath.actor.logprobs.VocabSlice`; ``head_rows.py`` has the sizes of chunks.
+is ``softmax_tables.py``'s or ``softmax_triton.py``'s; ``head_rows.py`` has the sizes of chunks.
 
 The output layer stays Megatron's module with its weight (names, checkpoints, tied embeddings);
 :func:`defer_logits` has it hand on its input instead of multiplying.
@@ -20,22 +20,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlmath.actor.head_rows import rows_per_chunk, rows_per_table, weight_rows_per_block
+from rlmath.actor import softmax_tables
+from rlmath.actor.head_rows import rows_per_chunk, weight_rows_per_block
 from rlmath.actor.logprobs import Distribution, VocabSlice
 
 
 class HeadLinear(nn.Module):
-    """The product of the output layer for a chunk of rows.
+    """The product of the output layer for a chunk of rows, and what takes the softmax of it.
 
     A module, so that hooks on a linear layer's output (``rounding_noise.py``) reach the logits.
 
     Args:
         in_float32: Multiply in float32, whatever the type of hidden states and weight.
+        triton: The softmax in Triton kernels.
     """
 
-    def __init__(self, in_float32: bool = False) -> None:
+    def __init__(self, in_float32: bool = False, triton: bool = False) -> None:
         super().__init__()
         self.in_float32 = in_float32
+        self.softmax: Any = softmax_tables
+        if triton:
+            from rlmath.actor import softmax_triton
+
+            self.softmax = softmax_triton
 
     def forward(self, taken: Tensor, weight: Tensor) -> Tensor:
         """Logits ``[n, v]`` of hidden states ``[n, h]`` for the weight ``[v, h]``."""
@@ -96,18 +103,18 @@ class Head:
         return result
 
 
-def defer_logits(output_layer: Any, in_float32: bool) -> None:
+def defer_logits(output_layer: Any, in_float32: bool, triton: bool = False) -> None:
     """Let the output layer give the hidden states that it takes; :func:`head_of` has the rest.
 
     Args:
         output_layer: Megatron's ``ColumnParallelLinear``.
-        in_float32: See :class:`HeadLinear`.
+        in_float32: See :class:`HeadLinear`, like ``triton``.
     """
 
     def hand_on(hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         return hidden, None
 
-    output_layer.chunk = HeadLinear(in_float32)
+    output_layer.chunk = HeadLinear(in_float32, triton)
     output_layer.forward = hand_on
 
 
@@ -142,11 +149,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
         def take(chunk: slice) -> None:
             # A function: its logits are gone before the next chunk's are there.
-            logits = product(whole[rows[chunk]], weight)[:, : vocab.num_valid]
-            for part, own in _parts(chunk, len(logits), len(weight)):
-                log_z[part], log_probs[part], entropy[part] = vocab.statistics(
-                    vocab.tempered(logits[own]), local[part], mine[part]
-                )
+            logits = product(whole[rows[chunk]], weight)
+            log_z[chunk], log_probs[chunk], entropy[chunk] = product.softmax.statistics(
+                vocab, logits, local[chunk], mine[chunk]
+            )
 
         for chunk in _chunks(rows, weight, product):
             take(chunk)
@@ -180,20 +186,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
         def give(chunk: slice) -> None:
             taken = whole[rows[chunk]]
             grad = product(taken, weight)
-            for part, own in _parts(chunk, len(grad), len(weight)):
-                valid = grad[own, : vocab.num_valid]
-                valid.copy_(
-                    vocab.gradient(
-                        vocab.tempered(valid),
-                        log_z[part],
-                        entropy[part],
-                        local[part],
-                        mine[part],
-                        grad_log_probs[part],
-                        None if grad_entropy is None else grad_entropy[part],
-                    )
-                )
-            grad[:, vocab.num_valid :] = 0
+            product.softmax.write_gradient(
+                vocab,
+                grad,
+                log_z[chunk],
+                entropy[chunk],
+                local[chunk],
+                mine[chunk],
+                grad_log_probs[chunk],
+                None if grad_entropy is None else grad_entropy[chunk],
+            )
             of_rows = work = None
             if grad_hidden is not None:
                 of_rows = product.input_gradient(grad, weight)
@@ -224,14 +226,6 @@ def _chunks(rows: Tensor, weight: Tensor, product: HeadLinear) -> Iterator[slice
     step = rows_per_chunk(len(weight), size)
     for start in range(0, rows.numel(), step):
         yield slice(start, start + step)
-
-
-def _parts(chunk: slice, size: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """A chunk's parts for the softmax: among all rows, and within the chunk of ``size`` rows."""
-    step = rows_per_table(width)
-    for start in range(0, size, step):
-        end = min(start + step, size)
-        yield slice(chunk.start + start, chunk.start + end), slice(start, end)
 
 
 def _blocks(weight: Tensor) -> Iterator[slice]:

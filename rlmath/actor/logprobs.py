@@ -103,7 +103,20 @@ class VocabSlice:
         target = torch.where(mine, picked, torch.zeros_like(top))
         exp = shifted.exp()
         total = self.row_sum(exp)
-        sums = torch.stack([total, self.row_sum(exp.mul_(shifted)), target])
+        return self.over_slices(top, total, self.row_sum(exp.mul_(shifted)), target)
+
+    def over_slices(
+        self, top: Tensor, total: Tensor, weighted: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of sums over this slice, log Z, the target's log-prob and the entropy, ``[n]`` each.
+
+        Args:
+            top: ``[n]``, the highest ``x`` of all slices.
+            total: ``[n]``, sum of ``exp(x - top)`` over this slice.
+            weighted: ``[n]``, sum of ``(x - top) exp(x - top)``.
+            target: ``[n]``, the target's ``x - top``; 0 where another slice has it.
+        """
+        sums = torch.stack([total, weighted, target])
         if self.group is not None:
             dist.all_reduce(sums, group=self.group)
         log_sum = sums[0].log()

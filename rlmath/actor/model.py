@@ -48,8 +48,8 @@ class ModelSettings:
         precision: Of what decides log-probs most.
         layers: ``auto``, ``transformer_engine`` or ``local``, see ``choose_platform``.
         separate_norms: No norms within Transformer Engine's matrices.
-        logits: ``whole``; ``chunked``: never, see ``rlmath/actor/head.py``; ``auto``: chunked on
-            CUDA.
+        logits: ``whole``; ``chunked``: never, see ``rlmath/actor/head.py``; ``triton``: chunked,
+            with Triton's kernels; ``auto``: chunked on CUDA.
     """
 
     dtype: torch.dtype
@@ -256,8 +256,9 @@ def build_model(
         share_rotary_table(model)
     if model.post_process:
         in_float32 = settings.precision.lm_head_dtype == "float32"
-        if settings.logits == "chunked" or (settings.logits == "auto" and platform.name != "cpu"):
-            defer_logits(model.output_layer, in_float32)
+        in_chunks = settings.logits in ("chunked", "triton")
+        if in_chunks or (settings.logits == "auto" and platform.name != "cpu"):
+            defer_logits(model.output_layer, in_float32, triton=settings.logits == "triton")
         elif in_float32:
             _multiply_in_float32(model.output_layer)
     return model.to(platform.torch_device)

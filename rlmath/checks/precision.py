@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlmath.checks.machine import Machine
-from rlmath.config.schema import Config, Device, DType, Layers
+from rlmath.config.schema import Config, Device, DType, Layers, Logits
 from rlmath.model.spec import ModelSpec
 from rlmath.utils import transformer_engine as te_install
 
@@ -29,6 +29,15 @@ def layers(config: Config, machine: Machine, device: Device) -> Iterator[str]:
     here = config.cluster.ray_address is None and machine.has_cuda
     if here and chosen is not Layers.local and machine.transformer_engine is not None:
         yield te_install.refusal(machine.transformer_engine)
+
+
+def logits_kernels(config: Config, device: Device, command: str) -> Iterator[str]:
+    """``actor.logits=triton`` where there is no GPU."""
+    if command != "evaluate" and config.actor.logits is Logits.triton and device is Device.cpu:
+        yield (
+            "actor.logits=triton: Triton compiles for GPUs, and cluster.device is cpu here; take "
+            "chunked, which computes the same, or auto"
+        )
 
 
 def batch_invariance(

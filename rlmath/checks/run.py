@@ -91,6 +91,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     if command != "evaluate":
         yield from check_precision.layers(config, machine, device)
     yield from check_precision.batch_invariance(config, machine, device, command)
+    yield from check_precision.logits_kernels(config, device, command)
     yield from check_files.data_files(config, command)
     yield from check_files.model_folder(config)
     yield from check_files.run_dir(config)

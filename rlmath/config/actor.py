@@ -37,6 +37,7 @@ class Logits(Enum):
     auto = "auto"
     whole = "whole"
     chunked = "chunked"
+    triton = "triton"
 
 
 @dataclass
@@ -106,7 +107,8 @@ class ActorConfig:
         Logits.auto,
         "How log-probs are taken of the output layer: whole logits of a micro-batch, or chunked, a "
         "few rows at a time and once more in the backward pass, which takes well under 1 GiB at "
-        "any number of tokens. auto: chunked on CUDA, whole on CPU.",
+        "any number of tokens; triton: chunked, with the softmax in two Triton kernels, on CUDA "
+        "alone. auto: chunked on CUDA, whole on CPU.",
     )
     offload: Offload = setting(
         Offload.none,

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B
 
-from rlmath.checks.precision import batch_invariance, batch_invariant_model, layers
+from rlmath.checks.precision import (
+    batch_invariance,
+    batch_invariant_model,
+    layers,
+    logits_kernels,
+)
 from rlmath.checks.run import find_problems
 from rlmath.config.load import load
-from rlmath.config.schema import Config, Device, DType, Layers
+from rlmath.config.schema import Config, Device, DType, Layers, Logits
 from rlmath.model.spec import model_spec
 
 BROKEN = "its extension for torch, transformer_engine_torch*.so, was not built"
@@ -92,3 +97,14 @@ def test_batch_invariance_on_a_cpu_without_flash_attention_and_of_experts() -> N
     assert not list(batch_invariant_model(asked, dense))
     (message,) = batch_invariant_model(asked, dataclasses.replace(dense, experts=64))
     assert "64 experts have no batch-invariant" in message
+
+
+def test_triton_kernels_need_a_gpu() -> None:
+    asked = config()
+    assert not list(logits_kernels(asked, Device.cpu, "train"))
+    asked.actor.logits = Logits.triton
+    (message,) = logits_kernels(asked, Device.cpu, "train")
+    assert message.startswith("actor.logits=triton") and "take chunked" in message
+    assert not list(logits_kernels(asked, Device.cuda, "train"))
+    # Engines alone.
+    assert not list(logits_kernels(asked, Device.cpu, "evaluate"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from rlmath.actor.head_rows import rows_per_chunk
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, UpdateSettings
@@ -25,6 +26,7 @@ from rlmath.commands.plan.time import Work, actor_time_s, forward_flops
 from rlmath.commands.selfcheck.material import random_batch
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
+from rlmath.commands.selfcheck.softmax import compare_softmax
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
@@ -48,6 +50,7 @@ def run(node: Node, record: Record) -> None:
     if not node.on_cuda:
         reason = "memory and speed of a CPU are not planned for"
         record.not_applicable("memory against the plan, MFU", reason)
+        record.not_applicable("softmax in Triton", "Triton compiles for GPUs")
     with record.phase("rank"):
         on_ranks(ONE_RANK, update_on_rank, (node,))
 
@@ -84,6 +87,10 @@ def update_on_rank(platform: Platform, node: Node) -> None:
         gc.collect()
         platform.release_cached_memory()
         report(record, node, spec, measured, planned)
+    if node.on_cuda:
+        with record.phase("softmax in Triton"):
+            rows = rows_per_chunk(spec.vocab, element_bytes=2)
+            compare_softmax(platform, record, spec.vocab, rows, getattr(torch, node.dtype))
 
 
 def least_recompute(

@@ -1,0 +1,67 @@
+"""``actor.logits=triton``: its kernels in Triton's interpreter, against float64 and tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parents[3]
+# Where launchers/test.sh puts it, apart from the packages that vLLM and Megatron see.
+APART = Path(sys.prefix) / "triton"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    if not APART.is_dir() and importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed; bash launchers/test.sh fetches it")
+    path = os.pathsep.join([str(ROOT), *([str(APART)] if APART.is_dir() else [])])
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("softmax_program.py"))],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path_factory.mktemp("triton"),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    result: dict[str, Any] = json.loads(run.stdout)
+    return result
+
+
+def test_values_and_gradients_are_those_of_float64(found: dict[str, Any]) -> None:
+    # The interpreter cuts bits off where a GPU rounds: up to 2**-7.
+    limits = {"bfloat16": 8e-3, "float64": 1e-13}
+    assert len(found["exact"]) == 10
+    for case, differences in found["exact"].items():
+        assert differences.pop("padding") == 0.0, case
+        for name, difference in differences.items():
+            rounded = case == "bfloat16" and name not in ("gradient", "without_entropy")
+            limit = 1e-6 if rounded else limits.get(case, 1e-6)
+            assert difference <= limit, (case, name)
+
+
+def test_the_head_computes_the_same_with_both(found: dict[str, Any]) -> None:
+    assert found["head"] <= 1e-6
+    assert found["gradcheck"] is True
+
+
+def test_slices_of_tensor_ranks_are_put_together(found: dict[str, Any]) -> None:
+    """With a vocabulary of 20 the second rank's slice is padding alone."""
+    for differences in found["ranks"]:
+        assert set(differences) == {"50", "20"}
+        assert max(differences.values()) <= 2e-6
+
+
+def test_selfcheck_compares_them(found: dict[str, Any]) -> None:
+    names = {line.get("name") for line in found["selfcheck"]}
+    assert {"softmax in tables", "softmax in Triton"} <= names
+    assert not [line for line in found["selfcheck"] if line["event"] == "problem"]
