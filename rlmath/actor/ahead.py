@@ -1,7 +1,8 @@
-"""Log-prob passes over a part of a step's sequences, before the step has its shards.
+"""Passes over a part of a step's sequences, before the step has its shards.
 
-Which sequences a pass has does not follow from the ranks' shares of the step, so its values go from
+Which sequences a pass has does not follow from the ranks' shares of the step, so log-probs go from
 the ranks that computed them to those whose shard has the sequences, through Ray's shared memory.
+Gradients stay where they are: of them only the sum counts.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ class PassAhead:
     Attributes:
         places: Of each data-parallel rank, which of the pass's sequences it has, in its order.
         response_lengths: ``[n]`` int64, of the pass's sequences, in tokens.
-        reports: Ray's references, of each rank: whether it is the one of its data-parallel share
-            that reports.
-        values: Likewise: :data:`Values` of the rank that reports.
+        reports: Ray's references, of each rank: for log-probs, whether it is the one of its
+            data-parallel share that reports; for a gradient, what it reports, a
+            :class:`rlmath.actor.step_parts.PartFigures`, or ``None``.
+        values: Likewise: :data:`Values` of the rank that reports; of a gradient none.
     """
 
     places: tuple[Tensor, ...]

@@ -27,10 +27,10 @@ from rlmath.actor.settings import (
     ValueUpdateSettings,
     shard_settings,
 )
+from rlmath.actor.step_parts import PartFigures, PartSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
-from rlmath.algorithms.off_policy import add_by_version
 from rlmath.batching.shards import Sequences, response_rows, shards
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.processes import ProcessPlace, end_actors
@@ -41,7 +41,6 @@ from rlmath.errors import ComponentError, UserError
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from rlmath.utils.sizes import in_words
-from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 if TYPE_CHECKING:
     from rlmath.weights.gather import WeightChanges
@@ -214,6 +213,60 @@ class ActorGroup:
             tuple(values for _, values in calls),
         )
 
+    def begin_part(
+        self,
+        sequences: Sequences,
+        settings: PartSettings,
+        advantages: SequenceAdvantages,
+        *,
+        is_first: bool,
+    ) -> PassAhead:
+        """Have the ranks add the gradient of groups of which later a step is made; returns at once.
+
+        Args:
+            sequences: Of whole groups.
+            settings: What to compute.
+            advantages: Of the sequences, from rewards alone.
+            is_first: Of its step: what was added for an earlier one is dropped.
+        """
+        dealing = shard_settings(self.settings, self.layout, settings.update)
+        parts = dataclasses.replace(dealing, idle_ranks=True, is_part=True)
+        dealt = list(shards(sequences, parts))
+        refs = [ray.put(shard) for shard in dealt]
+        own = [advantages.select(shard.places) for shard in dealt]
+        calls = [
+            worker.add_part.remote(refs[i], settings, own[i], is_first)
+            for worker, i in zip(self._workers, self._dp, strict=True)
+        ]
+        places = tuple(shard.places for shard in dealt)
+        return PassAhead(places, sequences.response_lengths, tuple(calls), ())
+
+    def part_figures(self, parts: Sequence[StepPass]) -> PartFigures:
+        """What the ranks report of all parts of a step, with places in the step; waits for the
+        last one."""
+        found = []
+        for one in parts:
+            places = torch.tensor(one.places)
+            reports = self._get(list(one.made.reports), "add_part")
+            found += [figures.at(places) for figures in reports if figures is not None]
+        return PartFigures(
+            Alignment.joined([one.alignment for one in found]),
+            TokenFigures.joined([one.tokens for one in found]),
+        )
+
+    def update_from_parts(
+        self,
+        parts: Sequence[StepPass],
+        settings: UpdateSettings,
+        divisor: float,
+        traced: Sequence[int] = (),
+    ) -> UpdateResult:
+        """The optimizer step of all parts of a step; see ``StepParts.update``."""
+        self.changed = True
+        places = [torch.tensor(one.places) for one in parts]
+        found = self._all("update_from_parts", places, settings, divisor, tuple(traced))
+        return UpdateResult.joined([one for one in found if one is not None])
+
     def step_log_probs(
         self, now: int, stale_kv: bool = False, ahead: Sequence[StepPass] = ()
     ) -> Alignment:
@@ -270,15 +323,8 @@ class ActorGroup:
             worker.step_finish.remote(settings, of_shares[i])
             for worker, i in zip(self._workers, self._dp, strict=True)
         ]
-        found = [one for one in self._get(refs, "step_finish") if one is not None]
-        totals = [one.correction for one in found if one.correction is not None]
-        distilled = [one.distill for one in found if one.distill is not None]
-        return TokenFigures(
-            any(one.any_advantage for one in found),
-            SequenceFingerprints.joined([one.fingerprints for one in found]),
-            functools.reduce(operator.add, totals) if totals else None,
-            functools.reduce(operator.add, distilled) if distilled else None,
-        )
+        found = self._get(refs, "step_finish")
+        return TokenFigures.joined([one for one in found if one is not None])
 
     def step_update(
         self, settings: UpdateSettings, now: int, traced: Sequence[int] = ()
@@ -288,14 +334,7 @@ class ActorGroup:
         calls = self._all("update", settings, now, tuple(traced))
         found = [one for one in calls if one[0] is not None]
         alignments = [alignment for _, alignment in found if alignment is not None]
-        prints = [one.fingerprints for one, _ in found if one.fingerprints is not None]
-        joined = SequenceFingerprints.joined(prints) if prints else None
-        result: UpdateResult = dataclasses.replace(
-            found[0][0],
-            fingerprints=joined,
-            traces=tuple(trace for one, _ in found for trace in one.traces),
-            off_policy=add_by_version(one.off_policy for one, _ in found),
-        )
+        result = UpdateResult.joined([one for one, _ in found])
         return result, Alignment.joined(alignments) if alignments else None
 
     def watch_update(self) -> None:

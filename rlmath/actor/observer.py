@@ -12,7 +12,7 @@ optimizer, the shards of others; a sum over ranks follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -98,12 +98,12 @@ class UpdateObserver:
         self._products: list[Products] = []
         self._before: Vector = []
         self._change: Vector = []
-        self._shares: list[tuple[Share, Tensor]] = []
+        self._pulls: list[Pulls] = []
 
     def watching(self, objective: OnLogProbs[T], share: Share) -> OnLogProbs[T]:
         """The objective of a minibatch, which now also notes the pull at each token."""
         values = torch.zeros(share.batch.loss_mask.numel())
-        self._shares.append((share, values))
+        self._pulls.append(Pulls(share.places, share.batch.response_lengths, values))
 
         def watched(one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, T]:
             loss, kept = objective(one, log_probs, entropy)
@@ -112,6 +112,23 @@ class UpdateObserver:
             return loss, kept
 
         return watched
+
+    def join(self, parts: Sequence[Tensor], divisor: float) -> None:
+        """The last objectives were parts of one minibatch.
+
+        Args:
+            parts: ``[n]`` int64, the places in the step of each one's sequences.
+            divisor: That the weights of their tokens lack.
+        """
+        own = self._pulls[-len(parts) :]
+        del self._pulls[-len(parts) :]
+        self._pulls.append(
+            Pulls(
+                torch.cat(list(parts)),
+                torch.cat([one.response_lengths for one in own]),
+                torch.cat([one.values for one in own]) / max(divisor, 1.0),
+            )
+        )
 
     def see_gradient(self, optimizer: Any) -> None:
         """A minibatch's gradient is summed, and not yet clipped nor applied. Collective."""
@@ -142,12 +159,8 @@ class UpdateObserver:
             self._before = []
             before = None if earlier is None else earlier._change or None
             change = products_of(optimizer, self._change, before)
-        pulls = [
-            Pulls(share.places, share.batch.response_lengths, values)
-            for share, values in self._shares
-            if reports
-        ]
-        return ObservedUpdate(tuple(self._products), change, tuple(pulls))
+        pulls = tuple(self._pulls) if reports else ()
+        return ObservedUpdate(tuple(self._products), change, pulls)
 
 
 def _parts(optimizer: Any) -> list[Any]:

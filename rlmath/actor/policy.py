@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from rlmath.actor.accumulation import setting_gradients_aside
 from rlmath.actor.exchange import swap_parameters
 from rlmath.actor.farthest import Farthest, say_clamped
 from rlmath.actor.head import head_of
@@ -220,18 +222,14 @@ class MegatronActor(RankModel):
                 continue
             begin = sum(map(len, shard.counts[:index]))
             if self.probe is not None:
-                self.probe.before(index, minibatch, self._gradient_alone(settings, begin))
-            one, decision, outcomes, farthest = self._update_minibatch(
-                minibatch, settings, begin, index
-            )
+                self.probe.before(index, [minibatch], self._gradient_alone(settings, begin))
+            outcomes = self._backward(minibatch, settings, begin, self.observer)
+            parts = [MinibatchPart(minibatch, outcomes)]
+            one, decision, farthest = self._step(parts, settings, index)
             values = _concatenate([v for _, v in outcomes]) if self.is_last_stage else None
             first = values if index == 0 else first
-            if self.reports:
-                left_out.append(_off_policy(outcomes, minibatch.batch))
-            if traced and values is not None:
-                traces += traces_of(
-                    minibatch, values, settings.objective, traced, index, decision.discard
-                )
+            left_out += self._off_policy(parts)
+            traces += self._traces(parts, settings, traced, index, decision)
             if one["log_ratio_clamped_count"]:
                 clamped[index] = say_clamped(one, farthest)
             metrics.append(one)
@@ -249,22 +247,107 @@ class MegatronActor(RankModel):
             off_policy=add_by_version(left_out),
         )
 
-    def _update_minibatch(
-        self, share: Share, settings: UpdateSettings, begin: int, index: int
-    ) -> tuple[dict[str, float], Decision, list[tuple[LossOutput, TokenValues]], Farthest]:
-        """One optimizer step, unless the minibatch has to be discarded.
+    def add_part(
+        self, shard: Shard, settings: UpdateSettings, *, is_first: bool
+    ) -> tuple[MinibatchPart, TokenValues | None]:
+        """Add the gradient of a part of the step's one minibatch, before the others are known.
 
         Args:
-            begin: Where its micro-batches begin in the shard.
-            index: Of the minibatch, from 0.
+            shard: With advantages, and weights as ``ShardSettings.is_part`` has them.
+            settings: The algorithm.
+            is_first: Of the step.
 
         Returns:
-            Its metrics, what became of it, what each micro-batch gave on ranks of the last stage,
-            and the farthest token.
+            The part, and on ranks of the last stage the log-probs and entropies of its tokens.
         """
-        names = MetricNames.of(settings.objective, share.batch.ref_log_probs is not None)
-        outcomes = self._backward(share, settings, begin, self.observer)
-        sums, maxima, farthest = self._totals(outcomes, names, share)
+        share = shard.whole()
+        outcomes = self._backward(
+            share,
+            settings,
+            0,
+            self.observer,
+            run=functools.partial(self.add_gradients, is_first=is_first),
+        )
+        found = _concatenate([v for _, v in outcomes]) if self.is_last_stage else None
+        return MinibatchPart(share, outcomes), found
+
+    def update_from_parts(
+        self,
+        parts: Sequence[MinibatchPart],
+        settings: UpdateSettings,
+        divisor: float,
+        traced: Collection[int] = (),
+    ) -> UpdateResult:
+        """The optimizer step whose gradient :meth:`add_part` has added up.
+
+        Args:
+            parts: Of the step, with their places in it, in the order in which they were added.
+            settings: The algorithm.
+            divisor: See ``aggregation.denominator``.
+            traced: See :meth:`update_shard`.
+        """
+        self._prints = self._prints or self.tensor_prints()
+        self.finish_gradients(divisor)
+        if self.observer is not None:
+            self.observer.join([one.share.places for one in parts], divisor)
+        if self.probe is not None:
+            traced = {*traced, *self.probe.places}
+            with setting_gradients_aside(self.models):
+                shares = [one.share for one in parts]
+                alone = functools.partial(self._gradient_of_parts, settings, divisor)
+                self.probe.before(0, shares, alone)
+        one, decision, farthest = self._step(parts, settings, 0, divisor)
+        whole = [part.divided_by(divisor) for part in parts]
+        return UpdateResult(
+            [one],
+            {0: decision.reason} if decision.kind == "early_stop" else {},
+            None,
+            {0: say_clamped(one, farthest)} if one["log_ratio_clamped_count"] else {},
+            traces=tuple(self._traces(whole, settings, traced, 0, decision)),
+            gradients=self._prints.take(),
+            off_policy=add_by_version(self._off_policy(parts)),
+        )
+
+    def _off_policy(self, parts: Sequence[MinibatchPart]) -> list[dict[int, OffPolicyTotals]]:
+        return [_off_policy(one.outcomes, one.share.batch) for one in parts if self.reports]
+
+    def _traces(
+        self,
+        parts: Sequence[MinibatchPart],
+        settings: UpdateSettings,
+        traced: Collection[int],
+        index: int,
+        decision: Decision,
+    ) -> Iterator[TokenTrace]:
+        if not traced or not self.is_last_stage:
+            return
+        for one in parts:
+            values = _concatenate([v for _, v in one.outcomes])
+            yield from traces_of(
+                one.share, values, settings.objective, traced, index, decision.discard
+            )
+
+    def _step(
+        self,
+        parts: Sequence[MinibatchPart],
+        settings: UpdateSettings,
+        index: int,
+        divisor: float = 1.0,
+    ) -> tuple[dict[str, float], Decision, Farthest]:
+        """One optimizer step from the gradient that is there, unless it has to be discarded.
+
+        Args:
+            parts: Of the minibatch, which has been through the backward pass.
+            index: Of the minibatch, from 0.
+            divisor: That the weights of the parts' tokens lack.
+
+        Returns:
+            Its metrics, what became of it, and the farthest token.
+        """
+        with_reference = parts[0].share.batch.ref_log_probs is not None
+        names = MetricNames.of(settings.objective, with_reference)
+        sums, maxima, farthest = self._totals(parts, names)
+        sums = _divided(sums, divisor)
         grad_norm = self.gradient_norm()
         assert self._prints is not None
         self._prints.add_gradient(index)
@@ -277,17 +360,31 @@ class MegatronActor(RankModel):
         metrics["grad_norm"] = grad_norm
         metrics["lr"] = lr
         metrics["discarded"] = float(decision.discard)
-        return metrics, decision, outcomes, farthest
+        return metrics, decision, farthest
 
-    def _gradient_alone(self, settings: UpdateSettings, begin: int) -> Callable[[Share], Any]:
+    def _gradient_alone(
+        self, settings: UpdateSettings, begin: int
+    ) -> Callable[[Sequence[Share]], Any]:
         """What leaves the gradient of a share in the optimizer, and nothing else."""
 
-        def backward(share: Share) -> Any:
+        def backward(shares: Sequence[Share]) -> Any:
+            (share,) = shares
             self._backward(share, settings, begin)
             self.gradient_norm()
             return self.optimizer
 
         return backward
+
+    def _gradient_of_parts(
+        self, settings: UpdateSettings, divisor: float, shares: Sequence[Share]
+    ) -> Any:
+        """Leave the gradient of the shares in the optimizer, and nothing else."""
+        for number, share in enumerate(shares):
+            run = functools.partial(self.add_gradients, is_first=number == 0)
+            self._backward(share, settings, 0, run=run)
+        self.finish_gradients(divisor)
+        self.gradient_norm()
+        return self.optimizer
 
     def _backward(
         self,
@@ -295,11 +392,14 @@ class MegatronActor(RankModel):
         settings: UpdateSettings,
         begin: int,
         observer: UpdateObserver | None = None,
+        run: Callable[..., Any] | None = None,
     ) -> list[tuple[LossOutput, TokenValues]]:
         """The gradient of a minibatch's loss, summed over micro-batches and ranks.
 
         Args:
             begin: Where its micro-batches begin in the shard.
+            observer: Sees it; ``None``: nobody does.
+            run: In place of :meth:`forward_backward`.
         """
         micro_batches, batch = self.micro_batches(share), share.batch
         fields = LossFields(
@@ -321,7 +421,10 @@ class MegatronActor(RankModel):
         with contextlib.ExitStack() as stack:
             if self.routing is not None:
                 stack.enter_context(self.routing.replaying(begin, micro_batches))
-            return self.forward_backward(micro_batches, self._of_log_probs(objective))
+            found: list[tuple[LossOutput, TokenValues]] = (run or self.forward_backward)(
+                micro_batches, self._of_log_probs(objective)
+            )
+            return found
 
     def _of_log_probs(self, function: OnLogProbs[T]) -> OnOutput[T]:
         return of_log_probs(
@@ -333,21 +436,19 @@ class MegatronActor(RankModel):
         )
 
     def _totals(
-        self,
-        outcomes: Sequence[tuple[LossOutput, TokenValues]],
-        names: MetricNames,
-        share: Share,
+        self, parts: Sequence[MinibatchPart], names: MetricNames
     ) -> tuple[dict[str, float], dict[str, float], Farthest]:
         """Sums, maxima and the farthest token of the minibatch, over micro-batches and ranks, from
         one all-gather."""
         sums = torch.zeros(len(names.sums), dtype=torch.float64)
         maxima = torch.full((len(names.maxima),), -torch.inf, dtype=torch.float64)
         farthest = Farthest()
-        if self.reports and outcomes:
-            outputs = [output for output, _ in outcomes]
-            for output, values in outcomes:
-                own = Farthest.of(output, values.response_rows, share)
-                farthest = max(farthest, own, key=abs)
+        outputs = [output for part in parts for output, _ in part.outcomes]
+        if self.reports and outputs:
+            for part in parts:
+                for output, values in part.outcomes:
+                    own = Farthest.of(output, values.response_rows, part.share)
+                    farthest = max(farthest, own, key=abs)
             for row in _stacked([output.metric_sums for output in outputs], names.sums):
                 sums += row
             for row in _stacked([output.metric_maxima for output in outputs], names.maxima):
@@ -362,6 +463,33 @@ class MegatronActor(RankModel):
             dict(zip(names.maxima, top.amax(0).tolist(), strict=True)),
             max((Farthest(*row) for row in far.tolist()), key=abs),
         )
+
+
+@dataclass(frozen=True)
+class MinibatchPart:
+    """What of a minibatch has been through the backward pass together.
+
+    Attributes:
+        share: This rank's sequences of it.
+        outcomes: What each micro-batch gave, on ranks of the last stage.
+    """
+
+    share: Share
+    outcomes: list[tuple[LossOutput, TokenValues]]
+
+    def at(self, places: Tensor) -> MinibatchPart:
+        """With other places of the part's sequences, such as those in the step.
+
+        Args:
+            places: ``[n]`` int64, of the part's ``n`` sequences.
+        """
+        share = dataclasses.replace(self.share, places=places[self.share.places])
+        return dataclasses.replace(self, share=share)
+
+    def divided_by(self, divisor: float) -> MinibatchPart:
+        """With the weights of the tokens divided by what they lack."""
+        weights = self.share.weights / max(divisor, 1.0)
+        return dataclasses.replace(self, share=dataclasses.replace(self.share, weights=weights))
 
 
 @dataclass(frozen=True)
@@ -428,6 +556,16 @@ def _keep_values(
 def _stacked(values: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> Tensor:
     """``[micro-batches, names]`` on the CPU, in one copy."""
     return torch.stack([torch.stack([one[name] for name in names]) for one in values]).cpu()
+
+
+def _divided(sums: Mapping[str, float], divisor: float) -> dict[str, float]:
+    """Sums over tokens, with the weights of the tokens divided."""
+    factor = 1.0 / max(divisor, 1.0)
+    powers = {"weighted/loss_weight_squares": 2}
+    return {
+        name: total * factor ** powers.get(name, 1) if name.startswith("weighted/") else total
+        for name, total in sums.items()
+    }
 
 
 def _detached(output: LossOutput) -> LossOutput:

@@ -8,7 +8,9 @@ is added up over the data-parallel ranks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import functools
+import operator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,6 +111,18 @@ class TokenFigures:
     correction: CorrectionTotals | None = None
     distill: DistillTotals | None = None
 
+    @classmethod
+    def joined(cls, parts: Sequence[TokenFigures]) -> TokenFigures:
+        """Those of all ranks together."""
+        totals = [one.correction for one in parts if one.correction is not None]
+        distilled = [one.distill for one in parts if one.distill is not None]
+        return cls(
+            any(one.any_advantage for one in parts),
+            SequenceFingerprints.joined([one.fingerprints for one in parts]),
+            functools.reduce(operator.add, totals) if totals else None,
+            functools.reduce(operator.add, distilled) if distilled else None,
+        )
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -177,6 +191,15 @@ class RankStep:
             return None
         self._entropy, self._now = found.entropy, now
         return self._alignment(found, self.shard.batch, self.shard.places, now, stale_kv)
+
+    def alignment_of(self, found: TokenValues, now: int) -> Alignment | None:
+        """On the rank that reports, how log-probs of the shard agree with the rollout log-probs.
+
+        Args:
+            found: Of its response tokens, in its order.
+            now: See :meth:`log_probs`.
+        """
+        return self._alignment(found, self.shard.batch, self.shard.places, now)
 
     def reference_log_probs(self) -> None:
         """Compute the reference model's log-probs."""

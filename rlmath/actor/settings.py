@@ -3,14 +3,14 @@ seconds, and the driver has no use for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.algorithms.off_policy import OffPolicyTotals
+from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import ShardSettings
 from rlmath.config.actor import ActorConfig
@@ -195,3 +195,14 @@ class UpdateResult:
     traces: tuple[TokenTrace, ...] = ()
     gradients: dict[str, int] = field(default_factory=dict)
     off_policy: Mapping[int, OffPolicyTotals] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, parts: Sequence[UpdateResult]) -> UpdateResult:
+        """Those of all ranks that report together."""
+        prints = [one.fingerprints for one in parts if one.fingerprints is not None]
+        return replace(
+            parts[0],
+            fingerprints=SequenceFingerprints.joined(prints) if prints else None,
+            traces=tuple(trace for one in parts for trace in one.traces),
+            off_policy=add_by_version(one.off_policy for one in parts),
+        )

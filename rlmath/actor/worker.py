@@ -132,6 +132,32 @@ class ActorWorker:
             return False, None
         return True, (values.log_probs.numpy(), values.entropy.numpy())
 
+    def add_part(self, shard: Shard, settings: Any, advantages: Any, is_first: bool) -> Any:
+        """Add the gradient of groups of which later a step is made; see
+        :meth:`rlmath.actor.step_parts.StepParts.add`.
+
+        Args:
+            shard: See there.
+            settings: See there.
+            advantages: See there.
+            is_first: Of its step: what was added for an earlier one is dropped.
+        """
+        if is_first:
+            from rlmath.actor.step_parts import StepParts
+
+            self._note_peak("between_updates")
+            self.parts = StepParts(self.actor)
+        found = self.parts.add(shard, settings, advantages)
+        self._note_peak("update")
+        return found
+
+    def update_from_parts(self, places: Any, settings: Any, divisor: float, traced: Any) -> Any:
+        """See :meth:`rlmath.actor.step_parts.StepParts.update`."""
+        try:
+            return self.parts.update(places, settings, divisor, traced)
+        finally:
+            self._after_update()
+
     def step_log_probs(
         self, now: int, stale_kv: bool = False, pieces: Any = (), *values: Any
     ) -> Any:
@@ -172,9 +198,12 @@ class ActorWorker:
         try:
             return self.step.update(settings, now, traced)
         finally:
-            self._note_peak("update")
-            self.actor.release_optimizer()
-            self.platform.release_cached_memory()
+            self._after_update()
+
+    def _after_update(self) -> None:
+        self._note_peak("update")
+        self.actor.release_optimizer()
+        self.platform.release_cached_memory()
 
     def update_values(self, settings: Any) -> Any:
         """See :meth:`rlmath.actor.rank_step.RankStep.update_values`."""

@@ -63,6 +63,30 @@ def sequence_weights(
     return weigh(token_counts.double(), groups, constant_length)
 
 
+def denominator(kind: str, token_counts: Tensor, group_ids: Tensor) -> float:
+    """The factor of all weights of :func:`sequence_weights` that needs the whole minibatch: the
+    ``sum_j n_j``, ``S`` or ``P`` of its table.
+
+    The weights of a part of the minibatch, whole groups of it, times the part's denominator need
+    only the part. Denominators of parts add up.
+
+    Args:
+        kind: See there.
+        token_counts: See there.
+        group_ids: See there.
+
+    Raises:
+        ValueError: Unknown kind.
+    """
+    AGGREGATIONS.get(kind)
+    takes_part = token_counts > 0
+    if kind == "token_mean":
+        return float(token_counts.sum())
+    if kind == "prompt_mean":
+        return float(torch.unique(group_ids[takes_part]).numel())
+    return float(takes_part.sum())
+
+
 @AGGREGATIONS.register("token_mean")
 def _token_mean(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
     return (1.0 / counts.sum().clamp(min=1)).expand(counts.shape)

@@ -96,7 +96,7 @@ class Alignment:
             by_lag,
             float(torch.where(loss_mask, entropy, 0.0).double().sum()),
             places,
-            torch.tensor(rows, dtype=torch.float64).view(-1, 4),
+            torch.tensor(rows, dtype=torch.float64).view(len(rows), 4),
         )
 
     @classmethod

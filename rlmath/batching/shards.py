@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlmath.algorithms.aggregation import sequence_weights
+from rlmath.algorithms.aggregation import denominator, sequence_weights
 from rlmath.algorithms.ragged import repeat
 from rlmath.batching.minibatches import minibatches
 from rlmath.batching.packing import assign
@@ -63,6 +63,8 @@ class ShardSettings:
         aggregation: See ``sequence_weights``.
         constant_length: See ``sequence_weights``.
         idle_ranks: See ``assign``.
+        is_part: The sequences are whole groups of a minibatch whose others are not known yet: the
+            weights lack the minibatch's ``aggregation.denominator``.
     """
 
     data_parallel: int
@@ -73,6 +75,7 @@ class ShardSettings:
     aggregation: str = "token_mean"
     constant_length: int | None = None
     idle_ranks: bool = False
+    is_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,12 +189,11 @@ def shards(
     rows: list[list[int]] = [[] for _ in range(settings.data_parallel)]
     counts: list[list[tuple[int, ...]]] = [[] for _ in range(settings.data_parallel)]
     for members in minibatches(group_ids.tolist(), settings.minibatches, settings.seed):
-        weights[members] = sequence_weights(
-            settings.aggregation,
-            token_counts[members],
-            group_ids[members],
-            settings.constant_length,
-        ).float()
+        own, groups = token_counts[members], group_ids[members]
+        found = sequence_weights(settings.aggregation, own, groups, settings.constant_length)
+        if settings.is_part:
+            found = found * denominator(settings.aggregation, own, groups)
+        weights[members] = found.float()
         dealt = assign(
             [lengths[i] for i in members],
             settings.data_parallel,

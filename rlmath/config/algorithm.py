@@ -212,6 +212,14 @@ class AlgorithmConfig:
         "Other micro-batches round otherwise.",
         least=0,
     )
+    overlap_update: int = setting(
+        0,
+        "With one minibatch per step: run the forward and backward passes of N groups together as "
+        "soon as these and those before them are graded, while others are sampled; the gradients "
+        "add up to the step's; 0: of all groups, when all are sampled. Not on GPUs that engines "
+        "share. Other micro-batches round otherwise.",
+        least=0,
+    )
     truncated: TruncatedRule = setting(
         TruncatedRule.keep,
         "Truncated responses: keep, mask out of the loss (their rewards still count in their "

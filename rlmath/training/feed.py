@@ -19,7 +19,7 @@ from rlmath.monitor import Monitor
 from rlmath.monitor.digests import digest
 from rlmath.rollout.round import Round
 from rlmath.rollout.sampler import Sampled, Sampler
-from rlmath.training.log_probs_ahead import LogProbsAhead
+from rlmath.training.passes_ahead import PassesAhead
 from rlmath.training.session import Session
 from rlmath.types import Group
 
@@ -33,16 +33,16 @@ class Feed:
         monitor: Times it.
 
     Attributes:
-        ahead: Begins log-prob passes while a step is sampled; ``None``: nobody does.
+        ahead: Begins passes while a step is sampled; ``None``: nobody does.
     """
 
-    ahead: LogProbsAhead | None = None
+    ahead: PassesAhead | None = None
 
     def __init__(self, session: Session, sampler: Sampler, monitor: Monitor) -> None:
         self._session, self._sampler, self._monitor = session, sampler, monitor
 
-    def log_probs_ahead(self, groups: Sequence[Group]) -> list[StepPass]:
-        """Log-prob passes over a step's groups that were begun while it was sampled.
+    def passes_ahead(self, groups: Sequence[Group]) -> list[StepPass]:
+        """Passes over a step's groups that were begun while it was sampled.
 
         Args:
             groups: Of the step, from :meth:`take`.

@@ -10,9 +10,11 @@ from rlmath.monitor import Monitor
 from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.continuous_feed import ContinuousFeed
+from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed, PipelinedFeed
-from rlmath.training.log_probs_ahead import LogProbsAhead
+from rlmath.training.log_probs_ahead import log_probs_ahead
 from rlmath.training.session import Session
+from rlmath.training.update_ahead import update_ahead
 
 
 def sampler_of(config: Config, *parts: Any) -> Sampler:
@@ -28,13 +30,16 @@ def sampler_of(config: Config, *parts: Any) -> Sampler:
     return Sampler(config, *parts)
 
 
-def feed_of(session: Session, sampler: Sampler, monitor: Monitor) -> Feed:
+def feed_of(
+    session: Session, sampler: Sampler, monitor: Monitor, coefficients: Coefficients
+) -> Feed:
     """A run's feed.
 
     Args:
         session: Its engines sample.
         sampler: From :func:`sampler_of`.
         monitor: Times it.
+        coefficients: Of the run's steps.
     """
     if isinstance(sampler, ContinuousSampler):
         return ContinuousFeed(session, sampler, monitor)
@@ -42,7 +47,11 @@ def feed_of(session: Session, sampler: Sampler, monitor: Monitor) -> Feed:
     if rollout.schedule is RolloutSchedule.pipelined and max_lag(rollout):
         return PipelinedFeed(session, sampler, monitor)
     feed = Feed(session, sampler, monitor)
-    if groups := session.config.algorithm.overlap_log_probs:
-        feed.ahead = LogProbsAhead(session.actor.begin_log_probs, groups)
+    algorithm = session.config.algorithm
+    if algorithm.overlap_log_probs:
+        feed.ahead = log_probs_ahead(session.actor.begin_log_probs, algorithm.overlap_log_probs)
+    if algorithm.overlap_update:
+        feed.ahead = update_ahead(session, coefficients)
+    if feed.ahead is not None:
         sampler.on_decided = feed.ahead.see
     return feed

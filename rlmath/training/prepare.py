@@ -14,7 +14,7 @@ from rlmath.actor.ahead import StepPass
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.rank_step import DistillSettings, GaeSettings, TokenSettings
 from rlmath.algorithms.advantages import SequenceAdvantages, sequence_advantages
-from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.batching.from_groups import estimator_rewards
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.rollout import keeps_kv
@@ -40,6 +40,8 @@ class Prepared:
         fingerprints: Of what the update reads of each sequence.
         entropy: Mean entropy of the tokens of the loss before the update, in nats; ``None``
             without a pass for the old log-probs.
+        parts: Whose gradients have been added up (``algorithm.overlap_update``); none: the update
+            computes them.
     """
 
     batch: StepBatch
@@ -47,6 +49,7 @@ class Prepared:
     any_advantage: bool
     fingerprints: SequenceFingerprints
     entropy: float | None = None
+    parts: tuple[StepPass, ...] = ()
 
 
 def prepare(
@@ -87,7 +90,12 @@ def prepare(
         if passes.values:
             actor.step_values()
     with monitor.phase("advantage"):
-        settings = token_settings(config, alignment, kl_coef, monitor, step)
+        correction = None
+        if config.algorithm.correction.is_on:
+            assert alignment is not None
+            given = config.algorithm.correction
+            correction = choose_correction(given, alignment.loss, monitor, step)
+        settings = token_settings(config, kl_coef, correction)
         advantages = None
         if settings.gae is None:
             advantages = rewards_to_advantages(config, batch)
@@ -109,19 +117,15 @@ def passes_now(actor: ActorGroup, batch: StepBatch) -> list[StepPass]:
 
 
 def token_settings(
-    config: Config, alignment: Alignment | None, kl_coef: float, monitor: Monitor, step: int
+    config: Config, kl_coef: float, correction: CorrectionConfig | None
 ) -> TokenSettings:
     """What the ranks compute between the log-probs and the update.
 
     Args:
-        alignment: Of the old log-probs; a correction needs it.
         kl_coef: This step's weight of a KL in the reward.
+        correction: With ``auto`` resolved; ``None``: none.
     """
     algorithm, value = config.algorithm, config.value
-    correction = None
-    if algorithm.correction.is_on:
-        assert alignment is not None
-        correction = choose_correction(algorithm.correction, alignment.loss, monitor, step)
     gae = None
     if algorithm.advantage == "gae":
         gae = GaeSettings(value.gamma, value.lam, value.whiten_advantages)

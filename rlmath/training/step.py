@@ -39,6 +39,7 @@ from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
 from rlmath.training.token_traces import traced_places, write_traces
 from rlmath.training.unchanged import check_changes
+from rlmath.training.update_ahead import divisor_of, prepare_parts
 from rlmath.training.values import update_values
 from rlmath.training.weight_sums import expected_sums
 from rlmath.types import TrainingBatch
@@ -76,7 +77,7 @@ def train_step(
             check_independence(session.config, sampled.finished, step, monitor)
             if sampled.groups:
                 scored = teacher_log_probs(session, sampled.groups, monitor)
-                ahead = feed.log_probs_ahead(sampled.groups)
+                ahead = feed.passes_ahead(sampled.groups)
                 parts = tuple(one.places for one in ahead)
                 batch = StepBatch.of(session, sampled.groups, scored, parts)
                 kept.keep(step, batch, coefficients, session)
@@ -102,12 +103,15 @@ def train_on(
     and ``rlmath replay`` again.
 
     Args:
-        ahead: See :func:`prepare`.
+        ahead: See :func:`prepare` and :func:`prepare_parts`.
 
     Returns:
         The metrics of it.
     """
-    prepared = prepare(session, batch, passes, coefficients.kl_coef, monitor, step, ahead)
+    if session.config.algorithm.overlap_update:
+        prepared = prepare_parts(session, batch, passes, coefficients, monitor, step, ahead)
+    else:
+        prepared = prepare(session, batch, passes, coefficients.kl_coef, monitor, step, ahead)
     digest_sequences(monitor.digests, batch, prepared.fingerprints)
     digest_start(monitor, session.actor)
     updated = update(session, prepared, passes, coefficients, monitor, step)
@@ -183,12 +187,17 @@ def update_policy(
     runner = config.runner
     count = 0 if step % runner.samples_every else runner.token_samples
     traced = traced_places(prepared.batch.keys, count)
-    result, alignment = session.actor.step_update(settings, prepared.batch.weights_version, traced)
+    now, sequences, alignment = prepared.batch.weights_version, prepared.batch.sequences, None
+    if prepared.parts:
+        divisor = divisor_of(config, sequences)
+        result = session.actor.update_from_parts(prepared.parts, settings, divisor, traced)
+    else:
+        result, alignment = session.actor.step_update(settings, now, traced)
     write_traces(config, prepared.batch, result.traces, monitor, step)
-    sums = expected_sums(config, prepared.batch.sequences, config.runner.seed + step)
+    sums = expected_sums(config, sequences, config.runner.seed + step)
     check_invariants(config, prepared.any_advantage, result, step, monitor, sums)
     metrics = update_metrics(result) | result.routing
-    metrics |= off_policy_metrics(result, prepared.batch.weights_version)
+    metrics |= off_policy_metrics(result, now)
     digest_gradient(monitor.digests, result.minibatches, result.gradients)
     if result.fingerprints is not None:
         keys = monitor.digests.keys["sequences"]
@@ -197,7 +206,7 @@ def update_policy(
         metrics |= check_mismatch(
             session,
             alignment,
-            prepared.batch.sequences,
+            sequences,
             monitor,
             step,
             gate=passes.gate,

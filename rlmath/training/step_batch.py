@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,8 +37,8 @@ class StepBatch:
         takes_part: ``[N]`` bool, whether the sequence is in the loss.
         rewards: Of each sequence.
         weights_version: Of the actor before the update.
-        log_prob_passes: Places of the sequences whose old log-probs are computed together; none:
-            all are, as the update has them (``algorithm.overlap_log_probs``).
+        log_prob_passes: Places of the sequences whose old log-probs are computed together, with
+            ``algorithm.overlap_update`` their gradients; none: all are, as the update has them.
     """
 
     sequences: StepSequences
@@ -49,6 +50,17 @@ class StepBatch:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def part(self, places: Sequence[int]) -> StepBatch:
+        """Of these sequences alone, in this order."""
+        rows, rewards = torch.tensor(places), self.rewards
+        return StepBatch(
+            self.sequences.select(places),
+            tuple(self.keys[place] for place in places),
+            self.takes_part[rows],
+            SampleRewards(rewards.totals[rows], rewards.separate[rows], rewards.weights),
+            self.weights_version,
+        )
 
     @classmethod
     def of(

@@ -357,24 +357,11 @@ def test_gradient_is_that_of_autograd_on_hugging_face(ranks: RankPool, tiny_mode
 
 def check_gradient(ranks: RankPool, tiny_model: str, layout: Layout) -> None:
     """Clipped loss, KL and entropy terms, by hand on the HF model: the norm of the gradient."""
-    from transformers import AutoModelForCausalLM
-
     batch = with_log_probs(make_batch())
     one_minibatch = UpdateSettings(objective=UPDATE.objective, minibatches=1)
     metrics, _, _ = ranks.run(layout, run_updates, tiny_model, batch, one_minibatch, 1, {})[0]
 
-    # Grouped products of experts, which transformers takes otherwise, know no float64.
-    hf = AutoModelForCausalLM.from_pretrained(
-        tiny_model, dtype=torch.float64, experts_implementation="eager"
-    )
-    log_probs, entropies, start = [], [], 0
-    for prompt, size in zip(batch.prompt_lengths, batch.sequence_lengths, strict=True):
-        tokens = batch.tokens[start : start + int(size)]
-        start += int(size)
-        log_p = (hf(tokens[None]).logits[0, int(prompt) - 1 : -1] / 0.7).log_softmax(-1)
-        log_probs.append(log_p.gather(1, tokens[int(prompt) :, None]).squeeze(1))
-        entropies.append(-(log_p.exp() * log_p).sum(-1))
-    log_p, entropy = torch.cat(log_probs), torch.cat(entropies)
+    hf, log_p, entropy = in_float64(tiny_model, batch)
     assert batch.old_log_probs is not None and batch.ref_log_probs is not None
     ratio = (log_p - batch.old_log_probs.double()).exp()
     a = batch.advantages.double()
@@ -388,6 +375,24 @@ def check_gradient(ranks: RankPool, tiny_model: str, layout: Layout) -> None:
     norm = math.sqrt(sum(float((p.grad**2).sum()) for p in hf.parameters() if p.grad is not None))
     assert metrics[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert metrics[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+def in_float64(model: str, batch: TrainingBatch) -> tuple[Any, Tensor, Tensor]:
+    """Hugging Face's model, and its log-probs and entropies ``[R]``, with their graph."""
+    from transformers import AutoModelForCausalLM
+
+    # Grouped products of experts, which transformers takes otherwise, know no float64.
+    hf = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float64, experts_implementation="eager"
+    )
+    log_probs, entropies, start = [], [], 0
+    for prompt, size in zip(batch.prompt_lengths, batch.sequence_lengths, strict=True):
+        tokens = batch.tokens[start : start + int(size)].long()
+        start += int(size)
+        log_p = (hf(tokens[None]).logits[0, int(prompt) - 1 : -1] / 0.7).log_softmax(-1)
+        log_probs.append(log_p.gather(1, tokens[int(prompt) :, None]).squeeze(1))
+        entropies.append(-(log_p.exp() * log_p).sum(-1))
+    return hf, torch.cat(log_probs), torch.cat(entropies)
 
 
 def test_without_old_log_probs_the_ratio_is_one(ranks: RankPool, tiny_model: str) -> None:

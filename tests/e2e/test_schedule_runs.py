@@ -55,9 +55,21 @@ def pipelined(lines: list[dict[str, float]]) -> None:
     assert all("schedule/engines_waited_s" in line for line in lines)
 
 
+IN_PARTS = ["algorithm.overlap_update=3", "algorithm.minibatches_per_step=1"]
+
+
+def in_parts(lines: list[dict[str, float]]) -> None:
+    for line in lines:
+        assert line["train/importance_ratio"] == pytest.approx(1, abs=1e-5)
+        assert line["train/grad_norm"] > 0 and line["train/loss_weight"] == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     ("schedule", "look", "killed_at"),
     [
+        # The order in which gradients are added depends on no engine. What is proven without a run:
+        # tests/unit/rollout/test_log_probs_ahead.py, tests/distributed/test_update_parts.py.
+        pytest.param(IN_PARTS, in_parts, 3, id="overlap_update", marks=pytest.mark.long),
         pytest.param(CARRY_OVER, carried_over, 3, id="carry_over"),
         # Sampled while step 3 trains.
         pytest.param(["rollout.schedule=pipelined"], pipelined, 4, id="pipelined"),

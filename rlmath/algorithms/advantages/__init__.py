@@ -6,6 +6,7 @@
 from rlmath.algorithms.advantages.base import (
     ADVANTAGES,
     VALUE_ADVANTAGES,
+    WITHIN_GROUPS,
     Advantage,
     advantage_names,
     needs_value_model,
@@ -30,6 +31,7 @@ from rlmath.algorithms.advantages.teacher import WITHOUT_REWARDS, teacher
 __all__ = [
     "ADVANTAGES",
     "VALUE_ADVANTAGES",
+    "WITHIN_GROUPS",
     "WITHOUT_REWARDS",
     "Advantage",
     "AdvantageSettings",

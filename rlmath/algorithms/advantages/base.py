@@ -51,6 +51,8 @@ class EpsilonOptions(Options):
 ADVANTAGES: Registry[Advantage] = Registry("algorithm.advantage")
 # Estimators that need a value model: from token rewards and values to advantages and returns.
 VALUE_ADVANTAGES: Registry[Callable[..., tuple[Tensor, Tensor]]] = Registry("algorithm.advantage")
+# Estimators that need only the rewards of a sample's own group.
+WITHIN_GROUPS = ("dr_grpo", "grpo", "pass_at_k", "rloo")
 
 
 def advantage_names() -> list[str]:

@@ -214,10 +214,11 @@ class Drill:
         with open_monitor(folder, runner, config.runner.steps, None) as monitor:
             sampler = sampler_of(config, stream, least_groups(config, session.layout))
             detectors = CollapseDetectors(config.collapse)
-            feed = feed_of(session, sampler, monitor)
+            coefficients = Coefficients(config.algorithm)
+            feed = feed_of(session, sampler, monitor, coefficients)
             kept = KeptBatches(folder / KEPT_FOLDER, 0.0)
             with contextlib.closing(feed), contextlib.closing(kept):
-                yield _Run(session, feed, Coefficients(config.algorithm), monitor, kept, detectors)
+                yield _Run(session, feed, coefficients, monitor, kept, detectors)
 
     def _reset(self) -> None:
         session = self._scene.session

@@ -42,6 +42,7 @@ _NO_UPDATE = (
     "algorithm.curriculum.",
     "algorithm.reference.",
     "algorithm.overlap_log_probs",
+    "algorithm.overlap_update",
     "algorithm.kl_target",
     "algorithm.kl_horizon_samples",
     "algorithm.entropy_coef_step",
@@ -160,6 +161,8 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
             setattr(section, name, by_key()[key].default)
     other = copy.deepcopy(config)
     other.algorithm, other.value = changed.algorithm, changed.value
+    # Which another choice may not go with.
+    other.algorithm.overlap_update = 0
     if other.rollout.schedule is not RolloutSchedule.synchronous and max_lag(other.rollout):
         other.rollout.allow_uncorrected = True  # One update that is only looked at.
     known = {*_of_algorithm(config)}
@@ -230,7 +233,7 @@ def _refused(text: str, key: str) -> str:
         "actor.routing_replay": "ranks are built with it, and the run's were as they were",
         "cluster.placement": "there are no engines to place",
         "algorithm.reference.": "the reference model is the run's",
-        "algorithm.overlap_log_probs": "the batch says which log-probs are computed together",
+        "algorithm.overlap_": "the batch says which log-probs are computed together",
         "algorithm.kl_": "only later steps would notice it",
         "algorithm.entropy_coef_": "only later steps would notice it",
         "value.warmup_steps": "it decides which steps update the policy, not how",

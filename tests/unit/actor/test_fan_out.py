@@ -21,12 +21,14 @@ from rlmath.actor.ahead import StepPass
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.rank_step import TokenSettings
 from rlmath.actor.settings import StartedRank, TokenValues, UpdateResult, UpdateSettings
+from rlmath.actor.step_parts import PartSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.batching.shards import Shard
 from rlmath.model.parallel import Layout
+from rlmath.types import TrainingBatch
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 TENSOR_PARALLEL, TOKENS = 2, 8192
@@ -47,6 +49,19 @@ class Model(Alone):
         values = shard.batch.engine_log_probs.clone()
         return TokenValues(torch.arange(values.numel()), values, values)
 
+    def add_part(
+        self, shard: Shard, settings: UpdateSettings, is_first: bool
+    ) -> tuple[Any, TokenValues]:
+        assert shard.batch.advantages is not None
+        return Part(shard, shard.places), self.shard_log_probs(shard)
+
+    def update_from_parts(
+        self, parts: list[Any], settings: UpdateSettings, divisor: float, traced: Any
+    ) -> UpdateResult:
+        assert divisor == TOKENS
+        traces: Any = [place for one in parts for place in one.places.tolist()]
+        return UpdateResult([{"loss": 1.0}], {}, None, traces=tuple(traces))
+
     def release_optimizer(self) -> None: ...
 
     def update_shard(
@@ -55,6 +70,17 @@ class Model(Alone):
         assert shard.batch.advantages is not None and shard.batch.old_log_probs is not None
         assert len(list(shard.shares())) == settings.minibatches
         return UpdateResult([{"loss": 1.0}], {}, None)
+
+
+@dataclasses.dataclass
+class Part:
+    """What a model keeps of a part."""
+
+    shard: Shard
+    places: torch.Tensor
+
+    def at(self, places: torch.Tensor) -> Part:
+        return Part(self.shard, places[self.places])
 
 
 class Network:
@@ -117,10 +143,10 @@ class _Methods:
         return self._method(name)
 
 
-def step(ranks: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -> Network:
-    """A step of ``TOKENS`` tokens on ``ranks`` ranks, with log-probs from ``passes`` passes that
-    were begun before it."""
-    network = Network()
+def begun(
+    network: Network, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ActorGroup, TrainingBatch, torch.Tensor]:
+    """Ranks, and ``TOKENS`` tokens with their log-probs."""
     monkeypatch.setattr(group, "ray", network)
     layout = Layout(TENSOR_PARALLEL, 1, ranks // TENSOR_PARALLEL)
     settings: Any = SimpleNamespace(max_tokens_per_microbatch=64)
@@ -129,7 +155,14 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -> Networ
     actor._dp = [rank // TENSOR_PARALLEL for rank in range(ranks)]
     batch = batch_of_sequences([((1,) * 3, (2,) * 13)] * (TOKENS // 16))
     log_probs = torch.linspace(-3, 0, batch.engine_log_probs.numel())
-    batch = dataclasses.replace(batch, engine_log_probs=log_probs)
+    return actor, dataclasses.replace(batch, engine_log_probs=log_probs), log_probs
+
+
+def step(ranks: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -> Network:
+    """A step of ``TOKENS`` tokens on ``ranks`` ranks, with log-probs from ``passes`` passes that
+    were begun before it."""
+    network = Network()
+    actor, batch, log_probs = begun(network, ranks, monkeypatch)
     ahead = []
     for number in range(passes):
         places = tuple(range(number, len(batch), passes))
@@ -179,6 +212,41 @@ def test_values_computed_ahead_come_to_the_ranks_whose_shards_have_the_sequences
         network = step(ranks, monkeypatch, passes=5)
         assert network.calls["log_probs_ahead"] == 5 * ranks
         assert network.calls["step_log_probs"] == ranks
+
+
+def test_parts_of_a_step_are_those_of_the_step_in_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = {}
+    for ranks in (8, 512):
+        network = of[ranks] = Network()
+        actor, batch, log_probs = begun(network, ranks, monkeypatch)
+        settings = PartSettings(UpdateSettings(), TokenSettings(), False, False, now=0)
+        parts = []
+        # Those of a step that is not finished are forgotten.
+        for number in (9, 0, 1, 2, 3, 4):
+            places = tuple(range(number % 5, len(batch), 5))
+            own = SequenceAdvantages(torch.tensor(places).float())
+            given = batch.select(places)
+            made = actor.begin_part(given, settings, own, is_first=number in (9, 0))
+            parts += [StepPass(places, made)] if number < 9 else []
+        found = actor.part_figures(parts)
+        assert found.alignment.loss.tokens == TOKENS // 16 * 13
+        prints = found.tokens.fingerprints
+        values = torch.arange(len(batch)).float()
+        whole = {
+            "old_log_probs": log_probs,
+            "advantages": torch.repeat_interleave(values, batch.response_lengths),
+        }
+        wanted = SequenceFingerprints.of(values.long(), batch.response_lengths, whole)
+        assert torch.equal(prints.places, wanted.places)
+        for name in whole:
+            assert torch.equal(prints.bits[name], wanted.bits[name])
+        result = actor.update_from_parts(parts, UpdateSettings(), float(TOKENS))
+        assert sorted(result.traces) == list(range(len(batch))) and actor.changed  # type: ignore
+        assert network.calls["add_part"] == 6 * ranks
+        assert network.calls["put"] == 6 * ranks // TENSOR_PARALLEL
+    assert of[512].call_bytes < 64 * of[8].call_bytes
 
 
 @pytest.mark.parametrize(("ranks", "lines"), [(1, 1), (2, 2), (512, 8)])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmath.algorithms.advantages import ADVANTAGES, gae, gdpo, get_advantage, grpo
+from rlmath.algorithms.advantages import ADVANTAGES, WITHIN_GROUPS, gae, gdpo, get_advantage, grpo
 from rlmath.algorithms.advantages.base import EpsilonOptions
 from rlmath.algorithms.advantages.grpo import GrpoOptions
 from rlmath.algorithms.advantages.pass_at_k import PassAtKOptions
@@ -211,6 +211,17 @@ def test_the_order_of_samples_makes_no_difference(name, batch, rng):
     straight = run(name, *columns)
     shuffled = run(name, *[[c[i] for i in order] for c in columns])
     assert shuffled == pytest.approx([straight[i] for i in order], rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", [n for n in ESTIMATORS if n != "teacher"])
+def test_which_need_only_a_group_s_own_rewards(name):
+    rewards, ids, counts = [1.0, 0.0, 0.0, 0.5, 0.25, NAN], [4, 4, 4, 1, 1, 1], [3, 1, 2, 5, 1, 2]
+    alone = [
+        *run(name, rewards[:3], ids[:3], counts[:3]),
+        *run(name, rewards[3:], ids[3:], counts[3:]),
+    ]
+    # To the last bit.
+    assert (run(name, rewards, ids, counts) == alone) == (name in WITHIN_GROUPS)
 
 
 def test_missing_token_counts_are_asked_for():

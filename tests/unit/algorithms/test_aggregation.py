@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmath.algorithms.aggregation import AGGREGATIONS, sequence_weights
+from rlmath.algorithms.aggregation import AGGREGATIONS, denominator, sequence_weights
 
 KINDS = AGGREGATIONS.names()
 
@@ -74,3 +74,24 @@ def test_errors_name_what_is_wrong():
         sequence_weights("token_mean", torch.tensor([2, 1]), one)
     with pytest.raises(ValueError, match=r"constant_length.*None.*max_response_tokens"):
         sequence_weights("seq_sum_constant", three, one)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(BATCH, st.lists(st.integers(0, 2), min_size=4, max_size=4))
+def test_parts_of_whole_groups_need_only_their_own_lengths(kind, batch, part_of_group):
+    counts = torch.tensor([sum(row) for row, _ in batch])
+    groups = torch.tensor([group for _, group in batch])
+    whole = denominator(kind, counts, groups)
+    wanted = sequence_weights(kind, counts, groups, 10)
+    parts = torch.tensor(part_of_group)[groups]
+    total = 0.0
+    for part in range(3):
+        own = parts == part
+        if not own.any():
+            continue
+        share = denominator(kind, counts[own], groups[own])
+        found = sequence_weights(kind, counts[own], groups[own], 10) * share / max(whole, 1)
+        there = counts[own] > 0
+        assert found[there].tolist() == pytest.approx(wanted[own][there].tolist(), rel=1e-12)
+        total += share
+    assert total == whole

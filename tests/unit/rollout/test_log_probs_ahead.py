@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import torch
 from rlmath.actor.ahead import PassAhead, StepPass
 from rlmath.batching.from_groups import SampledSequences, sampled_sequences
 from rlmath.rollout.collect import Collector
-from rlmath.training.log_probs_ahead import LogProbsAhead
+from rlmath.training.log_probs_ahead import log_probs_ahead
+from rlmath.training.passes_ahead import PassesAhead
 from rlmath.types import Group
 from tests.unit.rollout.test_sampler import Engines, sampler_of
 
@@ -36,7 +39,7 @@ FILTERED = ("filter.keep=variance", "filter.max_rounds=9")
 def steps(collector: Collector, order_seed: int, groups_per_pass: int) -> Any:
     """Of three steps the groups, the passes, and how many of them began during the sampling."""
     ranks = Ranks()
-    ahead = LogProbsAhead(ranks.begin, groups_per_pass)  # type: ignore[arg-type]
+    ahead = log_probs_ahead(ranks.begin, groups_per_pass)
     sampler = sampler_of(*FILTERED)
     sampler.on_decided = ahead.see
     found = []
@@ -82,7 +85,7 @@ def test_the_last_pass_is_of_what_is_left() -> None:
 
     one, two = groups()
     ranks = Ranks()
-    ahead = LogProbsAhead(ranks.begin, 2)  # type: ignore[arg-type]
+    ahead = log_probs_ahead(ranks.begin, 2)
     ahead.see(1, None)
     assert ranks.passes == []
     ahead.see(0, two)
@@ -107,10 +110,40 @@ def test_masked_samples_are_computed_like_others() -> None:
 
     given = groups()
     ranks = Ranks()
-    ahead = LogProbsAhead(ranks.begin, 1)  # type: ignore[arg-type]
+    ahead = log_probs_ahead(ranks.begin, 1)
     ahead.see(0, given[0])
     ahead.see(1, given[1])
     found: list[StepPass] = ahead.take(given)
     lengths = [x for one in found for x in one.made.response_lengths.tolist()]
     wanted = sampled_sequences(given, truncated="keep", mask_duplicates=False)  # type: ignore
     assert lengths == wanted.response_lengths.tolist()
+
+
+def test_in_order_a_pass_waits_for_those_before_it() -> None:
+    """Gradients are added in the order of admission, whoever is graded first."""
+    from tests.unit.training.test_prepare import groups
+
+    one, two = groups()
+    for order in itertools.permutations(range(5)):
+        begun: list[tuple[list[str], bool]] = []
+
+        def begin(made: Any, is_first: bool, begun: Any = begun) -> PassAhead:
+            begun.append(([group.problem.id for group in made], is_first))
+            return PassAhead((), torch.zeros(0), (), ())
+
+        ahead = PassesAhead(begin, 2, in_order=True)
+        for again in range(2):
+            seen: set[int] = set()
+            ahead.begin()
+            begun.clear()
+            # Of three passes the first has a group, the second none, the third is not full.
+            given = {0: None, 1: one, 2: None, 3: None, 4: two}
+            for place in order:
+                ahead.see(place, given[place])
+                seen.add(place)
+                assert bool(begun) == ({0, 1} <= seen)
+            # What an earlier step left comes last, though it is first in the step.
+            left = dataclasses.replace(one, problem=dataclasses.replace(one.problem, id="left"))
+            found = ahead.take([left, one, two])
+            assert begun == [(["p0"], True), (["p1"], False), (["left"], False)], again
+            assert [pass_.places for pass_ in found] == [(2, 3), (4, 5), (0, 1)]

@@ -75,7 +75,7 @@ class Feed:
         self._run.sleep()
         return Sampled(metrics={}, finished=(), shortage="", groups=(), dropped={})
 
-    def log_probs_ahead(self, groups: Any) -> list[Any]:
+    def passes_ahead(self, groups: Any) -> list[Any]:
         return []
 
     def sampling_ahead(self, step: int) -> Any:

@@ -160,7 +160,8 @@ def run(size: int, stubs: Stubs, *more: str) -> Run:
         session = Session(config, layout, actor, Sampling(made, mix, collector))
         monitor = stack.enter_context(open_monitor(folder, config.runner, STEPS))
         sampler = sampler_of(config, ProblemStream(problems), least_groups(config, layout))
-        feed = feed_of(session, sampler, monitor)
+        coefficients = Coefficients(config.algorithm)
+        feed = feed_of(session, sampler, monitor, coefficients)
         stack.callback(feed.close)
         kept = KeptBatches(folder / "replay", config.runner.replay_keep_gib)
         stack.callback(kept.close)
@@ -168,9 +169,7 @@ def run(size: int, stubs: Stubs, *more: str) -> Run:
             stubs.take_traffic()
             ranks.waited = engines.waited = 0
             began_s = time.process_time()
-            metrics, _ = train_step(
-                session, feed, Coefficients(config.algorithm), monitor, kept, step
-            )
+            metrics, _ = train_step(session, feed, coefficients, monitor, kept, step)
             cpu_s = time.process_time() - began_s
             monitor.log_step(step, metrics)
             assert metrics["rollout/rewards"] == 0.5

@@ -67,6 +67,7 @@ def both(model: Path, *overrides: str, given: tuple[str, ...] = (), **kwargs: An
         ("algorithm.reference.kind=averaged", "is the run's"),
         ("algorithm.kl_target=0.1", "later steps"),
         ("algorithm.overlap_log_probs=2", "the batch says"),
+        ("algorithm.overlap_update=2", "the batch says"),
         ("value.warmup_steps=3", "which steps"),
         ("algorithm.los=gspo", "did you mean algorithm.loss"),
         ("actor.tensor_parallel=two", "wrong type"),
