@@ -88,6 +88,7 @@ def cases(lengths: Lengths) -> dict[str, Case]:
     return {
         "synchronous": Case(Choice()),
         "overlap_log_probs": Case(Choice(), ("algorithm.overlap_log_probs=2",), is_simulated=False),
+        "overlap_update": Case(Choice(overlap_groups=2)),
         "carry_over": Case(Choice.carry_over(lengths.quantile(0.85), MAX_LAG)),
         "pipelined": Case(Choice(RolloutSchedule.pipelined, max_lag=1)),
         "continuous": Case(continuous),

@@ -147,7 +147,7 @@ def _plan(arguments: list[str]) -> int:
 
         schedule_cli.add_arguments(schedule)
         given, rest = take_settings(
-            arguments, layout_cli.SETTINGS, layout_cli.FLAGS, BASE, any_with=()
+            arguments, schedule_cli.SETTINGS, layout_cli.FLAGS, BASE, any_with=()
         )
         return schedule_cli.run(parser.parse_args(rest), given)
     if arguments[:1] == ["layout"]:

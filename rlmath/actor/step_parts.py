@@ -1,6 +1,6 @@
 """A step whose one minibatch comes in parts, while others of its groups are sampled.
 
-Each part is passed through as a step of its own would be, up to the gradient, which stays in the
+Each part is passed through as a whole step would be, up to the gradient, which stays in the
 ranks' buffers. The last part makes the step: the gradients are divided by what only all parts
 together say, and the optimizer steps once.
 """

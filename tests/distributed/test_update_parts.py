@@ -209,7 +209,7 @@ def test_adapters_and_experts(
     batch: TrainingBatch,
     tmp_path: Path,
 ) -> None:
-    """Which lie in the same buffers, or in buffers of their own."""
+    """Which lie in the same buffers, or in other ones."""
     model = make_mixture(tmp_path)
     given = (model, batch, ["token_mean"], {"optimizer": SMOOTH, **changes}, True)
     for whole, parts, trouble in ranks.run(layout, run, *given):

@@ -29,6 +29,7 @@ from rlmath.config.rollout import RolloutSchedule
 from rlmath.config.schema import Config
 from rlmath.errors import UserError
 
+SETTINGS = (*layout_cli.SETTINGS, "algorithm.overlap_update")
 # Shares of the responses that keep within the budgets that are tried.
 BUDGET_SHARES = (0.5, 0.75, 0.9)
 LAGS = (1, 2, 4)
@@ -71,6 +72,9 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     for budget in budgets(lengths, BUDGET_SHARES):
         choices += [Choice.carry_over(budget, lag) for lag in LAGS]
     choices += [Choice.pipelined(engines) for engines in splits(setup.engines)]
+    if groups := given.config.algorithm.overlap_update:
+        apart = [Choice(engines=engines) for engines in splits(setup.engines)]
+        choices += [dataclasses.replace(one, overlap_groups=groups) for one in apart]
     play = functools.partial(_play, given.config, setups, plan.engine_tp, steps)
     with players(work.prompts * work.group_size * steps) as play_all:
         outcomes = list(play_all(play, choices))
@@ -245,7 +249,8 @@ def as_text(wish: Wish, plan: Plan, setup: Setup, outcomes: Sequence[Outcome]) -
         f"of {tokens.mean():,.0f} tokens on average, {tokens.max():,} at most; {setup.engines} "
         f"engines of {plan.engine_tp} GPUs, {setup.capacity} sequences at once. Simulated.",
         "",
-        f"{'schedule':<11} {'tokens':>7} {'lag':>4} {'engines':>8} {'TP':>3} {'step s':>8} "
+        f"{'schedule':<11} {'tokens':>7} {'lag':>4} {'overlap':>8} {'engines':>8} {'TP':>3} "
+        f"{'step s':>8} "
         f"{'generate':>9} "
         f"{'idle':>6} {'actor idle':>11} {'tokens/s':>10} {'mean lag':>9} {'p99':>4} {'mixed':>6} "
         f"{'read again':>11}",
@@ -257,7 +262,8 @@ def as_text(wish: Wish, plan: Plan, setup: Setup, outcomes: Sequence[Outcome]) -
         ranks = choice.engine_ranks or plan.engine_tp
         engines = choice.engines or setup.engines * plan.engine_tp // ranks
         lines.append(
-            f"{choice.schedule.name:<11} {budget:>7} {lag:>4} {engines:>8} {ranks:>3} "
+            f"{choice.schedule.name:<11} {budget:>7} {lag:>4} {choice.overlap_groups or '':>8} "
+            f"{engines:>8} {ranks:>3} "
             f"{one.step_s:8.1f} {one.generate_s:9.1f} {one.idle_share:6.1%} "
             f"{one.actor_idle_share:11.1%} {one.tokens_per_s:10,.0f} {one.lag_mean:9.2f} "
             f"{one.lag_p99:4.0f} {one.mixed_share:6.1%} {one.recomputed_share:11.1%}"
