@@ -64,6 +64,10 @@ class Sample:
         spans: Which weights sampled which tokens: versions, each with the place of its first token.
         seed: Seed of this request's random stream.
         engine: Index of the engine that produced it.
+        routes: ``[m, MoE layers, experts of a token]`` uint8, or int16 beyond 256 experts: the
+            experts that the engine sent the first ``m`` tokens of prompt and response to. The last
+            token that was sampled went through no layer, so ``m`` is one less than the tokens.
+            ``None``: the engine returned none.
     """
 
     problem_id: str
@@ -75,6 +79,7 @@ class Sample:
     spans: Spans
     seed: int
     engine: int
+    routes: NDArray[Any] | None = None
 
     @property
     def weights_version(self) -> int:
@@ -93,8 +98,9 @@ class Sample:
         if not isinstance(other, Sample):
             return NotImplemented
         mine, theirs = dict(vars(self)), dict(vars(other))
-        arrays = [(mine.pop(name), theirs.pop(name)) for name in ("token_ids", "log_probs")]
-        return mine == theirs and all(a.tobytes() == b.tobytes() for a, b in arrays)
+        names = ("token_ids", "log_probs", "routes")
+        arrays = [(mine.pop(name), theirs.pop(name)) for name in names]
+        return mine == theirs and all(_bytes(a) == _bytes(b) for a, b in arrays)
 
     def __hash__(self) -> int:
         return hash((self.problem_id, self.index, self.seed))
@@ -174,6 +180,10 @@ class TrainingBatch:
         token_ages: ``[R]`` uint8, how many weights versions older than those of its sequence's last
             token the weights that sampled it are; ``None``: 0 each, no sequence has two versions.
         teacher_log_probs: ``[R]`` float32, of a teacher at temperature 1; ``None``: there is none.
+        routes: ``[S, MoE layers, experts of a token]``, those of each sequence's sample end to end
+            (see ``Sample.routes``); ``None``: no sample has any.
+        route_lengths: ``[N]`` int64, how many tokens of each sequence, from its first, have routes;
+            ``S`` together.
     """
 
     tokens: Tensor
@@ -192,6 +202,8 @@ class TrainingBatch:
     returns: Tensor | None = None
     token_ages: Tensor | None = None
     teacher_log_probs: Tensor | None = None
+    routes: Tensor | None = None
+    route_lengths: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.prompt_lengths.numel())
@@ -217,10 +229,16 @@ class TrainingBatch:
         of_sequences = slice(first, first + count)
         slices = dict.fromkeys((f.name for f in fields(TrainingBatch)), of_responses)
         slices |= dict.fromkeys(
-            ("prompt_lengths", "response_lengths", "group_ids", "weights_versions", "rewards"),
+            (
+                *("prompt_lengths", "response_lengths", "route_lengths"),
+                *("group_ids", "weights_versions", "rewards"),
+            ),
             of_sequences,
         )
         slices["tokens"] = of_tokens
+        if (of_routes := self.route_lengths) is not None:
+            ends = (int(of_routes[:first].sum()), int(of_routes[: first + count].sum()))
+            slices["routes"] = slice(*ends)
         values = {name: getattr(self, name) for name in slices}
         return TrainingBatch(**{n: None if v is None else v[slices[n]] for n, v in values.items()})
 
@@ -228,6 +246,10 @@ class TrainingBatch:
         """The batch of these sequences alone, in this order."""
         rows = torch.as_tensor(list(indices), dtype=torch.int64)
         of_responses = _slices(self.response_lengths, rows)
+        routes, route_lengths = self.routes, self.route_lengths
+        if routes is not None and route_lengths is not None:
+            routes = _concatenated(routes, _slices(route_lengths, rows))
+            route_lengths = route_lengths[rows]
 
         def responses(values: Tensor | None) -> Tensor | None:
             return None if values is None else _concatenated(values, of_responses)
@@ -249,6 +271,8 @@ class TrainingBatch:
             returns=responses(self.returns),
             token_ages=responses(self.token_ages),
             teacher_log_probs=responses(self.teacher_log_probs),
+            routes=routes,
+            route_lengths=route_lengths,
         )
 
 
@@ -263,6 +287,10 @@ class MicroBatch:
 
     sequences: tuple[int, ...]
     num_tokens: int
+
+
+def _bytes(array: NDArray[Any] | None) -> bytes | None:
+    return None if array is None else array.tobytes()
 
 
 def _slices(lengths: Tensor, rows: Tensor) -> list[slice]:

@@ -53,8 +53,8 @@ class MegatronActor(RankModel):
     Attributes:
         reference: What the reference model has in place of what is trained, in host memory;
             ``None``: there is no reference, or it is the model without its adapters.
-        routing: Records the routes of the old-log-prob pass and replays them in the update;
-            ``None``: no pass replays any.
+        routing: Records the routes of the old-log-prob pass, its own or the engine's, and replays
+            them in the update; ``None``: no pass replays any.
         observer: Sees updates; ``None``: nobody does.
         probe: Takes the gradients of single sequences; ``None``: nobody does.
     """
@@ -75,7 +75,14 @@ class MegatronActor(RankModel):
         if settings.routing_replay != "none":
             from rlmath.actor.routing_replay import RoutingReplay
 
-            self.routing = RoutingReplay(self.chunks, self.spec, layout, self.parallel, platform)
+            self.routing = RoutingReplay(
+                self.chunks,
+                self.spec,
+                layout,
+                self.parallel,
+                platform,
+                from_engine=settings.routing_replay == "engine",
+            )
 
     def _trained(self) -> list[Tensor]:
         """What training changes, and so all in which the reference differs: under LoRA adapters."""
@@ -126,7 +133,8 @@ class MegatronActor(RankModel):
             reference: Under the reference model's weights instead of the current ones.
             noise_seed: Round activations otherwise than usual, at random; see
                 :func:`rlmath.actor.rounding_noise.rounding_noise`.
-            keep_routes: Under routing replay, record them for the shard's update.
+            keep_routes: Under routing replay, record them for the shard's update. Without it the
+                engine's routes are taken as well, where replay is of those.
             quantized: Multiply in FP8; see :mod:`rlmath.actor.quantized_products`.
 
         Returns:
@@ -142,6 +150,8 @@ class MegatronActor(RankModel):
                 stack.enter_context(quantized_products(self.module))
             if keep_routes and self.routing is not None:
                 stack.enter_context(self.routing.recording(shard, micro_batches))
+            elif self.routing is not None and not reference:
+                stack.enter_context(self.routing.following(shard, micro_batches))
             values = self.forward(micro_batches, self._of_log_probs(_keep_values))
         return _concatenate(values) if self.is_last_stage else None
 
@@ -420,7 +430,7 @@ class MegatronActor(RankModel):
             objective = observer.watching(objective, share)
         with contextlib.ExitStack() as stack:
             if self.routing is not None:
-                stack.enter_context(self.routing.replaying(begin, micro_batches))
+                stack.enter_context(self.routing.replaying(begin, share, micro_batches))
             found: list[tuple[LossOutput, TokenValues]] = (run or self.forward_backward)(
                 micro_batches, self._of_log_probs(objective)
             )

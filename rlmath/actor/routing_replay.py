@@ -1,4 +1,5 @@
-"""Routing replay: an update sends each token to the experts that the old-log-prob pass chose.
+"""Routing replay: an update sends each token to the experts that the old-log-prob pass chose, or
+that the engine chose when it sampled.
 
 A router's choice is a step function: where two experts are close, the smallest change of a weight
 or of a sum's order moves a token, and its log-prob jumps. The ratio of new to old log-probs then
@@ -6,6 +7,11 @@ measures the jump instead of the policy. With the routes of the old pass replaye
 and in the backward pass, it measures the same experts before and after (R2 in Zheng et al. 2025,
 "Stabilizing Reinforcement Learning with LLMs"). The weights of the chosen experts are the router's
 present ones and have their gradient.
+
+With the engine's routes (R3 there) that pass itself, and any other of the policy over the same
+sequences, sends each token where the engine sent it. A token without such routes goes where its
+router chooses, and is counted. The update replays what the pass recorded of both; where no pass
+went before it, its first forward pass is the one that records.
 
 Each router has Megatron's recorder. Routes stay on the rank that recorded them: the update's
 micro-batches are those of the old pass, so a micro-batch has the same tokens in the same places on
@@ -19,14 +25,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 from torch import Tensor, nn
 
+from rlmath.actor.engine_routes import EngineRoutes, engine_routes
 from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.routing_totals import RoutingTotals
-from rlmath.batching.shards import Shard
+from rlmath.batching.shards import Shard, Share
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.model.rank_layout import ParallelRank
@@ -39,6 +45,7 @@ class RoutingReplay:
     Args:
         chunks: The rank's part of the model.
         spec: Of the model, a MoE.
+        from_engine: Tokens go where the engine sent them.
     """
 
     def __init__(
@@ -48,8 +55,11 @@ class RoutingReplay:
         layout: Layout,
         parallel: ParallelRank,
         platform: Platform,
+        from_engine: bool = False,
     ) -> None:
-        self._spec, self._platform = spec, platform
+        self._spec, self._platform, self._from_engine = spec, platform, from_engine
+        moe_layers = [n for n in range(spec.layers) if spec.is_moe_layer(n)]
+        self._columns = {layer: column for column, layer in enumerate(moe_layers)}
         # Tensor ranks have a share of each micro-batch's tokens (sequence parallelism).
         self._ranks, self._rank = layout.tensor_parallel, parallel.tp_rank
         self._routers = [
@@ -65,28 +75,51 @@ class RoutingReplay:
     def recording(self, shard: Shard, micro_batches: Sequence[PackedMicroBatch]) -> Iterator[None]:
         """Keep the routes of a pass over a whole shard, in place of those kept before."""
         self.clear()
-        with self._running(RouterReplayAction.RECORD, micro_batches, 0):
+        engine = self._engine_routes(shard.whole(), micro_batches)
+        with self._running(RouterReplayAction.RECORD, micro_batches, 0, engine):
             yield
         self._shard = shard
 
     @contextlib.contextmanager
-    def replaying(self, first: int, micro_batches: Sequence[PackedMicroBatch]) -> Iterator[None]:
-        """Route a minibatch as recorded.
+    def following(self, shard: Shard, micro_batches: Sequence[PackedMicroBatch]) -> Iterator[None]:
+        """Route a pass over a whole shard as the engine did, and keep nothing of it."""
+        engine = self._engine_routes(shard.whole(), micro_batches)
+        if engine is None:
+            yield
+            return
+        with self._running(RouterReplayAction.RECORD, micro_batches, 0, engine, keeps=False):
+            yield
+
+    @contextlib.contextmanager
+    def replaying(
+        self, first: int, share: Share, micro_batches: Sequence[PackedMicroBatch]
+    ) -> Iterator[None]:
+        """Route a minibatch as recorded; as the engine did where no pass has recorded it.
 
         Args:
             first: Where its micro-batches begin in the shard.
+            share: The minibatch.
+            micro_batches: Its, packed.
         """
-        with self._running(RouterReplayAction.REPLAY_FORWARD, micro_batches, first):
+        action, engine = RouterReplayAction.REPLAY_FORWARD, None
+        if self._shard is None:
+            action = RouterReplayAction.RECORD
+            engine = self._engine_routes(share, micro_batches)
+        with self._running(action, micro_batches, first, engine):
             yield
 
     def check(self, shard: Shard) -> None:
-        """Raise unless the routes are those of the shard's own pass for the old log-probs.
+        """Raise unless the routes are those of the shard's own pass for the old log-probs, or its
+        samples have the engine's.
 
         Raises:
             ValueError: There are none, or they are another shard's.
         """
         # Values are added to a shard, and its sequences stay the same object.
-        if self._shard is None or self._shard.places is not shard.places:
+        is_recorded = self._shard is not None and self._shard.places is shard.places
+        if self._from_engine and not is_recorded:
+            self.clear()
+        elif not is_recorded:
             raise ValueError(
                 "actor.routing_replay=old_log_probs: there are no routes of this shard; its old "
                 "log-probs have to be computed before its update"
@@ -100,7 +133,7 @@ class RoutingReplay:
         """
         totals = self._totals
         self.clear()
-        dist.all_reduce(totals.counts)
+        totals.all_reduce()
         return totals.metrics([self._spec.is_moe_layer(n) for n in range(self._spec.layers)])
 
     def clear(self) -> None:
@@ -113,11 +146,17 @@ class RoutingReplay:
 
     @contextlib.contextmanager
     def _running(
-        self, action: RouterReplayAction, micro_batches: Sequence[PackedMicroBatch], first: int
+        self,
+        action: RouterReplayAction,
+        micro_batches: Sequence[PackedMicroBatch],
+        first: int,
+        engine: Sequence[EngineRoutes] | None = None,
+        keeps: bool = True,
     ) -> Iterator[None]:
         is_text = [self._is_text(one) for one in micro_batches]
         for router in self._routers:
-            router.begin(action, first, is_text, self._totals)
+            router.begin(action, first, is_text, self._totals if keeps else None)
+            router.follow(engine, self._columns[router.layer])
         try:
             yield
             for router in self._routers:
@@ -127,10 +166,27 @@ class RoutingReplay:
                 router.end()
 
     def _is_text(self, one: PackedMicroBatch) -> Tensor:
-        """Of the tokens that this rank's routers see; a MoE has no context ranks."""
+        """Of the tokens that this rank's routers see."""
+        places = self._places(one)
+        own = torch.arange(places.start, places.stop, device=one.tokens.device)
+        return own < one.text_tokens
+
+    def _places(self, one: PackedMicroBatch) -> range:
+        """Of the packed row, what this rank's routers see; a MoE has no context ranks."""
         tokens = one.tokens.numel() // self._ranks
-        places = torch.arange(tokens, device=one.tokens.device) + self._rank * tokens
-        return places < one.text_tokens
+        return range(self._rank * tokens, (self._rank + 1) * tokens)
+
+    def _engine_routes(
+        self, share: Share, micro_batches: Sequence[PackedMicroBatch]
+    ) -> list[EngineRoutes] | None:
+        """Of each micro-batch; ``None``: they are not asked for."""
+        if not self._from_engine:
+            return None
+        layers, topk = len(self._columns), self._spec.experts_per_token
+        return [
+            engine_routes(share.batch, one, self._places(packed), layers, topk)
+            for one, packed in zip(share.micro_batches, micro_batches, strict=True)
+        ]
 
 
 class RouterRecorder(RouterReplay):
@@ -161,13 +217,15 @@ class RouterRecorder(RouterReplay):
         self._first, self._is_text = 0, [torch.zeros(0)]
         self._calls = {False: 0, True: 0}
         self._totals: RoutingTotals | None = None
+        self._engine: Sequence[EngineRoutes] | None = None
+        self._column = 0
 
     def begin(
         self,
         action: RouterReplayAction,
         first: int,
         is_text: list[Tensor],
-        totals: RoutingTotals,
+        totals: RoutingTotals | None,
     ) -> None:
         """Start a pass.
 
@@ -175,17 +233,26 @@ class RouterRecorder(RouterReplay):
             action: Record or replay.
             first: Where the pass's micro-batches begin among those recorded.
             is_text: ``[tokens]`` bool of each micro-batch: not padding.
-            totals: To add to.
+            totals: To add to; ``None``: nothing is counted, nor kept.
         """
         self.set_router_replay_action(action)
         self._first, self._is_text, self._totals = first, is_text, totals
         self._calls = {False: 0, True: 0}
 
+    def follow(self, engine: Sequence[EngineRoutes] | None, column: int) -> None:
+        """Of the pass that begins: record the engine's routes where they are known.
+
+        Args:
+            engine: Of each micro-batch; ``None``: the router's own.
+            column: Of this router's layer in them.
+        """
+        self._engine, self._column = engine, column
+
     def end(self) -> None:
         """Route freely again."""
         self.clear_router_replay_action()
         self.clear_indices()
-        self._totals, self._is_text = None, []
+        self._totals, self._engine, self._is_text = None, None, []
 
     def check_calls(self) -> None:
         """Raise unless every micro-batch went through the router, in each kind of call at most
@@ -194,13 +261,13 @@ class RouterRecorder(RouterReplay):
         calls = set(self._calls.values())
         if not calls <= {0, count} or (count and calls == {0}):
             raise RuntimeError(
-                f"layer {self._layer}: the router ran {self._calls[False]} times without and "
+                f"layer {self.layer}: the router ran {self._calls[False]} times without and "
                 f"{self._calls[True]} times with gradients for {count} micro-batches; Megatron's "
                 "schedule is not the one that routing replay knows"
             )
 
     @property
-    def _layer(self) -> int:
+    def layer(self) -> int:
         """From 0, in the model."""
         return int(self._router.layer_number) - 1
 
@@ -221,32 +288,59 @@ class RouterRecorder(RouterReplay):
         index = self._calls[with_gradients]
         self._calls[with_gradients] += 1
         is_new = index >= self._calls[not with_gradients]
-        if self.router_replay_action is RouterReplayAction.RECORD:
-            found = super().get_replay_topk(*given)
-            self._keep(index, found[1])
-            return found
+        is_recorded = self._totals is not None and self._first + index < len(self.routes)
+        if self.router_replay_action is RouterReplayAction.RECORD and not is_recorded:
+            return self._record(index, *given)
         recorded = self.routes[self._first + index]
         if recorded.shape != (len(scores), topk):
             raise RuntimeError(
-                f"layer {self._layer}: recorded routes are {list(recorded.shape)}, and micro-batch "
+                f"layer {self.layer}: recorded routes are {list(recorded.shape)}, and micro-batch "
                 f"{index} needs {[len(scores), topk]}"
             )
-        self.target_topk_idx = recorded.to(scores.device, non_blocking=True).long()
-        if is_new:
-            self._compare(index, *given)
-        found = super().get_replay_topk(*given)
-        return found
+        chosen = recorded.to(scores.device, non_blocking=True).long()
+        if is_new and self.router_replay_action is RouterReplayAction.REPLAY_FORWARD:
+            self._compare(index, chosen, *given)
+        return scores.gather(1, chosen), chosen
 
-    def _keep(self, index: int, chosen: Tensor) -> None:
-        assert self._totals is not None
-        # Page-locked memory on CUDA, written behind the kernels that are queued: nobody waits.
-        self.routes.append(chosen.to(self._dtype).to("cpu", non_blocking=True))
-        self._totals.add_load(self._layer, chosen, self._is_text[index])
+    def _record(
+        self, index: int, scores: Tensor, topk: int, groups: Any, group_topk: Any, choose: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Take the engine's routes where they are known, else the router's own, and keep them."""
+        values, chosen = choose(scores, topk, num_groups=groups, group_topk=group_topk)
+        if self._engine is not None:
+            chosen = self._as_the_engine(index, chosen)
+            values = scores.gather(1, chosen)
+        if self._totals is not None:
+            # Page-locked memory on CUDA, written behind the kernels that are queued: nobody waits.
+            self.routes.append(chosen.to(self._dtype).to("cpu", non_blocking=True))
+            self._totals.add_load(self.layer, chosen, self._is_text[index])
+        return values, chosen
+
+    def _as_the_engine(self, index: int, own: Tensor) -> Tensor:
+        assert self._engine is not None
+        given = self._engine[index]
+        if given.is_known.shape != own.shape[:1]:
+            raise RuntimeError(
+                f"layer {self.layer}: the engine's routes are of {len(given.is_known)} tokens, and "
+                f"micro-batch {index} has {len(own)}"
+            )
+        is_known = given.is_known.to(own.device)
+        routes = given.routes[:, self._column].to(own.device).long()
+        if self._totals is not None:
+            self._totals.add_engine(self.layer, routes, own, is_known, self._is_text[index])
+        return torch.where(is_known[:, None], routes, own)
 
     @torch.no_grad()
     def _compare(
-        self, index: int, scores: Tensor, topk: int, groups: Any, group_topk: Any, choose: Any
+        self,
+        index: int,
+        recorded: Tensor,
+        scores: Tensor,
+        topk: int,
+        groups: Any,
+        group_topk: Any,
+        choose: Any,
     ) -> None:
-        assert self._totals is not None and self.target_topk_idx is not None
+        assert self._totals is not None
         _, now = choose(scores, topk, num_groups=groups, group_topk=group_topk)
-        self._totals.add_compared(self._layer, self.target_topk_idx, now, self._is_text[index])
+        self._totals.add_compared(self.layer, recorded, now, self._is_text[index])

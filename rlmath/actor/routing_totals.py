@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -15,14 +17,18 @@ class RoutingTotals:
     Attributes:
         counts: ``[layers, 2 + experts]`` float64: tokens whose routes were compared, those whose
             experts differ, and the recorded tokens of each expert.
+        engine: ``[layers, 3]`` float64: tokens, those of them with routes of the engine, and those
+            of these that the actor's router would send to other experts.
     """
 
     counts: Tensor
+    engine: Tensor
 
     @classmethod
     def zeros(cls, layers: int, experts: int, device: torch.device) -> RoutingTotals:
         """Of no tokens."""
-        return cls(torch.zeros(layers, 2 + experts, dtype=torch.float64, device=device))
+        zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
+        return cls(zeros(layers, 2 + experts), zeros(layers, 3))
 
     def add_load(self, layer: int, chosen: Tensor, is_text: Tensor) -> None:
         """Count the tokens of each expert.
@@ -44,9 +50,25 @@ class RoutingTotals:
             now: The same.
             is_text: See :meth:`add_load`.
         """
-        differs = (before.sort(dim=1).values != now.sort(dim=1).values).any(dim=1)
         self.counts[layer, 0] += is_text.sum()
-        self.counts[layer, 1] += (differs & is_text).sum()
+        self.counts[layer, 1] += (_differs(before, now) & is_text).sum()
+
+    def add_engine(
+        self, layer: int, routes: Tensor, own: Tensor, is_known: Tensor, is_text: Tensor
+    ) -> None:
+        """Count the tokens with routes of the engine, and those that go elsewhere for them.
+
+        Args:
+            layer: From 0.
+            routes: ``[tokens, k]`` int64, the engine's where they are known.
+            own: ``[tokens, k]`` int64, the router's choice.
+            is_known: ``[tokens]`` bool.
+            is_text: See :meth:`add_load`.
+        """
+        known = is_known & is_text
+        self.engine[layer, 0] += is_text.sum()
+        self.engine[layer, 1] += known.sum()
+        self.engine[layer, 2] += (_differs(routes, own) & known).sum()
 
     def metrics(self, is_moe: list[bool]) -> dict[str, float]:
         """``routing/...``, by the names that ``docs/metrics.md`` explains.
@@ -54,20 +76,49 @@ class RoutingTotals:
         Args:
             is_moe: Of each layer.
         """
+        return self._of_recorded(is_moe) | self._of_engine(is_moe)
+
+    def _of_engine(self, is_moe: list[bool]) -> dict[str, float]:
+        """Where tokens were routed as the engine did."""
+        tokens, known, changed = self.engine.sum(dim=0).tolist()
+        if not tokens:
+            return {}
+        found = {
+            "routing/engine_missing_share": 1 - known / tokens,
+            "routing/engine_changed_share": changed / known if known else 0.0,
+        }
+        for layer, (_, of_layer, elsewhere) in enumerate(self.engine.tolist()):
+            if is_moe[layer]:
+                share = elsewhere / of_layer if of_layer else 0.0
+                found[f"routing/engine_changed_share/layer_{layer}"] = share
+        return found
+
+    def _of_recorded(self, is_moe: list[bool]) -> dict[str, float]:
         rows = self.counts.tolist()
-        found = {"routing/changed_share": self._share(sum(r[0] for r in rows), rows)}
+        # Nothing is compared where the update is the pass that records.
+        total, found = sum(row[0] for row in rows), {}
+        if total:
+            found["routing/changed_share"] = sum(row[1] for row in rows) / total
         for layer, (compared, changed, *load) in enumerate(rows):
             if not is_moe[layer]:
                 continue
             mean = sum(load) / len(load)
-            figures = {
-                "changed_share": changed / compared if compared else 0.0,
+            figures = {"changed_share": changed / compared} if compared else {}
+            figures |= {
                 "max_load": max(load) / mean if mean else 0.0,
                 "min_load": min(load) / mean if mean else 0.0,
             }
             found |= {f"routing/{name}/layer_{layer}": value for name, value in figures.items()}
         return found
 
-    @staticmethod
-    def _share(compared: float, rows: list[list[float]]) -> float:
-        return sum(row[1] for row in rows) / compared if compared else 0.0
+    def all_reduce(self) -> None:
+        """Add up over all ranks. Collective."""
+        both = torch.cat([self.counts, self.engine], dim=1)
+        dist.all_reduce(both)
+        self.counts.copy_(both[:, :-3])
+        self.engine.copy_(both[:, -3:])
+
+
+def _differs(one: Tensor, other: Tensor) -> Tensor:
+    """``[tokens]`` bool, of experts ``[tokens, k]`` in any order."""
+    return (one.sort(dim=1).values != other.sort(dim=1).values).any(dim=1)

@@ -59,8 +59,8 @@ class ActorSettings:
         overlap_gradients: They are summed over ranks while the last micro-batch is computed.
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
         offload_in_backward: The optimizer's state is on the device for its steps alone.
-        routing_replay: ``none``, or ``old_log_probs``: an update of a MoE takes the routes of the
-            old-log-prob pass.
+        routing_replay: ``none``; ``old_log_probs``: an update of a MoE takes the routes of the
+            old-log-prob pass; ``engine``: both take those that the engine sampled with.
         lora: Low-rank adapters, which alone are trained; ``None``: all weights are.
         value: The value model, in the same processes; ``None``: none.
     """

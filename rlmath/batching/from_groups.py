@@ -68,6 +68,7 @@ class SampledSequences:
         chosen = [(self.prompts[i], self.samples[i].sample) for i in rows.tolist()]
         tokens = [piece for prompt, sample in chosen for piece in (prompt, sample.token_ids)]
         responses, scored = self.response_lengths[rows], self.teacher_log_probs
+        routes, route_lengths = _routes([s for _, s in chosen])
         return TrainingBatch(
             tokens=_concatenated(tokens, np.int32),
             prompt_lengths=self.prompt_lengths[rows],
@@ -81,6 +82,8 @@ class SampledSequences:
             teacher_log_probs=None
             if scored is None
             else _concatenated([scored[i] for i in rows.tolist()], np.float32),
+            routes=routes,
+            route_lengths=route_lengths,
         )
 
 
@@ -138,6 +141,15 @@ def _token_ages(samples: Sequence[Sample]) -> Tensor | None:
     if all(len(sample.spans) == 1 for sample in samples):
         return None
     return _concatenated([sample.token_ages() for sample in samples], np.uint8)
+
+
+def _routes(samples: Sequence[Sample]) -> tuple[Tensor | None, Tensor | None]:
+    """See ``TrainingBatch.routes``, and ``TrainingBatch.route_lengths``."""
+    found = [sample.routes for sample in samples if sample.routes is not None]
+    if not found:
+        return None, None
+    lengths = [0 if sample.routes is None else len(sample.routes) for sample in samples]
+    return torch.from_numpy(np.concatenate(found)), torch.tensor(lengths)
 
 
 def _concatenated(arrays: Sequence[NDArray[Any]], dtype: Any) -> Tensor:

@@ -31,6 +31,7 @@ class Offload(Enum):
 class RoutingReplay(Enum):
     none = "none"
     old_log_probs = "old_log_probs"
+    engine = "engine"
 
 
 class Logits(Enum):
@@ -132,10 +133,11 @@ class ActorConfig:
     )
     routing_replay: RoutingReplay = setting(
         RoutingReplay.none,
-        "Which routes the update of a MoE takes: none (its own), or old_log_probs: those of the "
-        "old-log-prob pass, in forward and backward, so that a changed route does not show as a "
-        "changed policy. Takes host memory, a byte per token, MoE layer and expert of a token. SFT "
-        "has no such pass and replays nothing.",
+        "Which routes the update of a MoE takes, in forward and backward, so that a changed route "
+        "does not show as a changed policy: none (its own); old_log_probs: those of the "
+        "old-log-prob pass; engine: those that the engine sampled with, in the old-log-prob pass "
+        "as well. Takes host memory, a byte per token, MoE layer and expert of a token; with "
+        "engine, samples carry as much. SFT has no such pass and replays nothing.",
     )
     max_tokens_per_microbatch: int = setting(
         32768,

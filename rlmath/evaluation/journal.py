@@ -54,7 +54,7 @@ class Journal:
         """The samples, each written before it is handed on."""
         for sample in samples:
             tokens = sample.token_ids.tolist()
-            self._write({**vars(sample), "token_ids": tokens, "log_probs": []})
+            self._write({**vars(sample), "token_ids": tokens, "log_probs": [], "routes": None})
             yield sample
 
     def _write(self, value: Mapping[str, Any]) -> None:

@@ -80,6 +80,7 @@ def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
         # Strings name GPUs of the node. vLLM takes numbers as positions in CUDA_VISIBLE_DEVICES,
         # which Ray sets for engines of one rank and leaves alone for wider ones.
         "device_ids": list(spec.device_ids) or None,
+        "enable_return_routed_experts": spec.routes is not None,
     }
 
 

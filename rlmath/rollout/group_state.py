@@ -19,13 +19,18 @@ def sample_to_state(sample: Sample) -> dict[str, Any]:
     """A sample, with its arrays in base 64."""
     state = {f.name: getattr(sample, f.name) for f in dataclasses.fields(Sample)}
     for name, dtype in _ARRAYS.items():
-        state[name] = base64.b64encode(state[name].astype(dtype).tobytes()).decode("ascii")
+        state[name] = _text(state[name].astype(dtype))
+    if (routes := sample.routes) is not None:
+        state["routes"] = [_text(routes), routes.dtype.str, list(routes.shape)]
     return state | {"spans": [list(span) for span in sample.spans]}
 
 
 def sample_from_state(state: Mapping[str, Any]) -> Sample:
     """What :func:`sample_to_state` was given."""
     given = dict(state) | {name: _array(state[name], dtype) for name, dtype in _ARRAYS.items()}
+    if given.get("routes") is not None:  # Checkpoints of earlier versions have none.
+        saved, dtype, shape = given["routes"]
+        given["routes"] = _array(saved, np.dtype(dtype)).reshape(shape)
     # Checkpoints of earlier versions have one weights version.
     spans = given.get("spans") or [[given.pop("weights_version"), 0]]
     return Sample(**given | {"spans": tuple((version, start) for version, start in spans)})
@@ -68,6 +73,10 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
         for graded in state["samples"]
     )
     return Group(problem, samples)
+
+
+def _text(array: NDArray[Any]) -> str:
+    return base64.b64encode(array.tobytes()).decode("ascii")
 
 
 def _array(saved: str | list[float], dtype: np.dtype[Any]) -> NDArray[Any]:

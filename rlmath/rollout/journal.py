@@ -3,7 +3,7 @@
 ``journal/step_000012.bin`` has the samples of one step, until a checkpoint covers the step. A run
 that resumes before it finds them by request, if the weights are the same to the last bit, and asks
 the engines for the others alone. A record is its length, its CRC-32, and a zlib stream: a line of
-JSON and the two arrays.
+JSON and the arrays.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import struct
 import sys
 import zlib
@@ -98,7 +99,9 @@ class StepJournal:
         # What was begun is in the request, and is not written again.
         tokens = np.concatenate([request.begun.token_ids, found.token_ids])
         log_probs = np.concatenate([request.begun.log_probs, found.log_probs])
-        return replace(found, token_ids=tokens, log_probs=log_probs)
+        pieces = [one for one in (request.begun.routes, found.routes) if one is not None]
+        routes = np.concatenate(pieces) if pieces else None
+        return replace(found, token_ids=tokens, log_probs=log_probs, routes=routes)
 
     def keep(self, request: Request, sample: Sample) -> None:
         """Write a sample that an engine gave for a request, unless it was cut before it had a token
@@ -108,7 +111,13 @@ class StepJournal:
         if sample.finish_reason == "cut" and len(sample.token_ids) == request.begun_tokens:
             return
         new = slice(request.begun_tokens, None)
-        sample = replace(sample, token_ids=sample.token_ids[new], log_probs=sample.log_probs[new])
+        routes = None if sample.routes is None else sample.routes[request.begun_routes :]
+        sample = replace(
+            sample,
+            token_ids=sample.token_ids[new],
+            log_probs=sample.log_probs[new],
+            routes=routes,
+        )
         self._writing.append(self._threads.submit(self._write, self._key(request), sample))
 
     def _write(self, key: str, sample: Sample) -> None:
@@ -142,6 +151,8 @@ class StepJournal:
         digest.update(np.array(request.prompt_token_ids, np.int32).tobytes())
         if begun is not None:
             digest.update(begun.token_ids.tobytes() + begun.log_probs.tobytes())
+        if request.begun_routes:  # The routes of a record follow upon these.
+            digest.update(str(request.begun_routes).encode())
         return digest.hexdigest()
 
 
@@ -212,15 +223,24 @@ def _packed(key: str, sample: Sample) -> bytes:
     plain: dict[str, Any] = dict(vars(sample)) | {"key": key}
     tokens = plain.pop("token_ids").astype("<i4")
     log_probs = plain.pop("log_probs").astype("<f4")
+    routes = b""
+    if (given := plain.pop("routes")) is not None:
+        routes = given.tobytes()
+        plain["routes"] = [given.dtype.str, list(given.shape)]
     # JSON's own escapes hold half surrogates, which UTF-8 could not.
     head = json.dumps(plain, separators=(",", ":")).encode("ascii") + b"\n"
-    return zlib.compress(head + tokens.tobytes() + log_probs.tobytes(), _COMPRESSION)
+    return zlib.compress(head + routes + tokens.tobytes() + log_probs.tobytes(), _COMPRESSION)
 
 
 def _unpacked(payload: bytes) -> tuple[str, Sample]:
     head, _, arrays = zlib.decompress(payload).partition(b"\n")
     plain = json.loads(head)
     key = plain.pop("key")
+    if "routes" in plain:
+        dtype, shape = plain["routes"]
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        routes, arrays = arrays[:size], arrays[size:]
+        plain["routes"] = np.frombuffer(routes, dtype).reshape(shape).copy()
     half = len(arrays) // 2
     plain["spans"] = tuple((version, start) for version, start in plain["spans"])
     return key, Sample(

@@ -13,8 +13,10 @@ from rlmath.config.schema import RolloutConfig
 from rlmath.errors import ComponentError, UserError
 from rlmath.model.lora import Lora
 from rlmath.model.precision import Precision
+from rlmath.rollout.routes import RouteSpec
 from rlmath.rollout.seeds import request_seed
 from rlmath.types import Problem, Sample
+from rlmath.vllm_plugin.cpu_routes import ROUTES_VARIABLE
 from rlmath.vllm_plugin.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER_VARIABLE
 from rlmath.vllm_plugin.register import ENGINE_VARIABLE, adapter_backend
 
@@ -69,6 +71,12 @@ class Request:
     def begun_tokens(self) -> int:
         """Response tokens that it has already."""
         return 0 if self.begun is None else len(self.begun.token_ids)
+
+    @property
+    def begun_routes(self) -> int:
+        """Tokens, from the prompt's first, whose routes it has already."""
+        routes = None if self.begun is None else self.begun.routes
+        return 0 if routes is None else len(routes)
 
     @property
     def new_tokens(self) -> int:
@@ -195,6 +203,7 @@ class EngineSpec:
         adapters: Those that weight syncs bring, and that are computed beside the model's weights;
             ``None``: weight syncs bring all weights.
         role: What the engine is called in messages and files.
+        routes: What of an MoE's routes comes with each sample; ``None``: nothing.
     """
 
     model_path: str
@@ -219,6 +228,7 @@ class EngineSpec:
     quantization: Quantization = RolloutConfig.quantization
     adapters: Lora | None = None
     role: str = "engine"
+    routes: RouteSpec | None = None
 
     @property
     def transfer_backend(self) -> str:
@@ -246,6 +256,7 @@ class EngineSpec:
             "TOKENIZERS_PARALLELISM": "false",
             ROUTER_VARIABLE: self.precision.router_dtype,
             BATCH_INVARIANT_VARIABLE: str(int(self.precision.batch_invariant)),
+            ROUTES_VARIABLE: str(int(self.routes is not None)),
         }
         if self.device == "cpu":
             variables |= {

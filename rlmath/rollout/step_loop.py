@@ -69,6 +69,8 @@ class _Running:
     log_probs: array.array[float] = field(default_factory=lambda: array.array("f"))
     # Of a request that scores, once they are there: of each token of the prompt but the first.
     prompt_log_probs: np.ndarray[Any, np.dtype[np.float32]] | None = None
+    # Where the engine returns routes: vLLM's, of the tokens behind those that it has already.
+    routes: list[np.ndarray[Any, Any]] = field(default_factory=list)
 
 
 class StepLoop:
@@ -328,6 +330,7 @@ class StepLoop:
                 prompt_logprobs=0 if request.scores else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
+                routed_experts_prompt_start=request.begun_routes,
             )
             core_request = self._engine.input_processor.process_inputs(
                 request_id,
@@ -441,6 +444,8 @@ class StepLoop:
                 # Column 0 is the sampled token.
                 sampled = output.new_logprobs.logprobs[:, 0]
                 running.log_probs.frombytes(sampled.astype(np.float32, copy=False).tobytes())
+            if output.routed_experts is not None:
+                running.routes.append(output.routed_experts)
             if output.prefill_stats is not None and running.request.begun_tokens:
                 reused += output.prefill_stats.num_cached_tokens
             if output.new_prompt_logprobs_tensors is not None:
@@ -493,7 +498,17 @@ class StepLoop:
             spans=tuple(running.spans) or ((self.weights_version, 0),),
             seed=request.seed,
             engine=self._index,
+            routes=self._routes(running),
         )
+
+    def _routes(self, running: _Running) -> Any:
+        """See ``Sample.routes``."""
+        request, spec = running.request, self._spec.routes
+        begun = None if request.begun is None else request.begun.routes
+        if spec is None:
+            return begun
+        tokens = len(request.prompt_token_ids) + len(running.token_ids)
+        return spec.taken(begun, running.routes, tokens)
 
 
 def _running(request: Request) -> _Running:

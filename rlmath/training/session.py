@@ -17,7 +17,7 @@ from rlmath.algorithms.advantages import needs_value_model
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import WatchedComponent
-from rlmath.config.actor import Offload
+from rlmath.config.actor import Offload, RoutingReplay
 from rlmath.config.arithmetic import RunLayout, resolve_layout, teacher_sequence_tokens
 from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.lora import LoraRollout, adapters_of
@@ -39,6 +39,7 @@ from rlmath.rollout import watchdog_probes as waiting
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec
+from rlmath.rollout.routes import RouteSpec
 from rlmath.rollout.sampling import Sampling
 from rlmath.rollout.teacher import EngineTeacher, Teacher, TeacherScores
 from rlmath.rollout.teacher_server import ServerTeacher
@@ -384,7 +385,15 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         precision=precision(config),
         quantization=rollout.quantization,
         adapters=engine_adapters(config) if trains else None,
+        routes=returned_routes(config) if trains else None,
     )
+
+
+def returned_routes(config: Config) -> RouteSpec | None:
+    """What of an MoE's routes engines return with the samples; ``None``: nothing."""
+    if config.actor.routing_replay is not RoutingReplay.engine:
+        return None
+    return RouteSpec.of(read_model_spec(config.model.path))
 
 
 def engine_adapters(config: Config) -> Lora | None:
@@ -418,6 +427,7 @@ def teacher_spec(config: Config, layout: RunLayout) -> EngineSpec:
         sleeps=False,
         async_scheduling=False,
         adapters=None,
+        routes=None,
         quantization=Quantization.none,
         precision=Precision(given.lm_head_dtype.value, router.value, given.batch_invariant),
     )

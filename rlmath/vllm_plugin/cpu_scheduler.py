@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from vllm.distributed.aux_output_connector.connector import AuxOutputSchedulerConnector
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -19,6 +20,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
+
+from rlmath.vllm_plugin.cpu_routes import returns_routes
 
 
 class DecodeScheduler(Scheduler):
@@ -37,6 +40,9 @@ class DecodeScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if returns_routes():
+            # vLLM makes it for its second model runner; the worker's half is in cpu_routes.py.
+            self.aux_output_connector = AuxOutputSchedulerConnector()
         self.num_short_steps = 0
         self._short: Any = None
         groups = self.kv_cache_config.kv_cache_groups

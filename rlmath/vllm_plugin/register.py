@@ -62,6 +62,10 @@ def register() -> None:
             WeightTransferEngineFactory.register_engine(adapter_backend(transport), module, name)
     register_router()
     if current_platform.is_cpu():
+        from rlmath.vllm_plugin import cpu_routes
+
+        if cpu_routes.returns_routes():
+            cpu_routes.install()
         import rlmath.vllm_plugin.cpu_norms  # noqa: F401
         from rlmath.device.gloo import share_device
         from rlmath.vllm_plugin import cpu_sampling

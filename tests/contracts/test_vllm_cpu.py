@@ -13,6 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 DECODES = "decode steps on CPU (rlmath/vllm_plugin/cpu_scheduler.py)"
 SAMPLING = "sampling on CPU (rlmath/vllm_plugin/cpu_sampling.py)"
+ROUTES = "routes of an MoE from CPU engines (rlmath/vllm_plugin/cpu_routes.py)"
 LOADING = "weight sync into CPU engines (rlmath/weights/transports/cpu_load.py)"
 PARTS = "where an engine keeps a tensor (rlmath/weights/transports/engine_parts.py)"
 PACKED = "reading back packed matrices (rlmath/weights/transports/packed.py)"
@@ -237,6 +238,73 @@ ROWS = [
     Row(
         "vllm.model_executor.layers.utils:check_cpu_sgl_kernel",
         f"{LOADING} asks which matrices are packed",
+    ),
+    # -- routes --------------------------------------------------------------------------------
+    Row(
+        "vllm.distributed.aux_output_connector.connector:AuxRequestOutput",
+        f"{ROUTES}: the worker's half makes them",
+        all_fields=("token_start", "rows"),
+    ),
+    Row(
+        "vllm.distributed.aux_output_connector.connector:AuxOutputConnectorMetadata",
+        f"{ROUTES}: the first row that each request wants",
+        fields=("requests",),
+    ),
+    Row(
+        f"{SCHEDULER}.update_from_output",
+        f"{ROUTES}: the scheduler takes them from the runner's output",
+        says=(
+            "self.aux_output_connector.take_output(",
+            "model_runner_output.aux_output_connector_output",
+            "routed_experts=routed_experts",
+        ),
+    ),
+    Row(
+        f"{SCHEDULER}.schedule",
+        f"{ROUTES}: the scheduler says from which token on",
+        says=("scheduler_output.aux_output_connector_metadata = (",),
+    ),
+    Row(
+        "vllm.v1.outputs:ModelRunnerOutput",
+        f"{ROUTES} come in it",
+        fields=("aux_output_connector_output",),
+    ),
+    Row(
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner.initialize_kv_cache",
+        f"{ROUTES}: the model and the cache are there then",
+        passes=("kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
+        f"{ROUTES}: rows are taken after it",
+        passes=("scheduler_output", "intermediate_tensors"),
+        says=("self._prepare_inputs(scheduler_output, num_scheduled_tokens_np)", "return None"),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
+        f"{ROUTES} are put into its output",
+        says=("output = ModelRunnerOutput(", "if not self.use_async_scheduling:"),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
+        f"{ROUTES}: which rows are whose",
+        has=("input_batch", "query_start_loc", "kv_cache_config", "vllm_config"),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_input_batch:InputBatch",
+        f"{ROUTES}: which rows are whose",
+        has=("block_table", "num_computed_tokens_cpu", "num_reqs", "req_ids"),
+    ),
+    Row(
+        "vllm.v1.worker.block_table:BlockTable",
+        f"{ROUTES}: where a token is in the cache",
+        has=("block_table", "slot_mapping", "block_size"),
+    ),
+    Row(
+        "vllm.model_executor.layers.fused_moe.routed_experts_capturer:bind_routed_experts_capturer",
+        ROUTES,
+        takes=("model", "capturer"),
+        says=("module.router.set_capture_fn(capture_fn)", "capturer.capture, module.layer_id"),
     ),
     # -- reading back what is packed -----------------------------------------------------------
     Row(

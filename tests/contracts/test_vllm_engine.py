@@ -21,6 +21,8 @@ INVARIANT = "precision.batch_invariant is not what it says (rlmath/vllm_plugin/e
 START = "engines start in the wrong order, or too early (rlmath/training/session.py)"
 IMPORTS = "engines start seconds later (rlmath/rollout/step_loop.py)"
 WARM_UP = "the bound of max_num_batched_tokens is wrong (rlmath/rollout/engine_arguments.py)"
+ROUTES = "routes of an MoE with the samples (rlmath/rollout/routes.py)"
+CONNECTOR = "vllm.distributed.aux_output_connector"
 LOOP = "samples cannot be read from the engine's core (rlmath/rollout/step_loop.py)"
 
 INSIDE = "a gate that fails names no layer (rlmath/validation/engine_values.py)"
@@ -158,8 +160,66 @@ ROWS = [
             "new_logprobs",
             "new_prompt_logprobs_tensors",
             "finish_reason",
+            "routed_experts",
         ),
         breaks=LOOP,
+    ),
+    # Routes of an MoE: which rows come, of which tokens, and where vLLM refuses them.
+    Row(
+        "vllm.engine.arg_utils:EngineArgs",
+        ROUTES,
+        fields=("enable_return_routed_experts",),
+        says=("self.aux_output_config.enable_return_routed_experts = True",),
+    ),
+    Row(
+        "vllm.config.vllm:VllmConfig._verify_aux_output_compatibility",
+        f"{ROUTES}: rlmath/checks/routing.py says what they need",
+        says=(
+            "if not self.use_v2_model_runner",
+            "if not self.cache_config.enable_prefix_caching",
+        ),
+    ),
+    Row(
+        f"{CONNECTOR}.connector:AuxOutputSchedulerConnector.build_connector_meta",
+        f"{ROUTES}: from this token on before the first answer, then from the last but one",
+        takes=("scheduler_output", "requests"),
+        says=(
+            "request.sampling_params.routed_experts_prompt_start",
+            "0 if request.num_output_tokens == 0 else request.num_tokens - 1",
+        ),
+    ),
+    Row(
+        f"{CONNECTOR}.connector:AuxOutputSchedulerConnector.take_output",
+        f"{ROUTES}: the rows up to the last token, which went through no layer",
+        takes=("request", "output"),
+        says=("token_end = request.num_tokens - 1", "request_output.rows[:local_end]"),
+    ),
+    Row(
+        "vllm.v1.engine.output_processor:RequestState",
+        f"{ROUTES}: those of a request's answers follow each other",
+        says=("np.concatenate(self.routed_experts_chunks, axis=0)",),
+    ),
+    Row(
+        f"{CONNECTOR}.worker:AuxOutputWorkerConnector._commit_output",
+        f"{ROUTES}: on CUDA those of a cached prefix come from blocks that were kept",
+        says=("materialize_routed_experts", "rows = routed_experts[start : end - rejected]"),
+    ),
+    Row(
+        "vllm.model_executor.layers.fused_moe.routed_experts_capturer:RoutedExpertsCapturer",
+        f"{ROUTES}: a row has all layers of the model, each at its number",
+        takes=("max_num_batched_tokens", "vllm_config"),
+        has=("snapshot_routing_data", "shape_per_token", "output_dtype_name"),
+        says=(
+            "self.shape_per_token = (num_layers, num_experts_per_tok)",
+            'self.output_dtype_name = "uint8" if num_experts <= 256 else "uint16"',
+            "self.device_buffer[: len(local_topk_ids), layer_id] = local_topk_ids",
+        ),
+    ),
+    Row(
+        "vllm.model_executor.layers.fused_moe.router.base_router:BaseRouter",
+        f"{ROUTES}: of the model's experts, not of copies that balance their load",
+        has=("set_capture_fn", "capture_fn"),
+        says=("self.capture_fn(topk_ids)", "topk_ids = self._apply_eplb_mapping(topk_ids)"),
     ),
     # A teacher's log-probs: of all tokens of a prompt but the first, at temperature 1.
     Row(
@@ -218,6 +278,7 @@ ROWS = [
             "prompt_logprobs",
             "detokenize",
             "output_kind",
+            "routed_experts_prompt_start",
         ),
         breaks=LOOP,
     ),

@@ -200,12 +200,12 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
     )
 
 
-def _replays(config: Config, spec: ModelSpec) -> bool:
+def _replays(config: Config, spec: ModelSpec) -> RoutingReplay:
     """Raises ``ConfigError``: there are no routes to replay."""
     problems = [*routing_problems(config), *routing_model(config, spec)]
     if problems:
         raise ConfigError.of(problems)
-    return config.actor.routing_replay is not RoutingReplay.none
+    return config.actor.routing_replay
 
 
 def _adapters(config: Config, spec: ModelSpec) -> Lora | None:

@@ -144,5 +144,6 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
             if settings.routing_replay.value == "none"
             else -(-sequences // layout.actor.data_parallel) * longest
         ),
+        sampled_routes=settings.routing_replay.value == "engine",
     )
     return actor, step

@@ -35,7 +35,7 @@ from rlmath.commands.plan.time import (
     weight_sync_time_s,
 )
 from rlmath.commands.plan.wish import Wish
-from rlmath.config.actor import Offload
+from rlmath.config.actor import Offload, RoutingReplay
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout, even_stages
 from rlmath.model.spec import ModelSpec
@@ -321,7 +321,7 @@ def _with_more_sequences(
 def _step(wish: Wish, actor: ActorShape) -> Step:
     ranks, longest = actor.layout.data_parallel, wish.work.longest_tokens
     minibatches = wish.work.minibatches * ranks
-    replayed = -(-wish.work.sequences // ranks) * longest if wish.routing_replay else 0
+    replayed = -(-wish.work.sequences // ranks) * longest if wish.replays else 0
     return Step(
         # At most one sequence each.
         microbatches=max(1, -(-wish.work.sequences // minibatches)),
@@ -334,6 +334,7 @@ def _step(wish: Wish, actor: ActorShape) -> Step:
         offload_in_backward=wish.offload_in_backward,
         minibatches=wish.work.minibatches,
         replayed_tokens=replayed,
+        sampled_routes=wish.routing_replay is RoutingReplay.engine,
         quantized=wish.quantized,
     )
 

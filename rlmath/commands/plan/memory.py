@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlmath.checkpoint.memory import CheckpointBytes, checkpoint_bytes_of_rank
@@ -109,6 +109,7 @@ class Step:
         quantized: Engines have the matrices of layers in FP8.
         replayed_tokens: Of a data-parallel rank's share of the step, whose routes the host keeps
             (``actor.routing_replay``); 0: none.
+        sampled_routes: Samples carry routes as well (``actor.routing_replay=engine``).
     """
 
     microbatches: int
@@ -122,6 +123,7 @@ class Step:
     offload_in_backward: bool = False
     minibatches: int = 1
     replayed_tokens: int = 0
+    sampled_routes: bool = False
     quantized: bool = False
 
 
@@ -472,7 +474,7 @@ def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: in
         moved = sum(one.copied(step.offload) for one in _models(spec, actor, step, stage))
         kept = (reference if step.reference else 0) + route_bytes(spec, actor, step, stage)
         most = max(most, saved + moved + kept)
-    return ranks_of_node * most
+    return ranks_of_node * most + sampled_route_bytes(spec, actor, step, ranks_of_node)
 
 
 def route_bytes(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> float:
@@ -482,9 +484,29 @@ def route_bytes(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> f
     tensor ranks have a share of the tokens each.
     """
     layers = actor.layout.stage_layers(spec.layers, stage)
+    routes = step.replayed_tokens * _route_bytes_of_token(spec, layers)
+    return routes / actor.layout.tensor_parallel
+
+
+def sampled_route_bytes(
+    spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: int
+) -> float:
+    """Routes of a step's samples in host memory of the driver's node.
+
+    The driver has those of all samples, of all layers, and the node's ranks read their shards, one
+    copy for the ranks of a data-parallel share.
+    """
+    if not step.sampled_routes:
+        return 0.0
+    layout = actor.layout
+    shares = -(-ranks_of_node * layout.data_parallel // layout.world_size)
+    of_share = step.replayed_tokens * _route_bytes_of_token(spec, range(spec.layers))
+    return (layout.data_parallel + shares) * of_share
+
+
+def _route_bytes_of_token(spec: ModelSpec, layers: Iterable[int]) -> int:
     choices = sum(map(spec.is_moe_layer, layers)) * spec.experts_per_token
-    size = 1 if spec.experts <= 256 else 2
-    return step.replayed_tokens * choices * size / actor.layout.tensor_parallel
+    return choices * (1 if spec.experts <= 256 else 2)
 
 
 def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:

@@ -6,6 +6,7 @@ from rlmath.checks import layout as check_layout
 from rlmath.checks.lora import lora_model
 from rlmath.commands.plan.memory import ActorShape
 from rlmath.commands.plan.wish import Wish
+from rlmath.config.actor import RoutingReplay
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
@@ -54,13 +55,17 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *(["actor.logits=whole"] if wish.whole_logits else []),
         *([f"actor.offload={wish.offload}"] if wish.offload not in (None, "none") else []),
         *(["actor.offload_in_backward=true"] if wish.offload_in_backward else []),
-        *(["actor.routing_replay=old_log_probs"] if wish.routing_replay else []),
+        *_routing_settings(wish.routing_replay),
         *(_lora_settings(wish.lora) if wish.lora else []),
         *(["actor.lora.rollout=unmerged"] if wish.unmerged else []),
         *(_QUANTIZED if wish.quantized else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
         *(["algorithm.advantage=gae"] if wish.value_model else []),
     ]
+
+
+def _routing_settings(replay: RoutingReplay) -> list[str]:
+    return [] if replay is RoutingReplay.none else [f"actor.routing_replay={replay.name}"]
 
 
 # FP8 needs a correction.

@@ -88,7 +88,7 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         *(f"  {phase.name:<14} {_terms(phase.terms)}" for phase in best.phases),
         f"  host memory of a node: {best.host_bytes / GIB:.0f} GiB for checkpoints"
         + (", the reference model" if wish.reference else "")
-        + (", routes of a step" if wish.routing_replay else "")
+        + (", routes of a step" if wish.replays else "")
         + (", the base model of sleeping engines" if wish.unmerged else "")
         + (f" and what actor.offload={wish.offload} moves there" if offloads(wish) else ""),
         f"  a micro-batch of {best.actor.max_tokens:,} tokens; with every layer recomputed "

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.time import Work
+from rlmath.config.actor import RoutingReplay
 from rlmath.config.schema import WeightsConfig
 from rlmath.model.lora import Lora
 from rlmath.model.spec import ModelSpec
@@ -40,7 +41,7 @@ class Wish:
         lora: ``actor.lora``.
         unmerged: ``actor.lora.rollout``: engines get the adapters alone.
         quantized: ``rollout.quantization``: engines have the matrices of layers in FP8.
-        routing_replay: ``actor.routing_replay=old_log_probs``.
+        routing_replay: ``actor.routing_replay``.
         virtual_stages: ``actor.virtual_stages``; above 1 the actor has pipeline stages.
         recompute_modules: Of every layer; with some no layers are.
         overlap_gradients: ``actor.overlap_gradients``; layouts of one copy have none to add up.
@@ -72,7 +73,7 @@ class Wish:
     lora: Lora | None = None
     unmerged: bool = False
     quantized: bool = False
-    routing_replay: bool = False
+    routing_replay: RoutingReplay = RoutingReplay.none
     virtual_stages: int = 1
     recompute_modules: tuple[str, ...] = ()
     overlap_gradients: bool = False
@@ -87,3 +88,8 @@ class Wish:
     def longest_microbatch(self) -> int:
         """The budget, or one sequence that is longer than it."""
         return max(self.max_tokens or 0, self.work.longest_tokens)
+
+    @property
+    def replays(self) -> bool:
+        """Whether an update replays routes."""
+        return self.routing_replay is not RoutingReplay.none

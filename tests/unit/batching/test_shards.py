@@ -65,6 +65,35 @@ def test_each_sequence_is_in_one_shard_with_all_that_it_has(ranks: int) -> None:
     assert len({tuple(len(counts) for counts in one.counts) for one in found}) == 1
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_routes_stay_with_their_sequences(ranks: int) -> None:
+    """Some samples have none; every route says whose it is, and of which token."""
+    made = []
+    for place, group in enumerate(groups()):
+        graded = []
+        for one in group.samples:
+            tokens, routes = len(one.sample.token_ids) + 2 + place, None
+            if one.sample.index != 2:
+                routes = np.full((tokens - 1, 2, 2), 4 * place + one.sample.index, np.uint8)
+                routes[:, 1, 1] = np.arange(tokens - 1)
+            sample = dataclasses.replace(one.sample, routes=routes)
+            graded.append(dataclasses.replace(one, sample=sample))
+        made.append(dataclasses.replace(group, samples=tuple(graded)))
+    given = sampled_sequences(made, truncated=TruncatedRule.keep, mask_duplicates=False)
+    for shard in dealt(given, ranks):
+        again: Shard = pickle.loads(pickle.dumps(shard))
+        for share in again.shares():
+            routes, lengths = share.batch.routes, share.batch.route_lengths
+            assert routes is not None and lengths is not None
+            sizes = share.batch.sequence_lengths
+            pieces = routes.split(lengths.tolist())
+            for place, size, own in zip(share.places.tolist(), sizes, pieces, strict=True):
+                assert len(own) == (0 if place % 4 == 2 else size - 1)
+                assert (own[:, 0, 0] == place).all()
+                assert torch.equal(own[:, 1, 1].long(), torch.arange(len(own)))
+    assert dealt(sequences(), 1)[0].batch.routes is None
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_each_token_keeps_the_version_that_sampled_it(ranks: int) -> None:
     """From spans to the lags that a rank measures by, also where one rank has no mixed sample."""

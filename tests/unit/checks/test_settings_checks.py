@@ -132,6 +132,10 @@ def test_ranges_hold_at_their_ends() -> None:
             ["actor.routing_replay=old_log_probs", "no experts", "none"],
         ),
         (
+            ["actor.routing_replay=engine", "rollout.prefix_caching=false"],
+            ["actor.routing_replay=engine", "rollout.prefix_caching=true", "no experts"],
+        ),
+        (
             ["actor.overlap_gradients=true"],
             ["actor.overlap_gradients=true", "no gradients to add up"],
         ),

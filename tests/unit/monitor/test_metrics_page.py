@@ -149,7 +149,11 @@ def waiting_tags():
 
 
 def routing_tags():
-    made = RoutingTotals.zeros(2, 4, torch.device("cpu")).metrics([False, True])
+    totals = RoutingTotals.zeros(2, 4, torch.device("cpu"))
+    one, is_text = torch.tensor([[0, 1]]), torch.tensor([True])
+    totals.add_compared(1, one, one, is_text)
+    totals.add_engine(1, one, one, is_text, is_text)
+    made = totals.metrics([False, True])
     return {re.sub(r"layer_\d+", "layer_<n>", tag) for tag in made}
 
 

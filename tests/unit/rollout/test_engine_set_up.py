@@ -21,6 +21,7 @@ from rlmath.rollout.engine import RolloutEngine
 from rlmath.rollout.engine_arguments import adapter_arguments, cache_folders, cuda_arguments
 from rlmath.rollout.engine_workers import check_gpus, smallest
 from rlmath.rollout.requests import EngineSpec
+from rlmath.rollout.routes import RouteSpec
 from rlmath.training import session
 from rlmath.training.session import engine_spec
 
@@ -77,6 +78,13 @@ def test_an_engine_runs_batch_invariant_kernels_as_the_setting_says(gpu_spec: En
         spec = replace(gpu_spec, precision=Precision(batch_invariant=on))
         # Said outright: what the shell has does not count.
         assert spec.environment()["VLLM_BATCH_INVARIANT"] == str(int(on))
+
+
+def test_an_engine_returns_routes_where_it_is_asked_to(gpu_spec: EngineSpec) -> None:
+    routed = replace(gpu_spec, routes=RouteSpec((0, 1), 8, 2))
+    for spec, on in ((gpu_spec, False), (routed, True)):
+        assert cuda_arguments(spec)["enable_return_routed_experts"] is on
+        assert replace(spec, device="cpu").environment()["RLMATH_ROUTES"] == str(int(on))
 
 
 def test_a_teachers_engine_reads_whole_sequences_and_keeps_nothing(tmp_path: Path) -> None:

@@ -80,6 +80,25 @@ def test_what_was_begun_is_not_written_again_and_is_part_of_the_request(
         assert step.find(continued) == answer(continued)
 
 
+def test_routes_are_kept_with_the_tokens_that_they_are_of(journal: SampleJournal) -> None:
+    def routed(sample: Sample, count: int) -> Sample:
+        routes = np.random.default_rng(1).integers(0, 256, (count, 3, 2)).astype(np.uint8)
+        return replace(sample, routes=routes)
+
+    one = request(0)
+    continued = request(1, begun=routed(answer(request(1)), 7))
+    found = {0: routed(answer(one), 7), 1: routed(answer(continued), 12)}
+    with journal.step(3, "w") as step:
+        step.keep(one, found[0])
+        step.keep(continued, found[1])
+    assert continued.begun is not None
+    bare = replace(continued, begun=replace(continued.begun, routes=None))
+    with journal.step(3, "w") as step:
+        assert step.find(one) == found[0]
+        assert step.find(bare) is None, "its routes would follow upon others"
+        assert step.find(continued) == found[1]
+
+
 @pytest.mark.parametrize(
     "change",
     [

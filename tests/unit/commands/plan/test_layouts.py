@@ -28,6 +28,7 @@ from rlmath.commands.plan.time import (
     slowest_stage_share,
 )
 from rlmath.commands.plan.wish import Wish
+from rlmath.config.actor import RoutingReplay
 from rlmath.config.groups import options
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
@@ -410,12 +411,25 @@ def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     with pytest.raises(UserError, match=r"actor\.virtual_stages=5"):
         find_plans(dataclasses.replace(asked, virtual_stages=5))
     two = dataclasses.replace(COLOCATED, minibatches=2)
-    asked = wish("Qwen3-30B-A3B", 32, work=two, max_tokens=None, routing_replay=True)
+    replay = RoutingReplay.old_log_probs
+    asked = wish("Qwen3-30B-A3B", 32, work=two, max_tokens=None, routing_replay=replay)
     best, *_ = find_plans(asked)
     config, _ = checked(asked, overrides(asked, best.actor, best.engine_tp, best.engine_share))
     assert config.actor.routing_replay.value == "old_log_probs"
-    without, *_ = find_plans(dataclasses.replace(asked, routing_replay=False))
+    without, *_ = find_plans(dataclasses.replace(asked, routing_replay=RoutingReplay.none))
     assert best.host_bytes > without.host_bytes
+    of_engine = dataclasses.replace(asked, routing_replay=RoutingReplay.engine)
+    sampled, *_ = find_plans(of_engine)
+    assert "actor.routing_replay=engine" in overrides(
+        of_engine, sampled.actor, sampled.engine_tp, sampled.engine_share
+    )
+    # The driver's samples and the shards of the node's data-parallel shares: 48 layers, 8 experts.
+    layout = sampled.actor.layout
+    assert layout == best.actor.layout and layout.world_size == 32
+    of_share = -(-two.sequences // layout.data_parallel) * two.longest_tokens * 48 * 8
+    shares = max(1, 8 * layout.data_parallel // 32)
+    more = sampled.host_bytes - best.host_bytes
+    assert more == pytest.approx((layout.data_parallel + shares) * of_share)
 
 
 def test_recomputed_modules_take_their_flops_again() -> None:

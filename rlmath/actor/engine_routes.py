@@ -1,0 +1,67 @@
+"""The engine's routes of a micro-batch, laid out as the tokens that a rank's routers see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlmath.types import MicroBatch, TrainingBatch
+
+
+@dataclass(frozen=True)
+class EngineRoutes:
+    """Of the tokens of one micro-batch on one tensor rank, in host memory.
+
+    Attributes:
+        routes: ``[tokens, MoE layers, experts of a token]``, as samples have them.
+        is_known: ``[tokens]`` bool: the engine gave this token's; not padding's.
+    """
+
+    routes: Tensor
+    is_known: Tensor
+
+
+def engine_routes(
+    batch: TrainingBatch, micro_batch: MicroBatch, places: range, layers: int, topk: int
+) -> EngineRoutes:
+    """Lay out what the samples of a micro-batch have.
+
+    Args:
+        batch: That ``micro_batch.sequences`` point into.
+        micro_batch: Packed without padding between its sequences.
+        places: Of the packed row, those of this rank's tokens.
+        layers: With experts, of the model.
+        topk: Experts of a token.
+
+    Raises:
+        ValueError: The samples' routes are another model's.
+    """
+    lengths = batch.sequence_lengths.tolist()
+    known = [0] * len(lengths) if batch.route_lengths is None else batch.route_lengths.tolist()
+    found = batch.routes
+    if found is None:
+        found = torch.zeros(0, layers, topk, dtype=torch.uint8)
+    if found.shape[1:] != (layers, topk):
+        raise ValueError(
+            f"actor.routing_replay=engine: the samples' routes are of {found.shape[1]} layers and "
+            f"{found.shape[2]} experts of a token, and the model has {layers} and {topk}"
+        )
+    # Only what this rank has of the row is copied.
+    routes = torch.zeros(len(places), layers, topk, dtype=found.dtype)
+    is_known = torch.zeros(len(places), dtype=torch.bool)
+    starts = [0]
+    for count in known:
+        starts.append(starts[-1] + count)
+    offset = 0
+    for i in micro_batch.sequences:
+        first = max(offset, places.start)
+        end = min(offset + known[i], places.stop)
+        if first < end:
+            own = slice(first - places.start, end - places.start)
+            begin = starts[i] + first - offset
+            routes[own] = found[begin : begin + end - first]
+            is_known[own] = True
+        offset += lengths[i]
+    return EngineRoutes(routes, is_known)

@@ -1,0 +1,88 @@
+"""The experts that an engine sent a sample's tokens to, out of what vLLM returns.
+
+vLLM gives, with each step's tokens, a row for every token that went through the model since the
+last answer: ``[rows, layers, experts of a token]``, of all layers, in which those without experts
+are 0. Rows follow each other without gaps from ``SamplingParams.routed_experts_prompt_start`` on,
+those of a cached prefix included. The last token that was sampled has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rlmath.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class RouteSpec:
+    """What of a model's routes comes with a sample.
+
+    Attributes:
+        layers: Those with experts, from 0.
+        experts: Of a layer.
+        experts_per_token: That a token goes to.
+    """
+
+    layers: tuple[int, ...]
+    experts: int
+    experts_per_token: int
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> RouteSpec:
+        """Of a MoE."""
+        layers = tuple(filter(model.is_moe_layer, range(model.layers)))
+        return cls(layers, model.experts, model.experts_per_token)
+
+    @property
+    def dtype(self) -> Any:
+        """Of ``Sample.routes``."""
+        return np.uint8 if self.experts <= 256 else np.int16
+
+    def taken(
+        self, begun: NDArray[Any] | None, rows: Sequence[NDArray[Any]], tokens: int
+    ) -> NDArray[Any] | None:
+        """``Sample.routes``.
+
+        Args:
+            begun: What earlier parts of the sample have.
+            rows: From vLLM, of the tokens behind those; none: it computed none.
+            tokens: Of prompt and response.
+
+        Returns:
+            Of all tokens but the last; ``begun`` if those that came are of another number of
+            tokens.
+
+        Raises:
+            RuntimeError: They are not what this module knows of vLLM.
+        """
+        new = [self._of_layers(np.concatenate(rows))] if rows else []
+        pieces = new if begun is None else [begun, *new]
+        if not rows or sum(map(len, pieces)) != tokens - 1:
+            # Whose the others are is not known: they count as missing.
+            return begun
+        return np.concatenate(pieces)
+
+    def _of_layers(self, rows: NDArray[Any]) -> NDArray[Any]:
+        wanted = (self.layers[-1] + 1, self.experts_per_token)
+        if rows.ndim != 3 or rows.shape[1] < wanted[0] or rows.shape[2] != wanted[1]:
+            raise RuntimeError(
+                f"vLLM gave routes of shape {list(rows.shape)}, where a row needs {list(wanted)} "
+                "(layers, experts of a token)"
+            )
+        found = rows[:, self.layers].astype(self.dtype)
+        # A layer that nothing was captured of has the same expert in every place.
+        ends = np.sort(found[[0, -1]], axis=-1)
+        if ends.max() >= self.experts or (np.diff(ends, axis=-1) == 0).any():
+            raise RuntimeError(
+                f"vLLM gave the first and the last token's routes as {ends.tolist()}: a token has "
+                f"{self.experts_per_token} different ones of {self.experts} experts in each layer "
+                f"of {list(self.layers)}"
+            )
+        return found

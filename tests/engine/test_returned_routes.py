@@ -1,0 +1,180 @@
+"""The routes of a MoE's tokens come with the samples, and are those of the model in transformers.
+
+Of prefixes that were cached, after a weight sync, of samples that continue, and of those that were
+preempted and computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from reference import Reference, by_key, make_requests, random_prompts, send
+from trainers import start_sender
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+from rlmath.model.spec import read_model_spec
+from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, build_tokenizer
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec, Request
+from rlmath.rollout.routes import RouteSpec
+from rlmath.types import Sample
+
+LIMIT = 24
+# Rounding decides where the last expert that is taken and the first that is not are as close.
+CLOSE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers 0, 2 and 3 have experts."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("mixture")
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    build_tokenizer(512).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def routed_spec(
+    engine_spec: EngineSpec, mixture: Path, tmp_path_factory: pytest.TempPathFactory
+) -> EngineSpec:
+    """With room for 12 blocks of keys and values, of which four requests fill eight."""
+    routes = RouteSpec.of(read_model_spec(mixture))
+    assert routes == RouteSpec((0, 2, 3), 8, 3)
+    return replace(
+        engine_spec,
+        model_path=str(mixture),
+        routes=routes,
+        cpu_kv_cache_gib=12 * CPU_BLOCK_TOKENS * 2048 / 2**30,
+        log_dir=str(tmp_path_factory.mktemp("routes")),
+    )
+
+
+@pytest.fixture(scope="module")
+def routed(ray_session: None, routed_spec: EngineSpec) -> Iterator[RolloutPool]:
+    with RolloutPool(routed_spec, num_engines=1, stall_timeout_s=120) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def model(mixture: Path) -> Reference:
+    return Reference(mixture)
+
+
+@torch.no_grad()
+def choices(model: Reference, request: Request, sample: Sample) -> tuple[Any, Any]:
+    """``[tokens, layers, k]`` sorted experts, and ``[tokens, layers]`` whether they are clear."""
+    tokens = torch.tensor([[*request.prompt_token_ids, *sample.token_ids.tolist()]])
+    logits = model._model(tokens, output_router_logits=True).router_logits
+    found = torch.stack([one.float() for one in logits], dim=1)
+    values, indices = found.topk(4, dim=-1)
+    clear = values[..., 2] - values[..., 3] > CLOSE
+    return indices[..., :3].sort(dim=-1).values.numpy(), clear.numpy()
+
+
+def check(
+    model: Reference, requests: Sequence[Request], samples: dict[Any, Sample], first: int = 0
+) -> None:
+    """The routes of each sample from its token ``first`` on are this model's."""
+    for request in requests:
+        sample = samples[request.key]
+        count = len(request.prompt_token_ids) + len(sample.token_ids) - 1
+        assert sample.routes is not None and sample.routes.dtype == np.uint8
+        assert sample.routes.shape == (count, 3, 3)
+        wanted, clear = choices(model, request, sample)
+        equal = (np.sort(sample.routes, axis=-1) == wanted[:-1]).all(-1) | ~clear[:-1]
+        assert clear.mean() > 0.9
+        assert equal[first:].all()
+
+
+def count_preemptions(engine: Any) -> None:
+    """Runs in the engine's process."""
+    scheduler = engine.engine_core.engine_core.scheduler
+    preempt, scheduler.preempted_here = scheduler._preempt_request, 0
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        scheduler.preempted_here += 1
+        preempt(*arguments, **options)
+
+    scheduler._preempt_request = counted
+
+
+def test_routes_of_cached_prefixes_and_of_what_is_computed_again(
+    routed: RolloutPool, model: Reference
+) -> None:
+    ray.cloudpickle.register_pickle_by_value(__import__(__name__))
+    (engine,) = routed.engines
+    ray.get(engine.call_engine.remote(count_preemptions))
+    prompts = random_prompts(2, CPU_BLOCK_TOKENS + 12, seed=1)
+    requests = make_requests(prompts, samples=4, max_tokens=140)
+    requests = [replace(one, ignore_eos=True) for one in requests]
+    check(model, requests, by_key(list(routed.generate(requests))))
+
+    def preempted(engine: Any) -> tuple[int, int]:
+        scheduler = engine.engine_core.engine_core.scheduler
+        return scheduler.preempted_here, scheduler.num_short_steps
+
+    assert ray.get(engine.call_engine.remote(preempted))[0] > 0
+    # The prompts' first blocks are cached by now.
+    again = make_requests(prompts, samples=2, max_tokens=8, step=1)
+    check(model, again, by_key(list(routed.generate(again))))
+
+
+def test_routes_after_a_weight_sync_and_of_samples_that_continue(
+    routed: RolloutPool, model: Reference
+) -> None:
+    sender = start_sender(routed, model)
+    send(sender, routed)
+    requests = make_requests(random_prompts(3, 10, seed=2), samples=1, max_tokens=LIMIT)
+    requests = [replace(one, ignore_eos=True) for one in requests]
+    parts = by_key(list(routed.generate([replace(r, budget_tokens=9) for r in requests])))
+    check(model, requests, parts)
+    ray.get(sender.set_tensors.remote(model.perturb(seed=5)))
+    send(sender, routed)
+    continued = [replace(r, begun=parts[r.key]) for r in requests]
+    samples = by_key(list(routed.generate(continued)))
+    check(model, requests, samples, first=10 + 9 - 1)
+    moved = 0
+    for key, sample in samples.items():
+        before, after = parts[key].routes, sample.routes
+        assert before is not None and after is not None
+        assert np.array_equal(after[: len(before)], before), "as they were sampled"
+        fresh, _ = choices(model, requests[0], samples[requests[0].key])
+        moved += int((np.sort(after[:10], axis=-1) != fresh[:10]).sum())
+    assert moved > 0, "the weights before chose others"
+    # Of a part without routes, those of the pass that reads it again are there.
+    bare = [replace(r, begun=replace(parts[r.key], routes=None)) for r in requests]
+    check(model, requests, by_key(list(routed.generate(bare))))
+    ray.kill(sender)
+
+
+@pytest.mark.long
+def test_an_engine_of_two_ranks(ray_session: None, routed_spec: EngineSpec, mixture: Path) -> None:
+    spec = replace(routed_spec, tensor_parallel=2, cpu_kv_cache_gib=0.125)
+    requests = make_requests(random_prompts(4, CPU_BLOCK_TOKENS + 12), samples=2, max_tokens=LIMIT)
+    with RolloutPool(spec, num_engines=1, stall_timeout_s=120) as pool:
+        check(Reference(mixture), requests, by_key(list(pool.generate(requests))))

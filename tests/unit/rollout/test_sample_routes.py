@@ -1,0 +1,80 @@
+"""Routes from vLLM's rows to a sample, and with it to a checkpoint and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlmath.rollout.group_state import sample_from_state, sample_to_state
+from rlmath.rollout.routes import RouteSpec
+from rlmath.types import Sample
+
+SPEC = RouteSpec((0, 2), experts=8, experts_per_token=2)
+
+
+def rows(count: int, seed: int = 0, dtype: type = np.uint8) -> np.ndarray:
+    """As vLLM gives them: layer 1 has no experts."""
+    draw = np.random.default_rng(seed)
+    found = draw.random((count, 3, 8)).argsort(-1)[..., :2].astype(dtype)
+    found[:, 1] = 0
+    return found
+
+
+def test_rows_of_all_steps_follow_upon_what_was_begun() -> None:
+    first, more = rows(5), [rows(1, 1), rows(1, 2)]
+    prompt_and_two = SPEC.taken(None, [first, *more], 8)
+    assert prompt_and_two is not None and prompt_and_two.dtype == np.uint8
+    assert np.array_equal(prompt_and_two, np.concatenate([first, *more])[:, [0, 2]])
+    continued = SPEC.taken(prompt_and_two, [rows(4, 3)], 12)
+    assert continued is not None and np.array_equal(continued[:7], prompt_and_two)
+    assert np.array_equal(continued[7:], rows(4, 3)[:, [0, 2]])
+    # Cut before the engine computed anything.
+    assert SPEC.taken(prompt_and_two, [], 8) is prompt_and_two
+    assert SPEC.taken(None, [], 5) is None
+
+
+@pytest.mark.parametrize("tokens", [5, 6, 9])
+def test_rows_of_another_number_of_tokens_are_nobodys(tokens: int) -> None:
+    begun = rows(3)[:, [0, 2]]
+    assert SPEC.taken(begun, [rows(4)], tokens) is begun
+    assert SPEC.taken(None, [rows(7)], tokens) is None
+
+
+def test_many_experts_need_two_bytes() -> None:
+    spec = RouteSpec((0, 2), experts=300, experts_per_token=2)
+    given = rows(3, dtype=np.uint16)
+    given[:, 2, 0] += 290
+    found = spec.taken(None, [given], 4)
+    assert found is not None and found.dtype == np.int16
+    assert np.array_equal(found, given[:, [0, 2]])
+
+
+def test_rows_that_are_no_routes_are_an_error() -> None:
+    for given in (rows(3)[:, :2], rows(3)[..., :1], rows(3).reshape(3, -1)):
+        with pytest.raises(RuntimeError, match=r"shape .* needs \[3, 2\]"):
+            SPEC.taken(None, [given], 4)
+    never_captured = rows(3)
+    never_captured[:, 2] = 0
+    with pytest.raises(RuntimeError, match="2 different ones of 8 experts"):
+        SPEC.taken(None, [never_captured], 4)
+    beyond = rows(3)
+    beyond[-1, 0, 1] = 8
+    with pytest.raises(RuntimeError, match="2 different ones of 8 experts"):
+        SPEC.taken(None, [beyond], 4)
+
+
+def test_a_checkpoint_keeps_the_routes_of_unfinished_samples() -> None:
+    tokens, log_probs = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
+    plain = Sample("p", 0, tokens, log_probs, "", "cut", ((1, 0),), 7, 0)
+    routed = replace(plain, routes=rows(5).astype(np.int16))
+    assert routed != plain and routed != replace(routed, routes=rows(5, 1).astype(np.int16))
+    for sample in (plain, routed):
+        again = sample_from_state(json.loads(json.dumps(sample_to_state(sample))))
+        assert again == sample
+    assert again.routes is not None and again.routes.dtype == np.int16
+    earlier = sample_to_state(plain)
+    del earlier["routes"]
+    assert sample_from_state(earlier) == plain
