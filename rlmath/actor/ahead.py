@@ -18,8 +18,9 @@ from torch import Tensor
 
 from rlmath.actor.settings import TokenValues
 
-# Log-probs and entropies of the response tokens of a rank's sequences.
-Values = tuple[NDArray[np.float32], NDArray[np.float32]]
+# Log-probs and entropies of the response tokens of a rank's sequences; and the reference model's
+# log-probs, if the pass has them.
+Values = tuple[NDArray[np.float32], ...]
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,13 @@ class Sources:
         return list(sources), tuple(pieces)
 
 
-def assemble(pieces: Sequence[Piece], values: Sequence[Values]) -> TokenValues:
-    """The values of a shard's response tokens, in its order."""
+def assemble(
+    pieces: Sequence[Piece], values: Sequence[Values]
+) -> tuple[TokenValues, Tensor | None]:
+    """The values of a shard's response tokens, in its order, and the reference model's log-probs
+    if the passes had them."""
     cut = [[x[one.first : one.first + one.tokens] for x in values[one.source]] for one in pieces]
-    log_probs, entropy = (torch.from_numpy(np.concatenate(one)) for one in zip(*cut, strict=True))
-    return TokenValues(torch.arange(log_probs.numel()), log_probs, entropy)
+    found = [torch.from_numpy(np.concatenate(one)) for one in zip(*cut, strict=True)]
+    log_probs, entropy, *reference = found
+    own = TokenValues(torch.arange(log_probs.numel()), log_probs, entropy)
+    return own, reference[0] if reference else None

@@ -196,14 +196,19 @@ class ActorGroup:
             "begin_step",
         )
 
-    def begin_log_probs(self, sequences: Sequences) -> PassAhead:
+    def begin_log_probs(self, sequences: Sequences, reference: bool = False) -> PassAhead:
         """Have the ranks compute log-probs of sequences of which later a step is made; returns at
-        once."""
+        once.
+
+        Args:
+            sequences: Of the pass.
+            reference: And those of the reference model.
+        """
         settings = shard_settings(self.settings, self.layout)
         dealt = list(shards(sequences, dataclasses.replace(settings, idle_ranks=True)))
         refs = [ray.put(shard) for shard in dealt]
         calls = [
-            worker.log_probs_ahead.options(num_returns=2).remote(refs[i])
+            worker.log_probs_ahead.options(num_returns=2).remote(refs[i], reference)
             for worker, i in zip(self._workers, self._dp, strict=True)
         ]
         return PassAhead(
@@ -268,7 +273,11 @@ class ActorGroup:
         return UpdateResult.joined([one for one in found if one is not None])
 
     def step_log_probs(
-        self, now: int, stale_kv: bool = False, ahead: Sequence[StepPass] = ()
+        self,
+        now: int,
+        stale_kv: bool = False,
+        ahead: Sequence[StepPass] = (),
+        with_reference: bool = False,
     ) -> Alignment:
         """Compute the old policy's log-probs; see ``RankStep.log_probs``.
 
@@ -277,6 +286,7 @@ class ActorGroup:
             stale_kv: See there.
             ahead: Passes that have been made, or begun, over all sequences of the step; none: one
                 is made now.
+            with_reference: They have the reference model's log-probs too.
         """
         if not ahead:
             calls = self._all("step_log_probs", now, stale_kv)
@@ -288,7 +298,7 @@ class ActorGroup:
             wanted, pieces = sources.select(places.tolist())
             given.append((pieces, [by_rank[number][rank] for number, rank in wanted]))
         refs = [
-            worker.step_log_probs.remote(now, stale_kv, given[i][0], *given[i][1])
+            worker.step_log_probs.remote(now, stale_kv, with_reference, given[i][0], *given[i][1])
             for worker, i in zip(self._workers, self._dp, strict=True)
         ]
         return Alignment.joined([one for one in self._get(refs, "step_log_probs") if one])

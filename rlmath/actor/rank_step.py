@@ -171,6 +171,8 @@ class RankStep:
         stale_kv: bool = False,
         ahead: TokenValues | None = None,
         is_made: bool = False,
+        with_reference: bool = False,
+        reference: Tensor | None = None,
     ) -> Alignment | None:
         """Compute the old policy's log-probs, or take those that were computed ahead.
 
@@ -179,6 +181,8 @@ class RankStep:
             stale_kv: See :meth:`Alignment.of`.
             ahead: Of the shard's response tokens, on ranks of the last stage.
             is_made: They were computed ahead.
+            with_reference: And the reference model's with them.
+            reference: ``[R]`` of these, on ranks of the last stage.
 
         Returns:
             On the rank that reports, how they agree with the rollout log-probs.
@@ -187,6 +191,9 @@ class RankStep:
         if not is_made:
             found = self._policy.shard_log_probs(self.shard, keep_routes=True)
         self.shard = self.shard.with_values(old_log_probs=self._or_nothing(found))
+        if with_reference:
+            others = self._nothing() if reference is None else reference
+            self.shard = self.shard.with_values(ref_log_probs=others)
         if found is None:
             return None
         self._entropy, self._now = found.entropy, now

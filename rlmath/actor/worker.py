@@ -120,17 +120,25 @@ class ActorWorker:
 
         self.step = RankStep(self.actor, self.value_model, shard)
 
-    def log_probs_ahead(self, shard: Shard) -> tuple[bool, Any]:
+    def log_probs_ahead(self, shard: Shard, reference: bool = False) -> tuple[bool, Any]:
         """Log-probs of sequences of which later a step is made.
+
+        Args:
+            shard: This rank's sequences.
+            reference: And those of the reference model.
 
         Returns:
             Whether this rank reports, and if so :data:`rlmath.actor.ahead.Values`.
         """
         values = self.actor.shard_log_probs(shard)
+        others = self.actor.shard_log_probs(shard, reference=True) if reference else None
         self._note_peak("log_probs")
         if values is None or not self.actor.reports:
             return False, None
-        return True, (values.log_probs.numpy(), values.entropy.numpy())
+        found = [values.log_probs, values.entropy]
+        if others is not None:
+            found.append(others.log_probs)
+        return True, tuple(one.numpy() for one in found)
 
     def add_part(self, shard: Shard, settings: Any, advantages: Any, is_first: bool) -> Any:
         """Add the gradient of groups of which later a step is made; see
@@ -159,23 +167,36 @@ class ActorWorker:
             self._after_update()
 
     def step_log_probs(
-        self, now: int, stale_kv: bool = False, pieces: Any = (), *values: Any
+        self,
+        now: int,
+        stale_kv: bool = False,
+        with_reference: bool = False,
+        pieces: Any = (),
+        *values: Any,
     ) -> Any:
         """See :meth:`rlmath.actor.rank_step.RankStep.log_probs`.
 
         Args:
             now: See there.
             stale_kv: See there.
+            with_reference: See there.
             pieces: Of each sequence of the shard, where :meth:`log_probs_ahead` left its values;
                 none: they are computed now.
             values: That ``pieces`` point into.
         """
-        ahead = None
+        ahead = reference = None
         if pieces and self.actor.is_last_stage:
             from rlmath.actor.ahead import assemble
 
-            ahead = assemble(pieces, values)
-        found = self.step.log_probs(now, stale_kv, ahead=ahead, is_made=bool(pieces))
+            ahead, reference = assemble(pieces, values)
+        found = self.step.log_probs(
+            now,
+            stale_kv,
+            ahead=ahead,
+            is_made=bool(pieces),
+            with_reference=with_reference,
+            reference=reference,
+        )
         self._note_peak("log_probs")
         return found
 

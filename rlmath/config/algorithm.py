@@ -207,9 +207,9 @@ class AlgorithmConfig:
     )
     overlap_log_probs: int = setting(
         0,
-        "Compute the old log-probs of N groups together as soon as these are graded, while others "
-        "are sampled; 0: of all groups, when all are sampled. Not on GPUs that engines share. "
-        "Other micro-batches round otherwise.",
+        "Compute the old log-probs of N groups together, and the reference model's, as soon as "
+        "these are graded, while others are sampled; 0: of all groups, when all are sampled. Not "
+        "on GPUs that engines share. Other micro-batches round otherwise.",
         least=0,
     )
     overlap_update: int = setting(

@@ -49,7 +49,8 @@ def feed_of(
     feed = Feed(session, sampler, monitor)
     algorithm = session.config.algorithm
     if algorithm.overlap_log_probs:
-        feed.ahead = log_probs_ahead(session.actor.begin_log_probs, algorithm.overlap_log_probs)
+        groups, reference = algorithm.overlap_log_probs, algorithm.kl_coef > 0
+        feed.ahead = log_probs_ahead(session.actor.begin_log_probs, groups, reference)
     if algorithm.overlap_update:
         feed.ahead = update_ahead(session, coefficients)
     if feed.ahead is not None:

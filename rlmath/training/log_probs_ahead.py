@@ -13,13 +13,16 @@ from rlmath.types import Group
 
 
 def log_probs_ahead(
-    begin_log_probs: Callable[[SampledSequences], PassAhead], groups_per_pass: int
+    begin_log_probs: Callable[[SampledSequences, bool], PassAhead],
+    groups_per_pass: int,
+    reference: bool,
 ) -> PassesAhead:
     """The log-prob passes of a step.
 
     Args:
         begin_log_probs: See ``ActorGroup.begin_log_probs``.
         groups_per_pass: See ``PassesAhead``.
+        reference: And those of the reference model.
     """
 
     def begin_pass(groups: Sequence[Group], is_first: bool) -> PassAhead:
@@ -27,6 +30,6 @@ def log_probs_ahead(
         sequences = sampled_sequences(
             groups, truncated=TruncatedRule.keep, mask_duplicates=False, reads_rewards=False
         )
-        return begin_log_probs(sequences)
+        return begin_log_probs(sequences, reference)
 
     return PassesAhead(begin_pass, groups_per_pass)

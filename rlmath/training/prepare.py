@@ -72,7 +72,7 @@ def prepare(
         AlignmentError: Engine and actor disagree; see :func:`check_mismatch`.
     """
     config, actor, sequences = session.config, session.actor, batch.sequences
-    alignment = None
+    alignment, with_reference = None, False
     with monitor.phase("advantage"):
         metrics = batch_metrics(sequences)
         # The shares depend on none of the coefficients.
@@ -80,12 +80,13 @@ def prepare(
     with monitor.phase("log_probs"):
         if passes.old_log_probs:
             stale_kv = keeps_kv(config.rollout)
-            made = ahead or passes_now(actor, batch)
-            alignment = actor.step_log_probs(batch.weights_version, stale_kv, made)
+            made = ahead or passes_now(actor, batch, passes.reference)
+            with_reference = passes.reference and bool(made)
+            alignment = actor.step_log_probs(batch.weights_version, stale_kv, made, with_reference)
             metrics |= check_mismatch(
                 session, alignment, sequences, monitor, step, gate=passes.gate
             )
-        if passes.reference:
+        if passes.reference and not with_reference:
             actor.step_reference_log_probs()
         if passes.values:
             actor.step_values()
@@ -107,11 +108,15 @@ def prepare(
     return Prepared(batch, metrics, found.any_advantage, found.fingerprints, entropy)
 
 
-def passes_now(actor: ActorGroup, batch: StepBatch) -> list[StepPass]:
+def passes_now(actor: ActorGroup, batch: StepBatch, reference: bool) -> list[StepPass]:
     """The passes that a step's log-probs were computed in, once more: another packing would round
-    otherwise."""
+    otherwise.
+
+    Args:
+        reference: And those of the reference model.
+    """
     return [
-        StepPass(places, actor.begin_log_probs(batch.sequences.select(places)))
+        StepPass(places, actor.begin_log_probs(batch.sequences.select(places), reference))
         for places in batch.log_prob_passes
     ]
 

@@ -72,9 +72,12 @@ def run(
     for seed in range(2):
         shard = pickle.loads(pickle.dumps(actor.shard_of(batch, UPDATE, seed)))
         step = RankStep(actor, None, shard)
-        ahead = log_probs_ahead(actor, layout, batch, passes, shard) if passes else None
-        alignment = step.log_probs(0, False, ahead, bool(passes))
-        step.reference_log_probs()
+        ahead, others = None, None
+        if passes:
+            ahead, others = log_probs_ahead(actor, layout, batch, passes, shard)
+        alignment = step.log_probs(0, False, ahead, bool(passes), bool(passes), others)
+        if not passes:
+            step.reference_log_probs()
         figures = step.finish(SETTINGS, ADVANTAGES.select(shard.places))
         mine = step.shard.batch
         if seed == 1 and probed:
@@ -100,7 +103,7 @@ def log_probs_ahead(
     batch: TrainingBatch,
     passes: Sequence[tuple[int, ...]],
     shard: Shard,
-) -> TokenValues | None:
+) -> tuple[TokenValues | None, torch.Tensor | None]:
     """What this rank's shard needs of the passes, by way of all ranks."""
     settings = dataclasses.replace(shard_settings(actor.settings, layout), idle_ranks=True)
     made, values = [], {}
@@ -108,14 +111,19 @@ def log_probs_ahead(
         part = batch.select(places)
         dealt = list(shards(part, settings))
         found = actor.shard_log_probs(dealt[actor.dp_rank])
-        mine = None if found is None else (found.log_probs.numpy(), found.entropy.numpy())
+        others = actor.shard_log_probs(dealt[actor.dp_rank], reference=True)
+        mine = None
+        if found is not None and others is not None:
+            mine = tuple(x.numpy() for x in (found.log_probs, found.entropy, others.log_probs))
         of_ranks: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(of_ranks, (actor.reports, actor.dp_rank, mine))
         values |= {(number, rank): one for reports, rank, one in of_ranks if reports}
         of_shares = tuple(one.places for one in dealt)
         made.append(StepPass(places, PassAhead(of_shares, part.response_lengths, (), ())))
     sources, pieces = Sources.of(made).select(shard.places.tolist())
-    return assemble(pieces, [values[one] for one in sources]) if actor.is_last_stage else None
+    if not actor.is_last_stage:
+        return None, None
+    return assemble(pieces, [values[one] for one in sources])
 
 
 @pytest.fixture(scope="module")

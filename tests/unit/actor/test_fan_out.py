@@ -46,7 +46,7 @@ class Model(Alone):
     def shard_log_probs(
         self, shard: Shard, reference: bool = False, keep_routes: bool = False
     ) -> TokenValues:
-        values = shard.batch.engine_log_probs.clone()
+        values = shard.batch.engine_log_probs - float(reference)
         return TokenValues(torch.arange(values.numel()), values, values)
 
     def add_part(
@@ -166,9 +166,9 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -> Networ
     ahead = []
     for number in range(passes):
         places = tuple(range(number, len(batch), passes))
-        ahead.append(StepPass(places, actor.begin_log_probs(batch.select(places))))
+        ahead.append(StepPass(places, actor.begin_log_probs(batch.select(places), True)))
     actor.begin_step(batch, UPDATE, seed=0)
-    alignment = actor.step_log_probs(now=0, ahead=ahead)
+    alignment = actor.step_log_probs(now=0, ahead=ahead, with_reference=bool(passes))
     assert sorted(alignment.places.tolist()) == list(range(len(batch)))
     advantages = SequenceAdvantages(torch.arange(len(batch)).float())
     finished = actor.step_finish(TokenSettings(), advantages)
@@ -178,6 +178,8 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -> Networ
         "old_log_probs": log_probs,
         "advantages": torch.repeat_interleave(advantages.values, 13),
     }
+    if passes:
+        values["ref_log_probs"] = log_probs - 1.0
     whole = SequenceFingerprints.of(torch.arange(len(batch)), batch.response_lengths, values)
     assert torch.equal(finished.fingerprints.places, whole.places)
     for name in values:

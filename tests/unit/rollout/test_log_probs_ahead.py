@@ -25,7 +25,7 @@ class Ranks:
     def __init__(self) -> None:
         self.passes: list[list[list[int]]] = []
 
-    def begin(self, sequences: SampledSequences) -> PassAhead:
+    def begin(self, sequences: SampledSequences, reference: bool) -> PassAhead:
         count = len(sequences)
         batch = sequences.select(range(count))
         rows = batch.tokens.split(batch.sequence_lengths.tolist())
@@ -39,7 +39,7 @@ FILTERED = ("filter.keep=variance", "filter.max_rounds=9")
 def steps(collector: Collector, order_seed: int, groups_per_pass: int) -> Any:
     """Of three steps the groups, the passes, and how many of them began during the sampling."""
     ranks = Ranks()
-    ahead = log_probs_ahead(ranks.begin, groups_per_pass)
+    ahead = log_probs_ahead(ranks.begin, groups_per_pass, False)
     sampler = sampler_of(*FILTERED)
     sampler.on_decided = ahead.see
     found = []
@@ -85,7 +85,7 @@ def test_the_last_pass_is_of_what_is_left() -> None:
 
     one, two = groups()
     ranks = Ranks()
-    ahead = log_probs_ahead(ranks.begin, 2)
+    ahead = log_probs_ahead(ranks.begin, 2, False)
     ahead.see(1, None)
     assert ranks.passes == []
     ahead.see(0, two)
@@ -110,7 +110,7 @@ def test_masked_samples_are_computed_like_others() -> None:
 
     given = groups()
     ranks = Ranks()
-    ahead = log_probs_ahead(ranks.begin, 1)
+    ahead = log_probs_ahead(ranks.begin, 1, False)
     ahead.see(0, given[0])
     ahead.see(1, given[1])
     found: list[StepPass] = ahead.take(given)
