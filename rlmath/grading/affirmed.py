@@ -15,9 +15,10 @@ text. A few hundred characters are read, however long the text is.
 
 from __future__ import annotations
 
+import itertools
 import re
 
-from rlmath.grading.verbs import COPULAS, is_stating
+from rlmath.grading.verbs import COPULAS, is_order, is_stating
 
 
 def _names(text: str) -> frozenset[str]:
@@ -33,25 +34,27 @@ _MARKUP = _names('_ ` # ~ [ ] " “ ” ‘ $ € £ ¥ \\ \\left \\right \\quad
 # Of the whole sentence: somebody's opinion, a falsehood, a guess, a trial, an example.
 _DISOWNED = _names(
     """doubt doubts doubtful mistake mistakes mistaken mistakenly erroneous erroneously wrongly
-    incorrectly falsely fallacy bogus fake trap decoy distractor naive naively trivial says said
-    say claims claimed claim claiming according suggests suggested suggest alleges allegedly
-    supposedly hint hints hinted rumor pretend pretends imagine hypothetical hypothetically
-    conjecture conjectured example instance eg e.g placeholder dummy nobody tempting tempted
-    misread misreading misconception careless prove proves proving"""
+    incorrectly falsely fallacy bogus fake trap decoy distractor naive naively trivial says
+    said say claims claimed claim claiming according suggests suggested suggest alleges
+    allegedly supposedly hint hints hinted rumor pretend pretends imagine hypothetical
+    hypothetically conjecture conjectured example instance eg e.g placeholder dummy nobody
+    tempting tempted misread misreading misconception careless prove proves proving"""
 )
 # Of a sentence that computes nothing, these too: doubt, negation, a question, a step before.
 _UNCLEAR = _DISOWNED | _names(
-    """guess guesses guessing hunch wrong incorrect false untrue expects expected wants believes
-    believe believed think thinks thought feels feel argues argue argued assume assumes assumed
-    assuming suppose supposes supposed supposing hypothesis sample test testing tests try tries
-    trying tried trial attempt attempts random randomly arbitrary arbitrarily nothing none
-    neither nor never cannot no maybe perhaps possibly presumably probably conceivably seemingly
-    apparently arguably whether wonder wonders ask asks asked asking tell tells told compute
-    computes determine calculate evaluate choose choosing consider considers considering wlog
-    generality let preliminary tentative tentatively provisional interim intermediate estimate
-    estimates estimated estimation bound bounds bounded ceiling floor threshold candidate
-    candidates hope hopes wish wishes user format template unlike despite instead rather unless
-    until contrary otherwise alternatively either xor isn't wasn't aren't won't wouldn't don't
+    """input manual key calculator textbook wikipedia keep target old previous show goal
+    guess guesses guessing hunch wrong incorrect false untrue
+    expects expected wants believes believe believed think thinks thought feels feel argues
+    argue argued assume assumes assumed assuming suppose supposes supposed supposing
+    hypothesis sample test testing tests try tries trying tried trial attempt attempts
+    random randomly arbitrary arbitrarily nothing none neither nor never cannot no maybe
+    perhaps possibly presumably probably conceivably seemingly apparently arguably whether
+    wonder wonders ask asks asked asking tell tells told compute computes determine
+    calculate evaluate choose choosing consider considers considering wlog generality let
+    preliminary tentative tentatively provisional interim intermediate estimate estimates
+    estimated estimation bound bounds bounded ceiling floor threshold candidate candidates
+    hope hopes wish wishes user format template unlike despite instead rather unless until
+    contrary otherwise alternatively either xor isn't wasn't aren't won't wouldn't don't
     doesn't didn't can't couldn't shouldn't hasn't haven't hadn't weren't nay nope"""
 )
 # Of the clause of the number.
@@ -63,40 +66,50 @@ _REFERENCES = _names(
     "step page theorem lemma equation eq example problem exercise section chapter figure table line"
 )
 # Between the verb and the number: `leaves remainder 12`.
-_NOT_BETWEEN = _NOT_IN_CLAUSE | _names(
-    """remainder digits digit factor factors multiple multiples opposite double triple plus squared
-    cubed square cube times divided multiplied not or but than least most"""
+_NOT_BETWEEN = (
+    _NOT_IN_CLAUSE
+    | _REFERENCES
+    | _names(
+        """remainder digits digit factor factors multiple multiples opposite double triple plus
+    squared ends begins starts cubed square cube times divided multiplied start end not or but
+    than least most"""
+    )
 )
 _ORDERS = _names(
-    """find compute calculate determine evaluate prove show let suppose assume choose pick consider
-    try verify guess solve simplify estimate why what who does do did can could should would
-    will"""
+    """say find compute calculate determine evaluate prove show let suppose assume choose pick
+    consider try verify guess solve simplify estimate why what who does do did can could
+    should would will"""
 )
 _IMPERATIVES = _ORDERS | _names(
     "take given if when how which is are was were write give express note recall say see check use"
 )
 _BOUNDARIES = _names(", ; : so thus therefore hence then which giving → ⇒ \\implies \\rightarrow"
                      " \\to \\therefore ∴ that because since and but where")  # fmt: skip
-# Before `answer is`: a part or a function of the answer, or somebody's.
-_NOT_ANNOUNCING = _names(
-    """square squared cube root inverse twice half double triple digit digits sum product bound
-    bounds multiple multiples factor factors divisor divisors reciprocal negative opposite times
-    minus plus incorrect wrong false neither no not if when until before remainder parity
-    logarithm log"""
+_DOUBTED_CJK = re.compile(
+    r"假设|假如|如果|若|假定|倘若|错误|認為|认为|猜|可能|有人|他说|她说|觉得|估计|据说|听说|もし|仮に|誤"
+    r"|と言|と思"
 )
-_ANNOUNCED_CJK = re.compile(r"假设|假如|如果|若|假定|倘若|错误|認為|认为|猜|可能|もし|仮に|誤")
+_UNSURE_CJK = re.compile(r"不知道|不清楚|不确定|分からない|わからない")
+# A counter, a polite ending and the end of the clause.
+_CJK_AFTER = re.compile(
+    r"[\s$)）*]*(?:[\u3400-\u9fffつり的]{0,10}|[\u30a0-\u30ff]{1,6})(?:です|である|であり|となる|になる"
+    r"|になります|となります|だ|が答え|が残る)?[\s$)）*]*(?:[^\w]|\Z|因|而|ので|が|種|是|也)"
+)
+_CJK_VAGUE = re.compile(
+    r"[\s$]*(?:左右|上下|以上|以下|未満|多|余|还是|或|くらい|ぐらい|ほど|程度|吗|么|呢|か|だろ|でしょ)"
+)
 _OPENERS = _names(
-    """> so thus therefore hence then finally consequently accordingly altogether overall all in
-    total only exactly just precisely and the a of now this that means is there are it's that's
-    conclusion result , : ∴ \\therefore → ⇒ - – — = we get"""
+    """> so thus therefore hence then finally consequently accordingly altogether overall all
+    in total only exactly just precisely and the a of now this that means is there are it's
+    that's conclusion result , : ∴ \\therefore → ⇒ - – — = we get"""
 )
 _BETWEEN = _names(
-    """minus negative a an the total sum of exactly only precisely just now still also then
-    therefore thus hence indeed equal to be him her them us me it you for in after at by with
-    into up another additional extra more approximately about around roughly all altogether
-    together out on from every each his their its my our your value number same given simply
-    clearly finally actually as - – : ( { [ + = \\text \\textbf \\mathbf \\boldsymbol \\mathrm
-    \\bf \\displaystyle \\boxed"""
+    """originally initially already minus negative a an the total sum of exactly only precisely
+    just now still also then therefore thus hence indeed equal to be him her them us me it
+    you for in after at by with into up another additional extra more approximately about
+    around roughly all altogether together out on from every each his their its my our your
+    value number same given simply clearly finally actually as - – : ( { [ + = \\text
+    \\textbf \\mathbf \\boldsymbol \\mathrm \\bf \\displaystyle \\boxed"""
 )
 _INFINITIVES = _names(
     """need needs needed has have had going able order wants want managed manages expects plans
@@ -105,36 +118,65 @@ _INFINITIVES = _names(
 )
 _LABEL = _names("the final correct answer answers result results solution solutions")
 _NAMING = _names(
-    "solution function polynomial formula value constant summary shows means gives case line"
+    """solution function polynomial formula value constant summary shows means gives case line
+    achieved attained"""
 )
+_ARTICLES = _names("the a an of our its smallest largest least only total unknown original at for")
 _DETERMINERS = _names("a an the of in their his her its average")
 _STARTS_CLAUSE = _names(", and that but or so thus hence therefore then means meaning")
 _CONCLUDES = _names(": ; so thus hence therefore which ∴ \\therefore")
 _IS = _names("is are was were be equals equal becomes become comes turns 's gives")
 _ANSWERS = _names("answer answers result results")
-_BARE = _names(
-    """must we seek want wanted looking for obtain the a an our my this that its so thus therefore
-    hence final correct right only desired required exact unique numerical numeric is are was be
-    indeed then get see conclude have and to problem question in total overall , : i of"""
+_AWAY = _names("after at in by with into up out on from for another additional extra more every")
+_GIVING = _names("take takes took cost costs give gives gave leave leaves pay pays paid save saves")
+_UNREAL = _names("could should would might may used ought")
+_OPERATORS = _names("plus minus squared cubed times")
+_PARTS = _names("one any some none each either both two all")
+_ATTRIBUTES = _names(
+    """length width height area volume perimeter period degree order rank slope radius diameter
+    mass weight age value size norm magnitude probability point points"""
 )
+_TIMES = _names("second minute hour day week month year sec min hr")
+_TOWARDS = _names("for at in by with after to on")
+_BARE = _names(
+    """must we seek want wanted looking for obtain the a an our my this that its so thus
+    therefore hence final correct right only desired required exact unique numerical numeric
+    is are was be indeed then get see conclude have and to problem question in total overall
+    , : i of"""
+)
+_MODALS = _names("would could might may should can must will seems looks does do did")
+_OBJECTS = _names("the this that our it an any all")
 _PREDICATES = _names(
     """indeed choice minimal maximal that works work the a an our my only unique final correct
-    right required desired answer answers solution solutions value values result maximum minimum
-    largest smallest greatest least possible total number sum of root roots integer in all it
-    and , exactly what we want wanted such time age years old positive negative real x n prime"""
+    right required desired answer answers solution solutions value values result maximum
+    minimum largest smallest greatest least possible total number sum of root roots integer
+    in all it and , exactly what we want wanted such time age years old positive negative
+    real x n prime"""
 )
+# Before `answer is`, in its clause; words without letters too.
+_ANNOUNCING = (
+    _BARE
+    | _OPENERS
+    | _names(
+        """for given part simplified complete actual that deduce find follows it here with as
+    required can shown clear obvious evident easy using above which overall original numeric
+    simplest closest"""
+    )
+)
+_CONDITIONS = _names("if suppose let assume assuming had were when unless until whether given")
 _AFTER = _names(
-    """decoy trap distractor guess placeholder impossible unlikely supposedly allegedly mistaken
-    forced unless assuming provided guessing rejected discarded dismissed confuse confuses
-    confused perhaps maybe possibly probably fails"""
+    """decoy trap distractor guess placeholder impossible unlikely supposedly allegedly
+    mistaken forced false untrue if find compute determine example recall typo kidding joking
+    unless assuming provided guessing rejected discarded dismissed confuse confuses confused
+    perhaps maybe possibly probably fails"""
 )
 _CLOSERS = _names(
-    """this completes complete the solution proof answer i hope it is correct so we are done that
-    final thus hence therefore qed as desired required requested wanted and problem solved
-    finished to question our result check verified confirmed checks out end which you can see
-    let me know if have any questions helps great job good luck s im_end _end_ eot_id endoftext
-    user assistant human ! . , \\ □ [ ] ■ ∎ ✓ ✅ $ * # : - ~ ( ) \\square \\blacksquare \\] \\)
-    \\boxed } { \\end align equation aligned gathered | < > / _ `"""
+    """this completes complete the solution proof answer i hope it is correct so we are done
+    that final thus hence therefore qed as desired required requested wanted and problem
+    solved finished to question our result check verified confirmed checks out end which you
+    can see let me know if have any questions helps great job good luck s im_end _end_
+    eot_id endoftext user assistant human ! . , \\ □ [ ] ■ ∎ ✓ ✅ $ * # : - ~ ( ) \\square
+    \\blacksquare \\] \\) \\boxed } { \\end align equation aligned gathered | < > / _ `"""
 )
 _RETRACTED = re.compile(
     r"\b(?:wait|hmm+|correction|oops|sorry|scratch that|on second thought|(?:that|this|it)(?:'s| is"
@@ -142,7 +184,8 @@ _RETRACTED = re.compile(
     r"miscalculated|retract|disregard|ignore (?:that|this|the)|"
     r"should (?:actually|instead|really) be|"
     r"actually,? (?:it|the|that|this|we|i)\b|no,|alternatively|or maybe|or perhaps|let me "
-    r"(?:re|double|try|check)|i was wrong)|不对|错了|更正|等等|抱歉|間違|訂正",
+    r"(?:re|double|try|check)|i was wrong|(?:that|this|it) (?:can't|cannot|can not) be|"
+    r"on reflection|just kidding|reconsider|i give up)|不对|错了|更正|等等|抱歉|間違|訂正",
     re.IGNORECASE,
 )
 _RETRACTIONS = (
@@ -154,6 +197,12 @@ _RETRACTIONS = (
         "aybe",
         "erhaps",
         "et me",
+        "an't",
+        "annot",
+        "eflect",
+        "idding",
+        "econsider",
+        "ive up",
         "不对",
         "错了",
         "更正",
@@ -169,7 +218,8 @@ _SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
 _END = re.compile(
     r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)[.!?](?=\s+[A-Z\\$\d(~*#<-]|\s*$)|[。！？\n]"
 )
-_CJK = re.compile(r"[\u3040-\u9fff]")
+_CJK = re.compile(r"[\u3000-\u9fff]")
+_CJK_WORDS = re.compile(r"[\u3000-\u9fff]{2}|[\u3400-\u9fff]")
 
 
 def is_retracted(text: str, start: int) -> bool:
@@ -186,13 +236,15 @@ def announces(text: str, start: int) -> bool:
     before = text[low:start]
     cut = max(before.rfind(stop) + len(stop) if stop in before else 0 for stop in _SENTENCE_ENDS)
     clause = before[cut:]
-    if _CJK.search(clause[-6:]) or not clause.isascii():
-        return _ANNOUNCED_CJK.search(clause[-20:]) is None
+    if _CJK.search(clause[-6:]) or _CJK.match(text, start):
+        return _DOUBTED_CJK.search(clause[-20:]) is None
     found = _tokens(clause)
-    if not _DISOWNED.isdisjoint(found) or found[:1] in (["suppose"], ["if"], ["let"], ["assume"]):
+    if not _DISOWNED.isdisjoint(found) or (found and found[0] in _CONDITIONS):
         return "then" in found
-    begins = max((i + 1 for i, word in enumerate(found) if word in _BOUNDARIES), default=0)
-    return _NOT_ANNOUNCING.isdisjoint(found[begins:])
+    cuts = _BOUNDARIES - {"that"}
+    begins = max((i + 1 for i, word in enumerate(found) if word in cuts), default=0)
+    words = (word for word in found[begins:] if word[0].isalpha())
+    return all(word in _ANNOUNCING for word in words)
 
 
 def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = False) -> bool:
@@ -223,8 +275,13 @@ def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = Fa
         above = _TOKEN.findall(_line_before(text, begin).lower())
         if not (_UNCLEAR | _NOT_IN_CLAUSE).isdisjoint(above):
             return False
-    if _CJK.search(before):
-        return True  # `hedges` and `sentences` have the rules of these languages
+    if _CJK_WORDS.search(before[-12:]) or _CJK.match(text, end):
+        return _states_cjk(before, text, end)
+    if text[end : end + 2].lstrip().startswith("["):
+        return False  # 15 [citation needed]
+    numbered = text[max(0, begin - 4) : begin].strip(" .").isdigit()
+    if begin > 1 and text[begin - 2] in ".!?" and not numbered and not before.strip(" *$"):
+        return False  # I give up. 15.
     stop = _END.search(text, end, end + _WINDOW)
     after_end = stop.start() if stop else min(len(text), end + _WINDOW)
     if text[end - 1 : end] in (".", "!", "?"):
@@ -236,6 +293,22 @@ def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = Fa
     if lead and begin == 0 and _states([*lead.split(), *found], after, equation):
         return True
     return _states(found, after, equation)
+
+
+def _states_cjk(before: str, text: str, end: int) -> bool:
+    """Chinese and Japanese; `hedges` and `sentences` have more of their rules."""
+    if _UNSURE_CJK.search(before):
+        return False
+    clause = re.split("[,，、]", before)[-1]
+    if _DOUBTED_CJK.search(clause) or _CJK_VAGUE.match(text, end):
+        return False
+    return _CJK.match(text, end) is None or _CJK_AFTER.match(text, end) is not None
+
+
+def orders(text: str) -> bool:
+    """Whether a text begins with an order: `put n = 5`, `find the value`."""
+    found = _tokens(text[:40])
+    return bool(found) and (found[0] in _ORDERS or is_order(found[0]))
 
 
 def _tokens(text: str) -> list[str]:
@@ -262,7 +335,7 @@ def _closes(text: str, start: int) -> bool:
 
 
 def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
-    if not _DISOWNED.isdisjoint(found) or not _AFTER.isdisjoint(after):
+    if not _DISOWNED.isdisjoint(found):
         return False
     while found and found[-1] in ("(", "{", "+", "*"):
         found = found[:-1]
@@ -271,14 +344,20 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
     found = _without_asides(found)
     last = found[-1] if found else ""
     if last == ">" and found[-2:-1] in (["-"], ["="]):
-        last = "so"  # an arrow
+        last = "so" if len(found) != 3 or _is_number(found[0]) else ">"  # x -> 5 is a limit
     computed = _equates(found[:-1], after) if last in ("=", "≈", "\\approx") else 0
+    if not (_AFTER - {"if"} if computed == 2 else _AFTER).isdisjoint(after):
+        return False
     if computed == 2:
         return True
+    if last == "," and len(found) > 1 and _is_number(found[-2]):
+        return False  # one of 10, 11, 12
+    if found and found[0] in ("suppose", "assume", "imagine", "pretend") and "then" not in found:
+        return False
     if not _UNCLEAR.isdisjoint(_after_conclusion(found)):
         return False
     if last in ("=", "≈", "\\approx"):
-        return computed > 0
+        return computed > 0 and _names_a_value(found[:-1])
     if found and all(word in _LABEL for word in found):
         return _predicates(after)
     if all(word in _OPENERS for word in found) or last in _STARTS_CLAUSE:
@@ -293,7 +372,7 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
         return (_NOT_IN_CLAUSE | _REFERENCES).isdisjoint(found)
     if found[0] == "if" and "would" in found:
         return False
-    return _governs(_clause(found), found)
+    return _governs(_clause(found), found, after)
 
 
 def _after_conclusion(found: list[str]) -> list[str]:
@@ -302,6 +381,25 @@ def _after_conclusion(found: list[str]) -> list[str]:
         if found[index] in _CONCLUDES:
             return found[index + 1 :]
     return found
+
+
+def _names_a_value(left: list[str]) -> bool:
+    """Whether only known words, or nouns after an article, stand before the name: not `put n`."""
+    begins = max((i + 1 for i, word in enumerate(left) if word in _BOUNDARIES), default=0)
+    clause = left[begins:]
+    while clause and not (len(clause[-1]) > 1 and clause[-1][0].isalpha()):
+        clause = clause[:-1]
+    ordered = not begins and bool(clause) and is_order(clause[0])
+    if ordered or (clause and (clause[0] in _ORDERS or left[0] in ("had", "were"))):
+        return False
+    if len(clause) == len(left) - begins or (clause and is_stating(clause[-1])):
+        return True  # a label in words, or `the length is x =`
+    for index, word in enumerate(clause):
+        known = word in _BARE or word in _OPENERS or word in COPULAS or word in _NAMING
+        noun = index > 0 and clause[index - 1] in _ARTICLES
+        if word[0].isalpha() and len(word) > 1 and not (known or noun):
+            return False
+    return True
 
 
 def _without_asides(found: list[str]) -> list[str]:
@@ -351,7 +449,7 @@ def _equates(left: list[str], after: list[str] | None = None) -> int:
     if words and not formula:
         return int(_NOT_IN_CLAUSE.isdisjoint(words))
     if any(map(_is_number, formula)):
-        return int(_SIGNS.isdisjoint(formula))
+        return int(_SIGNS.isdisjoint(formula) and not _is_number(formula[0]))
     return int(_UNKNOWN.isdisjoint(formula))
 
 
@@ -377,12 +475,41 @@ def _predicates(after: list[str]) -> bool:
         return True
     if after[0] in COPULAS:
         return all(word in _PREDICATES or is_stating(word) for word in after[1:])
-    return True
+    if after[0] in _MODALS or after[0] == "(" or after[0][0].isdigit():
+        return False
+    objects = len(after) > 1 and (
+        after[1] in _OBJECTS or (len(after[1]) == 1 and after[1].isalpha())
+    )
+    return not (after[0].endswith("s") and objects)  # 15 divides x, 15 violates the rule
 
 
-def _governs(clause: list[str], found: list[str]) -> bool:
+def _is_phrase(verb: str, between: list[str], after: list[str]) -> bool:
+    """Whether unknown words may stand there: `a profit of`, `took Ivanka`, `sold the car for`."""
+    if between[-1] == "of" or verb in _GIVING:
+        return True
+    if verb in ("has", "have", "had", "at") or "at" in between:
+        return between[-1] in _ATTRIBUTES
+    timed = bool(after) and after[0].rstrip("s") in _TIMES
+    if timed and (between[-1] in ("in", "after") or after[1:2] == ["ago"]):
+        return True
+    return verb not in _IS and between[-1] in _TOWARDS
+
+
+def _is_subject(subject: list[str]) -> bool:
+    """Whether a formula before `is` may be what is asked for: not the `2x` of `so 2x is`."""
+    start = len(subject)
+    while start and not (len(subject[start - 1]) > 1 and subject[start - 1][0].isalpha()):
+        start -= 1
+    if start and subject[start - 1] == "of":
+        return True
+    formula = subject[start:]
+    variable = any(len(word) == 1 and word.isalpha() and word != "a" for word in formula)
+    return not variable or _equates(subject) > 0
+
+
+def _governs(clause: list[str], found: list[str], after: list[str]) -> bool:
     """Whether a stating verb leads to the number, over a few known words."""
-    if found[-2:] == ["total", "of"]:
+    if found[-1] == "of" and found[-2:-1] in (["total"], ["answer"], ["value"]):
         return True
     place = -1
     for index in range(len(clause) - 1, max(-1, len(clause) - 11), -1):
@@ -398,8 +525,18 @@ def _governs(clause: list[str], found: list[str]) -> bool:
         return False
     subject, between = clause[:place], clause[place + 1 :]
     unknown = sum(word not in _BETWEEN for word in between)
+    if unknown and not _is_phrase(clause[place], between, after):
+        return False
     if unknown > 3 or not (_NOT_IN_CLAUSE.isdisjoint(subject) and _NOT_BETWEEN.isdisjoint(between)):
         return False
+    if any(w == "of" and v in _PARTS for v, w in itertools.pairwise(between)):
+        return False
+    if clause[place] in _IS and not _is_subject(subject):
+        return False
+    if clause[place] in ("be", "been") and not _UNREAL.isdisjoint(subject[-4:]):
+        return False  # it could be, it should have been, it used to be
+    if any(w in _OPERATORS and not _is_number(v) for v, w in itertools.pairwise(subject)):
+        return False  # x plus one is
     if subject and subject[-1] == "to" and (len(subject) < 2 or subject[-2] not in _INFINITIVES):
         return False
     if not _ANSWERS.isdisjoint(found):
@@ -407,7 +544,9 @@ def _governs(clause: list[str], found: list[str]) -> bool:
         begins = max((i + 1 for i in range(named) if found[i] in _BOUNDARIES), default=0)
         rest = found[begins : len(found) - len(between) - 1]
         known = all(word in _BARE or word in _ANSWERS for word in rest)
-        if clause[place] not in _IS or not known or unknown:
+        if clause[place] not in _IS or not known or unknown or not _AWAY.isdisjoint(between):
             return False
+    if not place and len(clause) == len(found) and is_order(clause[0], nouns=True):
+        return False
     first = _IMPERATIVES if len(clause) == len(found) else _ORDERS
     return found[0] not in first

@@ -289,6 +289,8 @@ def extract(
         inner = _after_last_marker(tagged)
         if inner == _DOUBTED:
             inner = None
+        if tagged.endswith(("?", "？")):
+            return Extraction("", "tag")
         return Extraction(tagged if inner is None else inner, "tag")
     marked = _after_last_marker(text)
     if marked == _DOUBTED:
@@ -317,6 +319,6 @@ def extract(
         letter = sentences.last_letter(text)
         return Extraction(letter, "number") if letter else NOTHING
     number = "" if short and hedges.is_bare_doubt(stripped) else last_number(text)
-    if number == "" and short and stripped[-1] not in "?？":
+    if number == "" and short and stripped[-1] not in "?？" and not affirmed.orders(stripped):
         return Extraction(stripped, "whole")  # `at least 5` is what it says
     return NOTHING if number is None else Extraction(number, "number")

@@ -91,7 +91,7 @@ _RELATIONS = re.compile(
     r"sim|propto|succ|prec|cup|cap|setminus|notin|subset|n?mid|equiv|neq?|in)\Z"
 )
 _CJK_HEDGE = re.compile(
-    r"(?:至少|至多|最多|最少|不足|超过|超過|不到|接近|可能|也许|或许|大概|大约|少なくとも|"
+    r"(?:至少|至多|最多|最少|不足|超过|超過|不到|接近|可能|也许|或许|大概|大约|约|約|少なくとも|"
     r"多くても|多くとも|最大で|最低|せいぜい|およそ|おそらく|恐らく|たぶん|分の|分之)"
     r"(?:要|需|需要|有|是|为|也|就|は)*\s*\Z"
 )
@@ -144,7 +144,7 @@ _UNSURE = re.compile(
     r"\b(?:not (?:so |very )?(?:sure|certain)|unsure|uncertain|i guess|a guess)\b", re.IGNORECASE
 )
 _TAKING_BACK = re.compile(
-    r"\b(?:placeholder|dummy|decoy|trap|if|unless|supposedly|alternatively|previously|formerly|wrong|"
+    r"\b(?:false|untrue|kidding|joking|placeholder|dummy|decoy|trap|if|unless|supposedly|alternatively|previously|formerly|wrong|"
     r"incorrect|impossible|guess|not sure|unsure|contradiction|mistake|unlikely|"
     r"doubt)\b",
     re.IGNORECASE,

@@ -35,7 +35,7 @@ _STATED = re.compile(
     r"(?: (?:final|finale|correcta|correct|correcte|corretta|correta|النهائي|النهائية))?\s*"
     r"(?:(?:est|es|ist|lautet|è|é|هو|هي|là)(?=[\s:])|은|는|—|–|-)?\s*"
     r"(?:(?:igual a|égale? à|uguale a|gleich)(?=\s))?\s*[:：=]?\s*"
-    r"(?P<value>[^\s:：=][^\n]{0,80}?)\s*(?:입니다|이다|है)?\s*[.。।!]?",
+    r"(?P<value>[^\s:：=][^\n?？]{0,80}?)\s*(?:입니다|이다|है)?\s*[.。।!]?",
     re.IGNORECASE,
 )
 

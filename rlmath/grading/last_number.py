@@ -130,13 +130,15 @@ def last_number(text: str, lead: str = "") -> str | None:
     boundary = _BOUNDARY.search(text, position + 1, end)
     end = end if boundary is None else boundary.start()
     stop = start + len(text[start:end].rstrip(TRAILING + _QUOTING))
-    if sentences.is_denied(text, start, end) or hedges.is_hedged(text, start, stop):
+    bracket = _bracket_around(text, start, position)
+    opened = start if bracket is None else text.rfind(bracket, 0, position + len(bracket))
+    ends = max(stop, opened + len(bracket or ""))
+    if sentences.is_denied(text, opened, end) or hedges.is_hedged(text, opened, ends):
         return ""
-    if not affirmed.affirms(text, start, stop, lead):
+    if not affirmed.affirms(text, opened, ends, lead):
         return ""
     word = text[start:end].strip(TRAILING + _QUOTING)
     word += _left_open(word, text[end:])
-    bracket = _bracket_around(text, start, position)
     if bracket is not None:
         return bracket
     changed = sentences.changed(text, start, end)

@@ -35,12 +35,25 @@ _STEMS = _names(
     throw run swim sing draw see know grow meet hear go put"""
 )
 _IRREGULAR = _names(
-    """ran spent ate read sold bought drank drove rode flew lost won took taken wrote written sent
-    kept paid saw seen grew grown met heard went gone put sang sung swam drew drawn threw thrown
-    taught brought caught held fed cut hit set shot lent slept swept laid built hung rose fell
-    fallen rise rises fall falls knew known hid dug wore wove blew broke stole spoke there're
-    expand expands expanded turns turn ended remains ends up"""
+    """gotten ran spent ate read sold bought drank drove rode flew lost won took taken wrote
+    written sent kept paid saw seen grew grown met heard went gone put sang sung swam drew drawn
+    threw thrown taught brought caught held fed cut hit set shot lent slept swept laid built
+    hung rose fell fallen rise rises fall falls knew known hid dug wore wove blew broke stole
+    spoke there're expand expands expanded turns turn remains """
 )
+
+
+_NOUNS = _names("total number average count score cost age order share answer play plant milk fish")
+
+
+def is_order(word: str, nouns: bool = False) -> bool:
+    """Whether a word at the start of a sentence is an order: `take`, `read`, but not `get`.
+
+    Args:
+        word: a lower-case word.
+        nouns: whether a word that may be a noun is one too: `count`.
+    """
+    return word in _STEMS and word not in COPULAS and (nouns or word not in _NOUNS)
 
 
 def is_stating(word: str) -> bool:

@@ -22,8 +22,8 @@ NEGATIONS = _names(
     don't doesn't doesnt won't wouldn't shouldn't n't nope false wrong incorrect invalid
     untrue impossible rejected excluded refuted disproved denied discarded eliminated failed
     fails fail except excepting barring minus unlike opposite contrary anything unless
-    excluding crossed dismissed contradicted contradiction void null mistaken error
-    forbidden nots nopes"""
+    placeholder placeholders dummy decoy excluding crossed dismissed contradicted contradiction
+    void null mistaken error forbidden nots nopes"""
 )
 HEDGES = _names(
     """or either maybe perhaps possibly probably presumably supposedly allegedly hypothetically

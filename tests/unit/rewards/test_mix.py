@@ -402,11 +402,21 @@ def test_items_of_the_settings_have_a_format_and_a_scope(functions):
 GIVEN = ["model.path=m", "runner.run_dir=r", "data.train_paths=[t]"]
 
 
-def test_the_settings_file_takes_both(functions):
-    given = f"[{{name: '{functions}:record', completion_format: chat, needs_group: false}}]"
-    config = load([*GIVEN, f"reward.items={given}"])
-    (item,) = config.reward.items
+def test_the_settings_file_takes_both(functions, tmp_path):
+    mine = tmp_path / "experiment" / "mine.yaml"
+    mine.parent.mkdir()
+    mine.write_text(
+        "# @package _global_\nreward:\n  items:\n"
+        f"    - name: {functions}:record\n      completion_format: chat\n      needs_group: false\n"
+        f"    - name: {functions}:record\n      label: whole\n"
+    )
+    config = load([*GIVEN, "experiment=mine"], config_dir=tmp_path)
+    item = config.reward.items[0]
     assert (item.completion_format, item.needs_group) == (CompletionFormat.chat, False)
+    with RewardMix.from_config(config.reward.items, completion_format="text") as mix:
+        assert [i.reward.needs_group for i in mix.items] == [False, True]
+        mix.prescore(["abc"], prompts=["p"])  # only what needs no group, and as messages
+        assert globals_of(mix)["seen"]["completions"] == [[{"role": "assistant", "content": "abc"}]]
 
 
 def test_needs_group_can_be_declared(functions):
