@@ -19,6 +19,7 @@ import itertools
 import re
 
 from rlmath.grading.verbs import COPULAS, is_order, is_stating
+from rlmath.grading.wording import changes_value
 
 
 def _names(text: str) -> frozenset[str]:
@@ -337,7 +338,7 @@ def _closes(text: str, start: int) -> bool:
 def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
     if not _DISOWNED.isdisjoint(found):
         return False
-    while found and found[-1] in ("(", "{", "+", "*"):
+    while found and found[-1] in ("(", "{", "}", "+", "*"):
         found = found[:-1]
     if found[:3] == ["as", "a", "result"]:
         found = found[3:]
@@ -471,11 +472,15 @@ def _is_times(tail: list[str]) -> bool:
 
 def _predicates(after: list[str]) -> bool:
     """Whether what follows a number at the start of a sentence states it: `apples are left`."""
+    after = [word for word in after if word not in ("\\text", "\\mathrm", "{", "}")]
     if not after:
         return True
     if after[0] in COPULAS:
         return all(word in _PREDICATES or is_stating(word) for word in after[1:])
     if after[0] in _MODALS or after[0] == "(" or after[0][0].isdigit():
+        return False
+    compared = after[0] == "more" and after[1:2] in ([], ["than"])
+    if compared or (after[0] != "more" and changes_value(after[0])):
         return False
     objects = len(after) > 1 and (
         after[1] in _OBJECTS or (len(after[1]) == 1 and after[1].isalpha())

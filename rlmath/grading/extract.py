@@ -23,7 +23,7 @@ from rlmath.grading.last_number import (
 )
 from rlmath.grading.settings import Fallback
 
-Source = Literal["box", "tag", "marker", "number", "whole", "none"]
+Source = Literal["box", "tag", "marker", "number", "whole", "words", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ _BOX_COMMANDS = ("\\boxed", "\\fbox")
 _MAX_BOX_CHARS = 32_000
 _TAIL_CHARS = 8_000  # where an answer without a box is looked for
 _MAX_MARKERS = 32
+_MAX_TEXT_WORDS = 6  # of a response that may be an answer in words
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _UNBRACED_STOP = re.compile(r"[\s${}]|\\[)\]]")
 _MARKER = re.compile(
@@ -321,4 +322,6 @@ def extract(
     number = "" if short and hedges.is_bare_doubt(stripped) else last_number(text)
     if number == "" and short and stripped[-1] not in "?？" and not affirmed.orders(stripped):
         return Extraction(stripped, "whole")  # `at least 5` is what it says
+    if number is None and short and len(stripped.split()) <= _MAX_TEXT_WORDS:
+        return Extraction(stripped, "words")  # a name, a day: an answer if it is the gold
     return NOTHING if number is None else Extraction(number, "number")

@@ -203,6 +203,10 @@ class MathGrader:
                     future, "correct", text, raw, outcome[1], time.perf_counter() - started
                 )
                 return
+        if found.source == "words":  # a few words that are not the gold are no answer
+            seconds = time.perf_counter() - started
+            self._finish(future, "no_answer", None, first, "none", seconds)
+            return
         if not pending:
             outcome = outcomes[first]
             self._finish(future, outcome[0], text, first, outcome[1], time.perf_counter() - started)
