@@ -7,6 +7,27 @@ from enum import Enum
 
 from rlmath.utils.setting import setting
 
+# A bucket's size on a CPU, and the least on CUDA if the setting leaves it open.
+BUCKET_MIB = 512
+# On CUDA: the most, and the share of the weights that it is between the two. A call for each bucket
+# takes milliseconds, and a rank holds up to five buckets beside its weights.
+MOST_BUCKET_MIB, BUCKET_SHARE = 2048, 1 / 64
+
+
+def bucket_mib(given: int | None, weights_bytes: int, *, cuda: bool = True) -> int:
+    """MiB of a bucket of the weight sync.
+
+    Args:
+        given: ``weights.bucket_size_mib``.
+        weights_bytes: Of the whole model, as it is sent.
+        cuda: Whether actor and engines are on GPUs.
+    """
+    if given is not None:
+        return given
+    if not cuda:
+        return BUCKET_MIB
+    return min(max(int(weights_bytes * BUCKET_SHARE / 2**20), BUCKET_MIB), MOST_BUCKET_MIB)
+
 
 class Transport(Enum):
     auto = "auto"
@@ -26,7 +47,12 @@ class WeightsConfig:
         "nccl: every rank sends its own shards; it requires nccl-extensions and no pipeline or "
         "expert parallelism.",
     )
-    bucket_size_mib: int = setting(512, "Bucket size of the weight sync.", least=1)
+    bucket_size_mib: int | None = setting(
+        None,
+        f"Bucket size of the weight sync; null: {BUCKET_MIB} on CPU, on CUDA a 64th of the "
+        f"weights, from {BUCKET_MIB} to {MOST_BUCKET_MIB} (from 69 billion parameters on).",
+        least=1,
+    )
     verify_every: int | None = setting(
         None,
         "Compare a fingerprint of every tensor in the engines with the actor's at the first three "

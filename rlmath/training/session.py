@@ -24,7 +24,8 @@ from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.precision import ProductDType
 from rlmath.config.recompute import modules_of
 from rlmath.config.rollout import Quantization, keeps_kv
-from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
+from rlmath.config.schema import Config, Device, DType, OnRewardError, OptimizerConfig, Placement
+from rlmath.config.weights import bucket_mib
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
 from rlmath.grading.settings import workers_for
@@ -471,11 +472,14 @@ def connect_engines(config: Config, actor: ActorGroup, pool: RolloutPool) -> Non
 
 def transport_plan(config: Config, pool: RolloutPool, engines: Sequence[Any]) -> TransportPlan:
     """What the actor has to know to send weights to some of the pool's engines."""
+    spec = read_model_spec(config.model.path)
+    weights_bytes = spec.num_parameters * (4 if config.model.dtype is DType.float32 else 2)
+    cuda = pool.spec.device == "cuda"
     return TransportPlan(
         transport=pool.spec.transport,  # type: ignore[arg-type]
         engines=tuple(engines),
         ranks_per_engine=pool.spec.tensor_parallel,
-        bucket_size_mib=config.weights.bucket_size_mib,
+        bucket_size_mib=bucket_mib(config.weights.bucket_size_mib, weights_bytes, cuda=cuda),
         run_id=uuid.uuid4().hex[:12],
         adapters=pool.spec.adapters is not None,
         quantized=pool.spec.quantization is not Quantization.none,

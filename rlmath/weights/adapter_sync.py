@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from rlmath.config.weights import WeightsConfig
+from rlmath.config.weights import BUCKET_MIB
 from rlmath.model.lora import Lora
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
@@ -38,7 +38,7 @@ class AdapterSource:
         parallel: ParallelRank,
         lora: Lora,
         read: Callable[[Tensor], Tensor] | None = None,
-        bucket_size_mib: float = WeightsConfig.bucket_size_mib,
+        bucket_size_mib: float = BUCKET_MIB,
     ) -> None:
         own = local_adapters(model_chunks, spec, parallel, lora)
         of_b = {id(one.tensor) for one in own if one.name.endswith(".b")}

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlmath.config.weights import WeightsConfig
+from rlmath.config.weights import BUCKET_MIB
 from rlmath.errors import WeightsError
 from rlmath.model.lora import Lora, adapter_shapes
 from rlmath.model.rank_layout import ParallelRank
@@ -111,7 +111,7 @@ class BucketGatherer:
         model_chunks: Sequence[nn.Module],
         spec: ModelSpec,
         parallel: ParallelRank,
-        bucket_size_mib: float = WeightsConfig.bucket_size_mib,
+        bucket_size_mib: float = BUCKET_MIB,
         dtype: torch.dtype | None = None,
         read: Callable[[Tensor], Tensor] | None = None,
         merge: Merge | None = None,

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlmath.config.weights import WeightsConfig
+from rlmath.config.weights import BUCKET_MIB
 from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
@@ -99,7 +99,7 @@ def hf_tensors(
     model_chunks: Sequence[nn.Module],
     spec: ModelSpec,
     parallel: ParallelRank,
-    bucket_size_mib: float = WeightsConfig.bucket_size_mib,
+    bucket_size_mib: float = BUCKET_MIB,
     destination: int | None = 0,
     dtype: torch.dtype | None = None,
 ) -> Iterator[list[tuple[str, Tensor]]]:
@@ -130,7 +130,7 @@ def save_to_hf(
     source: str | Path,
     spec: ModelSpec,
     parallel: ParallelRank,
-    bucket_size_mib: float = WeightsConfig.bucket_size_mib,
+    bucket_size_mib: float = BUCKET_MIB,
     shard_size_mib: int = 4096,
     dtype: torch.dtype | None = None,
     card: str | None = None,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlmath.config.weights import WeightsConfig
+from rlmath.config.weights import BUCKET_MIB
 from rlmath.errors import WeightsError
 from rlmath.model.families import Entry, Rule, When
 from rlmath.model.parallel import Layout
@@ -99,7 +99,7 @@ def plan_weights(
     spec: ModelSpec,
     actor: Layout,
     engine: Layout,
-    bucket_size_mib: float = WeightsConfig.bucket_size_mib,
+    bucket_size_mib: float = BUCKET_MIB,
     dtype: torch.dtype = torch.bfloat16,
 ) -> WeightsPlan:
     """Plan an update.

@@ -23,6 +23,7 @@ from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, Device
+from rlmath.config.weights import bucket_mib
 from rlmath.model.lora import Lora
 from rlmath.model.spec import ModelSpec
 
@@ -130,7 +131,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
     step = Step(
         microbatches=max(1, sequences // minibatches),
         longest_tokens=longest,
-        bucket_bytes=config.weights.bucket_size_mib * MIB,
+        bucket_bytes=bucket_mib(config.weights.bucket_size_mib, 2 * spec.num_parameters) * MIB,
         reference=algorithm.kl_coef > 0,
         value_model=algorithm.advantage == "gae",
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",

@@ -326,7 +326,7 @@ def _step(wish: Wish, actor: ActorShape) -> Step:
         # At most one sequence each.
         microbatches=max(1, -(-wish.work.sequences // minibatches)),
         longest_tokens=longest,
-        bucket_bytes=wish.bucket_mib * MIB,
+        bucket_bytes=wish.bucket_size_mib * MIB,
         reference=wish.reference,
         value_model=wish.value_model,
         whole_logits=wish.whole_logits,

@@ -32,7 +32,8 @@ from rlmath.commands.plan.models import (
     parameters_of_rank,
     telling_stages,
 )
-from rlmath.config.schema import RolloutConfig, WeightsConfig
+from rlmath.config.schema import RolloutConfig
+from rlmath.config.weights import BUCKET_MIB
 from rlmath.model.lora import MERGED_ELEMENTS, Lora, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
@@ -114,7 +115,7 @@ class Step:
 
     microbatches: int
     longest_tokens: int
-    bucket_bytes: int = WeightsConfig.bucket_size_mib * MIB
+    bucket_bytes: int = BUCKET_MIB * MIB
     reference: bool = False
     value_model: bool = False
     lm_head_float32: bool = False

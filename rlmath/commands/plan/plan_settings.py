@@ -50,7 +50,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"rollout.max_response_tokens={work.response_tokens}",
         f"rollout.max_running_sequences={wish.max_running}",
         f"rollout.gpu_memory_utilization={share:g}",
-        f"weights.bucket_size_mib={wish.bucket_mib}",
+        f"weights.bucket_size_mib={wish.bucket_size_mib}",
         *(["actor.layers=local"] if wish.layers == "local" else []),
         *(["actor.logits=whole"] if wish.whole_logits else []),
         *([f"actor.offload={wish.offload}"] if wish.offload not in (None, "none") else []),

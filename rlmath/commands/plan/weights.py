@@ -15,6 +15,7 @@ from rlmath.commands.plan.models import read_named_model
 from rlmath.commands.plan.weight_sync import as_text, sync_times
 from rlmath.config.command_line import Given
 from rlmath.config.schema import Placement
+from rlmath.config.weights import bucket_mib
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 from rlmath.weights.plan import (
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     if arguments.engine_expert_parallel and not spec.experts:
         raise UserError(f"--engine-expert-parallel: {config.model.path} has no experts to share")
     actor, engine_ranks = config.actor, config.rollout.tensor_parallel
+    dtype = getattr(torch, config.model.dtype.value)
     plan = plan_weights(
         spec,
         Layout(
@@ -91,8 +93,8 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
             engine_ranks,
             expert_parallel=engine_ranks if arguments.engine_expert_parallel else 1,
         ),
-        config.weights.bucket_size_mib,
-        getattr(torch, config.model.dtype.value),
+        bucket_mib(config.weights.bucket_size_mib, spec.num_parameters * dtype.itemsize),
+        dtype,
     )
     gpu, network = gpu_named(arguments.gpu), arguments.network_gb_per_s
     efficiency = Efficiency() if network is None else Efficiency(network_gb_per_s=network)

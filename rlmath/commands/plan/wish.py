@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.time import Work
 from rlmath.config.actor import RoutingReplay
-from rlmath.config.schema import WeightsConfig
+from rlmath.config.weights import bucket_mib
 from rlmath.model.lora import Lora
 from rlmath.model.spec import ModelSpec
 
@@ -26,7 +26,7 @@ class Wish:
         max_tokens: Token budget of a micro-batch; ``None``: the longest sequence, or as many of
             them as fit beside each other and are faster.
         max_running: Sequences that an engine runs at once.
-        bucket_mib: Of a weight update.
+        bucket_mib: ``weights.bucket_size_mib``.
         efficiency: Assumptions about time.
         tp: Tensor-parallel ranks of the actor; ``None``: any. So for the next ones.
         pp: Pipeline stages.
@@ -58,7 +58,7 @@ class Wish:
     work: Work
     max_tokens: int | None
     max_running: int
-    bucket_mib: int = WeightsConfig.bucket_size_mib
+    bucket_mib: int | None = None
     efficiency: Efficiency = field(default_factory=Efficiency)
     tp: int | None = None
     pp: int | None = None
@@ -79,6 +79,11 @@ class Wish:
     overlap_gradients: bool = False
     offload: str | None = None
     offload_in_backward: bool = False
+
+    @property
+    def bucket_size_mib(self) -> int:
+        """Of the weight sync."""
+        return bucket_mib(self.bucket_mib, 2 * self.spec.num_parameters)
 
     @property
     def nodes(self) -> int:

@@ -11,7 +11,8 @@ from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.lora import adapters_of
 from rlmath.config.recompute import modules_of
-from rlmath.config.schema import Device, WeightsConfig
+from rlmath.config.schema import Device
+from rlmath.config.weights import BUCKET_MIB, bucket_mib
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
@@ -59,7 +60,7 @@ class Job:
     microbatches: int
     max_tokens: int
     max_sequence_tokens: int
-    bucket_mib: int = WeightsConfig.bucket_size_mib
+    bucket_mib: int = BUCKET_MIB
     reference: bool = False
     value_model: bool = False
     lm_head_float32: bool = False
@@ -189,7 +190,7 @@ def jobs_of(
         microbatches=_microbatches(layout.actor),
         max_tokens=max(actor.max_tokens_per_microbatch, prompt + response),
         max_sequence_tokens=prompt + response,
-        bucket_mib=config.weights.bucket_size_mib,
+        bucket_mib=bucket_mib(config.weights.bucket_size_mib, 2 * model_spec(known).num_parameters),
         reference=config.algorithm.kl_coef > 0,
         value_model=config.algorithm.advantage == "gae",
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",

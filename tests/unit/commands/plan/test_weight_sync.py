@@ -10,6 +10,7 @@ from rlmath.cli import main
 from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.models import KNOWN, model_spec
 from rlmath.commands.plan.weight_sync import CALL_S, SyncTime, sync_times
+from rlmath.config.weights import WeightsConfig, bucket_mib
 from rlmath.model.parallel import Layout
 from rlmath.weights.transports import choose_transport
 
@@ -87,6 +88,28 @@ def test_experts_go_from_shard_to_shard_where_engines_have_more_workers_than_sta
     assert (of(True).seconds < 12) == (workers == 8)
     # Rank 0 has to get all of them where it sends them to engines on other GPUs.
     assert of(False).gather_s == pytest.approx(lacks * (dense + experts) / network)
+
+
+@pytest.mark.parametrize(
+    ("model", "mib"),
+    [("DeepSeek-R1-Distill-Qwen-7B", 512), ("Qwen3-30B-A3B", 909), ("Qwen3-235B-A22B", 2048)],
+)
+def test_buckets_grow_with_the_model_on_cuda(model: str, mib: int) -> None:
+    weights_bytes = 2 * model_spec(KNOWN[model]).num_parameters
+    given = WeightsConfig().bucket_size_mib
+    assert bucket_mib(given, weights_bytes) == mib
+    assert bucket_mib(given, weights_bytes, cuda=False) == 512
+    assert bucket_mib(7, weights_bytes) == bucket_mib(7, weights_bytes, cuda=False) == 7
+
+
+def test_the_command_takes_the_runs_buckets(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = ["actor.tensor_parallel=4", "actor.pipeline_parallel=4", "actor.expert_parallel=8"]
+    words = ["plan", "weights", "model.path=Qwen3-235B-A22B", *layout, "rollout.tensor_parallel=8"]
+    assert main([*words, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    sizes = [bucket["num_bytes"] for bucket in planned["buckets"]]
+    assert 2000 * 2**20 < max(sizes) <= 2048 * 2**20
+    assert planned["times"]["ipc"]["seconds"] <= 9
 
 
 def test_the_command_says_seconds_and_why(capsys: pytest.CaptureFixture[str]) -> None:
