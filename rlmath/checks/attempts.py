@@ -33,7 +33,7 @@ CONFIGS_FOLDER = "configs"
 # A run that changes one of these is another experiment: refused on resume unless accepted.
 GUARDED = ("model.path", "algorithm", "reward", "teacher.path")
 # Of those sections, what decides how fast rewards come and not which.
-_UNGUARDED = ("reward.num_workers", "reward.timeout_s")
+_UNGUARDED = ("reward.num_workers", "reward.timeout_s", "reward.workers_on")
 # How the run was resumed is no part of what it computes.
 _NOT_COMPARED = ("runner.resume", "runner.accept_changes")
 _STEP = re.compile(r"step_(\d{6,})")

@@ -30,6 +30,11 @@ class OnRewardError(Enum):
     skip = "skip"
 
 
+class WorkersOn(Enum):
+    driver = "driver"
+    engines = "engines"
+
+
 @dataclass
 class RewardItem:
     name: str = setting(
@@ -73,9 +78,14 @@ class RewardConfig:
     )
     num_workers: int | None = setting(
         None,
-        "Worker processes of the grader; null: a quarter of the driver's cores, from "
-        f"{LEAST_WORKERS} to {MOST_WORKERS}.",
+        "Worker processes of the grader, on each node that has some; null: a quarter of its cores, "
+        f"from {LEAST_WORKERS} to {MOST_WORKERS}.",
         least=1,
+    )
+    workers_on: WorkersOn = setting(
+        WorkersOn.driver,
+        "Where the grader's worker processes run: beside the driver, or on each node that has "
+        "engines. Answers of a node that is lost go to the others, and in the end to the driver.",
     )
     timeout_s: float = setting(
         GradingSettings.timeout_s, "Time limit of one comparison, in seconds.", above=0

@@ -20,7 +20,7 @@ from rlmath.grading.compare import Comparer
 from rlmath.grading.disagreements import DisagreementFile
 from rlmath.grading.extract import extract
 from rlmath.grading.gold import Answer, inspect
-from rlmath.grading.pool import Result, WorkerPool
+from rlmath.grading.pool import Result, WorkerPool, Workers
 from rlmath.grading.result import STATUSES, GoldReport, Grade, Status
 from rlmath.grading.settings import TASKS, GradingSettings
 
@@ -63,7 +63,7 @@ class MathGrader:
         self._cache: dict[_Key, Outcome] = {}
         self._golds: dict[tuple[str, str], tuple[Answer, GoldReport]] = {}
         self._in_flight: dict[_Key, Future[Result]] = {}
-        self._pool: WorkerPool | None = None
+        self._pool: Workers | None = None
         self._pool_pid = 0
         self._closed = False
         path = self.settings.disagreement_path
@@ -87,6 +87,15 @@ class MathGrader:
     def start(self) -> None:
         """Start the worker processes in the background, before the first job needs them."""
         self._workers()
+
+    def use_workers(self, workers: Workers) -> None:
+        """Ask these from now on; own processes end. While a grade is asked of those, it is an
+        error. The grader closes them."""
+        with self._lock:
+            before, self._pool = self._pool, workers
+            own, self._pool_pid = self._pool_pid == os.getpid(), os.getpid()
+        if before is not None and own:
+            before.close()
 
     def close(self) -> None:
         """Kill the worker processes. Grading that needs them is an error from now on."""
@@ -307,7 +316,7 @@ class MathGrader:
         if self.settings.cache_size and len(key[0]) <= _MAX_KEY_CHARS:
             _store(self._cache, key, outcome, self.settings.cache_size)
 
-    def _workers(self) -> WorkerPool:
+    def _workers(self) -> Workers:
         with self._lock:
             if self._pool is None or self._pool_pid != os.getpid():
                 if self._closed:

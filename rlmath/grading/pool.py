@@ -17,13 +17,17 @@ import signal
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 from rlmath.grading.forkserver import ForkServer, ForkServerDied
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.worker import receive, send
 
-_MAX_ATTEMPTS = 3
+# How often a job is tried that workers died of.
+MAX_ATTEMPTS = 3
+# Errors that say nothing of the job.
+NO_WORKER = "worker processes died or could not be started"
+CLOSED = "the pool is closed"
 
 
 class WorkerDied(Exception):
@@ -96,6 +100,22 @@ class Result:
     seconds: float
 
 
+class Workers(Protocol):
+    """Where jobs are done; a `WorkerPool`, or one that has its processes on other machines."""
+
+    def submit(self, job: dict[str, Any]) -> Future[Result]:
+        """Queue a job; its future always gets a result."""
+        ...
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers on this machine."""
+        ...
+
+    def close(self) -> None:
+        """End the workers; jobs that run or wait end as errors."""
+        ...
+
+
 class WorkerPool:
     """`num_workers` processes behind one queue."""
 
@@ -119,7 +139,7 @@ class WorkerPool:
         """Queue a job; its future always gets a result."""
         future: Future[Result] = Future()
         if self._closed.is_set():
-            future.set_result(Result({"error": "the pool is closed"}, 0.0))
+            future.set_result(Result({"error": CLOSED}, 0.0))
         else:
             self._queue.put((job, future))
         return future
@@ -149,7 +169,7 @@ class WorkerPool:
             while True:
                 entry = self._queue.get_nowait()
                 if entry is not None:
-                    entry[1].set_result(Result({"error": "the pool was closed"}, 0.0))
+                    entry[1].set_result(Result({"error": CLOSED}, 0.0))
 
     # -- one slot
 
@@ -159,7 +179,7 @@ class WorkerPool:
             entry = self._queue.get()
             if entry is None or self._closed.is_set():
                 if entry is not None:
-                    entry[1].set_result(Result({"error": "the pool was closed"}, 0.0))
+                    entry[1].set_result(Result({"error": CLOSED}, 0.0))
                 self._drop(slot)
                 return
             job, future = entry
@@ -214,7 +234,7 @@ class WorkerPool:
 
     def _do(self, slot: int, job: dict[str, Any]) -> Result:
         """Run a job; a worker that someone else killed costs it another attempt."""
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             worker = self._ensure(slot)
             if worker is None:
                 continue
@@ -233,4 +253,4 @@ class WorkerPool:
             if reply.get("error") == "out of memory":
                 self._drop(slot)
             return Result(reply, seconds)
-        return Result({"error": "worker processes died or could not be started"}, 0.0)
+        return Result({"error": NO_WORKER}, 0.0)

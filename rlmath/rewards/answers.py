@@ -64,6 +64,11 @@ class AnswerGrader:
                 )
             return self._grader
 
+    @property
+    def grader(self) -> MathGrader:
+        """What grades, with its workers running or about to."""
+        return self._running()
+
     def grade(self, texts: Sequence[str], golds: Sequence[list[str]]) -> list[Grade]:
         """Grades in order. A row without any accepted answer has the status ``bad_gold``."""
         if len(texts) == 1:

@@ -304,6 +304,11 @@ class RewardMix:
             result["rewards/sandbox_timeout_share"] = share
         return result
 
+    @property
+    def grader(self) -> MathGrader | None:
+        """What the items share to compare answers."""
+        return None if self._answer_grader is None else self._answer_grader.grader
+
     def close(self) -> None:
         """Stop all worker processes and threads of the rewards."""
         for item in self.items:

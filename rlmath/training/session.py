@@ -14,6 +14,7 @@ from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.algorithms.advantages import needs_value_model
+from rlmath.cluster.grading_nodes import node_workers
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import WatchedComponent
@@ -23,6 +24,7 @@ from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.precision import ProductDType
 from rlmath.config.recompute import modules_of
+from rlmath.config.reward import RewardConfig, WorkersOn
 from rlmath.config.rollout import Quantization, keeps_kv
 from rlmath.config.schema import Config, Device, DType, OnRewardError, OptimizerConfig, Placement
 from rlmath.config.weights import bucket_mib
@@ -229,6 +231,9 @@ def open_session(
             if actor is not None:
                 say("sending the weights from the ranks to the engines")
                 connect_engines(config, actor, pool)
+            if config.reward.workers_on is WorkersOn.engines and rewards.grader is not None:
+                say("starting the grading workers on the engines' nodes")
+                grade_there(rewards.grader, pool.engines, config.reward, stack)
             collector = Collector(rewards)
             stack.callback(collector.close)
             sampling = Sampling(pool, rewards, collector)
@@ -351,6 +356,15 @@ def reward_mix(config: Config) -> Iterator[RewardMix]:
         ) as mix,
     ):
         yield mix
+
+
+def grade_there(
+    grader: MathGrader, engines: Sequence[Any], reward: RewardConfig, stack: contextlib.ExitStack
+) -> None:
+    """Give the grader workers on the nodes of these engines, until the stack's end."""
+    workers = node_workers(grader.settings, engines, reward.num_workers)
+    stack.callback(workers.close)
+    grader.use_workers(workers)
 
 
 def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpec:

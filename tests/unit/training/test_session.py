@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
+from rlmath.config.reward import WorkersOn
 from rlmath.config.schema import Device
+from rlmath.grading import GradingSettings, MathGrader
+from rlmath.grading.pool import Result
 from rlmath.model.lora import Lora
 from rlmath.model.published import KNOWN
 from rlmath.training import session
@@ -58,3 +64,34 @@ def test_a_graders_workers_follow_the_cores(
     with pytest.raises(InterruptedError), reward_mix(load([*GIVEN, *settings])):
         pass
     assert found == [workers]
+
+
+def test_a_graders_workers_may_be_the_engines_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They answer what its own would, and end with the session, before Ray does."""
+    asked: list[Any] = []
+    ends: list[str] = []
+
+    class Workers:
+        def submit(self, job: dict[str, Any]) -> Future[Result]:
+            asked.append(job["answer"])
+            done: Future[Result] = Future()
+            done.set_result(Result({"verdict": True, "method": "sympy"}, 0.1))
+            return done
+
+        def close(self) -> None:
+            ends.append("workers")
+
+    def made(settings: GradingSettings, engines: Any, num_workers: int | None) -> Workers:
+        assert (settings.timeout_s, engines, num_workers) == (3.0, ("one", "two"), 5)
+        return Workers()
+
+    monkeypatch.setattr(session, "node_workers", made)
+    config = load([*GIVEN, "reward.workers_on=engines", "reward.num_workers=5"])
+    assert config.reward.workers_on is WorkersOn.engines
+    with MathGrader(2, 3.0, audit_fraction=0.0) as grader:
+        with contextlib.ExitStack() as stack:
+            stack.callback(ends.append, "Ray")
+            session.grade_there(grader, ("one", "two"), config.reward, stack)
+            grade = grader.grade_one(r"\boxed{\sin^2 x + \cos^2 x}", "1")
+            assert grade.correct and asked == [r"\sin^2 x + \cos^2 x"]
+        assert ends == ["workers", "Ray"]

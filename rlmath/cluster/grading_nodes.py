@@ -1,0 +1,296 @@
+"""Grading workers on nodes of the Ray cluster, where the engines are, instead of the driver's.
+
+A node has one actor, which owns a ``WorkerPool`` there: the same processes under the same limits of
+memory, time, files and further processes as on the driver. A node that is lost costs no grade: its
+jobs go to the others, and from the last one to a pool on the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import queue
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from rlmath.grading.pool import CLOSED, MAX_ATTEMPTS, NO_WORKER, Result, WorkerPool
+from rlmath.grading.settings import MOST_WORKERS, GradingSettings, workers_for
+from rlmath.utils.child_processes import end_with_parent
+
+# How often the actor of a node is made again.
+MAX_RESTARTS = 3
+
+log = logging.getLogger(__name__)
+
+
+class GradingNode:
+    """A node's workers, in their own Ray actor.
+
+    Args:
+        settings: Of the grader.
+        num_workers: ``None``: a quarter of the node's cores.
+    """
+
+    def __init__(self, settings: GradingSettings, num_workers: int | None) -> None:
+        end_with_parent(os.getppid())
+        self._count = num_workers or workers_for(len(os.sched_getaffinity(0)))
+        self._pool = WorkerPool(dataclasses.replace(settings, num_workers=self._count))
+
+    def workers(self) -> int:
+        """How many there are."""
+        return self._count
+
+    def do(self, job: dict[str, Any]) -> Result:
+        """Do one job."""
+        return self._pool.submit(job).result()
+
+
+@dataclasses.dataclass
+class _Node:
+    """What the driver knows of a node.
+
+    Attributes:
+        node_id: Ray's.
+        actor: Its handle; ``None``: it is lost.
+        restarts: How often it was made again.
+        lock: Held while it is made again.
+    """
+
+    node_id: str
+    actor: Any
+    restarts: int = 0
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+
+@dataclasses.dataclass
+class _Job:
+    """A job, what waits for it, and how often a node did not do it."""
+
+    job: dict[str, Any]
+    future: Future[Result]
+    failed: int = 0
+
+
+class NodeWorkers:
+    """Does what a ``WorkerPool`` does, on other nodes.
+
+    Args:
+        settings: Of the grader.
+        node_ids: Ray's names of the nodes.
+        num_workers: On each; ``None``: a quarter of its cores.
+
+    Attributes:
+        done: Jobs done so far, by node.
+    """
+
+    def __init__(
+        self, settings: GradingSettings, node_ids: Sequence[str], num_workers: int | None
+    ) -> None:
+        self._settings, self._num_workers = settings, num_workers
+        self._patience_s = MAX_ATTEMPTS * (settings.timeout_s + settings.startup_timeout_s)
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        # The driver's workers, where they are needed.
+        self._own: WorkerPool | None = None
+        self._serves_here = False
+        self._threads: list[threading.Thread] = []
+        self.done: Counter[str] = Counter()
+        self._nodes = [_Node(node_id, self._start(node_id)) for node_id in node_ids]
+        for node in self._nodes:
+            workers = self._wait(node)
+            for _ in range(workers):
+                self._run(self._serve, node)
+        self._leave()
+
+    def submit(self, job: dict[str, Any]) -> Future[Result]:
+        """Queue a job; its future always gets a result."""
+        future: Future[Result] = Future()
+        if self._closed.is_set():
+            future.set_result(Result({"error": CLOSED}, 0.0))
+        else:
+            self._queue.put(_Job(job, future))
+        return future
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers on this node."""
+        with self._lock:
+            return [] if self._own is None else self._own.pids()
+
+    def close(self) -> None:
+        """End the workers; jobs that run or wait end as errors."""
+        import ray
+
+        with self._lock:
+            self._closed.set()
+            own = self._own
+        for _ in self._threads:
+            self._queue.put(None)
+        for node in self._nodes:
+            if node.actor is not None:
+                with contextlib.suppress(Exception):
+                    ray.kill(node.actor)
+        if own is not None:
+            own.close()
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(timeout=10)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                entry = self._queue.get_nowait()
+                if entry is not None:
+                    entry.future.set_result(Result({"error": CLOSED}, 0.0))
+
+    # -- nodes
+
+    def _start(self, node_id: str) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        # As many at once as there are workers, and the question how many there are.
+        threads = (self._num_workers or MOST_WORKERS) + 1
+        return (
+            ray.remote(GradingNode)
+            .options(
+                num_cpus=0,
+                max_concurrency=threads,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            )
+            .remote(self._settings, self._num_workers)
+        )
+
+    def _wait(self, node: _Node) -> int:
+        """Its number of workers once they are there; 0: the node is lost."""
+        import ray
+
+        timeout_s = self._settings.startup_timeout_s
+        try:
+            return int(ray.get(node.actor.workers.remote(), timeout=timeout_s))
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            self._lose(node, error)
+            return 0
+
+    def _lose(self, node: _Node, error: Exception) -> None:
+        import ray
+
+        if not self._closed.is_set():
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            log.warning("the grading workers of node %s are gone: %s", node.node_id, reason)
+        actor, node.actor = node.actor, None
+        with contextlib.suppress(Exception):
+            ray.kill(actor)
+
+    def _revived(self, node: _Node) -> bool:
+        """Make a node's actor again; whether it is there. One thread does it, the others wait."""
+        with node.lock:
+            if node.actor is not None:
+                return True
+            if self._closed.is_set() or node.restarts >= MAX_RESTARTS:
+                return False
+            node.restarts += 1
+            node.actor = self._start(node.node_id)
+            if self._wait(node):
+                log.warning("node %s has grading workers again", node.node_id)
+                return True
+            node.restarts = MAX_RESTARTS
+            return False
+
+    # -- jobs
+
+    def _run(self, function: Any, *arguments: Any) -> None:
+        thread = threading.Thread(target=function, args=arguments, name="grading-node", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self, node: _Node) -> None:
+        """One worker's share of the queue, as long as its node is there."""
+        while not self._closed.is_set():
+            entry = self._queue.get()
+            if entry is None:
+                return
+            result = self._done_by(node, entry.job)
+            if result is None:
+                self._again(entry)
+            else:
+                entry.future.set_result(result)
+            if node.actor is None and not self._revived(node):
+                self._leave()
+                return
+
+    def _done_by(self, node: _Node, job: dict[str, Any]) -> Result | None:
+        """What came of a job; ``None``: nothing, and not by its own fault."""
+        import ray
+
+        with node.lock:
+            actor = node.actor
+        if actor is None:
+            return None
+        try:
+            result: Result = ray.get(actor.do.remote(job), timeout=self._patience_s)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            with node.lock:
+                if node.actor is actor:
+                    self._lose(node, error)
+            return None
+        if result.reply.get("error") in (NO_WORKER, CLOSED):
+            # Of a node that is going, its processes may be gone before the actor.
+            return None
+        with self._lock:
+            self.done[node.node_id] += 1
+        return result
+
+    def _again(self, entry: _Job) -> None:
+        """Let another node do a job, and in the end the driver."""
+        entry.failed += 1
+        if entry.failed < MAX_ATTEMPTS and not self._closed.is_set():
+            self._queue.put(entry)
+        else:
+            self._do_here(entry)
+
+    def _leave(self) -> None:
+        """A node's last word; after the last node's the jobs are the driver's."""
+        with self._lock:
+            ends = self._serves_here or any(node.actor is not None for node in self._nodes)
+            self._serves_here = True if not ends else self._serves_here
+        if not ends and not self._closed.is_set():
+            log.warning("no node has grading workers any more: answers are graded on the driver")
+            self._run(self._serve_here)
+
+    def _serve_here(self) -> None:
+        while not self._closed.is_set():
+            entry = self._queue.get()
+            if entry is None:
+                return
+            self._do_here(entry)
+
+    def _do_here(self, entry: _Job) -> None:
+        with self._lock:
+            if self._closed.is_set():
+                entry.future.set_result(Result({"error": CLOSED}, 0.0))
+                return
+            if self._own is None:
+                self._own = WorkerPool(self._settings)
+            own = self._own
+        own.submit(entry.job).add_done_callback(lambda done: entry.future.set_result(done.result()))
+
+
+def node_workers(
+    settings: GradingSettings, engines: Sequence[Any], num_workers: int | None
+) -> NodeWorkers:
+    """Workers on the nodes of these engines.
+
+    Args:
+        settings: Of the grader.
+        engines: Handles of ``RolloutEngine`` actors.
+        num_workers: On each node; ``None``: a quarter of its cores.
+    """
+    import ray
+
+    places = ray.get([engine.place.remote() for engine in engines])
+    node_ids = list(dict.fromkeys(place.node_id for place in places))
+    return NodeWorkers(settings, node_ids, num_workers)

@@ -1,0 +1,139 @@
+"""Grades when nodes with grading workers are lost; without Ray, nodes are objects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from rlmath.cluster import grading_nodes
+from rlmath.cluster.grading_nodes import MAX_RESTARTS, NodeWorkers
+from rlmath.grading import GradingSettings
+from rlmath.grading.pool import CLOSED, NO_WORKER, Result
+
+pytestmark = pytest.mark.process
+
+JOBS = [
+    {"answer": rf"\sin^2 ({n} x) + \cos^2 ({n} x)", "gold": gold, "task": "math"}
+    for n in range(2, 8)
+    for gold in ("1", "2")
+]
+
+
+class Nodes:
+    """Actors of nodes, each with one worker.
+
+    Attributes:
+        does: Of each node, what its worker does with a job.
+        started: How often each node's actor was made.
+        here: Jobs that the driver's own pool was given.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.does: dict[str, Callable[[Any], Result]] = {}
+        self.started: Counter[str] = Counter()
+        self.here: list[Any] = []
+        self.gone: set[str] = set()
+        pool, nodes = grading_nodes.WorkerPool, self
+
+        class Noted(pool):  # type: ignore[valid-type, misc]
+            def submit(self, job: Any) -> Any:
+                nodes.here.append(job)
+                return super().submit(job)
+
+        patch.setattr(grading_nodes, "WorkerPool", Noted)
+        patch.setattr(ray, "get", lambda call, timeout: call())
+        patch.setattr(ray, "kill", lambda actor: None)
+        patch.setattr(NodeWorkers, "_start", lambda _, node: self.actor(node))
+
+    def actor(self, node: str) -> Any:
+        self.started[node] += 1
+
+        def workers() -> int:
+            if node in self.gone:
+                raise ray.exceptions.RayActorError
+            return 1
+
+        def do(job: Any) -> Callable[[], Result]:
+            return lambda: self.does[node](job)
+
+        return SimpleNamespace(
+            workers=SimpleNamespace(remote=lambda: workers), do=SimpleNamespace(remote=do)
+        )
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    return Nodes(monkeypatch)
+
+
+def right(job: Any) -> Result:
+    return Result({"verdict": job["gold"] == "1", "method": "sympy"}, 0.0)
+
+
+def lost(job: Any) -> Result:
+    raise ray.exceptions.RayActorError
+
+
+def verdicts(workers: NodeWorkers) -> list[bool]:
+    futures = [workers.submit(job) for job in JOBS]
+    return [future.result(timeout=60).reply["verdict"] for future in futures]
+
+
+@pytest.fixture
+def workers_on() -> Iterator[Callable[..., NodeWorkers]]:
+    made: list[NodeWorkers] = []
+
+    def make(*node_ids: str) -> NodeWorkers:
+        made.append(NodeWorkers(GradingSettings(timeout_s=20.0, num_workers=1), node_ids, None))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+        assert one.submit(JOBS[0]).result(timeout=1).reply == {"error": CLOSED}
+
+
+EXPECTED = [job["gold"] == "1" for job in JOBS]
+
+
+def test_an_actor_that_dies_is_made_again(nodes: Nodes, workers_on: Any) -> None:
+    def dies_once(job: Any) -> Result:
+        nodes.does["a"] = right
+        raise ray.exceptions.RayActorError
+
+    nodes.does["a"] = dies_once
+    workers = workers_on("a")
+    assert verdicts(workers) == EXPECTED
+    assert nodes.started == {"a": 2} and not nodes.here
+    assert workers.done == {"a": len(JOBS)}
+
+
+@pytest.mark.parametrize("fault", [lost, lambda job: Result({"error": NO_WORKER}, 0.0)])
+def test_the_jobs_of_a_node_that_fails_go_elsewhere(
+    nodes: Nodes, workers_on: Any, fault: Any
+) -> None:
+    """One that says that it has no worker too: its processes may end before its actor."""
+    nodes.does |= {"a": fault, "b": right}
+    nodes.gone.add("c")
+    workers = workers_on("a", "b", "c")
+    assert verdicts(workers) == EXPECTED
+    assert workers.done["a"] == 0
+    # What "a" took three times over is the driver's.
+    assert workers.done["b"] + len(nodes.here) == len(JOBS)
+    assert nodes.started["a"] <= 1 + MAX_RESTARTS
+
+
+def test_after_the_last_node_the_driver_grades(nodes: Nodes, workers_on: Any) -> None:
+    nodes.does["a"] = lost
+    workers = workers_on("a")
+    nodes.gone.add("a")
+    assert verdicts(workers) == EXPECTED
+    assert nodes.started == {"a": 2} and len(nodes.here) == len(JOBS)
+    nodes.gone |= {"b"}
+    never = workers_on("b")
+    assert verdicts(never) == EXPECTED and nodes.started["b"] == 1
