@@ -43,7 +43,8 @@ _DISOWNED = _names(
 )
 # Of a sentence that computes nothing, these too: doubt, negation, a question, a step before.
 _UNCLEAR = _DISOWNED | _names(
-    """input manual key calculator textbook wikipedia keep target old previous show goal
+    """unclear uncertain debatable disputed questionable input manual key calculator textbook
+    wikipedia keep target old previous show goal
     guess guesses guessing hunch wrong incorrect false untrue
     expects expected wants believes believe believed think thinks thought feels feel argues
     argue argued assume assumes assumed assuming suppose supposes supposed supposing
@@ -72,7 +73,8 @@ _NOT_BETWEEN = (
     | _REFERENCES
     | _names(
         """remainder digits digit factor factors multiple multiples opposite double triple plus
-    squared ends begins starts cubed square cube times divided multiplied start end not or but
+    squared within ends begins starts cubed square cube times divided multiplied start end not or
+    but
     than least most"""
     )
 )
@@ -132,6 +134,13 @@ _AWAY = _names("after at in by with into up out on from for another additional e
 _GIVING = _names("take takes took cost costs give gives gave leave leaves pay pays paid save saves")
 _UNREAL = _names("could should would might may used ought")
 _OPERATORS = _names("plus minus squared cubed times")
+# How a sentence begins that explains the answer before it.
+_EXPLAINING = _names(
+    """because since this the we as here so thus explanation note to where in there each for it let
+    first given step solution which that hence therefore proof by and if with when from
+    these all both our their his her they he she using details reason reasoning justification
+    hope"""
+)
 _PARTS = _names("one any some none each either both two all")
 _ATTRIBUTES = _names(
     """length width height area volume perimeter period degree order rank slope radius diameter
@@ -226,9 +235,22 @@ _CJK_WORDS = re.compile(r"[\u3000-\u9fff]{2}|[\u3400-\u9fff]")
 def is_retracted(text: str, start: int) -> bool:
     """Whether what follows a statement takes it back: `Wait, that is wrong`."""
     rest = text[start : start + 4 * _WINDOW]
+    if not _goes_on(rest.lstrip(" .!*_$\\)])}\"'")):
+        return True
     if not any(part in rest for part in _RETRACTIONS):
         return False
     return _RETRACTED.search(rest) is not None
+
+
+def _goes_on(rest: str) -> bool:
+    """Whether a text after a statement closes it or explains it: not `Not.` or `I made that up`."""
+    following = _END.split(rest, maxsplit=1)[0] if rest else ""
+    found = _tokens(following)
+    if not found or not found[0][0].isalpha() or not following.isascii():
+        return True
+    if found[0] in _EXPLAINING or _closes(rest, 0):
+        return True
+    return len(found) > 4 and any(map(_is_number, found)) and found[0] not in ("recheck", "no")
 
 
 def announces(text: str, start: int) -> bool:

@@ -58,7 +58,9 @@ _DOUBTED = "\0"  # what a marker announces that its own clause doubts
 _ASKED = re.compile(r"[^\n?？]{0,200}[?？]\s*\S")
 _AFTER_MARKER = re.compile(r"[\s:：*_=]*")
 _SENTENCE_END = re.compile(r"[.。!?！？](?=\s|$|\*|[\"'”])")
-_ABBREVIATION = re.compile(r"(?:\b(?:mr|mrs|ms|dr|st|vs|no|sq|approx)|[ap]\.?m)$", re.IGNORECASE)
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:mr|mrs|ms|dr|st|vs|no|sq|approx|i\.e|e\.g)|[ap]\.?m)$", re.IGNORECASE
+)
 _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]{1,40}\|>|</s>")
 _STRUCK = re.compile(r"(?<!~)~~(?=[^\s~])[^~\n]{1,200}(?<=\S)~~(?!~)")
 _DIGIT = re.compile(r"\d")
