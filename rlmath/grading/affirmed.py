@@ -235,7 +235,7 @@ _CJK_WORDS = re.compile(r"[\u3000-\u9fff]{2}|[\u3400-\u9fff]")
 def is_retracted(text: str, start: int) -> bool:
     """Whether what follows a statement takes it back: `Wait, that is wrong`."""
     rest = text[start : start + 4 * _WINDOW]
-    if not _goes_on(rest.lstrip(" .!*_$\\)])}\"'")):
+    if not _goes_on(rest.lstrip(" .!*_$\\)]}\"'")):
         return True
     if not any(part in rest for part in _RETRACTIONS):
         return False
