@@ -26,7 +26,7 @@ from rlmath.cluster.session import without_services
 from rlmath.grading import MathGrader
 
 ENDLESS = "\\boxed{\\int_0^1 \\frac{\\sin^{50}(x^3)}{1+x^7} dx}"
-NAMES = "abchkmnpqt"
+NAMES = "abcdhkmnpqstuvwxyz"
 SOON = {"health_check_period_ms": 300, "health_check_failure_threshold": 3}
 
 
