@@ -36,7 +36,7 @@ def engine_routes(
         topk: Experts of a token.
 
     Raises:
-        ValueError: The samples' routes are another model's.
+        ValueError: The samples' routes are another model's, or other sequences'.
     """
     lengths = batch.sequence_lengths.tolist()
     known = [0] * len(lengths) if batch.route_lengths is None else batch.route_lengths.tolist()
@@ -48,6 +48,8 @@ def engine_routes(
             f"actor.routing_replay=engine: the samples' routes are of {found.shape[1]} layers and "
             f"{found.shape[2]} experts of a token, and the model has {layers} and {topk}"
         )
+    if any(own > length for own, length in zip(known, lengths, strict=True)):
+        raise ValueError("a sequence has the routes of more tokens than it has")
     # Only what this rank has of the row is copied.
     routes = torch.zeros(len(places), layers, topk, dtype=found.dtype)
     is_known = torch.zeros(len(places), dtype=torch.bool)

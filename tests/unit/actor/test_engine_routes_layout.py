@@ -38,6 +38,9 @@ def test_each_tensor_rank_has_its_own_tokens() -> None:
     assert not none.is_known.any() and none.routes.shape == (8, 2, 3)
     with pytest.raises(ValueError, match=r"of 2 layers and 3 .* the model has 5 and 3"):
         engine_routes(batch, one, range(8), 5, 3)
+    longer = dataclasses.replace(batch, route_lengths=torch.tensor([0, 0, 6]))
+    with pytest.raises(ValueError, match="more tokens than it has"):
+        engine_routes(longer, one, range(8), 2, 3)
 
 
 def test_a_router_follows_the_engine_where_it_knows_the_route() -> None:
