@@ -23,10 +23,19 @@ from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import build, gather, make_batch
 from tests.distributed.test_mixture import make_mixture
 
+# Tensor ranks have a share of the tokens, stages of the layers.
+LAYOUT = Layout(2, 2, 1, expert_parallel=2)
 LAYOUTS = [
-    Layout(1, 1, 1),
-    Layout(2, 1, 2, expert_parallel=2),
-    Layout(1, 2, 2, expert_parallel=2),
+    LAYOUT,
+    # Data-parallel ranks: tests/unit/batching/test_shards.py, and a run of the e2e tier.
+    *[
+        pytest.param(layout, marks=pytest.mark.long)
+        for layout in (
+            Layout(1, 1, 1),
+            Layout(2, 1, 2, expert_parallel=2),
+            Layout(1, 2, 2, expert_parallel=2),
+        )
+    ],
 ]
 MOE_LAYERS = (0, 2, 3)
 EXPERTS, TOPK = 4, 2
@@ -218,7 +227,7 @@ def test_an_update_without_a_pass_before_it(
     ranks: RankPool, mixture: str, batch: TrainingBatch, expected: Expected
 ) -> None:
     """``algorithm.minibatches_per_step=1`` needs no old log-probs: the update records."""
-    results = ranks.run(LAYOUTS[2], Run(recorded=False), mixture, batch)
+    results = ranks.run(LAYOUT, Run(recorded=False), mixture, batch)
     first = gather(batch, [one.first for one in results])
     torch.testing.assert_close(first.log_probs.double(), expected.log_probs, atol=2e-5, rtol=0)
     for one in results:
@@ -235,18 +244,3 @@ def test_routes_of_the_neighboring_token_are_seen(
     with torch.no_grad():
         log_p, _, _ = forced(load(mixture), shifted)
     assert float((log_p - expected.log_probs).abs().mean()) > 1e-2
-
-
-def test_routes_of_another_model_are_refused(
-    ranks: RankPool, mixture: str, batch: TrainingBatch
-) -> None:
-    assert batch.routes is not None
-    other = dataclasses.replace(batch, routes=batch.routes[:, :2])
-    (said,) = ranks.run(LAYOUTS[0], run_refused, mixture, other)
-    assert "actor.routing_replay=engine" in said and "2 layers" in said and "has 3" in said
-
-
-def run_refused(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> str:
-    with pytest.raises(ValueError) as error:
-        Run()(layout, platform, model, batch)
-    return str(error.value)
