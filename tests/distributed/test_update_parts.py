@@ -120,6 +120,8 @@ def run(
     for kind in ("whole", "parts", "trouble")[: 2 + trouble]:
         actor = build(layout, platform, model, reference=ReferenceSettings("frozen"), **changes)
         found: list[Any] = []
+        # One all at once must be possible before and after it.
+        whole_step(actor, batch, UPDATE)
         for number, aggregation in enumerate(aggregations):
             update = dataclasses.replace(UPDATE, aggregation=aggregation)
             if number == len(aggregations) - 1:
@@ -139,7 +141,6 @@ def run(
         assert actor.probe is not None and actor.observer is not None
         probed, watched = actor.probe.found, actor.observer.finish(actor.optimizer, actor.reports)
         actor.probe = actor.observer = None
-        # One all at once must be possible after it.
         whole_step(actor, batch, UPDATE)
         weights = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
         runs.append((found, weights, adam_state(actor.optimizer), probed, watched))
