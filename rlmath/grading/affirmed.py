@@ -293,6 +293,8 @@ def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = Fa
         if place >= 0:
             begin = max(begin, place + len(end_sign))
     before = text[begin:start]
+    if not lead and _hangs_on(text, begin):
+        return False
     shown = before.lstrip()
     if not lead and shown.startswith(("$$", "\\[", "\\begin", "&")):
         above = _TOKEN.findall(_line_before(text, begin).lower())
@@ -337,6 +339,19 @@ def orders(text: str) -> bool:
 def _tokens(text: str) -> list[str]:
     plain = text.lower().replace("**", " ")
     return [token for token in _TOKEN.findall(plain) if token not in _MARKUP]
+
+
+def _hangs_on(text: str, begin: int) -> bool:
+    """Whether the line above is an unfinished `suppose`, `compute` or `I doubt that`."""
+    above = text[max(0, begin - _WINDOW) : begin]
+    if not above.endswith("\n"):
+        return False
+    above = above.rstrip()
+    above = above[above.rfind("\n") + 1 :]
+    if not above or above[-1] in ".!?:。：？！":
+        return False
+    found = _tokens(above)
+    return bool(found) and (found[0] in _ORDERS or not _DISOWNED.isdisjoint(found))
 
 
 def _line_before(text: str, begin: int) -> str:
