@@ -38,6 +38,7 @@ from rlmath.cluster.watchdog import Process, WatchedComponent
 from rlmath.device.environment import rank_environment
 from rlmath.device.residue import Residue
 from rlmath.errors import ComponentError, UserError
+from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from rlmath.utils.sizes import in_words
@@ -159,13 +160,13 @@ class ActorGroup:
         batch: TrainingBatch,
         reference: bool = False,
         noise_seed: int | None = None,
-        quantized: bool = False,
+        in_fp8: InFp8 = NOTHING,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies ``[R]`` of a batch that is not the step's, under the current
-        weights or the reference model's; ``noise_seed`` and ``quantized``: see
+        weights or the reference model's; ``noise_seed`` and ``in_fp8``: see
         ``MegatronActor.shard_log_probs``."""
         dealt = list(shards(batch, shard_settings(self.settings, self.layout)))
-        given = (reference, noise_seed, quantized)
+        given = (reference, noise_seed, in_fp8)
         found = self._of_shares("log_probs", [ray.put(one) for one in dealt], *given)
         return _assemble(found, [one.places for one in dealt], batch.response_lengths)
 

@@ -21,6 +21,7 @@ from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
 from rlmath.actor.observer import UpdateObserver
 from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.quantized_cache import quantized_cache
 from rlmath.actor.quantized_products import quantized_products
 from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.actor.sample_probe import SampleProbe
@@ -37,6 +38,7 @@ from rlmath.batching.shards import Shard, Share, response_rows
 from rlmath.checkpoint.optimizer_state import clear_optimizer_state
 from rlmath.checkpoint.state import ModelState
 from rlmath.device import Platform
+from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from rlmath.weights.tensor_prints import TensorPrints
@@ -125,7 +127,7 @@ class MegatronActor(RankModel):
         reference: bool = False,
         noise_seed: int | None = None,
         keep_routes: bool = False,
-        quantized: bool = False,
+        in_fp8: InFp8 = NOTHING,
     ) -> TokenValues | None:
         """Log-probs and entropies of the shard's response tokens.
 
@@ -135,7 +137,8 @@ class MegatronActor(RankModel):
                 :func:`rlmath.actor.rounding_noise.rounding_noise`.
             keep_routes: Under routing replay, record them for the shard's update. Without it the
                 engine's routes are taken as well, where replay is of those.
-            quantized: Multiply in FP8; see :mod:`rlmath.actor.quantized_products`.
+            in_fp8: As engines with these in FP8; see :mod:`rlmath.actor.quantized_products` and
+                :mod:`rlmath.actor.quantized_cache`.
 
         Returns:
             The values in the shard's order, on all ranks of the last stage; else ``None``.
@@ -146,8 +149,10 @@ class MegatronActor(RankModel):
                 stack.enter_context(self._reference_weights())
             if noise_seed is not None:
                 stack.enter_context(rounding_noise(self.module, noise_seed))
-            if quantized:
+            if in_fp8.matrices:
                 stack.enter_context(quantized_products(self.module))
+            if in_fp8.kv_cache:
+                stack.enter_context(quantized_cache(self.module))
             if keep_routes and self.routing is not None:
                 stack.enter_context(self.routing.recording(shard, micro_batches))
             elif self.routing is not None and not reference:

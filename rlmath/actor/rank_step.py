@@ -33,6 +33,7 @@ from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.kl_control import kl_in_reward
 from rlmath.algorithms.peers import Peers
 from rlmath.batching.shards import Shard
+from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.types import TrainingBatch
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
@@ -49,7 +50,7 @@ class Policy(Peers, Protocol):
         reference: bool = False,
         noise_seed: int | None = None,
         keep_routes: bool = False,
-        quantized: bool = False,
+        in_fp8: InFp8 = NOTHING,
     ) -> TokenValues | None: ...
 
     def update_shard(

@@ -14,6 +14,7 @@ from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.device.residue import Residue
+from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.utils.child_processes import end_with_parent
 from rlmath.utils.paused_collector import paused_collector
 
@@ -97,11 +98,11 @@ class ActorWorker:
         )
 
     def log_probs(
-        self, shard: Shard, reference: bool, noise_seed: int | None, quantized: bool = False
+        self, shard: Shard, reference: bool, noise_seed: int | None, in_fp8: InFp8 = NOTHING
     ) -> Any:
         """Values of a shard that is not the step's, from the rank that reports; see
         :meth:`rlmath.actor.policy.MegatronActor.shard_log_probs`."""
-        values = self.actor.shard_log_probs(shard, reference, noise_seed, quantized=quantized)
+        values = self.actor.shard_log_probs(shard, reference, noise_seed, in_fp8=in_fp8)
         return values if self.actor.reports else None
 
     def _note_peak(self, phase: str) -> None:

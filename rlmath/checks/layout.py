@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from rlmath.config.arithmetic import RunLayout, batch_of
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
+from rlmath.config.rollout import KvCacheDtype
 from rlmath.config.schema import Config, Device, DType, Recompute
 from rlmath.model.families import QkNorm
 from rlmath.model.parallel import chunk_problem, even_stages, stage_problem
@@ -276,6 +277,8 @@ def kv_cache(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
         config, trains=command == "train"
     )
     value_bytes = 4 if config.model.dtype is DType.float32 else 2
+    if config.rollout.kv_cache_dtype is KvCacheDtype.fp8:
+        value_bytes = 1
     yield from cpu_cache_problem(
         "rollout.cpu_kv_cache_gib",
         config.rollout.cpu_kv_cache_gib,

@@ -1,4 +1,5 @@
-"""What ``rollout.quantization`` works with: models, transports and a correction."""
+"""What ``rollout.quantization`` and ``rollout.kv_cache_dtype`` work with: models, transports and a
+correction."""
 
 from __future__ import annotations
 
@@ -6,25 +7,36 @@ from collections.abc import Iterator
 
 from rlmath.config.algorithm import OldLogProbs
 from rlmath.config.lora import LoraRollout
-from rlmath.config.rollout import Quantization
+from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, DType
 from rlmath.config.weights import Transport
 from rlmath.model.spec import ModelSpec
 
+# Of a CPU engine (``v1/attention/backends/cpu_attn.py`` in vLLM).
+FP8_HEAD_DIM = 32
+KV_CACHE = "rollout.kv_cache_dtype=fp8"
 # Each has run in an engine in FP8, with two weight syncs.
 QUANTIZED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral")
 
 
 def quantization_problems(config: Config, command: str) -> Iterator[str]:
     """What can be said without the model."""
+    if config.rollout.kv_cache_dtype is KvCacheDtype.fp8:
+        yield from _correction(config, command, KV_CACHE)
+        if config.model.dtype is DType.float32:
+            yield (
+                f"{KV_CACHE}: the gate's limits are of models in bfloat16, and "
+                "model.dtype=float32; take bfloat16"
+            )
+        if config.precision.batch_invariant:
+            yield (
+                f"{KV_CACHE}: attention with a cache in FP8 has not been compared under "
+                "precision.batch_invariant=true; take one of the two"
+            )
     if config.rollout.quantization is Quantization.none:
         return
     key = f"rollout.quantization={config.rollout.quantization.value}"
-    if command == "train" and not config.algorithm.correction.is_on:
-        yield (
-            "algorithm.correction.kind=none: engines sample from another policy than is trained, "
-            f"with {key}; take token_truncate{_with_recomputed(config)}"
-        )
+    yield from _correction(config, command, key)
     if config.model.dtype is DType.float32:
         yield f"{key}: vLLM quantizes models of 16 bits, and model.dtype=float32; take bfloat16"
     if config.weights.transport is Transport.nccl_m2n:
@@ -45,6 +57,14 @@ def quantization_problems(config: Config, command: str) -> Iterator[str]:
         )
 
 
+def _correction(config: Config, command: str, key: str) -> Iterator[str]:
+    if command == "train" and not config.algorithm.correction.is_on:
+        yield (
+            "algorithm.correction.kind=none: engines sample from another policy than is trained, "
+            f"with {key}; take token_truncate{_with_recomputed(config)}"
+        )
+
+
 def _with_recomputed(config: Config) -> str:
     """What a correction needs besides."""
     if config.algorithm.old_log_probs is OldLogProbs.recompute:
@@ -52,8 +72,31 @@ def _with_recomputed(config: Config) -> str:
     return " with algorithm.old_log_probs=recompute"
 
 
+def cpu_kv_cache_in_fp8(config: Config, model: ModelSpec) -> Iterator[str]:
+    """What vLLM's attention on a CPU takes to keep keys and values in FP8."""
+    if config.rollout.kv_cache_dtype is not KvCacheDtype.fp8:
+        return
+    if model.head_dim % FP8_HEAD_DIM:
+        yield (
+            f"{KV_CACHE}: heads are {model.head_dim} wide, and vLLM's attention on a CPU takes "
+            f"multiples of {FP8_HEAD_DIM} with a cache in FP8; take auto"
+        )
+    import torch  # Takes seconds, and is needed here alone.
+
+    if not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()):
+        yield (
+            f"{KV_CACHE}: vLLM's attention on a CPU needs AVX-512 or AMX for a cache in FP8, and "
+            "this machine has neither; take auto"
+        )
+
+
 def quantization_model(config: Config, model: ModelSpec) -> Iterator[str]:
     """The models whose engines have been compared in FP8."""
+    if config.rollout.kv_cache_dtype is KvCacheDtype.fp8 and model.latent is not None:
+        yield (
+            f"{KV_CACHE}: {model.family.name} keeps latent vectors in the cache, in a format that "
+            "has not been compared; take auto"
+        )
     if config.rollout.quantization is Quantization.none:
         return
     if model.family.name not in QUANTIZED_FAMILIES:

@@ -33,7 +33,11 @@ from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerg
 from rlmath.checks.machine import Machine
 from rlmath.checks.overlap import overlap_problems
 from rlmath.checks.overview import updates_of
-from rlmath.checks.quantization import quantization_model, quantization_problems
+from rlmath.checks.quantization import (
+    cpu_kv_cache_in_fp8,
+    quantization_model,
+    quantization_problems,
+)
 from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.checks.teacher import teacher_problems
@@ -136,6 +140,8 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         if layout is not None and command != "evaluate":
             yield from check_layout.experts(config, model, layout)
         if device is Device.cpu:
+            if command != "sft":
+                yield from cpu_kv_cache_in_fp8(config, model)
             yield from check_layout.cpu_attention(model, command)
             yield from check_layout.kv_cache(config, model, command)
         if layout is not None and device is Device.cuda and command == "train":

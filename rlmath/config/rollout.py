@@ -29,6 +29,11 @@ class Quantization(Enum):
     fp8 = "fp8"
 
 
+class KvCacheDtype(Enum):
+    auto = "auto"
+    fp8 = "fp8"
+
+
 @dataclass
 class RolloutConfig:
     engines: int | None = setting(
@@ -66,6 +71,12 @@ class RolloutConfig:
         "fp8: engines multiply the matrices of layers in FP8, which vLLM quantizes at each weight "
         "sync, with a scale for each output channel and for each token. Needs "
         "algorithm.correction; dense models only.",
+    )
+    kv_cache_dtype: KvCacheDtype = setting(
+        KvCacheDtype.auto,
+        "fp8: engines keep keys and values in FP8 (e4m3, as they are, without a scale), so that "
+        "the same memory holds twice as many tokens; auto: in model.dtype. Needs "
+        "algorithm.correction.",
     )
     cpu_kv_cache_gib: float = setting(1.0, "KV cache size per engine, in GiB. CPU only.", above=0)
     prefix_caching: bool = setting(

@@ -1,4 +1,5 @@
-"""FP8 (e4m3) as engines with ``rollout.quantization=fp8`` compute: one rule for both sides.
+"""FP8 (e4m3) as engines with ``rollout.quantization=fp8`` compute, and as they keep keys and values
+with ``rollout.kv_cache_dtype=fp8``: one rule for both sides.
 
 A matrix has a scale for each of its rows (output channels), and the input of a product one for each
 token; each is the largest absolute value over 448, the largest number of e4m3. This is vLLM's
@@ -8,6 +9,8 @@ bit by bit.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -15,6 +18,25 @@ DTYPE = torch.float8_e4m3fn
 LARGEST = 448.0
 # The least scale is that over 512, so that rows of zeros divide.
 _STEPS = 512
+
+
+@dataclass(frozen=True)
+class InFp8:
+    """What engines have in FP8.
+
+    Attributes:
+        matrices: Products of layers (``rollout.quantization``).
+        kv_cache: Keys and values (``rollout.kv_cache_dtype``).
+    """
+
+    matrices: bool = False
+    kv_cache: bool = False
+
+    def __bool__(self) -> bool:
+        return self.matrices or self.kv_cache
+
+
+NOTHING = InFp8()
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,3 +58,16 @@ def rounded(rows: Tensor) -> Tensor:
     """The same values after FP8, in their own type."""
     values, scale = quantized(rows)
     return (values.float() * scale).to(rows.dtype)
+
+
+def cached(values: Tensor) -> Tensor:
+    """Keys or values after a KV cache in FP8 without a scale (``rollout.kv_cache_dtype=fp8``), in
+    their type; beyond the largest number they are that.
+
+    A GPU rounds to the nearest number; vLLM's kernels for CPUs cut the lower bits off.
+    """
+    held = values.clamp(-LARGEST, LARGEST).to(DTYPE)
+    if values.device.type == "cpu":
+        bits = held.view(torch.uint8)
+        held = torch.where(held.float().abs() > values.float().abs(), bits - 1, bits).view(DTYPE)
+    return held.to(values.dtype)

@@ -30,6 +30,7 @@ def vllm_arguments(spec: EngineSpec) -> EngineArgs:
         model=spec.model_path,
         dtype=spec.dtype,
         quantization=None if spec.quantization is Quantization.none else FP8,
+        kv_cache_dtype=spec.kv_cache_dtype.value,
         tensor_parallel_size=spec.tensor_parallel,
         # vLLM's own worker processes: Ray's would need bundles that Ray places.
         distributed_executor_backend="uni" if spec.tensor_parallel == 1 else "mp",

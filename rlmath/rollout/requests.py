@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlmath.config.rollout import Quantization
+from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import RolloutConfig
 from rlmath.errors import ComponentError, UserError
 from rlmath.model.lora import Lora
@@ -200,6 +200,7 @@ class EngineSpec:
         log_dir: Folder for each engine's output.
         precision: What the actor keeps as well.
         quantization: What vLLM makes of matrices when it has read or received them.
+        kv_cache_dtype: Of keys and values in the cache.
         adapters: Those that weight syncs bring, and that are computed beside the model's weights;
             ``None``: weight syncs bring all weights.
         role: What the engine is called in messages and files.
@@ -226,6 +227,7 @@ class EngineSpec:
     kv_cache_bytes: int | None = None
     precision: Precision = field(default_factory=Precision)
     quantization: Quantization = RolloutConfig.quantization
+    kv_cache_dtype: KvCacheDtype = RolloutConfig.kv_cache_dtype
     adapters: Lora | None = None
     role: str = "engine"
     routes: RouteSpec | None = None

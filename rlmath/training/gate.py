@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ from torch import Tensor
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.mismatch import Mismatch, measure
 from rlmath.batching.shards import Sequences
-from rlmath.config.rollout import Quantization
+from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
+from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import compare_weights
 from rlmath.training.live_divergence import where_they_part
@@ -63,7 +64,7 @@ class _LogProbs(Protocol):
         batch: TrainingBatch,
         reference: bool = False,
         noise_seed: int | None = None,
-        quantized: bool = False,
+        in_fp8: InFp8 = NOTHING,
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -131,15 +132,15 @@ def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: i
 
 
 def measure_noise(
-    actor: _LogProbs, batch: TrainingBatch, seed: int, quantized: bool = False
+    actor: _LogProbs, batch: TrainingBatch, seed: int, in_fp8: InFp8 = NOTHING
 ) -> Noise:
     """Take the log-probs of a few sequences twice, the second time with another rounding.
 
     Args:
-        quantized: And with the products of layers in FP8, as the engines compute them.
+        in_fp8: And with what the engines have in FP8.
     """
     usual, _ = actor.log_probs(batch)
-    more = {"quantized": True} if quantized else {}
+    more: dict[str, Any] = {"in_fp8": in_fp8} if in_fp8 else {}
     noisy, _ = actor.log_probs(batch, noise_seed=seed, **more)
     found = measure(usual, noisy).metrics()
     return Noise(found["mean_exp_abs_diff"] - 1, found["max_abs_diff"])
@@ -233,7 +234,7 @@ class Gate:
             "alignment/noise_ratio": (mean - 1) / noise.excess if noise.excess else 0.0,
             "alignment/max_noise_ratio": largest / noise.max_abs if noise.max_abs else 0.0,
         }
-        if _quantized(config):
+        if _in_fp8(config):
             plain = measure_noise(session.actor, sequences.select(chosen), seed=step)
             found["alignment/unquantized_noise_excess"] = plain.excess
         return found
@@ -258,14 +259,14 @@ class Gate:
         far = [at for at in order if not float(farthest[at]) <= allowed.max_abs]
         chosen = sorted(places[order[: max(least, min(len(far), TAIL_SEQUENCES))]].tolist())
         batch = sequences.select(chosen)
-        in_fp8 = _quantized(session.config)
+        in_fp8 = _in_fp8(session.config)
         found = [measure_noise(session.actor, batch, seed, in_fp8) for seed in TAIL_SEEDS]
         return Noise(noise.excess, max(noise.max_abs, *(one.max_abs for one in found)))
 
     def _measure(
         self, session: Session, sequences: Sequences, chosen: Sequence[int], step: int
     ) -> Noise:
-        in_fp8 = _quantized(session.config)
+        in_fp8 = _in_fp8(session.config)
         self._noise = measure_noise(session.actor, sequences.select(chosen), step, in_fp8)
         self._measured_at = step
         return self._noise
@@ -290,8 +291,12 @@ def _rerouted(session: Session, fresh: Mismatch, allowed: Limits, updated: bool)
     return tokens
 
 
-def _quantized(config: Config) -> bool:
-    return config.rollout.quantization is not Quantization.none
+def _in_fp8(config: Config) -> InFp8:
+    rollout = config.rollout
+    return InFp8(
+        matrices=rollout.quantization is not Quantization.none,
+        kv_cache=rollout.kv_cache_dtype is KvCacheDtype.fp8,
+    )
 
 
 def _within(mean: float, largest: float, allowed: Limits) -> bool:
@@ -302,7 +307,7 @@ def _within(mean: float, largest: float, allowed: Limits) -> bool:
 def _message(
     config: Config, mean: float, largest: float, allowed: Limits, noise: Noise, tokens: int
 ) -> str:
-    of = " in FP8" if _quantized(config) else ""
+    of = " in FP8" if _in_fp8(config) else ""
     found = f"mean exp|logp_actor - logp_engine| is {mean:.7g} over {tokens} tokens"
     if config.alignment.max_mean_exp_abs_diff is not None:
         return f"{found}, above alignment.max_mean_exp_abs_diff={allowed.mean_exp_abs:g}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlmath.config.rollout import Quantization
+from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Device
 from rlmath.model.spec import read_model_spec
 from rlmath.validation.engine_values import engine_values
@@ -55,7 +55,8 @@ def _cannot(session: Session) -> str | None:
         )
     if spec.adapters is not None:
         return "the engines compute adapters apart from the base model"
-    if config.rollout.quantization is not Quantization.none:
+    in_fp8 = config.rollout.kv_cache_dtype is KvCacheDtype.fp8
+    if in_fp8 or config.rollout.quantization is not Quantization.none:
         return "the engines compute in FP8"
     if session.layout.actor.context_parallel > 1:
         return "context-parallel ranks have parts of a sequence"

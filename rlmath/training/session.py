@@ -25,7 +25,7 @@ from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.precision import ProductDType
 from rlmath.config.recompute import modules_of
 from rlmath.config.reward import RewardConfig, WorkersOn
-from rlmath.config.rollout import Quantization, keeps_kv
+from rlmath.config.rollout import KvCacheDtype, Quantization, keeps_kv
 from rlmath.config.schema import Config, Device, DType, OnRewardError, OptimizerConfig, Placement
 from rlmath.config.weights import bucket_mib
 from rlmath.device import choose_platform
@@ -399,6 +399,7 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         async_scheduling=on_cuda if rollout.async_scheduling is None else rollout.async_scheduling,
         precision=precision(config),
         quantization=rollout.quantization,
+        kv_cache_dtype=rollout.kv_cache_dtype,
         adapters=engine_adapters(config) if trains else None,
         routes=returned_routes(config) if trains else None,
     )
@@ -444,6 +445,7 @@ def teacher_spec(config: Config, layout: RunLayout) -> EngineSpec:
         adapters=None,
         routes=None,
         quantization=Quantization.none,
+        kv_cache_dtype=KvCacheDtype.auto,
         precision=Precision(given.lm_head_dtype.value, router.value, given.batch_invariant),
     )
 

@@ -16,6 +16,16 @@ AGAIN = "the second weight sync would leave the first one's FP8 values"
 
 ROWS = [
     Row(
+        "vllm.v1.attention.backends.cpu_attn:_get_attn_isa",
+        says=(
+            "head_size % 32 != 0",
+            "torch.cpu._is_amx_tile_supported()",
+            "torch.cpu._is_avx512_supported()",
+            "if fp8_kv and not supports_amx and not supports_avx512:",
+        ),
+        breaks="what a CPU takes for a cache in FP8 (rlmath/checks/quantization.py)",
+    ),
+    Row(
         f"{ONLINE}:Fp8PtpcOnlineLinearMethod.process_weights_after_loading",
         says=(
             "weight_amax(weight, dim=-1, keepdim=True)",

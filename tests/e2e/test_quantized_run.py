@@ -11,13 +11,14 @@ from tests.e2e.runs import metrics, quickstart_settings, rlmath
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.parametrize("what", ["rollout.quantization", "rollout.kv_cache_dtype"])
 def test_engines_sample_in_fp8_and_the_gate_judges_them_by_it(
-    material: Path, tmp_path: Path
+    material: Path, tmp_path: Path, what: str
 ) -> None:
     settings = [
         *quickstart_settings(material, tmp_path),
         "model.dtype=bfloat16",
-        "rollout.quantization=fp8",
+        f"{what}=fp8",
         "actor.optimizer.lr=1e-3",
         "algorithm.entropy_coef=0.1",
         "weights.verify_every=1",

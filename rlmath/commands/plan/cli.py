@@ -26,7 +26,7 @@ from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of
-from rlmath.config.rollout import Quantization
+from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, Device, Layers, Logits, Recompute
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.lora import Lora
@@ -43,6 +43,7 @@ SETTINGS = (
     "rollout.max_running_sequences",
     "rollout.tensor_parallel",
     "rollout.quantization",
+    "rollout.kv_cache_dtype",
     "algorithm.prompts_per_step",
     "algorithm.group_size",
     "algorithm.minibatches_per_step",
@@ -192,6 +193,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         offload_in_backward=config.actor.offload_in_backward,
         lora=_adapters(config, spec),
         quantized=_quantizes(config, spec),
+        kv_cache_in_fp8=config.rollout.kv_cache_dtype is KvCacheDtype.fp8,
         unmerged=config.actor.lora.rollout is LoraRollout.unmerged,
         routing_replay=_replays(config, spec),
         virtual_stages=config.actor.virtual_stages,

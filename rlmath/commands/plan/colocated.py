@@ -21,7 +21,7 @@ from rlmath.commands.plan.memory import (
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of
-from rlmath.config.rollout import Quantization
+from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, Device
 from rlmath.config.weights import bucket_mib
 from rlmath.model.lora import Lora
@@ -104,7 +104,7 @@ def settings_cache_tokens(config: Config, spec: ModelSpec, gpu_gib: float) -> fl
     running = config.rollout.max_running_sequences
     fixed = engine_fixed_terms(spec, tp, running, actor.engine_adapters, step.quantized)
     room = config.rollout.gpu_memory_utilization * gpu_gib * GIB - sum(fixed.values())
-    return room / kv_bytes(spec, tp)
+    return room / kv_bytes(spec, tp, config.rollout.kv_cache_dtype is KvCacheDtype.fp8)
 
 
 def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]:

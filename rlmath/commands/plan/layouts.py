@@ -381,9 +381,9 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decod
         adapters = wish.lora if wish.unmerged else None
         fixed = engine_fixed_terms(spec, tp, wish.max_running, adapters, wish.quantized)
         room = share * wish.gpu.memory_gib * GIB - sum(fixed.values())
-        tokens = room / kv_bytes(spec, tp)
+        tokens = room / kv_bytes(spec, tp, wish.kv_cache_in_fp8)
         if tokens < work.longest_tokens:
-            one = work.longest_tokens * kv_bytes(spec, tp)
+            one = work.longest_tokens * kv_bytes(spec, tp, wish.kv_cache_in_fp8)
             needed = Phase(f"engine TP {tp}", fixed | {"cache of one sequence": one})
             misses.append(
                 _Miss(
@@ -405,6 +405,7 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decod
             wish.gpu,
             wish.efficiency,
             weights,
+            kv_bytes(spec, tp, wish.kv_cache_in_fp8),
         )
         if best is None or decoded.seconds < best[2].seconds:
             best = (tp, tokens, decoded)

@@ -553,9 +553,14 @@ def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int) -> float:
     return sizes.engine_bytes
 
 
-def kv_bytes(spec: ModelSpec, tp: int) -> float:
-    """Keys and values of one token on one rank of an engine; ranks beyond the heads hold copies."""
-    return 2 * 2 * spec.layers * max(1.0, spec.kv_heads / tp) * spec.head_dim
+def kv_bytes(spec: ModelSpec, tp: int, in_fp8: bool = False) -> float:
+    """Keys and values of one token on one rank of an engine; ranks beyond the heads hold copies.
+
+    Args:
+        in_fp8: ``rollout.kv_cache_dtype=fp8``.
+    """
+    element = 1 if in_fp8 else 2
+    return element * 2 * spec.layers * max(1.0, spec.kv_heads / tp) * spec.head_dim
 
 
 def engine_step_bytes(spec: ModelSpec, tp: int, running: int) -> float:

@@ -58,7 +58,9 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *_routing_settings(wish.routing_replay),
         *(_lora_settings(wish.lora) if wish.lora else []),
         *(["actor.lora.rollout=unmerged"] if wish.unmerged else []),
-        *(_QUANTIZED if wish.quantized else []),
+        *(["rollout.quantization=fp8"] if wish.quantized else []),
+        *(["rollout.kv_cache_dtype=fp8"] if wish.kv_cache_in_fp8 else []),
+        *(_CORRECTION if wish.quantized or wish.kv_cache_in_fp8 else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
         *(["algorithm.advantage=gae"] if wish.value_model else []),
     ]
@@ -69,7 +71,7 @@ def _routing_settings(replay: RoutingReplay) -> list[str]:
 
 
 # FP8 needs a correction.
-_QUANTIZED = ("rollout.quantization=fp8", "algorithm.correction.kind=token_truncate")
+_CORRECTION = ("algorithm.correction.kind=token_truncate",)
 
 
 def _recompute_settings(actor: ActorShape) -> list[str]:

@@ -218,18 +218,24 @@ def decoding(
     gpu: Gpu,
     efficiency: Efficiency,
     weights_bytes: float | None = None,
+    token_bytes: float | None = None,
 ) -> Decoding:
     """The time of an engine's share of the samples, memory-bound or bound by arithmetic.
 
     A step reads the weights and the running sequences' keys and values once (Pope et al. 2022,
     "Efficiently Scaling Transformer Inference", section 2.1).
+
+    Args:
+        weights_bytes: Of a rank; ``None``: in bfloat16, like ``token_bytes``.
+        token_bytes: Keys and values of one token on a rank.
     """
     weights = engine_weights_bytes(spec, tp) if weights_bytes is None else weights_bytes
+    kept = kv_bytes(spec, tp) if token_bytes is None else token_bytes
     share = -(-work.sequences // engines)
     running = max(1, min(share, most_running, int(cache_tokens // work.mean_tokens)))
 
     def step_s(count: float, context: float) -> float:
-        read = weights + count * context * kv_bytes(spec, tp)
+        read = weights + count * context * kept
         memory = read / (gpu.memory_gb_per_s * 1e9 * efficiency.decode_bandwidth)
         flops = count * forward_flops(spec, 2 * context)
         arithmetic = flops / (tp * gpu.peak_tflops * 1e12 * efficiency.mfu)

@@ -41,6 +41,7 @@ class Wish:
         lora: ``actor.lora``.
         unmerged: ``actor.lora.rollout``: engines get the adapters alone.
         quantized: ``rollout.quantization``: engines have the matrices of layers in FP8.
+        kv_cache_in_fp8: ``rollout.kv_cache_dtype``.
         routing_replay: ``actor.routing_replay``.
         virtual_stages: ``actor.virtual_stages``; above 1 the actor has pipeline stages.
         recompute_modules: Of every layer; with some no layers are.
@@ -73,6 +74,7 @@ class Wish:
     lora: Lora | None = None
     unmerged: bool = False
     quantized: bool = False
+    kv_cache_in_fp8: bool = False
     routing_replay: RoutingReplay = RoutingReplay.none
     virtual_stages: int = 1
     recompute_modules: tuple[str, ...] = ()

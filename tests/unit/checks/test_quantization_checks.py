@@ -11,12 +11,13 @@ from config_cases import QWEN_1_5B
 from rlmath.algorithms.correction import CorrectionKind
 from rlmath.checks.quantization import (
     QUANTIZED_FAMILIES,
+    cpu_kv_cache_in_fp8,
     quantization_model,
     quantization_problems,
 )
 from rlmath.config.algorithm import OldLogProbs
 from rlmath.config.lora import LoraRollout
-from rlmath.config.rollout import Quantization
+from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, DType
 from rlmath.config.weights import Transport
 from rlmath.model.families import FAMILIES
@@ -77,3 +78,55 @@ def test_families_that_were_not_compared_are_refused() -> None:
         found = list(quantization_model(config(), model))
         assert bool(found) == (family.name not in QUANTIZED_FAMILIES)
         assert not list(quantization_model(Config(), model))
+
+
+def in_cache() -> Config:
+    made = Config()
+    made.rollout.kv_cache_dtype = KvCacheDtype.fp8
+    made.algorithm.correction.kind = CorrectionKind.token_truncate
+    return made
+
+
+def test_what_does_not_work_with_a_cache_in_fp8_is_refused() -> None:
+    assert not list(quantization_problems(in_cache(), "train"))
+    uncorrected, float32, invariant = in_cache(), in_cache(), in_cache()
+    uncorrected.algorithm.correction.kind = CorrectionKind.none
+    float32.model.dtype = DType.float32
+    invariant.precision.batch_invariant = True
+    for made, part in (
+        (uncorrected, "with rollout.kv_cache_dtype=fp8; take token_truncate"),
+        (float32, "take bfloat16"),
+        (invariant, "batch_invariant"),
+    ):
+        (message,) = quantization_problems(made, "train")
+        assert part in message
+    # Engines alone correct nothing.
+    assert not list(quantization_problems(uncorrected, "evaluate"))
+    # Both at once: each is said.
+    both = in_cache()
+    both.rollout.quantization = Quantization.fp8
+    both.algorithm.correction.kind = CorrectionKind.none
+    assert len(list(quantization_problems(both, "train"))) == 2
+
+
+def test_any_family_but_those_with_latent_vectors_can_have_a_cache_in_fp8() -> None:
+    assert not list(quantization_model(in_cache(), QWEN))
+    latent = dataclasses.replace(QWEN, latent=object())  # type: ignore[arg-type]
+    (message,) = quantization_model(in_cache(), latent)
+    assert "latent" in message
+
+
+def test_a_cpu_without_the_instructions_or_with_narrow_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: True)
+    assert not list(cpu_kv_cache_in_fp8(in_cache(), QWEN))
+    narrow = dataclasses.replace(QWEN, head_dim=80)
+    (message,) = cpu_kv_cache_in_fp8(in_cache(), narrow)
+    assert "multiples of 32" in message
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    (message,) = cpu_kv_cache_in_fp8(in_cache(), QWEN)
+    assert "AVX-512" in message
+    assert not list(cpu_kv_cache_in_fp8(Config(), QWEN))

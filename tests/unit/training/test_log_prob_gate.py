@@ -17,6 +17,7 @@ from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, Corre
 from rlmath.algorithms.losses.dppo import Divergence, DppoOptions
 from rlmath.config.load import load
 from rlmath.config.schema import RunnerConfig
+from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.monitor import open_monitor
 from rlmath.training import gate
 from rlmath.training.algorithm_settings import update_settings
@@ -224,15 +225,19 @@ def test_engines_in_fp8_are_judged_by_the_actors_own_products_in_fp8() -> None:
             batch: TrainingBatch,
             reference: bool = False,
             noise_seed: int | None = None,
-            quantized: bool = False,
+            in_fp8: InFp8 = NOTHING,
         ) -> tuple[torch.Tensor, torch.Tensor]:
             values, _ = super().log_probs(batch, reference, noise_seed)
-            if quantized:
+            if in_fp8:
                 values[::2] += 9 * self.noise
             return values, values
 
     away = batch_of([[0.15, 0.0] * 8], versions=[4])
-    for overrides, passes in ((["rollout.quantization=fp8"], True), ([], False)):
+    for overrides, passes in (
+        (["rollout.quantization=fp8"], True),
+        (["rollout.kv_cache_dtype=fp8"], True),
+        ([], False),
+    ):
         session = session_of("model.dtype=bfloat16", *overrides)
         session.actor = InFp8(0.01)
         if passes:

@@ -17,7 +17,7 @@ from rlmath.commands.plan.activations import (
     layer_bytes,
     logits_bytes,
 )
-from rlmath.commands.plan.colocated import engine_fixed_terms
+from rlmath.commands.plan.colocated import engine_fixed_terms, settings_cache_tokens
 from rlmath.commands.plan.engine_adapters import asleep_bytes, inbox_bytes, slot_bytes
 from rlmath.commands.plan.memory import (
     GIB,
@@ -49,6 +49,8 @@ from rlmath.commands.plan.models import (
     layer_norms,
     parameters_of_rank,
 )
+from rlmath.config.load import load
+from rlmath.config.rollout import KvCacheDtype
 from rlmath.model.lora import TARGETS, Lora, adapted_entries, adapter_parameters
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
@@ -461,6 +463,15 @@ def test_engines_in_fp8_have_one_byte_for_an_element_of_a_layers_matrices() -> N
     assert engine_fixed_terms(one, 1, 64, None, True)["weights"] == engine_weights_bytes(
         one, 1, quantized=True
     )
+
+
+def test_a_cache_in_fp8_holds_twice_the_tokens() -> None:
+    config = load(["experiment=qwen2.5-7b-grpo-megatron"])
+    one = model_spec(KNOWN["Qwen2.5-7B"])
+    usual = settings_cache_tokens(config, one, gpu_gib=80.0)
+    config.rollout.kv_cache_dtype = KvCacheDtype.fp8
+    assert settings_cache_tokens(config, one, gpu_gib=80.0) == 2 * usual > 0
+    assert kv_bytes(one, 1, in_fp8=True) == 2 * 28 * 4 * 128
 
 
 def test_adapters_of_the_plan_are_those_of_the_ranks() -> None:

@@ -14,6 +14,7 @@ from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.shards import Shard
 from rlmath.device import CPU
+from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.weights import transports
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.gather import WeightChanges
@@ -78,7 +79,7 @@ class StubModel(Alone):
         reference: bool = False,
         noise_seed: int | None = None,
         keep_routes: bool = False,
-        quantized: bool = False,
+        in_fp8: InFp8 = NOTHING,
     ) -> TokenValues:
         values = shard.batch.engine_log_probs.clone()
         if noise_seed is not None:

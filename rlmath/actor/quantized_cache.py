@@ -1,0 +1,40 @@
+"""The actor's attention with keys and values as engines with ``rollout.kv_cache_dtype=fp8`` keep
+them.
+
+Only to learn how far apart such an engine may be, like ``quantized_products.py``. Kernels for GPUs
+may have the queries in FP8 as well, which is not repeated here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlmath.model.fp8 import cached
+
+# Megatron's name of what takes a layer's queries, keys and values, rotated and normalized.
+ATTENTION = "core_attention"
+
+
+@contextlib.contextmanager
+def quantized_cache(module: nn.Module) -> Iterator[None]:
+    """Meanwhile a rank's stage attends to keys and values after FP8.
+
+    Args:
+        module: A rank's stage.
+    """
+
+    @torch.no_grad()
+    def before(attention: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        query, key, value, *rest = arguments
+        return query, cached(key), cached(value), *rest
+
+    with contextlib.ExitStack() as stack:
+        for name, part in module.named_modules():
+            if name.rpartition(".")[2] == ATTENTION:
+                stack.callback(part.register_forward_pre_hook(before).remove)
+        yield
