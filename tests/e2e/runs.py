@@ -21,20 +21,24 @@ def environment(mark: str = "") -> dict[str, str]:
     return {**os.environ, "PYTHONWARNINGS": "ignore", MARK: mark}
 
 
-def python(*arguments: str, mark: str = "") -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: str, mark: str = "", timeout_s: float = RUN_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
         env=environment(mark),
         capture_output=True,
         text=True,
-        timeout=RUN_TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
 
 
-def rlmath(*arguments: str, mark: str = "") -> subprocess.CompletedProcess[str]:
-    return python("-m", "rlmath", *arguments, mark=mark)
+def rlmath(
+    *arguments: str, mark: str = "", timeout_s: float = RUN_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    return python("-m", "rlmath", *arguments, mark=mark, timeout_s=timeout_s)
 
 
 def quickstart_settings(material: Path, run_dir: Path) -> list[str]:

@@ -11,10 +11,13 @@ import pytest
 from rlmath.commands.drill.catalog import FAULTS
 from tests.e2e.runs import rlmath
 
+DRILL_TIMEOUT_S = 3600
+
 
 def drill(folder: Path, *words: str) -> tuple[int, list[dict[str, object]], str]:
     found = folder / "outcomes.json"
-    done = rlmath("drill", *words, "--json", str(found))
+    # Up to twenty runs, of which a quiet machine does two in a minute.
+    done = rlmath("drill", *words, "--json", str(found), timeout_s=DRILL_TIMEOUT_S)
     return done.returncode, json.loads(found.read_text()), done.stdout + done.stderr
 
 
