@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlmath.config.rollout import KvCacheDtype, Quantization, RolloutConfig
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny import tiny_config
 from rlmath.training import live_divergence
@@ -181,8 +182,7 @@ def test_the_first_value_beyond_rounding_is_named() -> None:
 def session_of(theirs: Values | None, **changes: Any) -> Any:
     spec = {"device": "cpu", "enforce_eager": False, "adapters": None} | changes
     config = SimpleNamespace(
-        rollout=SimpleNamespace(quantization=live_divergence.Quantization.none),
-        model=SimpleNamespace(path="tiny"),
+        rollout=changes.get("rollout", RolloutConfig()), model=SimpleNamespace(path="tiny")
     )
     return SimpleNamespace(
         config=config,
@@ -204,6 +204,8 @@ def session_of(theirs: Values | None, **changes: Any) -> Any:
         (values_of(), {"device": "cuda"}, "rollout.enforce_eager=true"),
         (values_of(), {"cp": 2}, "context-parallel"),
         (values_of(), {"adapters": object()}, "adapters apart"),
+        (values_of(), {"rollout": RolloutConfig(quantization=Quantization.fp8)}, "in FP8"),
+        (values_of(), {"rollout": RolloutConfig(kv_cache_dtype=KvCacheDtype.fp8)}, "in FP8"),
     ],
 )
 def test_what_a_failed_gate_adds(
