@@ -58,12 +58,14 @@ class _Node:
         node_id: Ray's.
         actor: Its handle; ``None``: it is lost.
         restarts: How often it was made again.
+        refused: Jobs in a row for which it had no worker.
         lock: Held while it is made again.
     """
 
     node_id: str
     actor: Any
     restarts: int = 0
+    refused: int = 0
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
@@ -123,18 +125,17 @@ class NodeWorkers:
             return [] if self._own is None else self._own.pids()
 
     def close(self) -> None:
-        """End the workers; jobs that run or wait end as errors."""
-        import ray
-
+        """End the workers; jobs that run or wait end as errors. A second call does nothing."""
         with self._lock:
+            if self._closed.is_set():
+                return
             self._closed.set()
             own = self._own
         for _ in self._threads:
             self._queue.put(None)
         for node in self._nodes:
-            if node.actor is not None:
-                with contextlib.suppress(Exception):
-                    ray.kill(node.actor)
+            actor, node.actor = node.actor, None
+            _kill(actor)
         if own is not None:
             own.close()
         for thread in list(self._threads):
@@ -171,19 +172,16 @@ class NodeWorkers:
         timeout_s = self._settings.startup_timeout_s
         try:
             return int(ray.get(node.actor.workers.remote(), timeout=timeout_s))
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+        except Exception as error:
             self._lose(node, error)
             return 0
 
     def _lose(self, node: _Node, error: Exception) -> None:
-        import ray
-
         if not self._closed.is_set():
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             log.warning("the grading workers of node %s are gone: %s", node.node_id, reason)
-        actor, node.actor = node.actor, None
-        with contextlib.suppress(Exception):
-            ray.kill(actor)
+        actor, node.actor, node.refused = node.actor, None, 0
+        _kill(actor)
 
     def _revived(self, node: _Node) -> bool:
         """Make a node's actor again; whether it is there. One thread does it, the others wait."""
@@ -193,8 +191,11 @@ class NodeWorkers:
             if self._closed.is_set() or node.restarts >= MAX_RESTARTS:
                 return False
             node.restarts += 1
-            node.actor = self._start(node.node_id)
-            if self._wait(node):
+            try:
+                node.actor = self._start(node.node_id)
+            except Exception as error:
+                log.warning("node %s: %s", node.node_id, error)
+            if node.actor is not None and self._wait(node):
                 log.warning("node %s has grading workers again", node.node_id)
                 return True
             node.restarts = MAX_RESTARTS
@@ -216,14 +217,17 @@ class NodeWorkers:
             result = self._done_by(node, entry.job)
             if result is None:
                 self._again(entry)
+            elif result.reply.get("error") in (NO_WORKER, CLOSED):
+                self._refused(node, entry)
             else:
+                node.refused = 0
                 entry.future.set_result(result)
             if node.actor is None and not self._revived(node):
                 self._leave()
                 return
 
     def _done_by(self, node: _Node, job: dict[str, Any]) -> Result | None:
-        """What came of a job; ``None``: nothing, and not by its own fault."""
+        """What came of a job; ``None``: nothing, and the actor is lost."""
         import ray
 
         with node.lock:
@@ -232,17 +236,29 @@ class NodeWorkers:
             return None
         try:
             result: Result = ray.get(actor.do.remote(job), timeout=self._patience_s)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+        except Exception as error:
             with node.lock:
                 if node.actor is actor:
                     self._lose(node, error)
             return None
-        if result.reply.get("error") in (NO_WORKER, CLOSED):
-            # Of a node that is going, its processes may be gone before the actor.
-            return None
-        with self._lock:
-            self.done[node.node_id] += 1
+        if "error" not in result.reply:
+            with self._lock:
+                self.done[node.node_id] += 1
         return result
+
+    def _refused(self, node: _Node, entry: _Job) -> None:
+        """A node has no worker for a job: of one that is going, its processes may be gone before
+        the actor. It is asked no more once it has said so a few times in a row; else it would take
+        the jobs faster than nodes that do them.
+        """
+        with node.lock:
+            node.refused += 1
+            if node.refused >= MAX_ATTEMPTS and node.actor is not None:
+                self._lose(node, RuntimeError("its worker processes cannot be started"))
+        if self._closed.is_set():
+            self._do_here(entry)
+        else:
+            self._queue.put(entry)
 
     def _again(self, entry: _Job) -> None:
         """Let another node do a job, and in the end the driver."""
@@ -277,6 +293,15 @@ class NodeWorkers:
                 self._own = WorkerPool(self._settings)
             own = self._own
         own.submit(entry.job).add_done_callback(lambda done: entry.future.set_result(done.result()))
+
+
+def _kill(actor: Any) -> None:
+    """End an actor. Ray would be started for that where it has ended, and with it the actor."""
+    import ray
+
+    if actor is not None and ray.is_initialized():
+        with contextlib.suppress(Exception):
+            ray.kill(actor)
 
 
 def node_workers(

@@ -31,6 +31,8 @@ class Nodes:
         does: Of each node, what its worker does with a job.
         started: How often each node's actor was made.
         here: Jobs that the driver's own pool was given.
+        gone: Nodes whose actor cannot be made.
+        killed: Actors.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -38,6 +40,7 @@ class Nodes:
         self.started: Counter[str] = Counter()
         self.here: list[Any] = []
         self.gone: set[str] = set()
+        self.killed: list[Any] = []
         pool, nodes = grading_nodes.WorkerPool, self
 
         class Noted(pool):  # type: ignore[valid-type, misc]
@@ -47,7 +50,8 @@ class Nodes:
 
         patch.setattr(grading_nodes, "WorkerPool", Noted)
         patch.setattr(ray, "get", lambda call, timeout: call())
-        patch.setattr(ray, "kill", lambda actor: None)
+        patch.setattr(ray, "is_initialized", lambda: True)
+        patch.setattr(ray, "kill", self.killed.append)
         patch.setattr(NodeWorkers, "_start", lambda _, node: self.actor(node))
 
     def actor(self, node: str) -> Any:
@@ -113,11 +117,14 @@ def test_an_actor_that_dies_is_made_again(nodes: Nodes, workers_on: Any) -> None
     assert workers.done == {"a": len(JOBS)}
 
 
-@pytest.mark.parametrize("fault", [lost, lambda job: Result({"error": NO_WORKER}, 0.0)])
+def odd(job: Any) -> Result:
+    raise ValueError("cannot be pickled")
+
+
+@pytest.mark.parametrize("fault", [lost, odd])
 def test_the_jobs_of_a_node_that_fails_go_elsewhere(
     nodes: Nodes, workers_on: Any, fault: Any
 ) -> None:
-    """One that says that it has no worker too: its processes may end before its actor."""
     nodes.does |= {"a": fault, "b": right}
     nodes.gone.add("c")
     workers = workers_on("a", "b", "c")
@@ -126,6 +133,29 @@ def test_the_jobs_of_a_node_that_fails_go_elsewhere(
     # What "a" took three times over is the driver's.
     assert workers.done["b"] + len(nodes.here) == len(JOBS)
     assert nodes.started["a"] <= 1 + MAX_RESTARTS
+
+
+def test_a_node_without_workers_takes_no_jobs_from_others(nodes: Nodes, workers_on: Any) -> None:
+    """Its processes may end before its actor, or never start. It answers at once, each time."""
+    nodes.does |= {"a": lambda job: Result({"error": NO_WORKER}, 0.0), "b": right}
+    workers = workers_on("a", "b")
+    assert verdicts(workers) == EXPECTED
+    assert workers.done == {"b": len(JOBS)} and not nodes.here
+    assert nodes.started["a"] <= 1 + MAX_RESTARTS
+
+
+def test_the_end_comes_once_and_starts_no_ray(
+    nodes: Nodes, workers_on: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session closes them before Ray ends, and the grader, which has them, after it."""
+    nodes.does["a"] = right
+    workers = workers_on("a")
+    assert verdicts(workers) == EXPECTED
+    workers.close()
+    assert len(nodes.killed) == 1
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    workers.close()
+    assert len(nodes.killed) == 1
 
 
 def test_after_the_last_node_the_driver_grades(nodes: Nodes, workers_on: Any) -> None:
