@@ -42,10 +42,6 @@ def sum_over_ranks(models: Sequence[Any], divisor: float) -> None:
         models: See :func:`keeping_own_gradients`.
         divisor: See ``aggregation.denominator``; below 1, of a minibatch without tokens, it is 1.
     """
-    for one in models:
-        if one.ddp_config.overlap_grad_reduce:
-            # Otherwise finishing it begins it, too.
-            one.start_grad_sync()
     models[0].module.config.finalize_model_grads_func(list(models), None)
     for one in models:
         one.scale_gradients(1.0 / max(divisor, 1.0))

@@ -89,6 +89,11 @@ def _of_update(config: Config) -> Iterator[str]:
             "change before a step's last minibatches, and which groups these have is known when "
             f"all are sampled; take minibatches_per_step=1, or {LOG_PROBS}"
         )
+    if config.actor.overlap_gradients:
+        yield (
+            "actor.overlap_gradients=true would hide the sum over data-parallel ranks behind the "
+            "last micro-batch, and comes here after all parts; take overlap_gradients=false, or 0"
+        )
     if algorithm.advantage not in WITHIN_GROUPS:
         yield (
             f"algorithm.advantage={algorithm.advantage} needs more than a group's own rewards; "

@@ -153,6 +153,9 @@ class Sampler:
         def admit(count: int) -> list[LiveGroup]:
             return self._admit_next(count, step, now, seen)
 
+        def on_decided(ordinal: int, group: Group | None) -> None:
+            self.on_decided(ordinal - first, group)
+
         work = StepSampling(
             now,
             kept=self._groups,
@@ -167,7 +170,9 @@ class Sampler:
             graded=self._with_penalty,
             while_grading=while_grading,
             on_kept=self.on_kept,
-            on_decided=lambda ordinal, group: self.on_decided(ordinal - first, group),
+            # Groups that another schedule left unfinished may be more than the step takes, and
+            # then some that it admits are another step's.
+            on_decided=(lambda *_: None) if self._live else on_decided,
         )
         with self.journal.step(step, weights) as journal:
             for sample in pool.generate(work.begin(), work.more, journal):

@@ -164,7 +164,7 @@ def make_trouble(
 
 CASES = [
     (LAYOUTS[0], sorted(AGGREGATIONS.names()), {}),
-    (LAYOUTS[1], ["prompt_mean"], {"overlap_gradients": True}),
+    (LAYOUTS[1], ["prompt_mean"], {}),
     (LAYOUTS[2], ["seq_mean_token_mean"], {}),
 ]
 
@@ -199,7 +199,7 @@ def test_the_update_is_that_of_the_whole_minibatch(
     [
         (Layout(1, 1, 1), {"lora": Lora(rank=4, alpha=6.0, targets=TARGETS)}),
         (Layout(1, 1, 2, expert_parallel=2), {}),
-        (Layout(1, 2, 2, expert_parallel=2), {"overlap_gradients": True}),
+        (Layout(1, 2, 2, expert_parallel=2), {}),
     ],
     ids=str,
 )

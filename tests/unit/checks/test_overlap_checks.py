@@ -77,6 +77,7 @@ def test_updates_that_can_be_made_in_parts(overrides: list[str]) -> None:
         (["algorithm.filter.oversample=1.5"], "oversample=1,"),
         (["actor.routing_replay=old_log_probs"], "take routing_replay=none"),
         (["algorithm.minibatches_per_step=2"], "or algorithm.overlap_log_probs"),
+        (["actor.overlap_gradients=true"], "take overlap_gradients=false, or 0"),
         (["algorithm.advantage=gae"], "algorithm.advantage=gae needs"),
         (["algorithm.advantage=reinforce_pp"], "take one of dr_grpo, grpo"),
         (["algorithm.whiten_tokens=true"], "whiten_tokens=true is over all tokens"),

@@ -16,6 +16,7 @@ from rlmath.rollout.collect import Collector
 from rlmath.training.log_probs_ahead import log_probs_ahead
 from rlmath.training.passes_ahead import PassesAhead
 from rlmath.types import Group
+from tests.unit.rollout import stand_ins
 from tests.unit.rollout.test_sampler import Engines, sampler_of
 
 
@@ -147,3 +148,33 @@ def test_in_order_a_pass_waits_for_those_before_it() -> None:
             found = ahead.take([left, one, two])
             assert begun == [(["p0"], True), (["p1"], False), (["left"], False)], again
             assert [pass_.places for pass_ in found] == [(2, 3), (4, 5), (0, 1)]
+
+
+def test_after_another_schedule_no_pass_begins_before_the_step_is_known(
+    collector: Collector,
+) -> None:
+    """Groups that it left unfinished, and those that it kept, may be more than a step takes."""
+    more = 0
+    for steps_before in range(1, 9):
+        carries = stand_ins.sampler_of(
+            *("rollout.schedule=carry_over", "rollout.carry_over_tokens=8", "rollout.max_lag=2")
+        )
+        for step in range(1, steps_before + 1):
+            engines: Any = stand_ins.Engines(step, step - 1, 0.5)
+            carries.sample(step, engines, collector, contextlib.nullcontext)
+        state = carries.state_dict()
+        unfinished = len(state["live"])
+        synchronous = stand_ins.sampler_of()
+        synchronous.load_state_dict(state)
+        ranks = Ranks()
+        ahead = log_probs_ahead(ranks.begin, 2, False)
+        synchronous.on_decided = ahead.see
+        for step in (steps_before + 1, steps_before + 2):
+            ahead.begin()
+            engines = stand_ins.Engines(step, step - 1, 0.5)
+            found = synchronous.sample(step, engines, collector, contextlib.nullcontext)
+            made = ahead.take(found.groups)
+            places = sorted(place for one in made for place in one.places)
+            assert places == list(range(sum(len(one.samples) for one in found.groups)))
+        more += unfinished > 4
+    assert more

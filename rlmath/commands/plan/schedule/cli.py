@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from rlmath.checks.overlap import overlap_problems
 from rlmath.commands.plan import cli as layout_cli
 from rlmath.commands.plan.advice import plans_or_advice
 from rlmath.commands.plan.layouts import Plan, find_plans
@@ -24,10 +26,11 @@ from rlmath.commands.plan.schedule.lengths import (
 from rlmath.commands.plan.schedule.simulation import Choice, Outcome, Setup, Times, simulate
 from rlmath.commands.plan.time import ALL_REDUCES_PER_LAYER, forward_flops
 from rlmath.commands.plan.wish import Wish
+from rlmath.config.cluster import Placement
 from rlmath.config.command_line import Given, count
 from rlmath.config.rollout import RolloutSchedule
-from rlmath.config.schema import Config
-from rlmath.errors import UserError
+from rlmath.config.schema import Config, Device
+from rlmath.errors import ConfigError, UserError
 
 SETTINGS = (*layout_cli.SETTINGS, "algorithm.overlap_update")
 # Shares of the responses that keep within the budgets that are tried.
@@ -72,8 +75,9 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     for budget in budgets(lengths, BUDGET_SHARES):
         choices += [Choice.carry_over(budget, lag) for lag in LAGS]
     choices += [Choice.pipelined(engines) for engines in splits(setup.engines)]
-    if groups := given.config.algorithm.overlap_update:
+    if groups := _overlapped_groups(given.config):
         apart = [Choice(engines=engines) for engines in splits(setup.engines)]
+        choices += apart
         choices += [dataclasses.replace(one, overlap_groups=groups) for one in apart]
     play = functools.partial(_play, given.config, setups, plan.engine_tp, steps)
     with players(work.prompts * work.group_size * steps) as play_all:
@@ -89,6 +93,19 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     else:
         print(as_text(wish, plan, setup, outcomes))
     return 0
+
+
+def _overlapped_groups(config: Config) -> int:
+    """``algorithm.overlap_update``, as it would be with engines beside the actor.
+
+    Raises:
+        ConfigError: Training would refuse it there.
+    """
+    apart = copy.deepcopy(config)
+    apart.cluster.placement = Placement.separate
+    if problems := [*overlap_problems(apart, Device.cuda)]:
+        raise ConfigError.of(problems)
+    return config.algorithm.overlap_update
 
 
 Players = Callable[[Callable[[Choice], Outcome], Sequence[Choice]], Iterable[Outcome]]
