@@ -63,6 +63,9 @@ _ABBREVIATION = re.compile(
 )
 _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]{1,40}\|>|</s>")
 _STRUCK = re.compile(r"(?<!~)~~(?=[^\s~])[^~\n]{1,200}(?<=\S)~~(?!~)")
+_STRIKE_OPENS = re.compile(r"(?<!~)~~(?:\*\*)?(?:\$\$?|\\\(|\\\[)?\Z")
+_STRIKE_CLOSES = re.compile(r"(?:\$\$?|\\\)|\\\])?(?:\*\*)?[.]?~~(?!~)")
+_MAX_STRUCK_CHARS = 1_000
 _DIGIT = re.compile(r"\d")
 _NEGATION = re.compile(
     r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect|but|guess|unknown|maybe|perhaps|between|"
@@ -161,6 +164,43 @@ def _box_content(text: str, body: int) -> str:
             return ""
         position = close + 1
     return text[body:position].strip(TRAILING)
+
+
+def _in_formula(text: str, position: int) -> bool:
+    """Whether a dollar sign is open before `position`, where `~~` is two spaces of LaTeX."""
+    low = max(text.rfind("\n", 0, position) + 1, position - _MAX_STRUCK_CHARS)
+    line = text[low:position].replace("\\$", "").replace("$$", "$")
+    return (
+        line.count("$") % 2 == 1
+        or line.rfind("\\[") > line.rfind("\\]")
+        or (line.rfind("\\(") > line.rfind("\\)"))
+    )
+
+
+def _unstruck(found: re.Match[str]) -> str:
+    return found.group() if _in_formula(found.string, found.start()) else " "
+
+
+def _without_struck_boxes(text: str) -> str:
+    """The text without those of its last boxes that stand directly in `~~`: `~~\\boxed{5}~~`."""
+    struck: list[tuple[int, int]] = []
+    end = len(text)
+    for _ in range(_MAX_MARKERS):
+        last = _last_command(text, end)
+        if last is None:
+            break
+        end = last[0]
+        opened = _STRIKE_OPENS.search(text[max(0, end - 8) : end])
+        if opened is None or _in_formula(text, end - len(opened.group())):
+            continue
+        window = text[last[1] : last[1] + _MAX_STRUCK_CHARS]
+        close = match_brace(window, 0) if window[:1] == "{" else -1
+        closed = _STRIKE_CLOSES.match(window, close + 1) if close >= 0 else None
+        if closed is not None:
+            struck.append((end - len(opened.group()), last[1] + closed.end()))
+    for begin, stop in struck:
+        text = f"{text[:begin]} {text[stop:]}"
+    return text
 
 
 def _last_tag(text: str) -> str | None:
@@ -275,18 +315,20 @@ def extract(
     text = after_thinking(response)
     if text is None:
         return NOTHING
-    if "~~" in text:
-        text = _STRUCK.sub(" ", text)
     if "\b" in text:  # a string literal ate the backslash of \\boxed
         text = text.replace("\boxed", "\\boxed")
+    if "~~" in text:
+        text = _without_struck_boxes(text)
     boxed = last_box(text) if boxes == 1 else joined(last_boxes(text, boxes), boxes, ordered)
     if boxed is None and boxes > 1:
         boxed = last_box(text)
     if boxed is not None:
-        return Extraction(boxed, "box")
+        return Extraction("" if _STRUCK.fullmatch(boxed) else boxed, "box")
     if fallback == "none":
         return NOTHING
     text = text[-_TAIL_CHARS:]
+    if "~~" in text:
+        text = _STRUCK.sub(_unstruck, text)
     tagged = _last_tag(text)
     if tagged is not None:
         inner = _after_last_marker(tagged)

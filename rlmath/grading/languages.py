@@ -23,6 +23,7 @@ _SIGNS = (
         "áp án",
     ),
 )
+# Of a line with single spaces: runs of them would be tried in every way between the optional words.
 _STATED = re.compile(
     r"(?:(?:por (?:lo )?tanto|entonces|luego|así(?: que)?|donc|ainsi|par conséquent|also|daher|"
     r"somit|"
@@ -32,10 +33,10 @@ _STATED = re.compile(
     r"(?:la |el |le |die |das |der |il |o |a |l')?"
     r"(?:respuesta|solución|resultado|réponse|solution|résultat|antwort|lösung|ergebnis|risposta|"
     r"soluzione|risultato|resposta|solução|ответ|정답|답|الجواب|الإجابة|उत्तर|đáp án)"
-    r"(?: (?:final|finale|correcta|correct|correcte|corretta|correta|النهائي|النهائية))?\s*"
-    r"(?:(?:est|es|ist|lautet|è|é|هو|هي|là)(?=[\s:])|은|는|—|–|-)?\s*"
-    r"(?:(?:igual a|égale? à|uguale a|gleich)(?=\s))?\s*[:：=]?\s*"
-    r"(?P<value>[^\s:：=][^\n?？]{0,80}?)\s*(?:입니다|이다|है)?\s*[.。।!]?",
+    r"(?: (?:final|finale|correcta|correct|correcte|corretta|correta|النهائي|النهائية))? ?"
+    r"(?:(?:est|es|ist|lautet|è|é|هو|هي|là)(?=[ :])|은|는|—|–|-)? ?"
+    r"(?:(?:igual a|égale? à|uguale a|gleich)(?= ))? ?[:：=]? ?"
+    r"(?P<value>[^ :：=][^?？]{0,80}?) ?(?:입니다|이다|है)? ?[.。।!]?",
     re.IGNORECASE,
 )
 
@@ -45,7 +46,7 @@ def stated(text: str) -> str | None:
     line = text[text.rfind("\n") + 1 :][-200:]
     if line.isascii() and not any(sign in line for sign in _SIGNS):
         return None
-    found = _STATED.fullmatch(line.replace("*", "").strip())
+    found = _STATED.fullmatch(" ".join(line.replace("*", "").split()))
     if found is None:
         return None
     value = found["value"].strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -33,7 +34,18 @@ HOSTILE_TEXTS = {
     "option letters": "A B " * (MEGABYTE // 4),
     "boxes": "answer is $x = {1}$ \\boxeda " * (MEGABYTE // 28),
     "words": "is " * (MEGABYTE // 3) + "5",
+    "LaTeX spaces": "~~x" * (MEGABYTE // 3),
+    "struck boxes": "~~\\boxed{1}~~ " * (MEGABYTE // 14),
+    "boxes after tildes": "~~\\boxed{" * (MEGABYTE // 9),
 }
+# Runs of one sign between optional words: tried in every way, they cost the cube of their length.
+RUNS = [
+    f"{words}{sign * count}{end}"
+    for words in ("la respuesta", "Ответ", "la respuesta es", "The answer is 5", "Option A", "选")
+    for sign in (" ", "\t", "*", "\u00a0", " wait")
+    for count in (186, 1_500)
+    for end in ("1?", "x?", "")
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE_TEXTS)
@@ -46,6 +58,43 @@ def test_a_megabyte_of_hostile_text(name: str, grader: MathGrader) -> None:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_runs_of_a_sign_cost_no_more_than_their_length() -> None:
+    """All of them together in a second; one took as long."""
+    started = time.process_time()
+    for response in RUNS:
+        extract(response, "number")
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        (r"$a=1,~~b=2 \Rightarrow \boxed{(1,2)}~~\blacksquare$", "(1,2)"),
+        (r"\boxed{(1,2)~~\text{or}~~(2,1)}", r"(1,2)~~\text{or}~~(2,1)"),
+        (r"$\boxed{x=3,~~y=4,~~z=5}$", "x=3,~~y=4,~~z=5"),
+        (r"$x=5~~\boxed{5}~~\blacksquare$", "5"),
+        (r"\[ x=5,~~\boxed{5}~~ \]", "5"),
+        (r"so ~~\boxed{4}", "4"),
+        (r"~~\boxed{4}~~ \boxed{5}", "5"),
+        (r"\boxed{5} ~~\boxed{4}~~", "5"),
+        (r"\boxed{5}, not ~~$\boxed{4}$~~ or ~~\boxed{\frac{3}{2}}~~", "5"),
+        (r"~~\boxed{4}~~", None),
+        (r"~~**$\boxed{4}$**~~", None),
+        (r"\boxed{~~4~~}", ""),
+    ],
+)
+def test_struck_boxes_do_not_count_and_latex_spaces_strike_nothing(
+    response: str, text: str | None
+) -> None:
+    assert extract(response, "none").text == text
+
+
+def test_a_formula_without_a_box_keeps_its_latex_spaces(grader: MathGrader) -> None:
+    response = "So the solution is $x=3,~~y=4,~~z=5$."
+    assert grader.grade_one(response, "x=3, y=4, z=5").correct
+    assert not grader.grade_one("The answer is ~~4~~.", "4").correct
 
 
 def _interrupt(*_: Any) -> None:
