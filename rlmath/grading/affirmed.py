@@ -43,22 +43,36 @@ _DISOWNED = _names(
 )
 # Of a sentence that computes nothing, these too: doubt, negation, a question, a step before.
 _UNCLEAR = _DISOWNED | _names(
-    """unclear uncertain debatable disputed questionable input manual key calculator textbook
-    wikipedia keep target old previous show goal
+    """unclear uncertain debatable disputed questionable wikipedia
     guess guesses guessing hunch wrong incorrect false untrue
-    expects expected wants believes believe believed think thinks thought feels feel argues
+    wants believes believe believed think thinks thought feels feel argues
     argue argued assume assumes assumed assuming suppose supposes supposed supposing
-    hypothesis sample test testing tests try tries trying tried trial attempt attempts
-    random randomly arbitrary arbitrarily nothing none neither nor never cannot no maybe
+    hypothesis testing try trying tried attempt attempts
+    randomly arbitrary arbitrarily nothing none neither nor never cannot no maybe
     perhaps possibly presumably probably conceivably seemingly apparently arguably whether
     wonder wonders ask asks asked asking tell tells told compute computes determine
     calculate evaluate choose choosing consider considers considering wlog generality let
     preliminary tentative tentatively provisional interim intermediate estimate estimates
-    estimated estimation bound bounds bounded ceiling floor threshold candidate candidates
-    hope hopes wish wishes user format template unlike despite instead rather unless until
-    contrary otherwise alternatively either xor isn't wasn't aren't won't wouldn't don't
+    estimation bounded hope hopes wish wishes format template unlike despite
+    instead rather unless until contrary otherwise alternatively either xor
+    isn't wasn't aren't won't wouldn't don't
     doesn't didn't can't couldn't shouldn't hasn't haven't hadn't weren't nay nope"""
 )
+# A source states nothing (`the key has 5`), nor does a value that is qualified (`a sample answer`);
+# as the noun before another verb they are like any other: `the key costs $5`.
+_SOURCES = _names("key manual calculator textbook input user test sample")
+_SOURCE_VERBS = _names(
+    "say says show shows give gives has have read reads state states list lists want"
+)
+_QUALIFIERS = _SOURCES | _names(
+    """old previous target goal random trial candidate threshold floor ceiling upper lower"""
+)
+_QUALIFIED = _names(
+    """value values answer answers result results number output outcome solution solutions total
+    guess figure bound bounds one case"""
+)
+_LIMITS = _names("bound bounds threshold candidate candidates goal target input")
+_RESULTS = _names("answer answers result results output solution outcome")
 # Of the clause of the number.
 _NOT_IN_CLAUSE = _names(
     """if might may begin begins began depends depend depending rounds successor predecessor
@@ -67,6 +81,9 @@ _NOT_IN_CLAUSE = _names(
 _REFERENCES = _names(
     "step page theorem lemma equation eq example problem exercise section chapter figure table line"
 )
+# Of the line above a displayed formula; a task there is none of its doubts: `Evaluate the sum`.
+_UNFINISHED = (_UNCLEAR | _NOT_IN_CLAUSE) - _names("compute computes determine calculate evaluate")
+_TRIALS = _names("suppose assume imagine pretend")
 # Between the verb and the number: `leaves remainder 12`.
 _NOT_BETWEEN = (
     _NOT_IN_CLAUSE
@@ -180,6 +197,13 @@ _AFTER = _names(
     unless assuming provided guessing rejected discarded dismissed confuse confuses confused
     perhaps maybe possibly probably fails"""
 )
+# Of the sentence after the answer: it takes it back without naming another.
+_DISMISSED = _names(
+    "trap decoy distractor placeholder bogus fake typo kidding joking lie lied lies liar guessing"
+)
+_DOUBTING = _DISMISSED | _DISOWNED | (_AFTER - _names("if find compute determine recall unless"))
+_DENYING = _names("not no nope never nor or unsure")
+_DENIED = _names("answer right correct true it that this so sure be really quite")
 _CLOSERS = _names(
     """this completes complete the solution proof answer i hope it is correct so we are done
     that final thus hence therefore qed as desired required requested wanted and problem
@@ -195,9 +219,21 @@ _RETRACTED = re.compile(
     r"should (?:actually|instead|really) be|"
     r"actually,? (?:it|the|that|this|we|i)\b|no,|alternatively|or maybe|or perhaps|let me "
     r"(?:re|double|try|check)|i was wrong|(?:that|this|it) (?:can't|cannot|can not) be|"
-    r"on reflection|just kidding|reconsider|i give up)|不对|错了|更正|等等|抱歉|間違|訂正",
+    r"on reflection|made (?:that|this|it) up|"
+    r"just kidding|reconsider|i give up)|不对|错了|更正|等等|抱歉|間違|訂正",
     re.IGNORECASE,
 )
+_FIGURE = re.compile(r"\d[\d.,]*")
+# Another value, said as the answer was: `It is 6.`
+_RESTATED = re.compile(
+    r"(?:\b(?:it|that|this|(?:true|correct|real|right|actual|final)\s+[a-z]+|answer|result)"
+    r"(?:'s| is| was| equals| should be| must be)(?: actually| really| in fact| rather)?"
+    r"|\b(?:in fact|make (?:that|it)|take|rather|instead|use)[,:]?|[-=]>|→)"
+    r"\s+[$*]{0,3}(\d[\d,./]*)(?=[$*]{0,3}(?:[.!]?\s*$|[.!]\s| instead\b))",
+    re.IGNORECASE,
+)
+_NEXT_TASK = re.compile(r"\n\s*[*#_]{0,4}\s?(?:Question|Q\s?\d*:|Problem|Human|User|Exercise)")
+_OPENING = 60  # characters of a later paragraph that may take back what stands above it
 _RETRACTIONS = (
     *("ait", "mm", "orrection", "ops", "orry", "cratch", "second thought", "wrong", "ncorrect"),
     *("false", "not ", "rror", "istake", "mis", "etract", "gnore", "isregard", "hould", "ctually"),
@@ -210,6 +246,7 @@ _RETRACTIONS = (
         "an't",
         "annot",
         "eflect",
+        "ade ",
         "idding",
         "econsider",
         "ive up",
@@ -233,23 +270,42 @@ _CJK_WORDS = re.compile(r"[\u3000-\u9fff]{2}|[\u3400-\u9fff]")
 
 
 def is_retracted(text: str, start: int) -> bool:
-    """Whether what follows a statement takes it back: `Wait, that is wrong`."""
+    """Whether what follows a statement takes it back: `Wait, that is wrong`.
+
+    Args:
+        text: begins with the value that is stated.
+        start: where the statement ends.
+    """
     rest = text[start : start + 4 * _WINDOW]
-    if not _goes_on(rest.lstrip(" .!*_$\\)]}\"'")):
+    another = _NEXT_TASK.search(rest)
+    paragraphs = rest[: another.start() if another else len(rest)].split("\n\n")
+    first = paragraphs[0]
+    if not _goes_on(first.lstrip(" .!*_$\\)]}\"'"), text[:start]):
         return True
-    if not any(part in rest for part in _RETRACTIONS):
-        return False
-    return _RETRACTED.search(rest) is not None
+    looked_at = [first, *(paragraph.lstrip()[:_OPENING] for paragraph in paragraphs[1:])]
+    return any(
+        any(part in one for part in _RETRACTIONS) and _RETRACTED.search(one) is not None
+        for one in looked_at
+    )
 
 
-def _goes_on(rest: str) -> bool:
+def _goes_on(rest: str, stated: str) -> bool:
     """Whether a text after a statement closes it or explains it: not `Not.` or `I made that up`."""
     following = _END.split(rest, maxsplit=1)[0] if rest else ""
+    numbers = {number.strip(".,") for number in _FIGURE.findall(stated)}
+    for restated in _RESTATED.finditer(rest):
+        if restated[1].strip(".,") not in numbers:
+            return False
     found = _tokens(following)
     if not found or not found[0][0].isalpha() or not following.isascii():
         return True
     if found[0] in _EXPLAINING or _closes(rest, 0):
-        return True
+        return _DISMISSED.isdisjoint(found)
+    if all(number.strip(".,") in numbers for number in _FIGURE.findall(following)):
+        denies = not _DENYING.isdisjoint(found)
+        return _DOUBTING.isdisjoint(found) and not (
+            denies and (len(found) < 5 or not _DENIED.isdisjoint(found))
+        )
     return len(found) > 4 and any(map(_is_number, found)) and found[0] not in ("recheck", "no")
 
 
@@ -298,7 +354,7 @@ def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = Fa
     shown = before.lstrip()
     if not lead and shown.startswith(("$$", "\\[", "\\begin", "&")):
         above = _TOKEN.findall(_line_before(text, begin).lower())
-        if not (_UNCLEAR | _NOT_IN_CLAUSE).isdisjoint(above):
+        if not _UNFINISHED.isdisjoint(above):
             return False
     if _CJK_WORDS.search(before[-12:]) or _CJK.match(text, end):
         return _states_cjk(before, text, end)
@@ -342,16 +398,24 @@ def _tokens(text: str) -> list[str]:
 
 
 def _hangs_on(text: str, begin: int) -> bool:
-    """Whether the line above is an unfinished `suppose`, `compute` or `I doubt that`."""
+    """Whether the line directly above is an unfinished `suppose` or `I doubt that`.
+
+    A title, and what a blank line ends, is finished: `Find how many are left`.
+    """
     above = text[max(0, begin - _WINDOW) : begin]
     if not above.endswith("\n"):
         return False
-    above = above.rstrip()
-    above = above[above.rfind("\n") + 1 :]
-    if not above or above[-1] in ".!?:。：？！":
+    above = above[above.rfind("\n", 0, -1) + 1 :].strip()
+    if not above or above[-1] in ".!?:。：？！" or above.startswith("#"):
         return False
     found = _tokens(above)
-    return bool(found) and (found[0] in _ORDERS or not _DISOWNED.isdisjoint(found))
+    if not found:
+        return False
+    if found[-1] in ("that", "if"):
+        return not _UNCLEAR.isdisjoint(found)
+    if above.endswith(("$", "\\]", "\\)")) and not _DISOWNED.isdisjoint(found):
+        return True
+    return found[0] in _TRIALS and not above.startswith(("- ", "* ", "• ", "**"))
 
 
 def _line_before(text: str, begin: int) -> str:
@@ -392,7 +456,8 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
         return False  # one of 10, 11, 12
     if found and found[0] in ("suppose", "assume", "imagine", "pretend") and "then" not in found:
         return False
-    if not _UNCLEAR.isdisjoint(_after_conclusion(found)):
+    concluded = _after_conclusion(found)
+    if not _UNCLEAR.isdisjoint(concluded) or _is_sourced(concluded, bool(after)):
         return False
     if last in ("=", "≈", "\\approx"):
         return computed > 0 and _names_a_value(found[:-1])
@@ -411,6 +476,31 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
     if found[0] == "if" and "would" in found:
         return False
     return _governs(_clause(found), found, after)
+
+
+def _is_sourced(found: list[str], unit: bool) -> bool:
+    """Whether a source, or a qualified value, is stated: `the key has`, `the old value is`.
+
+    Args:
+        found: the words before the number.
+        unit: whether words follow it: `the goal is 5 books` states a number, `the goal is 5` not.
+    """
+    for index, word in enumerate(found):
+        after = found[index + 1] if index + 1 < len(found) else ""
+        if word in _SOURCES and (
+            after in _SOURCE_VERBS
+            or not {"in", "from", "per", "by"}.isdisjoint(found[max(0, index - 2) : index])
+        ):
+            return True
+        if word in _QUALIFIERS and after in _QUALIFIED and found[index + 2 : index + 3] != ["of"]:
+            return True
+        if word in ("estimated", "expected") and after in _RESULTS:
+            return True
+        if word in _LIMITS and after in ("is", "was", ":") and not unit:
+            return True
+        if (word, after) in (("answer", "key"), ("show", "that"), ("keep", "getting")):
+            return True
+    return False
 
 
 def _after_conclusion(found: list[str]) -> list[str]:
@@ -451,6 +541,8 @@ def _without_asides(found: list[str]) -> list[str]:
 
 def _clause(found: list[str]) -> list[str]:
     """The tokens after the last boundary that has a verb or `=` after it."""
+    if "=" not in found and not any(word == "up" or is_stating(word) for word in found[-10:]):
+        return found
     stated = False
     for index in range(len(found) - 1, -1, -1):
         if stated and found[index] in _BOUNDARIES:

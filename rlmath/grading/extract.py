@@ -53,7 +53,7 @@ _MARKER = re.compile(
     re.IGNORECASE,
 )
 _MARKER_PARTS = (("nswer", 1), ("NSWER", 1), ("答案", 0), ("####", 0), ("答え", 0), ("正解", 0))
-_POLITE_END = re.compile(r"\s*(?:です|である|であり|となる|になる|となります|だ)\Z")
+_POLITE_END = re.compile(r"(?:です|である|であり|となる|になる|となります|だ)\Z")
 _DOUBTED = "\0"  # what a marker announces that its own clause doubts
 _ASKED = re.compile(r"[^\n?？]{0,200}[?？]\s*\S")
 _AFTER_MARKER = re.compile(r"[\s:：*_=]*")
@@ -169,7 +169,10 @@ def _box_content(text: str, body: int) -> str:
 def _in_formula(text: str, position: int) -> bool:
     """Whether a dollar sign is open before `position`, where `~~` is two spaces of LaTeX."""
     low = max(text.rfind("\n", 0, position) + 1, position - _MAX_STRUCK_CHARS)
-    line = text[low:position].replace("\\$", "").replace("$$", "$")
+    line = text[low:position]
+    if "$" not in line and "\\" not in line:
+        return False
+    line = line.replace("\\$", "").replace("$$", "$")
     return (
         line.count("$") % 2 == 1
         or line.rfind("\\[") > line.rfind("\\]")
@@ -182,7 +185,18 @@ def _unstruck(found: re.Match[str]) -> str:
 
 
 def _without_struck_boxes(text: str) -> str:
-    """The text without those of its last boxes that stand directly in `~~`: `~~\\boxed{5}~~`."""
+    """The text without those of its last boxes that stand directly in `~~`: `~~\\boxed{5}~~`.
+
+    Of a box, and those in the 8,000 characters before it.
+    """
+    final = _last_command(text, len(text))
+    if final is None:
+        return text
+    low, high = max(0, final[0] - _TAIL_CHARS), final[1] + 2 * _MAX_STRUCK_CHARS
+    return text[:low] + _without_struck(text[low:high]) + text[high:]
+
+
+def _without_struck(text: str) -> str:
     struck: list[tuple[int, int]] = []
     end = len(text)
     for _ in range(_MAX_MARKERS):
@@ -198,9 +212,9 @@ def _without_struck_boxes(text: str) -> str:
         closed = _STRIKE_CLOSES.match(window, close + 1) if close >= 0 else None
         if closed is not None:
             struck.append((end - len(opened.group()), last[1] + closed.end()))
-    for begin, stop in struck:
-        text = f"{text[:begin]} {text[stop:]}"
-    return text
+    begins = [0, *(stop for _, stop in reversed(struck))]
+    ends = [*(begin for begin, _ in reversed(struck)), len(text)]
+    return " ".join(text[b:e] for b, e in zip(begins, ends, strict=True)) if struck else text
 
 
 def _last_tag(text: str) -> str | None:
@@ -253,7 +267,7 @@ def _after_last_marker(text: str) -> str | None:
     line = _first_sentence(text.split("\n", 1)[0])
     if text[len(line) : len(line) + 1] in ("?", "？") or affirmed.is_retracted(text, len(line)):
         return _DOUBTED
-    return _POLITE_END.sub("", line.strip(TRAILING))
+    return _POLITE_END.sub("", line.strip(TRAILING)).rstrip()
 
 
 def _number_in_prose(line: str) -> str | None:
@@ -344,7 +358,8 @@ def extract(
         marked = sentences.without_contrast(marked, option=True)
     if marked:
         if fallback == "number" and task == "math" and not is_answer(marked):
-            return Extraction(_number_in_prose(marked) or marked, "marker")
+            stated = _number_in_prose(marked) if len(marked) <= MAX_WORD else None
+            return Extraction(stated or marked, "marker")
         return Extraction(marked, "marker")
     if fallback == "marker":
         return NOTHING

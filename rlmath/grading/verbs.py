@@ -60,6 +60,8 @@ def is_stating(word: str) -> bool:
     """Whether a lower-case word is a form of a verb that states a quantity."""
     if word in COPULAS or word in _STEMS or word in _IRREGULAR:
         return True
+    if word[-1:] not in ("s", "d", "g"):
+        return False  # as none of the endings
     for ending, instead in (
         ("ies", "y"), ("ied", "y"), ("es", ""), ("ed", ""), ("ed", "e"), ("es", "e"), ("s", ""),
         ("ing", ""), ("ing", "e"),
