@@ -151,6 +151,8 @@ class StepJournal:
         digest.update(np.array(request.prompt_token_ids, np.int32).tobytes())
         if begun is not None:
             digest.update(begun.token_ids.tobytes() + begun.log_probs.tobytes())
+        if request.wants_routes:
+            digest.update(b"routes")
         if request.begun_routes:  # The routes of a record follow upon these.
             digest.update(str(request.begun_routes).encode())
         return digest.hexdigest()

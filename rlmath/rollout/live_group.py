@@ -82,12 +82,15 @@ class LiveGroup:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], problem: Problem) -> LiveGroup:
+    def from_state(
+        cls, state: Mapping[str, Any], problem: Problem, *, wants_routes: bool
+    ) -> LiveGroup:
         """What :meth:`to_state` was called on.
 
         Args:
             state: Its result.
             problem: With the group's id.
+            wants_routes: See ``Request``: of the run that continues, not of the one that saved.
         """
         requests = tuple(
             Request(
@@ -99,6 +102,7 @@ class LiveGroup:
                 1.0,
                 seed,
                 state["ignore_eos"],
+                wants_routes=wants_routes,
             )
             for index, seed in enumerate(state["seeds"])
         )

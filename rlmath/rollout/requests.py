@@ -52,6 +52,8 @@ class Request:
         scores: Nothing is sampled: the answer is ``begun`` with the engine's own log-probs of its
             tokens, at temperature 1. vLLM gives those of a prompt only, and samples a token after
             it, so ``max_tokens`` is one more than ``begun`` has.
+        wants_routes: Its sample carries an MoE's routes, if the engine returns them: what is
+            trained on, or compared with the actor's log-probs, wants them, and nothing else.
     """
 
     problem_id: str
@@ -66,6 +68,7 @@ class Request:
     budget_tokens: int | None = None
     stays_on: int | None = None
     scores: bool = False
+    wants_routes: bool = False
 
     @property
     def begun_tokens(self) -> int:
@@ -117,6 +120,7 @@ def requests_for(
     run_seed: int,
     step: int,
     ignore_eos: bool = False,
+    wants_routes: bool = False,
 ) -> list[Request]:
     """Requests for ``samples`` completions of each problem, a problem's own side by side."""
     return [
@@ -129,6 +133,7 @@ def requests_for(
             top_p=top_p,
             seed=request_seed(run_seed, step, problem.id, index),
             ignore_eos=ignore_eos,
+            wants_routes=wants_routes,
         )
         for problem in problems
         for index in range(samples)
@@ -204,7 +209,7 @@ class EngineSpec:
         adapters: Those that weight syncs bring, and that are computed beside the model's weights;
             ``None``: weight syncs bring all weights.
         role: What the engine is called in messages and files.
-        routes: What of an MoE's routes comes with each sample; ``None``: nothing.
+        routes: What of an MoE's routes comes with the samples that want them; ``None``: nothing.
     """
 
     model_path: str

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from rlmath.model.spec import ModelSpec
 
 
+# Where a token has one expert, a layer without routes has expert 0 everywhere. So many tokens that
+# all go there are no router's choice.
+_MANY_ROWS = 256
+
+
 @dataclass(frozen=True)
 class RouteSpec:
     """What of a model's routes comes with a sample.
@@ -76,13 +81,22 @@ class RouteSpec:
                 f"vLLM gave routes of shape {list(rows.shape)}, where a row needs {list(wanted)} "
                 "(layers, experts of a token)"
             )
-        found = rows[:, self.layers].astype(self.dtype)
-        # A layer that nothing was captured of has the same expert in every place.
+        found = rows[:, self.layers]
+        # A layer that nothing was captured of has the same expert in every place. Not of what is
+        # cast, where any number would be an expert's.
         ends = np.sort(found[[0, -1]], axis=-1)
-        if ends.max() >= self.experts or (np.diff(ends, axis=-1) == 0).any():
+        is_range = ends.min() >= 0 and ends.max() < self.experts
+        if not is_range or (np.diff(ends, axis=-1) == 0).any():
             raise RuntimeError(
                 f"vLLM gave the first and the last token's routes as {ends.tolist()}: a token has "
                 f"{self.experts_per_token} different ones of {self.experts} experts in each layer "
                 f"of {list(self.layers)}"
             )
-        return found
+        if self.experts_per_token == 1 and len(found) >= _MANY_ROWS:
+            silent = [n for n, used in zip(self.layers, found.any((0, 2)), strict=True) if not used]
+            if silent:
+                raise RuntimeError(
+                    f"vLLM gave expert 0 for each of {len(found)} tokens in layers {silent}, as "
+                    "where it captured no routes"
+                )
+        return found.astype(self.dtype)

@@ -12,6 +12,7 @@ from rlmath.algorithms.curriculum import PassRates, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
 from rlmath.algorithms.filters import UNSCORED
 from rlmath.batching.from_groups import apply_truncation_penalty
+from rlmath.config.actor import RoutingReplay
 from rlmath.config.rollout import max_lag
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
@@ -93,6 +94,7 @@ class Sampler:
         self.on_kept: Callable[[Group], None] = lambda _: None
         self.on_decided: Callable[[int, Group | None], None] = lambda *_: None
         self._max_lag = max_lag(config.rollout)
+        self._wants_routes = config.actor.routing_replay is RoutingReplay.engine
         schedule = config.rollout.schedule
         self._carries_over = schedule is RolloutSchedule.carry_over
         self._cuts = self._carries_over or schedule is RolloutSchedule.continuous
@@ -303,6 +305,7 @@ class Sampler:
             run_seed=config.runner.seed,
             step=step,
             ignore_eos=config.rollout.ignore_eos,
+            wants_routes=self._wants_routes,
         )
         return LiveGroup(ordinal, now, problem, tuple(requests))
 
@@ -440,7 +443,9 @@ class Sampler:
         self._lengths = LengthTotals(*(tuple(one) for one in state.get("lengths", ())))
         self._live_target = state.get("live_target", self._live_target)
         self._live = {
-            saved["ordinal"]: LiveGroup.from_state(saved, self._problem(saved["problem_id"]))
+            saved["ordinal"]: LiveGroup.from_state(
+                saved, self._problem(saved["problem_id"]), wants_routes=self._wants_routes
+            )
             for saved in state.get("live", ())
         }
         held = {ordinal: group.problem.id for ordinal, group in carried_over}

@@ -11,6 +11,7 @@ import array
 import contextlib
 import importlib
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -69,7 +70,7 @@ class _Running:
     log_probs: array.array[float] = field(default_factory=lambda: array.array("f"))
     # Of a request that scores, once they are there: of each token of the prompt but the first.
     prompt_log_probs: np.ndarray[Any, np.dtype[np.float32]] | None = None
-    # Where the engine returns routes: vLLM's, of the tokens behind those that it has already.
+    # Of a request that wants routes: vLLM's, of the tokens behind those that it has already.
     routes: list[np.ndarray[Any, Any]] = field(default_factory=list)
 
 
@@ -109,6 +110,8 @@ class StepLoop:
         self._tokenizer: Any = None
         self._running: dict[str, _Running] = {}
         self._num_submitted = 0
+        # Rows of routes of another number of tokens than a sample has were reported.
+        self._told_of_rows = False
         self._thread = threading.Thread(target=self._run, name="vllm-steps", daemon=True)
         # What requests name as their adapters; none before the first weight sync.
         self._adapters: Any = None
@@ -444,7 +447,7 @@ class StepLoop:
                 # Column 0 is the sampled token.
                 sampled = output.new_logprobs.logprobs[:, 0]
                 running.log_probs.frombytes(sampled.astype(np.float32, copy=False).tobytes())
-            if output.routed_experts is not None:
+            if output.routed_experts is not None and running.request.wants_routes:
                 running.routes.append(output.routed_experts)
             if output.prefill_stats is not None and running.request.begun_tokens:
                 reused += output.prefill_stats.num_cached_tokens
@@ -498,17 +501,28 @@ class StepLoop:
             spans=tuple(running.spans) or ((self.weights_version, 0),),
             seed=request.seed,
             engine=self._index,
-            routes=self._routes(running),
+            routes=self._routes(running, is_cut=reason == "cut"),
         )
 
-    def _routes(self, running: _Running) -> Any:
+    def _routes(self, running: _Running, *, is_cut: bool) -> Any:
         """See ``Sample.routes``."""
         request, spec = running.request, self._spec.routes
         begun = None if request.begun is None else request.begun.routes
-        if spec is None:
+        if spec is None or not request.wants_routes:
             return begun
         tokens = len(request.prompt_token_ids) + len(running.token_ids)
-        return spec.taken(begun, running.routes, tokens)
+        found = spec.taken(begun, running.routes, tokens)
+        if found is None and request.begun is None and not is_cut and not self._told_of_rows:
+            self._told_of_rows = True
+            print(
+                f"warning: {request.problem_id}, sample {request.index}: vLLM gave routes of "
+                f"{sum(map(len, running.routes))} tokens, where {tokens - 1} went through the "
+                "model (all of prompt and response but the last one); it has no routes, nor has "
+                "any other sample of this engine of which that holds",
+                file=sys.stderr,
+                flush=True,
+            )
+        return found
 
 
 def _running(request: Request) -> _Running:

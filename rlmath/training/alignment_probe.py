@@ -65,6 +65,7 @@ def sample_probe(
         temperature=config.rollout.temperature,
         run_seed=config.runner.seed + SEED_OFFSET,
         step=step,
+        wants_routes=True,
     )[:wanted]
     problems = {group.problem.id: group.problem for group in groups}
     with monitor.phase("generate"), feed.engines_free(step):

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import ray
 import torch
-from reference import Reference, by_key, make_requests, random_prompts, send
+from reference import Reference, by_key, random_prompts, send
+from reference import make_requests as plain_requests
 from trainers import start_sender
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
@@ -85,6 +86,11 @@ def model(mixture: Path) -> Reference:
     return Reference(mixture)
 
 
+def make_requests(*arguments: Any, **options: Any) -> list[Request]:
+    """As training asks for samples."""
+    return [replace(one, wants_routes=True) for one in plain_requests(*arguments, **options)]
+
+
 @torch.no_grad()
 def choices(model: Reference, request: Request, sample: Sample) -> tuple[Any, Any]:
     """``[tokens, layers, k]`` sorted experts, and ``[tokens, layers]`` whether they are clear."""
@@ -123,6 +129,25 @@ def count_preemptions(engine: Any) -> None:
     scheduler._preempt_request = counted
 
 
+def count_cached(engine: Any) -> None:
+    """Runs in the engine's process."""
+    manager = engine.engine_core.engine_core.scheduler.kv_cache_manager
+    computed, manager.cached_here = manager.get_computed_blocks, 0
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found = computed(*arguments, **options)
+        manager.cached_here += found[1]
+        return found
+
+    manager.get_computed_blocks = counted
+
+
+def cached(engine: Any) -> int:
+    """Tokens that were found in the cache; runs in the engine's process."""
+    found: int = engine.engine_core.engine_core.scheduler.kv_cache_manager.cached_here
+    return found
+
+
 def test_routes_of_cached_prefixes_and_of_what_is_computed_again(
     routed: RolloutPool, model: Reference
 ) -> None:
@@ -140,9 +165,14 @@ def test_routes_of_cached_prefixes_and_of_what_is_computed_again(
         return found
 
     assert ray.get(engine.call_engine.remote(preempted)) > 0
-    # The prompts' first blocks are cached by now.
+    # The prompts' first blocks are cached by now, and what they give is what counts.
+    ray.get(engine.call_engine.remote(count_cached))
     again = make_requests(prompts, samples=2, max_tokens=8, step=1)
     check(model, again, by_key(list(routed.generate(again))))
+    assert ray.get(engine.call_engine.remote(cached)) >= 4 * CPU_BLOCK_TOKENS
+    # As evaluations ask for theirs.
+    bare = plain_requests(prompts, samples=1, max_tokens=8, step=2)
+    assert [one.routes for one in routed.generate(bare)] == [None, None]
 
 
 def test_routes_after_a_weight_sync_and_of_samples_that_continue(

@@ -67,6 +67,21 @@ def test_steps_do_not_depend_on_order_nor_on_a_restart(
     assert straight.ledger.balance == other.ledger.balance
 
 
+@pytest.mark.parametrize("replay", ["engine", "old_log_probs"])
+def test_samples_that_are_trained_on_want_routes_also_after_a_restart(
+    collector: Collector, tmp_path: Path, replay: str
+) -> None:
+    """As the run that continues has it, whatever the one before asked for."""
+    before = sampler_of(*CARRY_OVER, "actor.routing_replay=none")
+    _, engines = sample(before, 1, collector)
+    assert not any(one.wants_routes for one in engines.requests)
+    after = sampler_of(*CARRY_OVER, f"actor.routing_replay={replay}")
+    after.load_state_dict(through_a_checkpoint(before, tmp_path))
+    _, engines = sample(after, 2, collector)
+    assert any(one.begun for one in engines.requests)
+    assert {one.wants_routes for one in engines.requests} == {replay == "engine"}
+
+
 def test_each_sample_is_whole_and_says_who_sampled_what(collector: Collector) -> None:
     sampler = sampler_of(*CARRY_OVER, "rollout.max_lag=3")
     most = 0

@@ -110,6 +110,7 @@ def test_routes_are_kept_with_the_tokens_that_they_are_of(journal: SampleJournal
         {"ignore_eos": True},
         {"prompt_token_ids": (1, 2)},
         {"problem_id": "q"},
+        {"wants_routes": True},
         {"index": 1},
     ],
     ids=lambda change: next(iter(change)),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import array
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from rlmath.rollout.group_state import sample_from_state, sample_to_state
+from rlmath.rollout.requests import Request
 from rlmath.rollout.routes import RouteSpec
+from rlmath.rollout.step_loop import StepLoop, _Running
 from rlmath.types import Sample
 
 SPEC = RouteSpec((0, 2), experts=8, experts_per_token=2)
@@ -64,6 +69,49 @@ def test_rows_that_are_no_routes_are_an_error() -> None:
     beyond[-1, 0, 1] = 8
     with pytest.raises(RuntimeError, match="2 different ones of 8 experts"):
         SPEC.taken(None, [beyond], 4)
+    for wraps in (257, -1):  # 1 and 255 as uint8.
+        beyond = rows(3, dtype=np.int32)
+        beyond[0, 2] = (3, wraps)
+        with pytest.raises(RuntimeError, match=f"{wraps}.*2 different ones of 8 experts"):
+            SPEC.taken(None, [beyond], 4)
+
+
+def test_a_layer_in_which_all_tokens_have_expert_0_alone_has_no_routes() -> None:
+    spec = RouteSpec((0, 2), experts=8, experts_per_token=1)
+    given = rows(300)[..., :1]
+    assert spec.taken(None, [given], 301) is not None
+    given[:, 2] = 0
+    assert spec.taken(None, [given[:5]], 6) is not None, "a few tokens may all go there"
+    with pytest.raises(RuntimeError, match=r"expert 0 for each of 300 tokens in layers \[2\]"):
+        spec.taken(None, [given], 301)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_an_engine_tells_once_of_rows_of_another_number_of_tokens(
+    more: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = StepLoop(cast(Any, SimpleNamespace(routes=SPEC)), 0)
+    request = Request("p", 0, (1, 2, 3), 4, 1.0, 1.0, seed=0, wants_routes=True)
+    tokens = array.array("i", [5, 6, 7, 8])
+    running = _Running(request, token_ids=tokens, routes=[rows(6 + more)])
+    cut = replace(running, routes=[])
+    assert loop._routes(cut, is_cut=True) is None
+    found = [loop._routes(running, is_cut=False) for _ in range(2)]
+    said = capsys.readouterr().err
+    if more:
+        assert found == [None, None]
+        assert said.count("warning") == 1
+        assert f"p, sample 0: vLLM gave routes of {6 + more} tokens, where 6 went" in said
+    else:
+        assert [len(one) for one in found] == [6, 6] and not said
+
+
+def test_samples_that_want_no_routes_have_none() -> None:
+    loop = StepLoop(cast(Any, SimpleNamespace(routes=SPEC)), 0)
+    request = Request("p", 0, (1, 2, 3), 4, 1.0, 1.0, seed=0)
+    tokens = array.array("i", [5, 6, 7, 8])
+    running = _Running(request, token_ids=tokens, routes=[rows(6)])
+    assert loop._routes(running, is_cut=False) is None
 
 
 def test_a_checkpoint_keeps_the_routes_of_unfinished_samples() -> None:
