@@ -9,6 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# Most of ``routing/engine_missing_share`` beyond one token for each sequence.
+MAX_MISSING_SHARE = 0.1
+
 
 @dataclass(frozen=True)
 class RoutingTotals:

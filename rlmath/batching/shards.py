@@ -100,8 +100,9 @@ class Share:
 class Shard:
     """A rank's sequences of a step, minibatch after minibatch, micro-batch after micro-batch.
 
-    Pickled, it is 8 bytes a token and a bit for the mask, in buffers that Ray leaves in shared
-    memory: the ranks of a node that have the same shard read one copy.
+    Pickled, it is 8 bytes a token and a bit for the mask, and the routes if samples have any, in
+    buffers that Ray leaves in shared memory: the ranks of a node that have the same shard read one
+    copy.
 
     Attributes:
         batch: The sequences.

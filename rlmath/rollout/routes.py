@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rlmath.model.spec import ModelSpec
 
 
-# Where a token has one expert, a layer without routes has expert 0 everywhere. So many tokens that
-# all go there are no router's choice.
+# Where a token has one expert, a layer without routes has expert 0 everywhere. No router sends as
+# many tokens as this to one expert alone.
 _MANY_ROWS = 256
 
 

@@ -4,16 +4,18 @@ The first minibatch is computed from the very weights that the old log-probs are
 importance ratio is 1; the reference model of a run's first step is the policy, so their KL is 0;
 with a learning rate of 0 the ratio stays 1 in every minibatch; and samples whose advantages are all
 0 have no gradient. The tokens of a minibatch have the number and the weights that follow from the
-lengths (``rlmath.training.weight_sums``). A step that violates one of them does not train what the
+lengths (``rlmath.training.weight_sums``), and nearly all have the engine's routes where they should
+(``actor.routing_replay=engine``). A step that violates one of them does not train what the
 settings say: log-probs at another temperature, a split that loses tokens, a reference from another
 model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rlmath.actor.routing_totals import MAX_MISSING_SHARE
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import Config, DType, OldLogProbs, OnMisalignment
 from rlmath.errors import UserError
@@ -39,18 +41,21 @@ def check_invariants(
     step: int,
     monitor: Monitor,
     sums: Sequence[WeightSums] = (),
+    sequence_lengths: Sequence[int] = (),
 ) -> None:
     """Check an update's metrics; ``alignment.on_fail`` decides between an error and a warning.
 
     Args:
         sums: What the tokens of each minibatch weigh by the lengths alone; see
             :func:`rlmath.training.weight_sums.expected_sums`.
+        sequence_lengths: Of what was trained on, in tokens.
 
     Raises:
         InvariantError: An invariant is violated, with ``alignment.on_fail=stop``.
     """
     broken = violations(config, any_advantage, result, first_step=step == 1)
     broken += wrong_sums(sums, result.minibatches)
+    broken += missing_routes(result.routing, sequence_lengths)
     report(config, broken, step, monitor)
 
 
@@ -69,6 +74,28 @@ def report(config: Config, broken: Sequence[str], step: int, monitor: Monitor) -
             "what the settings say; alignment.on_fail=warn continues with a warning"
         )
     monitor.warn(message)
+
+
+def missing_routes(routing: Mapping[str, float], sequence_lengths: Sequence[int]) -> list[str]:
+    """A sentence where engines give too few tokens' routes (``actor.routing_replay=engine``).
+
+    Args:
+        routing: Of an update, ``routing/...``.
+        sequence_lengths: Of all that it trained on, in tokens; each has one token without.
+    """
+    share = routing.get("routing/engine_missing_share")
+    if share is None or not sequence_lengths:
+        return []
+    normal = len(sequence_lengths) / sum(sequence_lengths)
+    if share <= normal + MAX_MISSING_SHARE:
+        return []
+    return [
+        f"actor.routing_replay=engine: {share:.1%} of the tokens have no routes of the engine, "
+        f"where the last one of each sequence has none ({normal:.1%}), and at most "
+        f"{MAX_MISSING_SHARE:.0%} more may have none; an engine's log has a warning where vLLM "
+        "gives those of another number of tokens. So it is as well in the first steps of a run "
+        "that was resumed with this setting and had samples from before"
+    ]
 
 
 def violations(

@@ -195,7 +195,8 @@ def update_policy(
         result, alignment = session.actor.step_update(settings, now, traced)
     write_traces(config, prepared.batch, result.traces, monitor, step)
     sums = expected_sums(config, sequences, config.runner.seed + step)
-    check_invariants(config, prepared.any_advantage, result, step, monitor, sums)
+    lengths = sequences.sequence_lengths.tolist()
+    check_invariants(config, prepared.any_advantage, result, step, monitor, sums, lengths)
     metrics = update_metrics(result) | result.routing
     metrics |= off_policy_metrics(result, now)
     digest_gradient(monitor.digests, result.minibatches, result.gradients)

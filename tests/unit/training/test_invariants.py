@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -61,6 +62,25 @@ def test_no_advantage_no_gradient() -> None:
     assert "gradient norm of minibatch 1 is 0.25" in sentence
     with_entropy = settings("algorithm.entropy_coef=0.01")
     assert not broken(with_entropy, {"grad_norm": 0.25}, {}, any_advantage=False)
+
+
+def test_engines_give_routes_of_all_but_the_last_tokens() -> None:
+    config, listener = settings(), cast(Any, SimpleNamespace())
+
+    def check(missing: int, lengths: list[int]) -> None:
+        share = {"routing/engine_missing_share": missing / sum(lengths)}
+        result = UpdateResult([KEPT], {}, None, routing=share)
+        check_invariants(config, True, result, 1, listener, (), lengths)
+
+    check(2, [100, 100])
+    check(100, [2] * 100)  # Short ones have as much.
+    check(21, [100, 100])
+    with pytest.raises(
+        InvariantError, match=r"16\.0% of the tokens .*\(1\.0%\).* at most 10% more"
+    ):
+        check(32, [100, 100])
+    with pytest.raises(InvariantError, match=r"100\.0% of the tokens"):
+        check(200, [2] * 100)
 
 
 def test_on_fail_stops_or_warns() -> None:
