@@ -200,9 +200,10 @@ _AFTER = _names(
 # Of the sentence after the answer: it takes it back without naming another.
 _DISMISSED = _names(
     "trap decoy distractor placeholder bogus fake typo kidding joking lie lied lies liar guessing"
+    " nonsense"
 )
 _DOUBTING = _DISMISSED | _DISOWNED | (_AFTER - _names("if find compute determine recall unless"))
-_DENYING = _names("not no nope never nor or unsure")
+_DENYING = _names("not no nope never nor or unsure random")
 _DENIED = _names("answer right correct true it that this so sure be really quite")
 _CLOSERS = _names(
     """this completes complete the solution proof answer i hope it is correct so we are done
@@ -214,7 +215,8 @@ _CLOSERS = _names(
 )
 _RETRACTED = re.compile(
     r"\b(?:wait|hmm+|correction|oops|sorry|scratch that|on second thought|(?:that|this|it)(?:'s| is"
-    r"| was) (?:wrong|incorrect|false|not right|not correct)|mistake|made an? error|miscounted|"
+    r"| was) (?:wrong|incorrect|false|not right|not correct)|"
+    r"(?:isn|wasn)['’]t (?:right|correct|true|it)\b|mistake|made an? error|miscounted|"
     r"miscalculated|retract|disregard|ignore (?:that|this|the)|"
     r"should (?:actually|instead|really) be|"
     r"actually,? (?:it|the|that|this|we|i)\b|no,|alternatively|or maybe|or perhaps|let me "
@@ -227,15 +229,17 @@ _FIGURE = re.compile(r"\d[\d.,]*")
 # Another value, said as the answer was: `It is 6.`
 _RESTATED = re.compile(
     r"(?:\b(?:it|that|this|(?:true|correct|real|right|actual|final)\s+[a-z]+|answer|result)"
-    r"(?:'s| is| was| equals| should be| must be)(?: actually| really| in fact| rather)?"
+    r"(?:'s| is| was| equals| (?:should|must|could|may|might) be)"
+    r"(?: actually| really| in fact| rather)?"
     r"|\b(?:in fact|make (?:that|it)|take|rather|instead|use)[,:]?|[-=]>|→)"
     r"\s+[$*]{0,3}(\d[\d,./]*)(?=[$*]{0,3}(?:[.!]?\s*$|[.!]\s| instead\b))",
     re.IGNORECASE,
 )
-_NEXT_TASK = re.compile(r"\n\s*[*#_]{0,4}\s?(?:Question|Q\s?\d*:|Problem|Human|User|Exercise)")
+_NEXT_TASK = re.compile(r"\n[*#_ ]{0,6}(?:Question|Q\s?\d*:|Problem|Human|User|Exercise)")
 _OPENING = 60  # characters of a later paragraph that may take back what stands above it
 _RETRACTIONS = (
     *("ait", "mm", "orrection", "ops", "orry", "cratch", "second thought", "wrong", "ncorrect"),
+    *("n't", "n’t"),
     *("false", "not ", "rror", "istake", "mis", "etract", "gnore", "isregard", "hould", "ctually"),
     *(
         "o,",
@@ -412,7 +416,7 @@ def _hangs_on(text: str, begin: int) -> bool:
     if not found:
         return False
     if found[-1] in ("that", "if"):
-        return not _UNCLEAR.isdisjoint(found)
+        return len(found) == 1 or not _UNCLEAR.isdisjoint(found)
     if above.endswith(("$", "\\]", "\\)")) and not _DISOWNED.isdisjoint(found):
         return True
     return found[0] in _TRIALS and not above.startswith(("- ", "* ", "• ", "**"))
@@ -488,7 +492,7 @@ def _is_sourced(found: list[str], unit: bool) -> bool:
     for index, word in enumerate(found):
         after = found[index + 1] if index + 1 < len(found) else ""
         if word in _SOURCES and (
-            after in _SOURCE_VERBS
+            after in (*_SOURCE_VERBS, ":")
             or not {"in", "from", "per", "by"}.isdisjoint(found[max(0, index - 2) : index])
         ):
             return True
@@ -496,7 +500,7 @@ def _is_sourced(found: list[str], unit: bool) -> bool:
             return True
         if word in ("estimated", "expected") and after in _RESULTS:
             return True
-        if word in _LIMITS and after in ("is", "was", ":") and not unit:
+        if word in _LIMITS and after in ("is", "was", "are", "were", ":") and not unit:
             return True
         if (word, after) in (("answer", "key"), ("show", "that"), ("keep", "getting")):
             return True

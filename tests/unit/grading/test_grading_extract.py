@@ -41,8 +41,16 @@ HOSTILE_TEXTS = {
 # Runs of one sign between optional words: tried in every way, they cost the cube of their length.
 RUNS = [
     f"{words}{sign * count}{end}"
-    for words in ("la respuesta", "Ответ", "la respuesta es", "The answer is 5", "Option A", "选")
-    for sign in (" ", "\t", "*", "\u00a0", " wait")
+    for words in (
+        "la respuesta",
+        "Ответ",
+        "la respuesta es",
+        "The answer is 5",
+        "The answer is 5.",
+        "Option A",
+        "选",
+    )
+    for sign in (" ", "\t", "\n", "*", "\u00a0", " wait")
     for count in (186, 1_500)
     for end in ("1?", "x?", "")
 ]

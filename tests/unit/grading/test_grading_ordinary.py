@@ -32,6 +32,10 @@ TAKING_BACK = [
     "That is not right.",
     "This is a trap.",
     "Maybe.",
+    "That isn't right.",
+    "Nonsense.",
+    "The answer could be 6.",
+    "I picked it at random.",
     "\n\nWait, that is wrong.",
     "\n\nCorrection: 6.",
 ]
@@ -81,6 +85,9 @@ STATING_NOTHING = [
     "The answer key is 5.",
     "The estimated answer is 5.",
     "The goal is 5.",
+    "If\nx = 5",
+    "Test: 5",
+    "The candidates are 5.",
 ]
 
 
