@@ -2,8 +2,8 @@
 
 ``journal/step_000012.bin`` has the samples of one step, until a checkpoint covers the step. A run
 that resumes before it finds them by request, if the weights are the same to the last bit, and asks
-the engines for the others alone. A record is its length, its CRC-32, and a zlib stream: a line of
-JSON and the arrays.
+the engines for the others alone. A record is its length, its CRC-32, a zlib stream (a line of JSON
+and the arrays), and routes as they are: they hardly compress.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import struct
 import sys
 import zlib
@@ -231,18 +230,17 @@ def _packed(key: str, sample: Sample) -> bytes:
         plain["routes"] = [given.dtype.str, list(given.shape)]
     # JSON's own escapes hold half surrogates, which UTF-8 could not.
     head = json.dumps(plain, separators=(",", ":")).encode("ascii") + b"\n"
-    return zlib.compress(head + routes + tokens.tobytes() + log_probs.tobytes(), _COMPRESSION)
+    return zlib.compress(head + tokens.tobytes() + log_probs.tobytes(), _COMPRESSION) + routes
 
 
 def _unpacked(payload: bytes) -> tuple[str, Sample]:
-    head, _, arrays = zlib.decompress(payload).partition(b"\n")
+    stream = zlib.decompressobj()
+    head, _, arrays = stream.decompress(payload).partition(b"\n")
     plain = json.loads(head)
     key = plain.pop("key")
     if "routes" in plain:
         dtype, shape = plain["routes"]
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        routes, arrays = arrays[:size], arrays[size:]
-        plain["routes"] = np.frombuffer(routes, dtype).reshape(shape).copy()
+        plain["routes"] = np.frombuffer(stream.unused_data, dtype).reshape(shape).copy()
     half = len(arrays) // 2
     plain["spans"] = tuple((version, start) for version, start in plain["spans"])
     return key, Sample(

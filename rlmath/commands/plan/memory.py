@@ -492,17 +492,17 @@ def route_bytes(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> f
 def sampled_route_bytes(
     spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: int
 ) -> float:
-    """Routes of a step's samples in host memory of the driver's node.
+    """Routes of a step's samples in host memory of the driver's node, of all layers.
 
-    The driver has those of all samples, of all layers, and the node's ranks read their shards, one
-    copy for the ranks of a data-parallel share.
+    The driver has those of all samples three times: as they came, in the shards that ranks read,
+    and in the batch that is kept for ``rlmath replay``. Each rank of the node lays out those of
+    its tokens.
     """
     if not step.sampled_routes:
         return 0.0
     layout = actor.layout
-    shares = -(-ranks_of_node * layout.data_parallel // layout.world_size)
     of_share = step.replayed_tokens * _route_bytes_of_token(spec, range(spec.layers))
-    return (layout.data_parallel + shares) * of_share
+    return (3 * layout.data_parallel + ranks_of_node / layout.tensor_parallel) * of_share
 
 
 def _route_bytes_of_token(spec: ModelSpec, layers: Iterable[int]) -> int:

@@ -80,7 +80,9 @@ def test_what_was_begun_is_not_written_again_and_is_part_of_the_request(
         assert step.find(continued) == answer(continued)
 
 
-def test_routes_are_kept_with_the_tokens_that_they_are_of(journal: SampleJournal) -> None:
+def test_routes_are_kept_with_the_tokens_that_they_are_of(
+    journal: SampleJournal, tmp_path: Path
+) -> None:
     def routed(sample: Sample, count: int) -> Sample:
         routes = np.random.default_rng(1).integers(0, 256, (count, 3, 2)).astype(np.uint8)
         return replace(sample, routes=routes)
@@ -91,6 +93,8 @@ def test_routes_are_kept_with_the_tokens_that_they_are_of(journal: SampleJournal
     with journal.step(3, "w") as step:
         step.keep(one, found[0])
         step.keep(continued, found[1])
+    data = (tmp_path / FOLDER / "step_000003.bin").read_bytes()
+    assert found[0].routes is not None and found[0].routes.tobytes() in data, "not compressed"
     assert continued.begun is not None
     bare = replace(continued, begun=replace(continued.begun, routes=None))
     with journal.step(3, "w") as step:

@@ -423,13 +423,14 @@ def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     assert "actor.routing_replay=engine" in overrides(
         of_engine, sampled.actor, sampled.engine_tp, sampled.engine_share
     )
-    # The driver's samples and the shards of the node's data-parallel shares: 48 layers, 8 experts.
+    # The driver's samples, shards and kept batch, and what each of the node's ranks lays out of its
+    # tokens: of all 48 layers, 8 experts.
     layout = sampled.actor.layout
     assert layout == best.actor.layout and layout.world_size == 32
     of_share = -(-two.sequences // layout.data_parallel) * two.longest_tokens * 48 * 8
-    shares = max(1, 8 * layout.data_parallel // 32)
     more = sampled.host_bytes - best.host_bytes
-    assert more == pytest.approx((layout.data_parallel + shares) * of_share)
+    copies = 3 * layout.data_parallel + 8 / layout.tensor_parallel
+    assert more == pytest.approx(copies * of_share)
 
 
 def test_recomputed_modules_take_their_flops_again() -> None:
