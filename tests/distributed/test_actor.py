@@ -318,12 +318,12 @@ def run_chunked(*given: Any) -> Any:
     the weight in blocks of 10."""
     with contextlib.ExitStack() as stack:
         for name, count in (
-            ("rows_per_chunk", 7),
-            ("rows_per_table", 3),
-            ("weight_rows_per_block", 10),
+            ("head.rows_per_chunk", 7),
+            ("softmax_tables.rows_per_table", 3),
+            ("head.weight_rows_per_block", 10),
         ):
             function = mock.Mock(return_value=count)
-            stack.enter_context(mock.patch(f"rlmath.actor.head.{name}", function))
+            stack.enter_context(mock.patch(f"rlmath.actor.{name}", function))
         return run_updates(*given)
 
 

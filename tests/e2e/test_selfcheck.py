@@ -66,7 +66,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert figures["training"]["steps"] == 2
     assert 1 <= figures["training"]["step 2 mean exp|Δ|"] <= 1.0001
     parts = [one["part"] for one in checks["update"]["not_applicable"]]
-    assert parts == ["memory against the plan, MFU"]
+    assert parts == ["memory against the plan, MFU", "softmax in Triton"]
 
 
 def test_engines_and_ranks(shared: dict[str, Outcome]) -> None:
