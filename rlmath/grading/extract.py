@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rlmath.grading import affirmed, hedges, languages, sentences
+from rlmath.grading import affirmed, announced, hedges, languages, sentences
 from rlmath.grading.last_number import (
     CLOSERS,
     MAX_WORD,
@@ -254,7 +254,7 @@ def _after_last_marker(text: str) -> str | None:
         return None
     if _ASKED.match(text, end):
         return None if _DIGIT.search(text, end) else _DOUBTED
-    if hedges.in_doubt(text, begin) or not affirmed.announces(text, begin):
+    if hedges.in_doubt(text, begin) or not announced.announces(text, begin):
         return _DOUBTED
     found = _AFTER_MARKER.match(text, end)
     start = found.end() if found else end
@@ -265,7 +265,7 @@ def _after_last_marker(text: str) -> str | None:
             close = text.find(CLOSERS[opener], 2)
             return text[2:close].strip() if close > 0 else text[2:].strip()
     line = _first_sentence(text.split("\n", 1)[0])
-    if text[len(line) : len(line) + 1] in ("?", "？") or affirmed.is_retracted(text, len(line)):
+    if text[len(line) : len(line) + 1] in ("?", "？") or announced.is_retracted(text, len(line)):
         return _DOUBTED
     return _POLITE_END.sub("", line.strip(TRAILING)).rstrip()
 

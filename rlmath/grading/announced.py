@@ -1,0 +1,67 @@
+"""What stands around `the answer is 5`: a clause that only announces it, and nothing after it that
+takes it back."""
+
+from __future__ import annotations
+
+from rlmath.grading import lexicon
+from rlmath.grading.affirmed import closes, is_number, tokens
+
+
+def is_retracted(text: str, start: int) -> bool:
+    """Whether what follows a statement takes it back: `Wait, that is wrong`.
+
+    Args:
+        text: begins with the value that is stated.
+        start: where the statement ends.
+    """
+    rest = text[start : start + 4 * lexicon.WINDOW]
+    another = lexicon.NEXT_TASK.search(rest)
+    paragraphs = rest[: another.start() if another else len(rest)].split("\n\n")
+    first = paragraphs[0]
+    if not _goes_on(first.lstrip(" .!*_$\\)]}\"'"), text[:start]):
+        return True
+    looked_at = [first, *(paragraph.lstrip()[: lexicon.OPENING] for paragraph in paragraphs[1:])]
+    return any(
+        any(part in one for part in lexicon.RETRACTIONS)
+        and lexicon.RETRACTED.search(one) is not None
+        for one in looked_at
+    )
+
+
+def _goes_on(rest: str, stated: str) -> bool:
+    """Whether a text after a statement closes it or explains it: not `Not.` or `I made that up`."""
+    following = lexicon.END.split(rest, maxsplit=1)[0] if rest else ""
+    numbers = {number.strip(".,") for number in lexicon.FIGURE.findall(stated)}
+    for restated in lexicon.RESTATED.finditer(rest):
+        if restated[1].strip(".,") not in numbers:
+            return False
+    found = tokens(following)
+    if not found or not found[0][0].isalpha() or not following.isascii():
+        return True
+    if found[0] in lexicon.EXPLAINING or closes(rest, 0):
+        return lexicon.DISMISSED.isdisjoint(found)
+    if all(number.strip(".,") in numbers for number in lexicon.FIGURE.findall(following)):
+        denies = not lexicon.DENYING.isdisjoint(found)
+        return lexicon.DOUBTING.isdisjoint(found) and not (
+            denies and (len(found) < 5 or not lexicon.DENIED.isdisjoint(found))
+        )
+    return len(found) > 4 and any(map(is_number, found)) and found[0] not in ("recheck", "no")
+
+
+def announces(text: str, start: int) -> bool:
+    """Whether the clause before `the answer is` only announces it: not `Bob says the answer is`."""
+    low = max(0, start - lexicon.WINDOW)
+    before = text[low:start]
+    cut = max(
+        before.rfind(stop) + len(stop) if stop in before else 0 for stop in lexicon.SENTENCE_ENDS
+    )
+    clause = before[cut:]
+    if lexicon.CJK.search(clause[-6:]) or lexicon.CJK.match(text, start):
+        return lexicon.DOUBTED_CJK.search(clause[-20:]) is None
+    found = tokens(clause)
+    if not lexicon.DISOWNED.isdisjoint(found) or (found and found[0] in lexicon.CONDITIONS):
+        return "then" in found
+    cuts = lexicon.BOUNDARIES - {"that"}
+    begins = max((i + 1 for i, word in enumerate(found) if word in cuts), default=0)
+    words = (word for word in found[begins:] if word[0].isalpha())
+    return all(word in lexicon.ANNOUNCING for word in words)

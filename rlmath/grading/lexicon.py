@@ -1,0 +1,258 @@
+"""Words and patterns by which `affirmed` and `announced` tell a statement from what only looks like
+one. Words are in lower case, as the tokens are that they are compared with.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+WINDOW = 400
+TOKEN = re.compile(
+    r"\\[a-z]+|[a-z]+(?:['’][a-z]+)?|\.?\d+(?:[.,:]\d+)*|[\u3040-\u9fff]+|[^\sa-z\d\u3040-\u9fff]"
+)
+FORMULA = re.compile(r"\$\$?([^$\n]*)\$\$?|\\\((.*?)\\\)")
+MARKUP = _names('_ ` # ~ [ ] " “ ” ‘ $ € £ ¥ \\ \\left \\right \\quad &')
+# Of the whole sentence: somebody's opinion, a falsehood, a guess, a trial, an example.
+DISOWNED = _names(
+    """doubt doubts doubtful mistake mistakes mistaken mistakenly erroneous erroneously wrongly
+    incorrectly falsely fallacy bogus fake trap decoy distractor naive naively trivial says
+    said say claims claimed claim claiming according suggests suggested suggest alleges
+    allegedly supposedly hint hints hinted rumor pretend pretends imagine hypothetical
+    hypothetically conjecture conjectured example instance eg e.g placeholder dummy nobody
+    tempting tempted misread misreading misconception careless prove proves proving"""
+)
+# Of a sentence that computes nothing, these too: doubt, negation, a question, a step before.
+UNCLEAR = DISOWNED | _names(
+    """unclear uncertain debatable disputed questionable wikipedia
+    guess guesses guessing hunch wrong incorrect false untrue
+    wants believes believe believed think thinks thought feels feel argues
+    argue argued assume assumes assumed assuming suppose supposes supposed supposing
+    hypothesis testing try trying tried attempt attempts
+    randomly arbitrary arbitrarily nothing none neither nor never cannot no maybe
+    perhaps possibly presumably probably conceivably seemingly apparently arguably whether
+    wonder wonders ask asks asked asking tell tells told compute computes determine
+    calculate evaluate choose choosing consider considers considering wlog generality let
+    preliminary tentative tentatively provisional interim intermediate estimate estimates
+    estimation bounded hope hopes wish wishes format template unlike despite
+    instead rather unless until contrary otherwise alternatively either xor
+    isn't wasn't aren't won't wouldn't don't
+    doesn't didn't can't couldn't shouldn't hasn't haven't hadn't weren't nay nope"""
+)
+# A source states nothing (`the key has 5`), nor does a value that is qualified (`a sample answer`);
+# as the noun before another verb they are like any other: `the key costs $5`.
+SOURCES = _names("key manual calculator textbook input user test sample")
+SOURCE_VERBS = _names(
+    "say says show shows give gives has have read reads state states list lists want"
+)
+QUALIFIERS = SOURCES | _names(
+    """old previous target goal random trial candidate threshold floor ceiling upper lower"""
+)
+QUALIFIED = _names(
+    """value values answer answers result results number output outcome solution solutions total
+    guess figure bound bounds one case"""
+)
+LIMITS = _names("bound bounds threshold candidate candidates goal target input")
+RESULTS = _names("answer answers result results output solution outcome")
+# Of the clause of the number.
+NOT_IN_CLAUSE = _names(
+    """if might may begin begins began depends depend depending rounds successor predecessor
+    reciprocal twice half thrice"""
+)
+REFERENCES = _names(
+    "step page theorem lemma equation eq example problem exercise section chapter figure table line"
+)
+# Of the line above a displayed formula; a task there is none of its doubts: `Evaluate the sum`.
+UNFINISHED = (UNCLEAR | NOT_IN_CLAUSE) - _names("compute computes determine calculate evaluate")
+TRIALS = _names("suppose assume imagine pretend")
+# Between the verb and the number: `leaves remainder 12`.
+NOT_BETWEEN = (
+    NOT_IN_CLAUSE
+    | REFERENCES
+    | _names(
+        """remainder digits digit factor factors multiple multiples opposite double triple plus
+    squared within ends begins starts cubed square cube times divided multiplied start end not or
+    but
+    than least most"""
+    )
+)
+ORDERS = _names(
+    """say find compute calculate determine evaluate prove show let suppose assume choose pick
+    consider try verify guess solve simplify estimate why what who does do did can could
+    should would will"""
+)
+IMPERATIVES = ORDERS | _names(
+    "take given if when how which is are was were write give express note recall say see check use"
+)
+BOUNDARIES = _names(", ; : so thus therefore hence then which giving → ⇒ \\implies \\rightarrow"
+                     " \\to \\therefore ∴ that because since and but where")  # fmt: skip
+DOUBTED_CJK = re.compile(
+    r"假设|假如|如果|若|假定|倘若|错误|認為|认为|猜|可能|有人|他说|她说|觉得|估计|据说|听说|もし|仮に|誤"
+    r"|と言|と思"
+)
+UNSURE_CJK = re.compile(r"不知道|不清楚|不确定|分からない|わからない")
+# A counter, a polite ending and the end of the clause.
+CJK_AFTER = re.compile(
+    r"[\s$)）*]*(?:[\u3400-\u9fffつり的]{0,10}|[\u30a0-\u30ff]{1,6})(?:です|である|であり|となる|になる"
+    r"|になります|となります|だ|が答え|が残る)?[\s$)）*]*(?:[^\w]|\Z|因|而|ので|が|種|是|也)"
+)
+CJK_VAGUE = re.compile(
+    r"[\s$]*(?:左右|上下|以上|以下|未満|多|余|还是|或|くらい|ぐらい|ほど|程度|吗|么|呢|か|だろ|でしょ)"
+)
+OPENERS = _names(
+    """> so thus therefore hence then finally consequently accordingly altogether overall all
+    in total only exactly just precisely and the a of now this that means is there are it's
+    that's conclusion result , : ∴ \\therefore → ⇒ - – — = we get"""
+)
+BETWEEN = _names(
+    """originally initially already minus negative a an the total sum of exactly only precisely
+    just now still also then therefore thus hence indeed equal to be him her them us me it
+    you for in after at by with into up another additional extra more approximately about
+    around roughly all altogether together out on from every each his their its my our your
+    value number same given simply clearly finally actually as - – : ( { [ + = \\text
+    \\textbf \\mathbf \\boldsymbol \\mathrm \\bf \\displaystyle \\boxed"""
+)
+INFINITIVES = _names(
+    """need needs needed has have had going able order wants want managed manages expects plans
+    required used left enough continue happen happens supposed out get gets got will minutes
+    hours days weeks months years"""
+)
+LABEL = _names("the final correct answer answers result results solution solutions")
+NAMING = _names(
+    """solution function polynomial formula value constant summary shows means gives case line
+    achieved attained"""
+)
+ARTICLES = _names("the a an of our its smallest largest least only total unknown original at for")
+DETERMINERS = _names("a an the of in their his her its average")
+STARTS_CLAUSE = _names(", and that but or so thus hence therefore then means meaning")
+CONCLUDES = _names(": ; so thus hence therefore which ∴ \\therefore")
+IS = _names("is are was were be equals equal becomes become comes turns 's gives")
+ANSWERS = _names("answer answers result results")
+AWAY = _names("after at in by with into up out on from for another additional extra more every")
+GIVING = _names("take takes took cost costs give gives gave leave leaves pay pays paid save saves")
+UNREAL = _names("could should would might may used ought")
+OPERATORS = _names("plus minus squared cubed times")
+# How a sentence begins that explains the answer before it.
+EXPLAINING = _names(
+    """because since this the we as here so thus explanation note to where in there each for it let
+    first given step solution which that hence therefore proof by and if with when from
+    these all both our their his her they he she using details reason reasoning justification
+    hope"""
+)
+PARTS = _names("one any some none each either both two all")
+ATTRIBUTES = _names(
+    """length width height area volume perimeter period degree order rank slope radius diameter
+    mass weight age value size norm magnitude probability point points"""
+)
+TIMES = _names("second minute hour day week month year sec min hr")
+TOWARDS = _names("for at in by with after to on")
+BARE = _names(
+    """must we seek want wanted looking for obtain the a an our my this that its so thus
+    therefore hence final correct right only desired required exact unique numerical numeric
+    is are was be indeed then get see conclude have and to problem question in total overall
+    , : i of"""
+)
+MODALS = _names("would could might may should can must will seems looks does do did")
+OBJECTS = _names("the this that our it an any all")
+PREDICATES = _names(
+    """indeed choice minimal maximal that works work the a an our my only unique final correct
+    right required desired answer answers solution solutions value values result maximum
+    minimum largest smallest greatest least possible total number sum of root roots integer
+    in all it and , exactly what we want wanted such time age years old positive negative
+    real x n prime"""
+)
+# Before `answer is`, in its clause; words without letters too.
+ANNOUNCING = (
+    BARE
+    | OPENERS
+    | _names(
+        """for given part simplified complete actual that deduce find follows it here with as
+    required can shown clear obvious evident easy using above which overall original numeric
+    simplest closest"""
+    )
+)
+CONDITIONS = _names("if suppose let assume assuming had were when unless until whether given")
+AFTER = _names(
+    """decoy trap distractor guess placeholder impossible unlikely supposedly allegedly
+    mistaken forced false untrue if find compute determine example recall typo kidding joking
+    unless assuming provided guessing rejected discarded dismissed confuse confuses confused
+    perhaps maybe possibly probably fails"""
+)
+# Of the sentence after the answer: it takes it back without naming another.
+DISMISSED = _names(
+    "trap decoy distractor placeholder bogus fake typo kidding joking lie lied lies liar guessing"
+    " nonsense"
+)
+DOUBTING = DISMISSED | DISOWNED | (AFTER - _names("if find compute determine recall unless"))
+DENYING = _names("not no nope never nor or unsure random")
+DENIED = _names("answer right correct true it that this so sure be really quite")
+CLOSERS = _names(
+    """this completes complete the solution proof answer i hope it is correct so we are done
+    that final thus hence therefore qed as desired required requested wanted and problem
+    solved finished to question our result check verified confirmed checks out end which you
+    can see let me know if have any questions helps great job good luck s im_end _end_
+    eot_id endoftext user assistant human ! . , \\ □ [ ] ■ ∎ ✓ ✅ $ * # : - ~ ( ) \\square
+    \\blacksquare \\] \\) \\boxed } { \\end align equation aligned gathered | < > / _ `"""
+)
+RETRACTED = re.compile(
+    r"\b(?:wait|hmm+|correction|oops|sorry|scratch that|on second thought|(?:that|this|it)(?:'s| is"
+    r"| was) (?:wrong|incorrect|false|not right|not correct)|"
+    r"(?:isn|wasn)['’]t (?:right|correct|true|it)\b|mistake|made an? error|miscounted|"
+    r"miscalculated|retract|disregard|ignore (?:that|this|the)|"
+    r"should (?:actually|instead|really) be|"
+    r"actually,? (?:it|the|that|this|we|i)\b|no,|alternatively|or maybe|or perhaps|let me "
+    r"(?:re|double|try|check)|i was wrong|(?:that|this|it) (?:can't|cannot|can not) be|"
+    r"on reflection|made (?:that|this|it) up|"
+    r"just kidding|reconsider|i give up)|不对|错了|更正|等等|抱歉|間違|訂正",
+    re.IGNORECASE,
+)
+FIGURE = re.compile(r"\d[\d.,]*")
+# Another value, said as the answer was: `It is 6.`
+RESTATED = re.compile(
+    r"(?:\b(?:it|that|this|(?:true|correct|real|right|actual|final)\s+[a-z]+|answer|result)"
+    r"(?:'s| is| was| equals| (?:should|must|could|may|might) be)"
+    r"(?: actually| really| in fact| rather)?"
+    r"|\b(?:in fact|make (?:that|it)|take|rather|instead|use)[,:]?|[-=]>|→)"
+    r"\s+[$*]{0,3}(\d[\d,./]*)(?=[$*]{0,3}(?:[.!]?\s*$|[.!]\s| instead\b))",
+    re.IGNORECASE,
+)
+NEXT_TASK = re.compile(r"\n[*#_ ]{0,6}(?:Question|Q\s?\d*:|Problem|Human|User|Exercise)")
+OPENING = 60  # characters of a later paragraph that may take back what stands above it
+RETRACTIONS = (
+    *("ait", "mm", "orrection", "ops", "orry", "cratch", "second thought", "wrong", "ncorrect"),
+    *("n't", "n’t"),
+    *("false", "not ", "rror", "istake", "mis", "etract", "gnore", "isregard", "hould", "ctually"),
+    *(
+        "o,",
+        "lternatively",
+        "aybe",
+        "erhaps",
+        "et me",
+        "an't",
+        "annot",
+        "eflect",
+        "ade ",
+        "idding",
+        "econsider",
+        "ive up",
+        "不对",
+        "错了",
+        "更正",
+        "等等",
+        "抱歉",
+        "間違",
+        "訂正",
+    ),
+)
+SIGNS = _names(r"+ - * / ^ | · × − – \cdot \times \sqrt \frac \div ÷ x % per ( )")
+UNKNOWN = _names(r"| ^ \sqrt")  # of one name: `|x| =`
+SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
+END = re.compile(
+    r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)[.!?](?=\s+[A-Z\\$\d(~*#<-]|\s*$)|[。！？\n]"
+)
+CJK = re.compile(r"[\u3000-\u9fff]")
+CJK_WORDS = re.compile(r"[\u3000-\u9fff]{2}|[\u3400-\u9fff]")
