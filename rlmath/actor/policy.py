@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,7 +19,16 @@ from rlmath.actor.lora import base_model
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
 from rlmath.actor.observer import UpdateObserver
-from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.policy_loss import (
+    MetricNames,
+    MinibatchPart,
+    concatenate,
+    divided,
+    keep_values,
+    off_policy,
+    policy_loss,
+    stacked,
+)
 from rlmath.actor.quantized_cache import quantized_cache
 from rlmath.actor.quantized_products import quantized_products
 from rlmath.actor.rounding_noise import rounding_noise
@@ -28,12 +36,9 @@ from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
 from rlmath.actor.token_traces import TokenTrace, traces_of
-from rlmath.algorithms.alignment import token_lags
 from rlmath.algorithms.early_stop import Decision, decide
-from rlmath.algorithms.losses import LossInputs, LossOutput, metric_means
-from rlmath.algorithms.objective import policy_objective
+from rlmath.algorithms.losses import LossOutput, metric_means
 from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
-from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import Shard, Share, response_rows
 from rlmath.checkpoint.optimizer_state import clear_optimizer_state
 from rlmath.checkpoint.state import ModelState
@@ -157,8 +162,8 @@ class MegatronActor(RankModel):
                 stack.enter_context(self.routing.recording(shard, micro_batches))
             elif self.routing is not None and not reference:
                 stack.enter_context(self.routing.following(shard, micro_batches))
-            values = self.forward(micro_batches, self._of_log_probs(_keep_values))
-        return _concatenate(values) if self.is_last_stage else None
+            values = self.forward(micro_batches, self._of_log_probs(keep_values))
+        return concatenate(values) if self.is_last_stage else None
 
     @contextlib.contextmanager
     def _reference_weights(self) -> Iterator[None]:
@@ -241,7 +246,7 @@ class MegatronActor(RankModel):
             outcomes = self._backward(minibatch, settings, begin, self.observer)
             parts = [MinibatchPart(minibatch, outcomes)]
             one, decision, farthest = self._step(parts, settings, index)
-            values = _concatenate([v for _, v in outcomes]) if self.is_last_stage else None
+            values = concatenate([v for _, v in outcomes]) if self.is_last_stage else None
             first = values if index == 0 else first
             left_out += self._off_policy(parts)
             traces += self._traces(parts, settings, traced, index, decision)
@@ -283,7 +288,7 @@ class MegatronActor(RankModel):
             self.observer,
             run=functools.partial(self.add_gradients, is_first=is_first),
         )
-        found = _concatenate([v for _, v in outcomes]) if self.is_last_stage else None
+        found = concatenate([v for _, v in outcomes]) if self.is_last_stage else None
         return MinibatchPart(share, outcomes), found
 
     def update_from_parts(
@@ -324,7 +329,7 @@ class MegatronActor(RankModel):
         )
 
     def _off_policy(self, parts: Sequence[MinibatchPart]) -> list[dict[int, OffPolicyTotals]]:
-        return [_off_policy(one.outcomes, one.share.batch) for one in parts if self.reports]
+        return [off_policy(one.outcomes, one.share.batch) for one in parts if self.reports]
 
     def _traces(
         self,
@@ -337,7 +342,7 @@ class MegatronActor(RankModel):
         if not traced or not self.is_last_stage:
             return
         for one in parts:
-            values = _concatenate([v for _, v in one.outcomes])
+            values = concatenate([v for _, v in one.outcomes])
             yield from traces_of(
                 one.share, values, settings.objective, traced, index, decision.discard
             )
@@ -362,7 +367,7 @@ class MegatronActor(RankModel):
         with_reference = parts[0].share.batch.ref_log_probs is not None
         names = MetricNames.of(settings.objective, with_reference)
         sums, maxima, farthest = self._totals(parts, names)
-        sums = _divided(sums, divisor)
+        sums = divided(sums, divisor)
         grad_norm = self.gradient_norm()
         assert self._prints is not None
         self._prints.add_gradient(index)
@@ -464,9 +469,9 @@ class MegatronActor(RankModel):
                 for output, values in part.outcomes:
                     own = Farthest.of(output, values.response_rows, part.share)
                     farthest = max(farthest, own, key=abs)
-            for row in _stacked([output.metric_sums for output in outputs], names.sums):
+            for row in stacked([output.metric_sums for output in outputs], names.sums):
                 sums += row
-            for row in _stacked([output.metric_maxima for output in outputs], names.maxima):
+            for row in stacked([output.metric_maxima for output in outputs], names.maxima):
                 # torch.maximum keeps NaN, which has to be seen.
                 maxima = torch.maximum(maxima, row)
         own_farthest = torch.tensor(dataclasses.astuple(farthest), dtype=torch.float64)
@@ -478,133 +483,3 @@ class MegatronActor(RankModel):
             dict(zip(names.maxima, top.amax(0).tolist(), strict=True)),
             max((Farthest(*row) for row in far.tolist()), key=abs),
         )
-
-
-@dataclass(frozen=True)
-class MinibatchPart:
-    """What of a minibatch has been through the backward pass together.
-
-    Attributes:
-        share: This rank's sequences of it.
-        outcomes: What each micro-batch gave, on ranks of the last stage.
-    """
-
-    share: Share
-    outcomes: list[tuple[LossOutput, TokenValues]]
-
-    def at(self, places: Tensor) -> MinibatchPart:
-        """With other places of the part's sequences, such as those in the step.
-
-        Args:
-            places: ``[n]`` int64, of the part's ``n`` sequences.
-        """
-        share = dataclasses.replace(self.share, places=places[self.share.places])
-        return dataclasses.replace(self, share=share)
-
-    def divided_by(self, divisor: float) -> MinibatchPart:
-        """With the weights of the tokens divided by what they lack."""
-        weights = self.share.weights / max(divisor, 1.0)
-        return dataclasses.replace(self, share=dataclasses.replace(self.share, weights=weights))
-
-
-@dataclass(frozen=True)
-class MetricNames:
-    """What a policy loss counts; a rank without the last stage has to know it as well."""
-
-    sums: tuple[str, ...]
-    maxima: tuple[str, ...]
-
-    @classmethod
-    def of(cls, objective: ObjectiveSettings, with_reference: bool) -> MetricNames:
-        """The names, found by running the objective on one token: they depend on settings alone."""
-        one = torch.zeros(1)
-        inputs = LossInputs(
-            log_probs=one,
-            old_log_probs=one,
-            engine_log_probs=one,
-            advantages=one,
-            mask=torch.ones(1, dtype=torch.bool),
-            weights=one,
-            sequence_ids=torch.zeros(1, dtype=torch.int64),
-            ref_log_probs=one if with_reference else None,
-            entropy=one,
-        )
-        output = policy_objective(inputs, objective)
-        return cls(tuple(sorted(output.metric_sums)), tuple(sorted(output.metric_maxima)))
-
-
-def policy_loss(
-    fields: LossFields, settings: ObjectiveSettings
-) -> OnLogProbs[tuple[LossOutput, TokenValues]]:
-    """The policy's objective of a micro-batch, for ``of_log_probs``. Stays on the device.
-
-    Args:
-        fields: Named as in ``LossInputs``; without ``old_log_probs`` the current policy is its own
-            old policy.
-    """
-
-    def objective(
-        one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor
-    ) -> tuple[Tensor, tuple[LossOutput, TokenValues]]:
-        given = {"old_log_probs": log_probs.detach(), "ref_log_probs": None} | fields.of(one)
-        inputs = LossInputs(
-            log_probs=log_probs,
-            sequence_ids=one.sequence_ids,
-            num_sequences=one.num_sequences,
-            entropy=entropy if settings.entropy_coef else entropy.detach(),
-            **given,  # type: ignore[arg-type]
-        )
-        output = policy_objective(inputs, settings)
-        kept = TokenValues(one.response_rows, log_probs.detach(), entropy.detach())
-        # output.loss holds the graph; what is kept must not.
-        return output.loss, (_detached(output), kept)
-
-    return objective
-
-
-def _keep_values(
-    one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor
-) -> tuple[Tensor, TokenValues]:
-    return log_probs.sum(), TokenValues(one.response_rows, log_probs, entropy)
-
-
-def _stacked(values: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> Tensor:
-    """``[micro-batches, names]`` on the CPU, in one copy."""
-    return torch.stack([torch.stack([one[name] for name in names]) for one in values]).cpu()
-
-
-def _divided(sums: Mapping[str, float], divisor: float) -> dict[str, float]:
-    """Sums over tokens, with the weights of the tokens divided."""
-    factor = 1.0 / max(divisor, 1.0)
-    powers = {"weighted/loss_weight_squares": 2}
-    return {
-        name: total * factor ** powers.get(name, 1) if name.startswith("weighted/") else total
-        for name, total in sums.items()
-    }
-
-
-def _detached(output: LossOutput) -> LossOutput:
-    return dataclasses.replace(output, loss=output.loss.detach())
-
-
-def _off_policy(
-    outcomes: Sequence[tuple[LossOutput, TokenValues]], batch: TrainingBatch
-) -> dict[int, OffPolicyTotals]:
-    """What ``off_policy_mask_kl`` left out of a minibatch's tokens; nothing without it."""
-    rows = [values.response_rows for _, values in outcomes]
-    masks = [one.off_policy_masked for one, _ in outcomes if one.off_policy_masked is not None]
-    if not masks:
-        return {}
-    left_out = torch.zeros(batch.loss_mask.numel(), dtype=torch.bool)
-    left_out[torch.cat(rows)] = torch.cat(masks).cpu()
-    # Versions count from 0, and what is n older than that is of version -n.
-    return OffPolicyTotals.by_version(-token_lags(batch, 0), batch.loss_mask, left_out)
-
-
-def _concatenate(values: Sequence[TokenValues]) -> TokenValues:
-    """Of all micro-batches, on the CPU."""
-    return TokenValues(
-        torch.cat([v.response_rows for v in values]),
-        torch.cat([v.log_probs for v in values]).cpu(),
-        torch.cat([v.entropy for v in values]).cpu(),
-    )

@@ -22,7 +22,8 @@ from rlmath.batching.shards import Shard
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 if TYPE_CHECKING:
-    from rlmath.actor.policy import MegatronActor, MinibatchPart
+    from rlmath.actor.policy import MegatronActor
+    from rlmath.actor.policy_loss import MinibatchPart
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rlmath.actor.head import Head, HeadLinear
 from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.packing import PackedMicroBatch, _packed_seq_params
-from rlmath.actor.policy import policy_loss
+from rlmath.actor.policy_loss import policy_loss
 from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.actor.value import value_loss
 from rlmath.algorithms.losses import LOSSES

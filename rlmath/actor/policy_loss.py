@@ -1,0 +1,152 @@
+"""The policy's loss of a micro-batch, and what a minibatch's micro-batches give together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlmath.actor.loss_fields import LossFields
+from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.schedule import OnLogProbs
+from rlmath.actor.settings import TokenValues
+from rlmath.algorithms.alignment import token_lags
+from rlmath.algorithms.losses import LossInputs, LossOutput
+from rlmath.algorithms.objective import policy_objective
+from rlmath.algorithms.off_policy import OffPolicyTotals
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching.shards import Share
+from rlmath.types import TrainingBatch
+
+
+@dataclass(frozen=True)
+class MinibatchPart:
+    """What of a minibatch has been through the backward pass together.
+
+    Attributes:
+        share: This rank's sequences of it.
+        outcomes: What each micro-batch gave, on ranks of the last stage.
+    """
+
+    share: Share
+    outcomes: list[tuple[LossOutput, TokenValues]]
+
+    def at(self, places: Tensor) -> MinibatchPart:
+        """With other places of the part's sequences, such as those in the step.
+
+        Args:
+            places: ``[n]`` int64, of the part's ``n`` sequences.
+        """
+        share = dataclasses.replace(self.share, places=places[self.share.places])
+        return dataclasses.replace(self, share=share)
+
+    def divided_by(self, divisor: float) -> MinibatchPart:
+        """With the weights of the tokens divided by what they lack."""
+        weights = self.share.weights / max(divisor, 1.0)
+        return dataclasses.replace(self, share=dataclasses.replace(self.share, weights=weights))
+
+
+@dataclass(frozen=True)
+class MetricNames:
+    """What a policy loss counts; a rank without the last stage has to know it as well."""
+
+    sums: tuple[str, ...]
+    maxima: tuple[str, ...]
+
+    @classmethod
+    def of(cls, objective: ObjectiveSettings, with_reference: bool) -> MetricNames:
+        """The names, found by running the objective on one token: they depend on settings alone."""
+        one = torch.zeros(1)
+        inputs = LossInputs(
+            log_probs=one,
+            old_log_probs=one,
+            engine_log_probs=one,
+            advantages=one,
+            mask=torch.ones(1, dtype=torch.bool),
+            weights=one,
+            sequence_ids=torch.zeros(1, dtype=torch.int64),
+            ref_log_probs=one if with_reference else None,
+            entropy=one,
+        )
+        output = policy_objective(inputs, objective)
+        return cls(tuple(sorted(output.metric_sums)), tuple(sorted(output.metric_maxima)))
+
+
+def policy_loss(
+    fields: LossFields, settings: ObjectiveSettings
+) -> OnLogProbs[tuple[LossOutput, TokenValues]]:
+    """The policy's objective of a micro-batch, for ``of_log_probs``. Stays on the device.
+
+    Args:
+        fields: Named as in ``LossInputs``; without ``old_log_probs`` the current policy is its own
+            old policy.
+    """
+
+    def objective(
+        one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor
+    ) -> tuple[Tensor, tuple[LossOutput, TokenValues]]:
+        given = {"old_log_probs": log_probs.detach(), "ref_log_probs": None} | fields.of(one)
+        inputs = LossInputs(
+            log_probs=log_probs,
+            sequence_ids=one.sequence_ids,
+            num_sequences=one.num_sequences,
+            entropy=entropy if settings.entropy_coef else entropy.detach(),
+            **given,  # type: ignore[arg-type]
+        )
+        output = policy_objective(inputs, settings)
+        kept = TokenValues(one.response_rows, log_probs.detach(), entropy.detach())
+        # output.loss holds the graph; what is kept must not.
+        return output.loss, (_detached(output), kept)
+
+    return objective
+
+
+def keep_values(
+    one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor
+) -> tuple[Tensor, TokenValues]:
+    return log_probs.sum(), TokenValues(one.response_rows, log_probs, entropy)
+
+
+def stacked(values: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> Tensor:
+    """``[micro-batches, names]`` on the CPU, in one copy."""
+    return torch.stack([torch.stack([one[name] for name in names]) for one in values]).cpu()
+
+
+def divided(sums: Mapping[str, float], divisor: float) -> dict[str, float]:
+    """Sums over tokens, with the weights of the tokens divided."""
+    factor = 1.0 / max(divisor, 1.0)
+    powers = {"weighted/loss_weight_squares": 2}
+    return {
+        name: total * factor ** powers.get(name, 1) if name.startswith("weighted/") else total
+        for name, total in sums.items()
+    }
+
+
+def _detached(output: LossOutput) -> LossOutput:
+    return dataclasses.replace(output, loss=output.loss.detach())
+
+
+def off_policy(
+    outcomes: Sequence[tuple[LossOutput, TokenValues]], batch: TrainingBatch
+) -> dict[int, OffPolicyTotals]:
+    """What ``off_policy_mask_kl`` left out of a minibatch's tokens; nothing without it."""
+    rows = [values.response_rows for _, values in outcomes]
+    masks = [one.off_policy_masked for one, _ in outcomes if one.off_policy_masked is not None]
+    if not masks:
+        return {}
+    left_out = torch.zeros(batch.loss_mask.numel(), dtype=torch.bool)
+    left_out[torch.cat(rows)] = torch.cat(masks).cpu()
+    # Versions count from 0, and what is n older than that is of version -n.
+    return OffPolicyTotals.by_version(-token_lags(batch, 0), batch.loss_mask, left_out)
+
+
+def concatenate(values: Sequence[TokenValues]) -> TokenValues:
+    """Of all micro-batches, on the CPU."""
+    return TokenValues(
+        torch.cat([v.response_rows for v in values]),
+        torch.cat([v.log_probs for v in values]).cpu(),
+        torch.cat([v.entropy for v in values]).cpu(),
+    )
