@@ -23,6 +23,9 @@ from rlmath.grading.verbs import COPULAS, is_order, is_stating
 from rlmath.grading.wording import changes_value
 
 
+_MARKS = lexicon.MARKUP.__contains__
+
+
 def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = False) -> bool:
     """Whether the sentence around the number or formula at [start, end) states it.
 
@@ -91,7 +94,7 @@ def orders(text: str) -> bool:
 
 def tokens(text: str) -> list[str]:
     plain = text.lower().replace("**", " ")
-    return [token for token in lexicon.TOKEN.findall(plain) if token not in lexicon.MARKUP]
+    return list(itertools.filterfalse(_MARKS, lexicon.PLAIN_TOKEN.findall(plain)))
 
 
 def _hangs_on(text: str, begin: int) -> bool:
@@ -138,8 +141,10 @@ def closes(text: str, start: int) -> bool:
 def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
     if not lexicon.DISOWNED.isdisjoint(found):
         return False
-    while found and found[-1] in ("(", "{", "}", "+", "*"):
-        found = found[:-1]
+    size = len(found)
+    while size and found[size - 1] in ("(", "{", "}", "+", "*"):
+        size -= 1
+    found = found[:size]
     if found[:3] == ["as", "a", "result"]:
         found = found[3:]
     found = _without_asides(found)
@@ -184,6 +189,8 @@ def _is_sourced(found: list[str], unit: bool) -> bool:
         found: the words before the number.
         unit: whether words follow it: `the goal is 5 books` states a number, `the goal is 5` not.
     """
+    if lexicon.SOURCED.isdisjoint(found):
+        return False
     for index, word in enumerate(found):
         after = found[index + 1] if index + 1 < len(found) else ""
         if word in lexicon.SOURCES and (
@@ -208,6 +215,8 @@ def _is_sourced(found: list[str], unit: bool) -> bool:
 
 def _after_conclusion(found: list[str]) -> list[str]:
     """The tokens after the last `so`, `which` or colon before the number."""
+    if lexicon.CONCLUDES.isdisjoint(found):
+        return found
     for index in range(len(found) - 2, -1, -1):
         if found[index] in lexicon.CONCLUDES:
             return found[index + 1 :]
@@ -216,16 +225,19 @@ def _after_conclusion(found: list[str]) -> list[str]:
 
 def _names_a_value(left: list[str]) -> bool:
     """Whether only known words, or nouns after an article, stand before the name: not `put n`."""
-    begins = max((i + 1 for i, word in enumerate(left) if word in lexicon.BOUNDARIES), default=0)
-    clause = left[begins:]
-    while clause and not (len(clause[-1]) > 1 and clause[-1][0].isalpha()):
-        clause = clause[:-1]
+    begins = _clause_begin(left)
+    size = len(left)
+    while size > begins and not (len(left[size - 1]) > 1 and left[size - 1][0].isalpha()):
+        size -= 1
+    clause = left[begins:size]
     ordered = not begins and bool(clause) and is_order(clause[0])
     if ordered or (clause and (clause[0] in lexicon.ORDERS or left[0] in ("had", "were"))):
         return False
     if len(clause) == len(left) - begins or (clause and is_stating(clause[-1])):
         return True  # a label in words, or `the length is x =`
     for index, word in enumerate(clause):
+        if len(word) == 1 or not word[0].isalpha():
+            continue
         known = (
             word in lexicon.BARE
             or word in lexicon.OPENERS
@@ -233,7 +245,7 @@ def _names_a_value(left: list[str]) -> bool:
             or word in lexicon.NAMING
         )
         noun = index > 0 and clause[index - 1] in lexicon.ARTICLES
-        if word[0].isalpha() and len(word) > 1 and not (known or noun):
+        if not (known or noun):
             return False
     return True
 
@@ -245,6 +257,16 @@ def _without_asides(found: list[str]) -> list[str]:
         if all(word.isalpha() for word in found[opened + 1 : -1]) and len(found) - opened > 4:
             return found[:opened]
     return found
+
+
+def _clause_begin(found: list[str]) -> int:
+    """The index after the last boundary, 0 without one."""
+    if lexicon.BOUNDARIES.isdisjoint(found):
+        return 0
+    index = len(found)
+    while found[index - 1] not in lexicon.BOUNDARIES:
+        index -= 1
+    return index
 
 
 def _clause(found: list[str]) -> list[str]:
@@ -261,32 +283,29 @@ def _clause(found: list[str]) -> list[str]:
 
 def _equates(left: list[str], after: list[str] | None = None) -> int:
     """2 if `left =` is a computation, 1 if it is a name or a label, 0 for `x + 3 =` or `2x =`."""
-    tail: list[str] = []
-    chained = False
-    for word in reversed(left):
-        if word in ("=", ":", ";", "≈", "\\approx", ","):
-            chained = word == "="
+    begin, chained = 0, False
+    for index in range(len(left) - 1, -1, -1):
+        if left[index] in ("=", ":", ";", "≈", "\\approx", ","):
+            begin, chained = index + 1, left[index] == "="
             break
-        tail.insert(0, word)
-    numbers = any(map(is_number, tail))
-    words = [w for w in tail if len(w) > 1 and w[0].isalpha()]
-    formula = tail
-    for index in range(len(tail) - 1, -1, -1):
-        if len(tail[index]) > 1 and tail[index][0].isalpha():
-            formula = tail[index + 1 :]
-            break
-    unit = after[0] if after else ""  # 140 m - 100 m = 40 m
-    letters = any(len(w) == 1 and w.isalpha() and w not in ("a", "x", unit) for w in formula)
-    signs = not lexicon.SIGNS.isdisjoint(tail)
-    if numbers and signs and not letters and ("x" not in formula or _is_times(formula)):
-        return 2
+    tail = left[begin:] if begin else left
+    start = len(tail)
+    while start and (len(tail[start - 1]) == 1 or not tail[start - 1][0].isalpha()):
+        start -= 1
+    formula = tail[start:] if start else tail
+    numbers = any(map(is_number, set(tail)))
+    if numbers and not lexicon.SIGNS.isdisjoint(tail):
+        known = ("a", "x", after[0] if after else "")  # 140 m - 100 m = 40 m
+        letters = any(len(w) == 1 and w.isalpha() and w not in known for w in set(formula))
+        if not letters and ("x" not in formula or _is_times(formula)):
+            return 2
     if chained and numbers:
         return 1
     if len(formula) > 3 and formula[1] == "(" and formula[-1] == ")" and formula[0][-1].isalpha():
         return 1  # f(50) =
-    if words and not formula:
-        return int(lexicon.NOT_IN_CLAUSE.isdisjoint(words))
-    if any(map(is_number, formula)):
+    if start and not formula:
+        return int(lexicon.NOT_IN_CLAUSE.isdisjoint(tail))
+    if any(map(is_number, set(formula))):
         return int(lexicon.SIGNS.isdisjoint(formula) and not is_number(formula[0]))
     return int(lexicon.UNKNOWN.isdisjoint(formula))
 
@@ -345,7 +364,7 @@ def _is_subject(subject: list[str]) -> bool:
     if start and subject[start - 1] == "of":
         return True
     formula = subject[start:]
-    variable = any(len(word) == 1 and word.isalpha() and word != "a" for word in formula)
+    variable = any(len(word) == 1 and word.isalpha() and word != "a" for word in set(formula))
     return not variable or _equates(subject) > 0
 
 
@@ -379,7 +398,9 @@ def _governs(clause: list[str], found: list[str], after: list[str]) -> bool:
         return False
     if clause[place] in ("be", "been") and not lexicon.UNREAL.isdisjoint(subject[-4:]):
         return False  # it could be, it should have been, it used to be
-    if any(w in lexicon.OPERATORS and not is_number(v) for v, w in itertools.pairwise(subject)):
+    if not lexicon.OPERATORS.isdisjoint(subject) and any(
+        w in lexicon.OPERATORS and not is_number(v) for v, w in itertools.pairwise(subject)
+    ):
         return False  # x plus one is
     if (
         subject
@@ -389,7 +410,7 @@ def _governs(clause: list[str], found: list[str], after: list[str]) -> bool:
         return False
     if not lexicon.ANSWERS.isdisjoint(found):
         named = max(index for index, word in enumerate(found) if word in lexicon.ANSWERS)
-        begins = max((i + 1 for i in range(named) if found[i] in lexicon.BOUNDARIES), default=0)
+        begins = _clause_begin(found[:named])
         rest = found[begins : len(found) - len(between) - 1]
         known = all(word in lexicon.BARE or word in lexicon.ANSWERS for word in rest)
         if (

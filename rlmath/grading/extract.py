@@ -62,10 +62,13 @@ _ABBREVIATION = re.compile(
     r"(?:\b(?:mr|mrs|ms|dr|st|vs|no|sq|approx|i\.e|e\.g)|[ap]\.?m)$", re.IGNORECASE
 )
 _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]{1,40}\|>|</s>")
+_SPECIAL_TOKENS = re.compile(r"(?:<\|[^|<>]{1,40}\|>|</s>)+")
 _STRUCK = re.compile(r"(?<!~)~~(?=[^\s~])[^~\n]{1,200}(?<=\S)~~(?!~)")
 _STRIKE_OPENS = re.compile(r"(?<!~)~~(?:\*\*)?(?:\$\$?|\\\(|\\\[)?\Z")
 _STRIKE_CLOSES = re.compile(r"(?:\$\$?|\\\)|\\\])?(?:\*\*)?[.]?~~(?!~)")
 _MAX_STRUCK_CHARS = 400
+_MAX_STRIKE_SIGNS = 48  # `~~` in the end of a text without a box; with more it states nothing
+_MAX_STRUCK_BOXES = 12
 _DIGIT = re.compile(r"\d")
 _NEGATION = re.compile(
     r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect|but|guess|unknown|maybe|perhaps|between|"
@@ -170,8 +173,8 @@ def _in_formula(text: str, position: int) -> bool:
     """Whether a dollar sign is open before `position`, where `~~` is two spaces of LaTeX."""
     low = max(text.rfind("\n", 0, position) + 1, position - _MAX_STRUCK_CHARS)
     line = text[low:position]
-    if "$" not in line and "\\" not in line:
-        return False
+    if "\\" not in line:
+        return line.replace("$$", "$").count("$") % 2 == 1
     line = line.replace("\\$", "").replace("$$", "$")
     return (
         line.count("$") % 2 == 1
@@ -184,24 +187,26 @@ def _unstruck(found: re.Match[str]) -> str:
     return found.group() if _in_formula(found.string, found.start()) else " "
 
 
-def _without_struck_boxes(text: str) -> str:
+def _without_struck_boxes(text: str, wanted: int) -> str | None:
     """The text without those of its last boxes that stand directly in `~~`: `~~\\boxed{5}~~`.
 
-    Of a box, and those in the 8,000 characters before it.
+    Of a box, and those in the 8,000 characters before it, up to the `wanted` one that is not
+    struck. None if more than a dozen are struck: what is left of such a text is no answer.
     """
     final = _last_command(text, len(text))
     if final is None:
         return text
     low, high = max(0, final[0] - _TAIL_CHARS), final[1] + 2 * _MAX_STRUCK_CHARS
-    return text[:low] + _without_struck(text[low:high]) + text[high:]
+    rest = _without_struck(text[low:high], wanted)
+    return None if rest is None else text[:low] + rest + text[high:]
 
 
-def _without_struck(text: str) -> str:
+def _without_struck(text: str, wanted: int) -> str | None:
     struck: list[tuple[int, int]] = []
     end = len(text)
-    for _ in range(_MAX_MARKERS):
+    for place in range(_MAX_MARKERS):
         last = _last_command(text, end)
-        if last is None:
+        if last is None or (wanted == 1 and len(struck) < place):
             break
         end = last[0]
         opened = _STRIKE_OPENS.search(text[max(0, end - 8) : end])
@@ -212,6 +217,8 @@ def _without_struck(text: str) -> str:
         closed = _STRIKE_CLOSES.match(window, close + 1) if close >= 0 else None
         if closed is not None:
             struck.append((end - len(opened.group()), last[1] + closed.end()))
+            if len(struck) > _MAX_STRUCK_BOXES:
+                return None
     begins = [0, *(stop for _, stop in reversed(struck))]
     ends = [*(begin for begin, _ in reversed(struck)), len(text)]
     return " ".join(text[b:e] for b, e in zip(begins, ends, strict=True)) if struck else text
@@ -331,8 +338,11 @@ def extract(
         return NOTHING
     if "\b" in text:  # a string literal ate the backslash of \\boxed
         text = text.replace("\boxed", "\\boxed")
-    if "~~" in text:
-        text = _without_struck_boxes(text)
+    if "~" in text and "~~" in text:
+        unstruck = _without_struck_boxes(text, boxes)
+        if unstruck is None:
+            return Extraction("", "box")
+        text = unstruck
     boxed = last_box(text) if boxes == 1 else joined(last_boxes(text, boxes), boxes, ordered)
     if boxed is None and boxes > 1:
         boxed = last_box(text)
@@ -342,6 +352,8 @@ def extract(
         return NOTHING
     text = text[-_TAIL_CHARS:]
     if "~~" in text:
+        if text.count("~~") > _MAX_STRIKE_SIGNS:
+            return NOTHING
         text = _STRUCK.sub(_unstruck, text)
     tagged = _last_tag(text)
     if tagged is not None:
@@ -364,7 +376,7 @@ def extract(
     if fallback == "marker":
         return NOTHING
     if "<" in text:
-        text = _SPECIAL_TOKEN.sub(" ", text)
+        text = _SPECIAL_TOKENS.sub(" ", text)
     stripped = text.strip()
     stated = languages.stated(stripped)
     if stated is not None and is_answer(stated):

@@ -66,7 +66,7 @@ def _last_formula(text: str) -> tuple[str, int] | None:
 def _math_span(text: str, position: int) -> str | None:
     """The formula `$…$`, `\\(…\\)` or `\\[…\\]` around `position`, or None."""
     low = max(0, position - 2_000)
-    for opener in ("\\[", "\\("):
+    for opener in ("\\[", "\\(") if "\\" in text else ():
         start = text.rfind(opener, low, position)
         if start >= 0 and text.find(CLOSERS[opener], start, position) < 0:
             close = text.find(CLOSERS[opener], position, position + 2_000)
@@ -76,7 +76,10 @@ def _math_span(text: str, position: int) -> str | None:
     high = min(len(text), position + 2_000)
     line_end = text.find("\n", position, high)
     line_end = high if line_end < 0 else line_end
-    before = text[line_start:position].replace("\\$", "  ").replace("$$", " $")
+    before = text[line_start:position]
+    if "$" not in before:
+        return None
+    before = before.replace("\\$", "  ").replace("$$", " $")
     after = text[position:line_end].replace("\\$", "  ")
     if before.count("$") % 2 == 1 and "$" in after:
         return before[before.rfind("$") + 1 :] + after[: after.find("$")]

@@ -15,6 +15,11 @@ WINDOW = 400
 TOKEN = re.compile(
     r"\\[a-z]+|[a-z]+(?:['’][a-z]+)?|\.?\d+(?:[.,:]\d+)*|[\u3040-\u9fff]+|[^\sa-z\d\u3040-\u9fff]"
 )
+# The same without most of MARKUP, which is then no token at all.
+PLAIN_TOKEN = re.compile(
+    r"\\[a-z]+|[a-z]+(?:['’][a-z]+)?|\.?\d+(?:[.,:]\d+)*|[\u3040-\u9fff]+"
+    r"|[^\sa-z\d\u3040-\u9fff_`#~\[\]\"“”‘$€£¥&]"
+)
 FORMULA = re.compile(r"\$\$?([^$\n]*)\$\$?|\\\((.*?)\\\)")
 MARKUP = _names('_ ` # ~ [ ] " “ ” ‘ $ € £ ¥ \\ \\left \\right \\quad &')
 # Of the whole sentence: somebody's opinion, a falsehood, a guess, a trial, an example.
@@ -58,6 +63,8 @@ QUALIFIED = _names(
 )
 LIMITS = _names("bound bounds threshold candidate candidates goal target input")
 RESULTS = _names("answer answers result results output solution outcome")
+# Where `affirmed` looks for one of these; a sentence without them needs no look.
+SOURCED = SOURCES | QUALIFIERS | LIMITS | _names("estimated expected answer show keep")
 # Of the clause of the number.
 NOT_IN_CLAUSE = _names(
     """if might may begin begins began depends depend depending rounds successor predecessor

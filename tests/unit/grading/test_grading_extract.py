@@ -89,6 +89,11 @@ def test_runs_of_a_sign_cost_no_more_than_their_length() -> None:
         (r"\boxed{5} ~~\boxed{4}~~", "5"),
         (r"\boxed{5}, not ~~$\boxed{4}$~~ or ~~\boxed{\frac{3}{2}}~~", "5"),
         (r"~~\boxed{4}~~", None),
+        (r"~~\boxed{4}~~ " * 11 + r"\boxed{5}", "5"),
+        (r"\boxed{5}" + r" ~~\boxed{4}~~" * 11, "5"),
+        (r"\boxed{5}" + r" ~~\boxed{4}~~" * 12, "5"),
+        (r"\boxed{5}" + r" ~~\boxed{4}~~" * 13, ""),
+        (r"~~\boxed{4}~~ " * 14 + r"\boxed{5}", "5"),
         (r"~~**$\boxed{4}$**~~", None),
         (r"\boxed{~~4~~}", ""),
     ],
@@ -103,6 +108,13 @@ def test_a_formula_without_a_box_keeps_its_latex_spaces(grader: MathGrader) -> N
     response = "So the solution is $x=3,~~y=4,~~z=5$."
     assert grader.grade_one(response, "x=3, y=4, z=5").correct
     assert not grader.grade_one("The answer is ~~4~~.", "4").correct
+
+
+def test_a_text_with_very_many_strikes_states_nothing(grader: MathGrader) -> None:
+    """Each costs a look at its line."""
+    assert grader.grade_one("~~4~~ " * 24 + "\nThe answer is 5.", "5").correct
+    assert grader.grade_one("~~4~~ " * 25 + "\nThe answer is 5.", "5").status == "no_answer"
+    assert grader.grade_one("~~4~~ " * 25 + "\n\\boxed{5}", "5").correct
 
 
 def _interrupt(*_: Any) -> None:
