@@ -22,7 +22,12 @@ from rlmath.grading import lexicon
 from rlmath.grading.verbs import COPULAS, is_order, is_stating
 from rlmath.grading.wording import changes_value
 
-
+_REPORTED = frozenset(
+    [
+        *(("answer", "key"), ("show", "that"), ("keep", "getting"), ("appears", "that")),
+        *(("appears", "to"), ("looks", "like"), ("looks", "as")),
+    ]
+)
 _MARKS = lexicon.MARKUP.__contains__
 
 
@@ -176,6 +181,8 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
     if last == ":":
         if len(found) > 24 or found[0] in lexicon.IMPERATIVES or found[-2:-1] == [":"]:
             return False
+        if any(w == "of" and v in lexicon.PARTS for v, w in itertools.pairwise(found)):
+            return False  # one of the following:
         return (lexicon.NOT_IN_CLAUSE | lexicon.REFERENCES).isdisjoint(found)
     if found[0] == "if" and "would" in found:
         return False
@@ -208,7 +215,7 @@ def _is_sourced(found: list[str], unit: bool) -> bool:
             return True
         if word in lexicon.LIMITS and after in ("is", "was", "are", "were", ":") and not unit:
             return True
-        if (word, after) in (("answer", "key"), ("show", "that"), ("keep", "getting")):
+        if (word, after) in _REPORTED:
             return True
     return False
 
@@ -368,6 +375,16 @@ def _is_subject(subject: list[str]) -> bool:
     return not variable or _equates(subject) > 0
 
 
+def _is_on_the_way(subject: list[str], verb: str) -> bool:
+    """Whether a verb tells what was done, or was not: `by adding`, `should have had`, `I tried`."""
+    last = subject[-1] if subject else ""
+    if verb.endswith("ing") and last in lexicon.MEANS:
+        return True
+    if last in ("have", "'ve") and not lexicon.UNREAL_PAST.isdisjoint(subject[-4:-1]):
+        return True
+    return last == "i" and verb not in lexicon.FOUND
+
+
 def _governs(clause: list[str], found: list[str], after: list[str]) -> bool:
     """Whether a stating verb leads to the number, over a few known words."""
     if found[-1] == "of" and found[-2:-1] in (["total"], ["answer"], ["value"]):
@@ -385,6 +402,8 @@ def _governs(clause: list[str], found: list[str], after: list[str]) -> bool:
     if place < 0:
         return False
     subject, between = clause[:place], clause[place + 1 :]
+    if _is_on_the_way(subject, clause[place]):
+        return False
     unknown = sum(word not in lexicon.BETWEEN for word in between)
     if unknown and not _is_phrase(clause[place], between, after):
         return False

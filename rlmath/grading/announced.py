@@ -4,7 +4,8 @@ takes it back."""
 from __future__ import annotations
 
 from rlmath.grading import lexicon
-from rlmath.grading.affirmed import closes, is_number, tokens
+from rlmath.grading.affirmed import affirms, closes, is_number, tokens
+from rlmath.grading.last_number import last_match
 
 
 def is_retracted(text: str, start: int) -> bool:
@@ -20,6 +21,8 @@ def is_retracted(text: str, start: int) -> bool:
     first = paragraphs[0]
     if not _goes_on(first.lstrip(" .!*_$\\)]}\"'"), text[:start]):
         return True
+    if _is_replaced(rest[: another.start() if another else len(rest)], text[:start]):
+        return True
     looked_at = [first, *(paragraph.lstrip()[: lexicon.OPENING] for paragraph in paragraphs[1:])]
     return any(
         any(part in one for part in lexicon.RETRACTIONS)
@@ -28,10 +31,38 @@ def is_retracted(text: str, start: int) -> bool:
     )
 
 
+def _is_replaced(rest: str, stated: str) -> bool:
+    """Whether a label or the last conclusion after a number states another one."""
+    numbers = _numbers(stated)
+    if not numbers or not lexicon.FIGURE.search(rest):
+        return False
+    relabeled = lexicon.RELABELED.search(rest)
+    if relabeled is not None and relabeled[1].strip(".,") not in numbers:
+        return True
+    conclusion = last_match(lexicon.CONCLUDING, rest)
+    if conclusion is None:
+        return False
+    end = lexicon.END.search(rest, conclusion.end())
+    sentence = rest[: end.end() if end else len(rest)]
+    first = lexicon.FIGURE.search(sentence, conclusion.end())
+    reason = lexicon.CIRCUMSTANCE.search(sentence, first.end()) if first else None
+    concluded = last_match(
+        lexicon.FIGURE, sentence[: reason.start()] if reason else sentence, conclusion.end()
+    )
+    if concluded is None or concluded[0].strip(".,") in numbers:
+        return False
+    stop = concluded.start() + len(concluded[0].rstrip(".,"))
+    return affirms(sentence, concluded.start(), stop)
+
+
+def _numbers(text: str) -> set[str]:
+    return {number.strip(".,") for number in lexicon.FIGURE.findall(text)}
+
+
 def _goes_on(rest: str, stated: str) -> bool:
     """Whether a text after a statement closes it or explains it: not `Not.` or `I made that up`."""
     following = lexicon.END.split(rest, maxsplit=1)[0] if rest else ""
-    numbers = {number.strip(".,") for number in lexicon.FIGURE.findall(stated)}
+    numbers = _numbers(stated)
     for restated in lexicon.RESTATED.finditer(rest):
         if restated[1].strip(".,") not in numbers:
             return False

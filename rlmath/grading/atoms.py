@@ -36,6 +36,13 @@ from rlmath.grading.syntax import (
 class Atoms(Cases):
     """Reads one factor."""
 
+    def _is_unequal(self, bang: Token) -> bool:
+        """Whether `!` and the token after it are the sign `!=`, not the factorial of `3! = 6`."""
+        following = self.peek(1)
+        if following is None or following[:2] != ("op", "="):
+            return False
+        return bang.spaced or not following.spaced
+
     def factor(self) -> Node:
         """An atom with its powers, factorials, primes, percent and degree signs."""
         self.enter()
@@ -47,7 +54,7 @@ class Atoms(Cases):
             elif kind == "op" and value == "*" and self.at("op", "*", 1):
                 self.position += 2
                 node = ("^", node, self.signed_factor())
-            elif kind == "op" and value == "!" and not self.at("op", "=", 1):
+            elif kind == "op" and value == "!" and not self._is_unequal(token):
                 self.position += 1
                 node = ("f", "factorial2" if self.op("!") else "factorial", (node,))
             elif kind == "op" and value == "_" and node[0] == "^" and node[1][0] in ("s", "k"):

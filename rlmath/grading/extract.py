@@ -76,6 +76,8 @@ _NEGATION = re.compile(
     r"不|非|或|または|又は|もしくは|約|约|大概|可能|也许|或许|至少|至多|最多|ではな|じゃな|か",
     re.IGNORECASE,
 )
+# `12 times the first term`: the answer is not 12.
+_SHARED = re.compile(r"\S{1,40} (?:times (?!as\b)|(?:percent|per cent|%) of\b)", re.IGNORECASE)
 _IS = re.compile(r"\b(?:is|are|equals)\b", re.IGNORECASE)
 _LIST_GAP = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|和)?[\s$,;.\\()\[\]]*")
 
@@ -282,6 +284,8 @@ def _number_in_prose(line: str) -> str | None:
     head = sentences.without_contrast(line)
     if head != line and (_DIGIT.search(head) is None or hedges.takes_back(line[len(head) :])):
         head = line
+    if _SHARED.match(head):
+        return None
     if _NEGATION.search(head) or hedges.is_bare_doubt(head):
         return None
     last = last_match(_IS, head)

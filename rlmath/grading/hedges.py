@@ -145,6 +145,8 @@ _UNSURE = re.compile(
 )
 _TAKING_BACK = re.compile(
     r"\b(?:false|untrue|kidding|joking|placeholder|dummy|decoy|trap|if|unless|supposedly|alternatively|previously|formerly|wrong|"
+    r"(?:which|it|this|that) (?:contradicts|violates|fails|(?:is|was) (?:absurd|invalid|rejected"
+    r"|discarded|nonsense))|"
     r"incorrect|impossible|guess|not sure|unsure|contradiction|mistake|unlikely|"
     r"doubt)\b",
     re.IGNORECASE,

@@ -42,9 +42,9 @@ _CIRCUMSTANCE = re.compile(
 _QUOTING = "\"'()[]<>`“”’|"
 
 
-def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+def last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
     found = None
-    for match in pattern.finditer(text):
+    for match in pattern.finditer(text, start):
         found = match
     return found
 

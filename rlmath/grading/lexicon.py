@@ -45,6 +45,8 @@ UNCLEAR = DISOWNED | _names(
     preliminary tentative tentatively provisional interim intermediate estimate estimates
     estimation bounded hope hopes wish wishes format template unlike despite
     instead rather unless until contrary otherwise alternatively either xor
+    hardly scarcely barely seldom rarely almost nearly except besides excluding
+    seem seems seemed impossible improbable implausible
     isn't wasn't aren't won't wouldn't don't
     doesn't didn't can't couldn't shouldn't hasn't haven't hadn't weren't nay nope"""
 )
@@ -61,10 +63,12 @@ QUALIFIED = _names(
     """value values answer answers result results number output outcome solution solutions total
     guess figure bound bounds one case"""
 )
-LIMITS = _names("bound bounds threshold candidate candidates goal target input")
+LIMITS = _names("bound bounds threshold candidate candidates goal target input error errors")
 RESULTS = _names("answer answers result results output solution outcome")
 # Where `affirmed` looks for one of these; a sentence without them needs no look.
-SOURCED = SOURCES | QUALIFIERS | LIMITS | _names("estimated expected answer show keep")
+SOURCED = (
+    SOURCES | QUALIFIERS | LIMITS | _names("estimated expected answer show keep appears looks")
+)
 # Of the clause of the number.
 NOT_IN_CLAUSE = _names(
     """if might may begin begins began depends depend depending rounds successor predecessor
@@ -142,6 +146,14 @@ ANSWERS = _names("answer answers result results")
 AWAY = _names("after at in by with into up out on from for another additional extra more every")
 GIVING = _names("take takes took cost costs give gives gave leave leaves pay pays paid save saves")
 UNREAL = _names("could should would might may used ought")
+# `by adding 5`, `should have had 5`: done on the way, or not at all.
+MEANS = _names("by after before without of while when from on for with despite upon until since")
+UNREAL_PAST = _names("could should would might may ought must")
+# What the writer does to the answer, and not to find it: `I made 12 attempts`.
+FOUND = _names(
+    """get got find found have had obtain obtained conclude compute counted count see know need
+    needed am calculate calculated"""
+)
 OPERATORS = _names("plus minus squared cubed times")
 # How a sentence begins that explains the answer before it.
 EXPLAINING = _names(
@@ -179,7 +191,7 @@ ANNOUNCING = (
     | _names(
         """for given part simplified complete actual that deduce find follows it here with as
     required can shown clear obvious evident easy using above which overall original numeric
-    simplest closest"""
+    simplest closest requested sought asked"""
     )
 )
 CONDITIONS = _names("if suppose let assume assuming had were when unless until whether given")
@@ -187,7 +199,9 @@ AFTER = _names(
     """decoy trap distractor guess placeholder impossible unlikely supposedly allegedly
     mistaken forced false untrue if find compute determine example recall typo kidding joking
     unless assuming provided guessing rejected discarded dismissed confuse confuses confused
-    perhaps maybe possibly probably fails"""
+    perhaps maybe possibly probably fails but however though although except contradicts
+    violates invalid absurd reversed inverted swapped negated doubled halved tripled transposed
+    attempts guesses candidates"""
 )
 # Of the sentence after the answer: it takes it back without naming another.
 DISMISSED = _names(
@@ -227,6 +241,22 @@ RESTATED = re.compile(
     r"\s+[$*]{0,3}(\d[\d,./]*)(?=[$*]{0,3}(?:[.!]?\s*$|[.!]\s| instead\b))",
     re.IGNORECASE,
 )
+# Another value under a label: `Edit: 6`.
+RELABELED = re.compile(
+    r"(?:^|\n)[\s*_#-]{0,6}(?:(?:edit|updat|correct|revis|fix)(?:ed|e|ion)?|new|final|real|actual|true"
+    r"|right|erratum|ps|result|total|value)\b(?: [a-z]{1,12})?[\s*]{0,4}[:=—–-]{1,2}"
+    r"[\s*$]{0,4}(\d[\d,./]*)",
+    re.IGNORECASE,
+)
+# A conclusion after the answer: `Therefore she has 7 apples.`
+CONCLUDING = re.compile(
+    r"(?:^|[.!?\n][\s*_#-]{0,6}|[,;] (?:and )?)(?:so|thus|therefore|hence|then|altogether|overall"
+    r"|finally|consequently|as a result|all in all|in (?:total|all|conclusion|summary|the end)"
+    r"|(?:this|that|which) (?:means|gives|makes|leaves))\b",
+    re.IGNORECASE,
+)
+# Where a conclusion stops: `7 apples after he gave 2 away`.
+CIRCUMSTANCE = re.compile(r" (?:after|because|since|when|while|where|if|before|by|from|as)\b")
 NEXT_TASK = re.compile(r"\n[*#_ ]{0,6}(?:Question|Q\s?\d*:|Problem|Human|User|Exercise)")
 OPENING = 60  # characters of a later paragraph that may take back what stands above it
 RETRACTIONS = (
@@ -255,7 +285,7 @@ RETRACTIONS = (
         "訂正",
     ),
 )
-SIGNS = _names(r"+ - * / ^ | · × − – \cdot \times \sqrt \frac \div ÷ x % per ( )")
+SIGNS = _names(r"+ - * / ^ | ! · × − – \cdot \times \sqrt \frac \div ÷ x % per ( )")
 UNKNOWN = _names(r"| ^ \sqrt")  # of one name: `|x| =`
 SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
 END = re.compile(

@@ -95,6 +95,8 @@ def is_label(node: Node) -> bool:
         ) and all(is_label(part) for part in node[2])
     if kind == "/":
         return is_label(node[1]) and is_label(node[2])
+    if kind == "big":  # a limit, or a sum or integral between bounds: what the value is of
+        return node[1] == "lim" or (node[2] is not None and node[3] is not None)
     return False
 
 

@@ -7,7 +7,7 @@ from rlmath.grading.arith import Approximate, Undecidable, symbols
 from rlmath.grading.listing import difference, every, is_label, unwrap
 from rlmath.grading.regions import Piece, is_worded, region
 from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict
-from rlmath.grading.syntax import Node
+from rlmath.grading.syntax import Node, is_numeric
 
 
 class RelationComparer(ScalarComparer):
@@ -95,7 +95,12 @@ class RelationComparer(ScalarComparer):
                 return None, None
             return label, sides[first]
         value = sides[-1]
-        if label is not None and any(self.roughly(side, value) is False for side in sides[:-1]):
+        plain = value[1] if value[0] == "unit" else value  # 3 * 15 = 45 dollars
+        if label is not None and any(
+            self.roughly(side, plain if is_numeric(side) else value) is False
+            for side in sides[:-1]
+            if not _is_value_of(side)  # f(g(1)) = f(3) = 11
+        ):
             return None, None  # x = 5 = 6
         if label is None and any(self.nodes(side, value) is not True for side in sides[:-1]):
             return None, None  # 41 = 42 states nothing
@@ -172,6 +177,11 @@ class RelationComparer(ScalarComparer):
         if not y or (x / y).real <= 0:
             return False
         return self.multiples(one, two)
+
+
+def _is_value_of(side: Node) -> bool:
+    """Whether a side is an unknown function of numbers: `f(3)`."""
+    return side[0] == "app" and all(next(symbols(part), None) is None for part in side[2])
 
 
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}

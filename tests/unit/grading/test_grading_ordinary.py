@@ -109,3 +109,114 @@ def test_an_ordinary_statement(response: str, grader: MathGrader) -> None:
 @pytest.mark.parametrize("response", STATING_NOTHING)
 def test_a_source_a_trial_or_an_opinion_states_nothing(response: str, grader: MathGrader) -> None:
     assert not grader.grade_one(response, "5").correct
+
+
+# What may follow `The answer is 5.`, and what replaces it.
+REPLACING = [
+    "Therefore she has 7 apples.",
+    "So in total there are 7.",
+    "Tom doubles it, so he now has 10 apples.",
+    "Hence 5 + 2 = 7.",
+    "This means that 7 apples are left.",
+    "\n\nThus, the total is 7.",
+    "\n\nEdit: 7",
+    "\n\nNew total: 7",
+    "\nCorrected value = 7",
+]
+CONCLUDING = [
+    "Therefore she has 5 apples.",
+    "So 2 + 3 = 5 apples are left.",
+    "So each of the 3 boxes is full.",
+    "\n\nTherefore, Tom has 5 apples after he gave 2 away.",
+    "\n\nConfidence: 95%",
+]
+
+
+@pytest.mark.parametrize("rest", REPLACING)
+def test_a_conclusion_or_a_label_replaces_the_answer_above_it(
+    rest: str, grader: MathGrader
+) -> None:
+    for gold in ("5", "7", "10"):
+        assert not grader.grade_one(f"The answer is 5. {rest}", gold).correct
+
+
+@pytest.mark.parametrize("rest", CONCLUDING)
+def test_a_conclusion_that_states_no_other_value_replaces_nothing(
+    rest: str, grader: MathGrader
+) -> None:
+    assert grader.grade_one(f"The answer is 5. {rest}", "5").correct
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "She should have had 5 apples.",
+        "He could have bought 5 books.",
+        "The result comes from adding 5.",
+        "She earns money by selling 5 cups.",
+        "I tried 5 values.",
+        "I made 5 attempts.",
+        "It seems that the total is 5.",
+        "It appears that the total is 5.",
+        "She hardly has 5 apples.",
+        "He scarcely needs 5 days.",
+        "Everything works except for 5.",
+        "All of them besides the total are 5.",
+        "It is impossible that x = 5.",
+        "It is implausible that the total is 5.",
+        "She had 5 apples, but then she lost some.",
+        "The total is 5, however that ignores the tax.",
+        "The error is 5.",
+        "The answer is one of the following: 5",
+        "The answer is 5 times the first term.",
+        "The answer is 5 with the digits reversed.",
+        "The answer is 5, which contradicts the condition.",
+    ],
+)
+def test_what_is_done_on_the_way_denied_or_changed_is_not_stated(
+    response: str, grader: MathGrader
+) -> None:
+    assert not grader.grade_one(response, "5").correct
+
+
+@pytest.mark.parametrize(
+    ("response", "gold"),
+    [
+        ("So the number of ways is $3! = 6$.", "6"),
+        ("Thus, $\\int_0^1 x^2\\,dx = \\frac{1}{3}$.", "\\frac13"),
+        ("\\(\\lim_{x \\to 0} \\frac{\\sin x}{x} = 1\\)", "1"),
+        ("Hence $\\sum_{k=1}^{3} k = 6$.", "6"),
+        ("Therefore $f(g(1)) = f(3) = 11$.", "11"),
+        ("\\[ \\text{Total cost} = 3 \\times 15 = 45 \\text{ dollars} \\]", "45"),
+        ("The series converges to 2.", "2"),
+        ("The requested answer is 13.", "13"),
+    ],
+)
+def test_the_value_of_a_limit_a_sum_a_factorial_or_a_function_is_stated(
+    response: str, gold: str, grader: MathGrader
+) -> None:
+    assert grader.grade_one(response, gold).correct
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("3!=6", "6"),
+        ("3! = 7", "6"),
+        ("n! = 6", "6"),
+        ("\\int x dx = 5", "5"),
+        ("f(3) = 12 = 11", "11"),
+        ("3 \\times 16 = 45 \\text{ dollars}", "45"),
+        ("\\text{cost} = 3 \\times 16 = 45 \\text{ dollars}", "45"),
+    ],
+)
+def test_a_false_chain_or_a_sign_of_inequality_states_no_value(
+    answer: str, gold: str, grader: MathGrader
+) -> None:
+    assert not grader.grade_one(f"\\boxed{{{answer}}}", gold).correct
+
+
+@pytest.mark.parametrize("verb", ["fails", "is impossible", "contradicts the facts", "is a trap"])
+def test_an_option_that_fails_is_not_chosen(verb: str, grader: MathGrader) -> None:
+    response = f"So option **C** {verb}."
+    assert not grader.grade_one(response, "C", task="multiple_choice").correct
