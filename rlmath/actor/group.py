@@ -77,6 +77,9 @@ class ActorGroup:
         changed: An update has begun; set back by whoever writes down that its step is done.
     """
 
+    # Calls that nobody waits for until the next one.
+    _begun: Sequence[Any] = ()
+
     def __init__(
         self,
         settings: ActorSettings,
@@ -445,14 +448,41 @@ class ActorGroup:
         """Read what ``save_checkpoint`` wrote."""
         self._all("load_checkpoint", str(folder))
 
-    def make_room(self, part: str) -> list[Residue]:
+    def begin_room(self) -> list[Residue]:
+        """See :meth:`rlmath.actor.worker.ActorWorker.begin_room`; empty if nothing is
+        offloaded."""
+        return [] if self.settings.offload == "none" else self._all("begin_room")
+
+    def make_room(self, part: str, meanwhile: Callable[[], None] | None = None) -> list[Residue]:
         """Move to host memory what ``actor.offload`` says, before engines take memory for
         ``weights`` or ``kv_cache``; see :meth:`rlmath.actor.worker.ActorWorker.make_room`.
+
+        Args:
+            part: See there.
+            meanwhile: Called while the ranks are at it. If it fails, they are waited for before its
+                error is raised.
 
         Returns:
             What each rank keeps; empty if nothing is offloaded.
         """
-        return [] if self.settings.offload == "none" else self._all("make_room", part)
+        offloads = self.settings.offload != "none"
+        calls = [w.make_room.remote(part) for w in self._workers] if offloads else []
+        try:
+            if meanwhile is not None:
+                meanwhile()
+        except Exception as error:
+            try:
+                self._get(calls, "make_room")
+            except (ActorError, UserError) as of_ranks:
+                error.add_note(str(of_ranks))
+            raise
+        return self._get(calls, "make_room")
+
+    def begin_load(self) -> None:
+        """Let ranks bring back the weights that ``actor.offload`` moved to host memory, for the
+        passes that come next; returns at once. A later call raises what goes wrong."""
+        if self.settings.offload == "all":
+            self._begun = [worker.load_parameters.remote() for worker in self._workers]
 
     def release_cached_memory(self) -> None:
         """Have each rank give memory back that it keeps for later, for engines on its GPU."""
@@ -544,6 +574,9 @@ class ActorGroup:
         """Results in order of rank; ``then`` has each as it comes. The first rank to fail speaks,
         for the others only wait for it; but one whose process ended speaks before those that lost
         it in a collective."""
+        begun, self._begun = list(self._begun), ()
+        if begun:
+            self._get(begun, "load_parameters")
         rank_of = {ref: rank for rank, ref in enumerate(refs)}
         results: list[Any] = [None] * len(refs)
         left = list(refs)

@@ -167,6 +167,16 @@ class RankModel:
         """Bring the weights to the device, unless they are there."""
         self.device_state.load("parameters")
 
+    def begin_release(self) -> None:
+        """Free the gradients, and begin the copies of what :meth:`release` takes off the device.
+        Nothing may change until then without loading it."""
+        if self.settings.offload == "none":
+            return
+        self.device_state.release("gradients")
+        self.device_state.begin_copy("optimizer")
+        if self.settings.offload == "all":
+            self.device_state.begin_copy("parameters")
+
     def release_optimizer(self) -> None:
         """Take gradients, main parameters and Adam's moments off the device, if
         ``actor.offload`` says so. Not within an update: the gradients are taken to be zero."""

@@ -17,6 +17,10 @@ part             tensors                                            in host memo
 ``optimizer``    float32 main parameters, Adam's moments             a copy
 ===============  =================================================  ==================
 
+The copies can be begun ahead (:meth:`DeviceState.begin_copy`), beside the caller, other processes
+and the weight sync: :meth:`DeviceState.release` then waits for them and frees the storages.
+Nobody may change a part meanwhile without :meth:`DeviceState.load`, after which it is copied again.
+
 A tensor that lies in a parameter's storage (a float32 model has no other main parameters) belongs
 to the parameters. On CPU the "device" is host memory too, so that the sum of both does not shrink
 there: :meth:`DeviceState.device_bytes` counts the storages of the model, not those of the process.
@@ -25,6 +29,7 @@ there: :meth:`DeviceState.device_bytes` counts the storages of the model, not th
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,6 +39,7 @@ from torch import Tensor
 
 from rlmath.checkpoint.optimizer_state import optimizer_parts
 from rlmath.device import Platform
+from rlmath.device.streams import SideStream
 
 Part = Literal["parameters", "gradients", "optimizer"]
 PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
@@ -72,6 +78,8 @@ class DeviceState:
         self._module, self._models, self._optimizer = module, models, optimizer
         self._platform = platform
         self._released: dict[Part, list[_Released]] = {}
+        # On the device, with a copy that is made or being made.
+        self._copied: dict[Part, list[_Released]] = {}
         # Kept from one release to the next: page-locking memory takes longer than the copy.
         self._host: dict[Part, Tensor] = {}
 
@@ -79,24 +87,46 @@ class DeviceState:
         """Whether a part has been released and not loaded since."""
         return part in self._released
 
+    @functools.cached_property
+    def _stream(self) -> SideStream:
+        return self._platform.side_stream()
+
+    @torch.no_grad()
+    def begin_copy(self, *parts: Part) -> None:
+        """Begin to copy parts to host memory, which stay on the device until :meth:`release`."""
+        for part in parts:
+            if part not in self._released and part not in self._copied:
+                self._copied[part] = self._copy(part)
+
     @torch.no_grad()
     def release(self, *parts: Part) -> None:
         """Take parts off the device; those that are out stay so."""
+        self.begin_copy(*parts)
         for part in parts:
-            if part not in self._released:
-                self._release(part)
+            if part in self._copied:
+                # The copies have to be done before the bytes are someone else's.
+                self._stream.wait()
+                self._released[part] = self._copied.pop(part)
+                for one in self._released[part]:
+                    resize(one.storage, 0)
 
     @torch.no_grad()
     def load(self, *parts: Part) -> None:
-        """Bring parts back, bit by bit as they were; those that are there stay."""
+        """Bring parts back, bit by bit as they were; those that are there stay, and are copied
+        again before they leave."""
         for part in parts:
+            if self._copied.pop(part, None) is not None:
+                self._stream.wait()
             if part in self._released:
                 self._load(part)
 
     @contextlib.contextmanager
     def optimizer_readable(self) -> Iterator[None]:
         """Meanwhile the optimizer's tensors can be read and written where they are: on the device,
-        or in host memory, without bringing them back. The parameters have to be there."""
+        or in host memory, without bringing them back. The parameters have to be there. An optimizer
+        of which a copy was begun leaves the device first: what is written here is in no copy."""
+        if "optimizer" in self._copied:
+            self.release("optimizer")
         changed: list[tuple[Tensor, Tensor]] = []
         own = {id(parameter) for parameter in self._module.parameters()}
         try:
@@ -142,7 +172,7 @@ class DeviceState:
         """Bytes of host memory that are kept for copies."""
         return sum(buffer.numel() for buffer in self._host.values())
 
-    def _release(self, part: Part) -> None:
+    def _copy(self, part: Part) -> list[_Released]:
         storages = self._own_storages(part)
         released, end = [], 0
         for storage in storages:
@@ -152,13 +182,11 @@ class DeviceState:
             if part not in self._host or self._host[part].numel() != end:
                 self._host.pop(part, None)
                 self._host[part] = self._platform.host_buffer(end)
-            for one in released:
-                self._copy_of(part, one).copy_(_bytes_of(one.storage), non_blocking=True)
-            # The copies have to be done before the bytes are someone else's.
-            self._platform.synchronize()
-        for one in released:
-            resize(one.storage, 0)
-        self._released[part] = released
+            self._stream.start()
+            with self._stream.queue():
+                for one in released:
+                    self._copy_of(part, one).copy_(_bytes_of(one.storage), non_blocking=True)
+        return released
 
     def _load(self, part: Part) -> None:
         for one in self._released.pop(part):

@@ -224,7 +224,8 @@ class ActorWorker:
 
     def _after_update(self) -> None:
         self._note_peak("update")
-        self.actor.release_optimizer()
+        # Nobody waits for the copies before engines take memory; see make_room.
+        self.actor.begin_release()
         self.platform.release_cached_memory()
 
     def update_values(self, settings: Any) -> Any:
@@ -338,6 +339,22 @@ class ActorWorker:
         gc.collect()
         self.platform.release_cached_memory()
 
+    def begin_room(self) -> Residue:
+        """Begin to take off the device what ``actor.offload`` says; gradients are gone at once.
+
+        Returns:
+            What is there until :meth:`make_room`.
+        """
+        self.actor.begin_release()
+        if self.value_model is not None:
+            self.value_model.release()
+        self.release_cached_memory()
+        return self._residue()
+
+    def load_parameters(self) -> None:
+        """Bring the policy's weights to the device, for the next phase."""
+        self.actor.load_parameters()
+
     def make_room(self, part: str) -> Residue:
         """Take off the device what ``actor.offload`` says, before engines take memory for a part.
 
@@ -354,12 +371,17 @@ class ActorWorker:
         if self.value_model is not None:
             self.value_model.release()
         self.release_cached_memory()
+        return self._residue()
+
+    def _residue(self) -> Residue:
         counted = sum(model.device_state.device_bytes() for model in self._models().values())
         reserved = self.platform.reserved_bytes()
+        now = counted if reserved is None else reserved
         return Residue(
-            counted if reserved is None else reserved,
+            now,
             sum(model.device_state.host_bytes() for model in self._models().values()),
             self.platform.bytes_of_others(),
+            max(0, self._peaks.get("update", 0) - now),
         )
 
     def _models(self) -> dict[str, Any]:

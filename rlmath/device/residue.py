@@ -14,8 +14,10 @@ class Residue:
             storages of its models.
         host_bytes: Of copies in host memory.
         others_bytes: What else is taken of the GPU; ``None`` on CPU.
+        spare_bytes: By which the rank had more in the step's update, beside the same others.
     """
 
     device_bytes: int
     host_bytes: int
     others_bytes: int | None
+    spare_bytes: int = 0

@@ -29,6 +29,9 @@ class SideStream:
     def hand_over(self) -> None:
         """Make the present stream a reader: it waits for the last ``queue``. Not within one."""
 
+    def wait(self) -> None:
+        """Return when all that was queued here is done."""
+
 
 class CudaSideStream(SideStream):
     """A separate CUDA stream.
@@ -58,3 +61,6 @@ class CudaSideStream(SideStream):
             reader.wait_event(self._done)
         if reader not in self._readers:
             self._readers.append(reader)
+
+    def wait(self) -> None:
+        self._stream.synchronize()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rlmath.device.residue import Residue
 from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.wake_room import WakeRoom
 from rlmath.weights.fingerprint import compare_fingerprints
 
 # An engine that takes its first weights may still ignore the second.
@@ -20,8 +22,15 @@ MAX_INTERVAL_SYNCS = 50
 class WeightSender(Protocol):
     """What a weight sync needs of the actor."""
 
-    def make_room(self, part: str) -> Sequence[Residue]:
-        """Give up memory before engines take it for ``weights`` or ``kv_cache``; what is left."""
+    def begin_room(self) -> Sequence[Residue]:
+        """Begin to give up memory; what is there until ``make_room``."""
+        ...
+
+    def make_room(
+        self, part: str, meanwhile: Callable[[], None] | None = None
+    ) -> Sequence[Residue]:
+        """Give up memory before engines take it for ``weights`` or ``kv_cache``, and call
+        ``meanwhile`` during that; what is left."""
         ...
 
     def send_weights(self, version: int) -> None:
@@ -83,12 +92,15 @@ def sync_weights(
     verification: Verification | None = None,
     *,
     again: bool = False,
+    wake_room: WakeRoom | None = None,
 ) -> tuple[Sequence[Residue], Sequence[Residue]]:
     """Send the actor's present weights to all engines.
 
     Engines that share the actor's GPUs first take memory for weights and, when these have
     arrived, for the KV cache. Before each, the actor gives up what it offloads: optimizer state
     first, and weights once they are sent, so that neither side holds everything beside the other.
+    Both are copied to the host from the update's end on, and engines need not wait for the
+    optimizer's copy where ``wake_room`` finds memory for their weights beside it.
     Each engine resets its prefix cache before it reports the version.
 
     Args:
@@ -98,9 +110,10 @@ def sync_weights(
         verification: When to compare what the engines then hold with the actor's weights.
             ``None``: not this time.
         again: The engines read other weights for this version than the actor has.
+        wake_room: Decides whether engines wake while ranks copy; ``None``: they wait.
 
     Returns:
-        What ``make_room`` said before the engines took memory for weights, and for the KV cache.
+        What the ranks had while all engines slept, and before these took memory for the KV cache.
 
     Raises:
         WeightsError: An engine holds other weights; the tensors are named.
@@ -111,14 +124,21 @@ def sync_weights(
         raise ValueError(f"weights version {version} is not after {pool.weights_version}")
     due = verification is not None and verification.due(pool, time.monotonic())
     pool.settle()
-    asleep = sender.make_room("weights")
-    pool.wake("weights")
+    asleep = sender.begin_room()
+    wake = functools.partial(pool.wake, "weights")
+    if wake_room is not None and wake_room.decide(asleep):
+        sender.make_room("weights", meanwhile=wake)
+    else:
+        sender.make_room("weights")
+        wake()
     sender.send_weights(version)
     began_s = time.monotonic()
     # While the weights are still on the device.
     sent = sender.weights_fingerprints() if due else None
     cost_s = time.monotonic() - began_s
     offloaded = sender.make_room("kv_cache")
+    if wake_room is not None:
+        wake_room.see(asleep, offloaded)
     pool.wake("kv_cache")
     pool.set_version(version)
     if verification is not None and due:

@@ -67,6 +67,9 @@ class Feed:
                 self._generate(step, lambda: self._monitor.phase("grade"), self._weights(step - 1))
         sampled = self._sampler.take(step)
         self._session.sampling.pool.sleep()
+        if sampled.groups:
+            # The weights come back while the driver makes a batch of them.
+            self._session.actor.begin_load()
         return sampled
 
     @contextlib.contextmanager

@@ -8,6 +8,7 @@ from rlmath.device.residue import Residue
 from rlmath.errors import UserError
 
 GIB = 2**30
+OVERLAPPED = "memory/wake_overlapped"
 ACTOR, HOST, OTHERS = "memory/actor_residue_gib", "memory/host_gib", "memory/engine_residue_gib"
 
 
@@ -31,12 +32,19 @@ class ResidueWatch:
         self._growth_gib = growth_gib
         self._first: dict[str, float] = {}
 
-    def see(self, beside_engines: Sequence[Residue], asleep: Sequence[Residue]) -> dict[str, float]:
+    def see(
+        self,
+        beside_engines: Sequence[Residue],
+        asleep: Sequence[Residue],
+        *,
+        overlapped: bool = False,
+    ) -> dict[str, float]:
         """The metrics of a step, of the rank that has most.
 
         Args:
             beside_engines: Of each rank, when all was offloaded; empty: nothing is.
             asleep: Of each rank, while the engines slept.
+            overlapped: Engines woke while ranks copied; see ``rlmath.rollout.wake_room``.
 
         Raises:
             UserError: A rank, or what shares its GPU, keeps more than the limit above the first
@@ -47,6 +55,7 @@ class ResidueWatch:
         metrics = {
             ACTOR: max(one.device_bytes for one in beside_engines) / GIB,
             HOST: max(one.host_bytes for one in beside_engines) / GIB,
+            OVERLAPPED: float(overlapped),
         }
         others = [one.others_bytes for one in asleep if one.others_bytes is not None]
         if others:

@@ -46,6 +46,7 @@ from rlmath.rollout.routes import RouteSpec
 from rlmath.rollout.sampling import Sampling
 from rlmath.rollout.teacher import EngineTeacher, Teacher, TeacherScores
 from rlmath.rollout.teacher_server import ServerTeacher
+from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_settings
 from rlmath.training.gate import Gate
@@ -69,6 +70,7 @@ class Session:
         verification: After which weight syncs the engines' weights are compared with the actor's.
         gate: Judges whether engine and actor agree.
         residue: Holds to a limit what actor and engines keep while the other has the GPU.
+        wake_room: Decides whether engines wake while ranks copy their state to the host.
         teacher: Scores what is sampled; ``None``: there is none.
     """
 
@@ -86,6 +88,7 @@ class Session:
         self.verification = Verification(config.weights.verify_every)
         self.gate = Gate()
         self.residue = ResidueWatch(config.actor.offload_growth_gib)
+        self.wake_room = WakeRoom()
 
     @property
     def actor(self) -> ActorGroup:

@@ -236,10 +236,10 @@ def sync_weights(
     with monitor.phase("weight_sync"):
         verified = pool.verified_syncs
         asleep, offloaded = weight_sync.sync_weights(
-            session.actor, pool, step, session.verification
+            session.actor, pool, step, session.verification, wake_room=session.wake_room
         )
         if pool.spec.prefix_caching and not pool.spec.keeps_kv:
             check_prefix_cache(pool)
         if pool.verified_syncs != verified:
             check_constants(pool, read_model_spec(session.config.model.path))
-    return session.residue.see(offloaded, asleep)
+    return session.residue.see(offloaded, asleep, overlapped=session.wake_room.used)

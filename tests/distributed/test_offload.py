@@ -87,6 +87,12 @@ def one_step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> Any:
     result, _ = worker.update(UPDATE, now=0)
     found.append(None if result is None else result.minibatches)
     worker.renew_reference(0.5, clear_optimizer=seed == 0)
+    # The copies are begun: what comes between them and the release changes no bit.
+    begun = worker.actor.device_state
+    assert worker.actor.settings.offload == "none" or begun.is_out("gradients")
+    worker.begin_room()
+    if worker.actor.settings.offload != "none":
+        assert not begun.is_out("optimizer") or seed == 0, "cleared, it left the device"
     beside_weights = worker.make_room("weights")
     sent = worker.weights_fingerprints()
     offloaded = worker.make_room("kv_cache")

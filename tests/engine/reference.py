@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,10 @@ class Actor:
     def __init__(self, senders: Sequence[Any]) -> None:
         self._senders = senders
 
-    def make_room(self, part: str) -> list[Residue]:
+    def begin_room(self) -> list[Residue]:
+        return []
+
+    def make_room(self, part: str, meanwhile: Callable[[], None] | None = None) -> list[Residue]:
         return []
 
     def send_weights(self, version: int) -> None:

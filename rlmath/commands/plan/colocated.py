@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rlmath.commands.plan.engine_adapters import inbox_bytes, slot_bytes
 from rlmath.commands.plan.memory import (
+    COPYING,
     ENGINE_PROCESS_GIB,
     GIB,
     MIB,
@@ -50,6 +51,10 @@ def with_awake_engine(
 ) -> list[Phase]:
     """The phases of a step: those of the actor, the weight sync, and the engine's waking up.
 
+    Engines wake for their weights beside ranks that copy their optimizer to the host only where
+    that takes no more than the update did (``rlmath.rollout.wake_room``): otherwise they wait, and
+    there is no such phase.
+
     Args:
         phases: Of :func:`beside_sleeping_engine`.
         engine_tp: Ranks of an engine.
@@ -58,6 +63,11 @@ def with_awake_engine(
     """
     sync = next(phase for phase in phases if phase.name == "weight sync")
     awake = {"engine weights": engine_weights_bytes(spec, engine_tp, step.quantized)}
+    copying = [
+        Phase("engines wake beside copies", {**phase.terms, **awake})
+        for phase in phases
+        if phase.name == COPYING
+    ]
     if adapters is None:
         awake["engine's buffers"] = engine_sync_bytes(spec, step.bucket_bytes, engine_tp)
     else:
@@ -65,10 +75,16 @@ def with_awake_engine(
         awake["engine's buffers"] = inbox_bytes(spec, step.bucket_bytes, adapters)
     wake_up = {"actor": resident_bytes(phases), "engine": engine_bytes}
     return [
-        *(phase for phase in phases if phase.name not in ("state", "weight sync")),
+        *(phase for phase in phases if phase.name not in ("state", "weight sync", COPYING)),
+        *(one for one in copying if one.num_bytes <= _update_bytes(phases)),
         Phase("weight sync", {**sync.terms, **awake}),
         Phase("wake-up", wake_up),
     ]
+
+
+def _update_bytes(phases: Sequence[Phase]) -> float:
+    names = ("logits", "training", "optimizer step")
+    return max(phase.num_bytes for phase in phases if phase.name in names)
 
 
 def engine_fixed_terms(

@@ -48,6 +48,8 @@ ACTOR_PROCESS_GIB = 2.0
 ENGINE_PROCESS_GIB = 2.5
 # Tokens that vLLM reads in one step.
 ENGINE_STEP_TOKENS = RolloutConfig.max_batched_tokens
+# Ranks copy their state to the host after an update; gradients are gone, activations too.
+COPYING = "copies to the host"
 # Left free: what the allocator loses in pieces.
 FREE_SHARE = 0.05
 
@@ -292,6 +294,7 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
         "checkpoint": (sampled[0], value.with_weights(step.offload)),
         **dict.fromkeys(("logits", "training"), computed),
         "optimizer step": updated,
+        COPYING: (state.weights + state.optimizer, value.resident(step.offload)),
         "value optimizer step": (state.with_weights(step.offload), value.whole),
     }
 
@@ -338,6 +341,8 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
             phases.append(phase("value optimizer step", temporaries=temporaries))
     buckets = trainer_sync_bytes(spec, actor, step.bucket_bytes)
     phases.append(phase("weight sync", buckets=buckets, merging=merging_bytes(spec, actor)))
+    if step.offload != "none":
+        phases.append(phase(COPYING))
     saved = checkpoint_bytes(spec, actor, stage)
     phases.append(phase("checkpoint", gathered=saved.gpu_bytes))
     return phases

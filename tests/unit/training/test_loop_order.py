@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from rlmath.config.lora import LoraConfig
 from rlmath.device.residue import Residue
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.sampler import Sampled
+from rlmath.rollout.wake_room import WakeRoom
 from rlmath.training import loop, step
 from rlmath.training.checkpointing import Saver
 from rlmath.training.residue import ResidueWatch
@@ -51,9 +52,15 @@ class Run:
         self.events.append(f"write {int(folder.name[5:11])}")
         (folder / "tensors").write_bytes(bytes(10))
 
-    def make_room(self, part: str) -> list[Residue]:
+    def begin_room(self) -> list[Residue]:
+        self.events += ["begin room"] if self.spec.sleeps else []
+        return [Residue(0, 0, None)] if self.spec.sleeps else []
+
+    def make_room(self, part: str, meanwhile: Callable[[], None] | None = None) -> list[Residue]:
         self.events += [f"make room for {part}"] if self.spec.sleeps else []
-        return []
+        if meanwhile is not None:
+            meanwhile()
+        return [Residue(0, 0, None)] if self.spec.sleeps else []
 
     def take_peaks(self) -> dict[str, int]:
         return {}
@@ -144,6 +151,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             watchdog_probes=lambda _: [],
             verification=None,
             residue=ResidueWatch(1.0),
+            wake_room=WakeRoom(),
             teacher=None,
         )
         saver = Saver(store, parts, {})  # type: ignore[arg-type]
@@ -187,9 +195,10 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def sync(version: int) -> list[str]:
-    """The ranks give up memory before the engines take it, for weights and for the cache."""
+    """The ranks give up memory before the engines take it, for weights and for the cache; what they
+    still copy for the former was begun before."""
     return [
-        *("make room for weights", "wake weights", f"send {version}"),
+        *("begin room", "make room for weights", "wake weights", f"send {version}"),
         *("make room for kv_cache", "wake kv_cache"),
     ]
 

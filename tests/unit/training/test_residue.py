@@ -7,7 +7,15 @@ import pytest
 from rlmath.device import CPU
 from rlmath.device.residue import Residue
 from rlmath.errors import UserError
-from rlmath.training.residue import ACTOR, GIB, HOST, OTHERS, ResidueWatch, memory_by_phase
+from rlmath.training.residue import (
+    ACTOR,
+    GIB,
+    HOST,
+    OTHERS,
+    OVERLAPPED,
+    ResidueWatch,
+    memory_by_phase,
+)
 
 
 def ranks(*gib: float, others: float | None = None) -> list[Residue]:
@@ -17,8 +25,8 @@ def ranks(*gib: float, others: float | None = None) -> list[Residue]:
 
 def test_the_fullest_rank_is_logged() -> None:
     found = ResidueWatch(1.0).see(ranks(1.0, 1.5), ranks(5.0, others=3.0))
-    assert found == {ACTOR: 1.5, HOST: 10.0, OTHERS: 3.0}
-    assert ResidueWatch(1.0).see(ranks(1.0), ranks(1.0)).keys() == {ACTOR, HOST}
+    assert found == {ACTOR: 1.5, HOST: 10.0, OTHERS: 3.0, OVERLAPPED: 0.0}
+    assert ResidueWatch(1.0).see(ranks(1.0), ranks(1.0)).keys() == {ACTOR, HOST, OVERLAPPED}
     assert ResidueWatch(1.0).see([], []) == {}, "nothing is offloaded"
 
 

@@ -17,12 +17,18 @@ from rlmath.commands.plan.activations import (
     layer_bytes,
     logits_bytes,
 )
-from rlmath.commands.plan.colocated import engine_fixed_terms, settings_cache_tokens
+from rlmath.commands.plan.colocated import (
+    beside_sleeping_engine,
+    engine_fixed_terms,
+    settings_cache_tokens,
+    with_awake_engine,
+)
 from rlmath.commands.plan.engine_adapters import asleep_bytes, inbox_bytes, slot_bytes
 from rlmath.commands.plan.memory import (
     GIB,
     MIB,
     ActorShape,
+    Phase,
     Step,
     actor_phases,
     buffer_bytes,
@@ -402,6 +408,30 @@ def test_a_phase_holds_what_it_has_loaded(
     assert held("training") == held("optimizer step") == 18 + resident / 2
     moved = {"none": 0, "optimizer": 12, "all": 14}[offload]
     assert moved_bytes(one, actor, step) == 2 * moved * parameters_of_rank(one, actor.layout, 0)
+
+
+def test_engines_wake_beside_copies_where_the_update_took_more() -> None:
+    """Weights, main parameters and moments are there, gradients and activations are not."""
+    one, step = spec(), Step(8, 8192, offload="all")
+
+    def phases(actor: ActorShape, engine_tp: int) -> dict[str, Phase]:
+        beside = beside_sleeping_engine(one, actor, step)
+        found = with_awake_engine(one, beside, step, engine_tp, 60 * GIB)
+        assert "copies to the host" not in {phase.name for phase in found}
+        return {phase.name: phase for phase in found}
+
+    actor = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=8192)
+    named = phases(actor, engine_tp=4)
+    wake, parameters = named["engines wake beside copies"], parameters_of_rank(one, actor.layout, 0)
+    assert wake.terms["state"] == (2 + 12 / 2) * parameters
+    assert wake.terms["engine weights"] == engine_weights_bytes(one, 4)
+    fullest = max(named["training"].num_bytes, named["optimizer step"].num_bytes)
+    assert wake.num_bytes <= fullest
+    # One GPU's engine takes as much as four ranks of the actor freed: they wait.
+    assert "engines wake beside copies" not in phases(actor, engine_tp=1)
+    none = dataclasses.replace(step, offload="none")
+    beside = beside_sleeping_engine(one, actor, none)
+    assert "copies to the host" not in {phase.name for phase in beside}
 
 
 def test_of_adapters_alone_there_are_gradients_and_optimizer_state() -> None:

@@ -94,7 +94,7 @@ class StubModel(Alone):
         assert len(sums) == settings.minibatches
         return UpdateResult([dict(one) for one in sums], {}, None)
 
-    def release_optimizer(self) -> None: ...
+    def begin_release(self) -> None: ...
 
 
 class StubRank(ActorWorker):

@@ -1,0 +1,28 @@
+"""When the ranks' weights come back from host memory at a step's begin."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmath.training.feed import Feed
+
+
+@pytest.mark.parametrize("groups", [(), ("a group",)])
+def test_weights_come_back_when_engines_sleep(groups: tuple[str, ...]) -> None:
+    """Not before, as they would not fit; and not for a step that trains nothing."""
+    events: list[str] = []
+    pool = SimpleNamespace(sleep=lambda: events.append("sleep"))
+    rewards = SimpleNamespace(set_step=lambda *_: None)
+    session: Any = SimpleNamespace(
+        config=SimpleNamespace(runner=SimpleNamespace(steps=1)),
+        sampling=SimpleNamespace(pool=pool, rewards=rewards),
+        actor=SimpleNamespace(begin_load=lambda: events.append("load")),
+    )
+    sampled = SimpleNamespace(groups=groups)
+    sampler: Any = SimpleNamespace(round="made", take=lambda _: events.append("take") or sampled)
+    monitor: Any = None
+    assert Feed(session, sampler, monitor).take(1) is sampled
+    assert events == ["take", "sleep", *(["load"] if groups else [])]
