@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -117,6 +118,36 @@ def check(
         assert equal[first:].all()
 
 
+def differences(
+    model: Reference, requests: Sequence[Request], samples: dict[Any, Sample], takes_other: bool
+) -> float:
+    """The largest between the engine's log-probs and this model's with the samples' routes.
+
+    Args:
+        takes_other: Where experts tie, the model takes the other one of the two.
+    """
+    topk, found = torch.topk, 0.0
+    for request in requests:
+        sample = samples[request.key]
+        assert sample.routes is not None
+        layers = iter(range(sample.routes.shape[1]))
+
+        def choose(scores: torch.Tensor, k: int, dim: int = -1) -> Any:
+            chosen = topk(scores, k, dim=dim).indices
+            routes = torch.tensor(sample.routes[:, next(layers)]).long()  # noqa: B023
+            if takes_other:
+                # Experts 2i and 2i + 1 tie: of three that are chosen one is there without its twin.
+                paired = (routes[..., :, None] ^ 1 == routes[..., None, :]).any(-1)
+                routes = torch.where(paired, routes, routes ^ 1)
+            chosen[:-1] = routes
+            return scores.gather(dim, chosen), chosen
+
+        with mock.patch("torch.topk", choose):
+            own = model.log_probs(request.prompt_token_ids, sample, request.temperature)
+        found = max(found, float((own - torch.tensor(sample.log_probs)).abs().max()))
+    return found
+
+
 def count_preemptions(engine: Any) -> None:
     """Runs in the engine's process."""
     scheduler = engine.engine_core.engine_core.scheduler
@@ -200,6 +231,22 @@ def test_routes_after_a_weight_sync_and_of_samples_that_continue(
     # Of a part without routes, those of the pass that reads it again are there.
     bare = [replace(r, begun=replace(parts[r.key], routes=None)) for r in requests]
     check(model, requests, by_key(list(routed.generate(bare))))
+
+    # Experts that score the same in pairs, so that each third choice is a tie: whichever of the two
+    # the engine took, its log-probs are those of the model that takes the same, and of no other.
+    tied = {
+        name: t.view(4, 2, -1)[:, :1].expand(-1, 2, -1).reshape(t.shape).contiguous()
+        if name.endswith("gate.weight")
+        else t
+        for name, t in model.tensors().items()
+    }
+    model.load(tied)
+    ray.get(sender.set_tensors.remote(tied))
+    send(sender, routed)
+    samples = by_key(list(routed.generate([replace(r, index=1) for r in requests])))
+    requests = [replace(r, index=1) for r in requests]
+    assert differences(model, requests, samples, takes_other=False) < 1e-4
+    assert differences(model, requests, samples, takes_other=True) > 1e-3
     ray.kill(sender)
 
 
