@@ -1,6 +1,6 @@
 """Margins of the trainer-engine checks: healthy models, and faults planted in a running engine.
 
-    python benchmarks/alignment_margins.py [--models tiny,trained] [--dtypes float32,bfloat16]
+    python benchmarks/alignment_margins.py [--models tiny,trained_tiny] [--dtypes float32,bfloat16]
 
 Real Megatron ranks (TP 2) and a real vLLM engine on CPU. For each model and type: three weight
 syncs of healthy weights, then each fault in the engine alone (``planted_faults.py``), with what the

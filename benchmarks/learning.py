@@ -71,6 +71,11 @@ CASES: dict[str, list[str]] = {
         "rollout.max_lag=2",
         "algorithm.correction.kind=token_truncate",
     ],
+    "schedule continuous, lag 1": [
+        "rollout.schedule=continuous",
+        "rollout.max_lag=1",
+        "algorithm.correction.kind=token_truncate",
+    ],
 }
 # Whose model is the teacher.
 TEACHER = next(iter(CASES))

@@ -1,4 +1,4 @@
-"""Models of ``alignment_margins.py``: random and trained, dense and with experts."""
+"""Models of ``alignment_margins.py``: of every family, random and trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 120
 BATCH = 16
 # Of random Qwen2 models.
 WIDE = {"hidden_size": 896, "num_heads": 14, "num_kv_heads": 2, "intermediate_size": 1792}
-# Of random MoEs, with the tiny model's tokenizer.
+# Of the other random models, with the tiny model's tokenizer.
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -34,23 +34,20 @@ def qwen2(**sizes: Any) -> Callable[[Path], Path]:
     return lambda folder: make_tiny_model(folder, **sizes)
 
 
-def qwen3_moe(folder: Path) -> Path:
-    """Eight experts, of which a token has two."""
-    from transformers import Qwen3MoeConfig
+def family(kind: str, **sizes: Any) -> Callable[[Path], Path]:
+    """A random model of a class of transformers' configurations.
 
-    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
-    return _random(
-        folder, lambda ids: Qwen3MoeConfig(**SIZES, **experts, **ids, norm_topk_prob=True)
-    )
+    Args:
+        kind: The class' name without ``Config``.
+        sizes: Beside or in place of ``SIZES``.
+    """
 
+    def of(folder: Path) -> Path:
+        import transformers
 
-def glm(folder: Path) -> Path:
-    """A sigmoid router, a shared expert and a dense first layer."""
-    from transformers import Glm4MoeConfig
+        return _random(folder, getattr(transformers, f"{kind}Config"), SIZES | sizes)
 
-    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
-    options = {"attention_bias": True, "use_qk_norm": True, "num_mtp_layers": 0}
-    return _random(folder, lambda ids: Glm4MoeConfig(**SIZES, **experts, **options, **ids))
+    return of
 
 
 def trained(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
@@ -64,24 +61,77 @@ def trained(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
     return of
 
 
-MODELS: dict[str, Callable[[Path], Path]] = {
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 96}
+# Positions of two original lengths; what these models have at their own is another family's.
+STRETCHED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+OLMO3_ROPES = {
+    "full_attention": {"rope_type": "yarn", **STRETCHED},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+LATENT = {
+    "num_key_value_heads": SIZES["num_attention_heads"],
+    "q_lora_rank": 48,
+    # vLLM's kernel on a CPU keeps 576 values of a token.
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "rope_parameters": {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7, **STRETCHED},
+}
+GROUPS = {
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+}
+RANDOM: dict[str, Callable[[Path], Path]] = {
     "tiny": qwen2(),
     "tied": qwen2(tie_word_embeddings=True),
     "wide": qwen2(**WIDE),
-    "trained": trained(qwen2()),
-    "qwen3_moe": qwen3_moe,
-    "trained_qwen3_moe": trained(qwen3_moe),
-    "glm": glm,
+    "qwen3": family("Qwen3"),
+    "llama3": family(
+        "Llama",
+        rope_parameters={
+            "rope_type": "llama3",
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            **STRETCHED,
+        },
+    ),
+    "mistral": family("Mistral", sliding_window=32),
+    "olmo2": family("Olmo2", num_key_value_heads=4),
+    "olmo3": family("Olmo3", num_key_value_heads=4, sliding_window=32, rope_parameters=OLMO3_ROPES),
+    "phi3": family(
+        "Phi3",
+        sliding_window=64,
+        rope_parameters={"rope_theta": 25e4, "partial_rotary_factor": 0.5},
+    ),
+    "qwen3_moe": family("Qwen3Moe", num_experts=8, norm_topk_prob=True, **EXPERTS),
+    "glm": family(
+        "Glm4Moe",
+        n_routed_experts=8,
+        attention_bias=True,
+        use_qk_norm=True,
+        num_mtp_layers=0,
+        **EXPERTS,
+    ),
+    "deepseek": family(
+        "DeepseekV3", n_routed_experts=16, **EXPERTS | LATENT | GROUPS | {"num_experts_per_tok": 4}
+    ),
 }
+MODELS = RANDOM | {f"trained_{name}": trained(make) for name, make in RANDOM.items()}
 
 
-def _random(folder: Path, config_of: Callable[[dict[str, Any]], Any]) -> Path:
+def _random(folder: Path, kind: Callable[..., Any], sizes: dict[str, Any]) -> Path:
     from transformers import AutoModelForCausalLM
 
     make_tiny_model(folder)
     known = json.loads((folder / "config.json").read_text())
     names = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
-    config = config_of({name: known.get(name) for name in names})
+    config = kind(**sizes, **{name: known.get(name) for name in names})
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return folder
