@@ -29,6 +29,17 @@ def cached_blocks(engine: Any) -> int:
     return len(scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block)
 
 
+def inverse_frequencies(module: Any) -> list[tuple[str, Any]]:
+    """Name and tensor of the inverse frequencies of a rotary embedding of transformers.
+
+    vLLM has such modules in models that it takes from transformers, such as OLMo-2; its own keep
+    cosines and sines (``cos_sin_cache``).
+    """
+    buffers = getattr(module, "_buffers", {})
+    names = (name for name in buffers if name.endswith("inv_freq") and "original" not in name)
+    return [(name, buffers[name]) for name in names]
+
+
 def worker_gpu(worker: Any) -> int:
     """Runs in a vLLM worker: the number that its GPU has on the node."""
     from vllm.platforms import current_platform

@@ -15,7 +15,7 @@ import torch
 from rlmath.actor.rotary import rope_inverse_frequencies
 from rlmath.errors import WeightsError
 from rlmath.model.spec import ModelSpec
-from rlmath.rollout.engine_workers import cached_blocks
+from rlmath.rollout.engine_workers import cached_blocks, inverse_frequencies
 from rlmath.rollout.pool import RolloutPool
 
 # Of a cosine that vLLM keeps in bfloat16, and of one in float32.
@@ -39,6 +39,14 @@ def worker_constants(worker: Any) -> dict[str, Any]:
             rope = {
                 "rope_dtype": str(cache.dtype).removeprefix("torch."),
                 "rope": cache[POSITION].double().tolist(),
+            }
+        for _, inverse in inverse_frequencies(module):
+            angles = POSITION * inverse.double()
+            rope = {
+                "rope_dtype": str(inverse.dtype).removeprefix("torch."),
+                "rope": torch.cat([angles.cos(), angles.sin()])
+                .mul(float(getattr(module, "attention_scaling", 1.0)))
+                .tolist(),
             }
     return {"norm_eps": sorted(epsilons), **rope}
 

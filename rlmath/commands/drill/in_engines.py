@@ -12,6 +12,7 @@ from rlmath.commands.drill.fault import Fault, Scene
 from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config
+from rlmath.rollout.engine_workers import inverse_frequencies
 
 _KEPT = "_kept_by_drill"
 TEMPERATURE = 1.25
@@ -60,12 +61,20 @@ def other_rope(worker: Any) -> None:
         size = torch.hypot(cos, sin)
         angles = torch.outer(torch.arange(len(cache)).double(), frequencies)
         cache.copy_(torch.cat([size * angles.cos(), size * angles.sin()], 1).to(cache.dtype))
+    for module in worker.model_runner.get_model().modules():
+        for name, inverse in inverse_frequencies(module):
+            module.__dict__.setdefault(_KEPT, {})[name] = inverse.clone()
+            count = len(inverse)
+            inverse *= ROPE_THETA ** -(torch.arange(count).to(inverse) / count)
 
 
 def rope_back(worker: Any) -> None:
     for module in _rotary(worker):
         if _KEPT in module.__dict__:
             module.cos_sin_cache.copy_(module.__dict__.pop(_KEPT))
+    for module in worker.model_runner.get_model().modules():
+        for name, inverse in inverse_frequencies(module):
+            inverse.copy_(module.__dict__.get(_KEPT, {}).pop(name, inverse))
 
 
 def _rotary(worker: Any) -> list[Any]:

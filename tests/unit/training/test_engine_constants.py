@@ -35,13 +35,18 @@ LLAMA3 = Rope(
 LINEAR = Rope(10000.0, "linear", {"factor": 4.0})
 
 
-def worker(spec: Any, dtype: torch.dtype, epsilon: float | None = None) -> Any:
-    """A vLLM worker with a norm and a rotary embedding."""
+def worker(spec: Any, dtype: torch.dtype, epsilon: float | None = None, own: bool = False) -> Any:
+    """A vLLM worker with a norm and a rotary embedding, ``own``: one of transformers."""
     inverse, factor = rope_inverse_frequencies(spec)
     angles = torch.outer(torch.arange(32).float(), inverse)
     cache = torch.cat([angles.cos(), angles.sin()], 1) * factor
     norm = SimpleNamespace(variance_epsilon=spec.norm_eps if epsilon is None else epsilon)
-    modules = [norm, SimpleNamespace(cos_sin_cache=cache.to(dtype)), SimpleNamespace()]
+    rotary: Any = SimpleNamespace(cos_sin_cache=cache.to(dtype))
+    if own:
+        rotary = torch.nn.Module()
+        rotary.register_buffer("inv_freq", inverse, persistent=False)
+        rotary.attention_scaling = factor
+    modules = [norm, rotary, SimpleNamespace()]
     model = SimpleNamespace(modules=lambda: modules)
     return SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
 
@@ -56,6 +61,16 @@ def test_equal_numbers_pass_and_others_do_not(dtype: torch.dtype, rope: Rope) ->
     other = dataclasses.replace(rope, theta=rope.theta * 1.2)
     found = worker_constants(worker(dataclasses.replace(spec, rope=other), dtype))
     assert f"rope {rope.kind}, theta {rope.theta:g}" in str(wrong_constant(found, spec))
+
+
+def test_frequencies_of_models_that_transformers_computes() -> None:
+    """vLLM takes OLMo-2 from there."""
+    right = worker_constants(worker(SPEC, torch.float32, own=True))
+    assert len(right["rope"]) == SPEC.rotary_dim and wrong_constant(right, SPEC) is None
+    rope = dataclasses.replace(SPEC.rope, theta=SPEC.rope.theta * 1.2)
+    other = dataclasses.replace(SPEC, rope=rope)
+    found = worker_constants(worker(other, torch.float32, own=True))
+    assert "rotary embeddings of other frequencies" in str(wrong_constant(found, SPEC))
 
 
 def test_the_engine_is_named() -> None:

@@ -95,7 +95,11 @@ def test_norms_and_rotary_embeddings_come_back() -> None:
     cache = torch.cat([angles.cos(), angles.sin()], 1)
     norm = SimpleNamespace(variance_epsilon=1e-6)
     rotary = SimpleNamespace(cos_sin_cache=cache.clone())
-    model = SimpleNamespace(modules=lambda: [norm, rotary, rotary])
+    # Of the models that vLLM computes with transformers' modules.
+    own = torch.nn.Module()
+    for name in ("inv_freq", "original_inv_freq", "sliding_attention_inv_freq"):
+        own.register_buffer(name, torch.tensor([1.0, 0.1]), persistent=False)
+    model = SimpleNamespace(modules=lambda: [norm, rotary, rotary, own])
     worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
     in_engines.other_epsilon(worker)
     in_engines.other_rope(worker)
@@ -103,8 +107,11 @@ def test_norms_and_rotary_embeddings_come_back() -> None:
     theta = 1.2 * 100.0  # Of two frequencies, 1 and theta ** -0.5.
     wanted = torch.outer(torch.arange(8).float(), torch.tensor([1.0, theta**-0.5]))
     assert torch.allclose(rotary.cos_sin_cache, torch.cat([wanted.cos(), wanted.sin()], 1))
+    for name in ("inv_freq", "sliding_attention_inv_freq"):
+        assert torch.allclose(own.get_buffer(name), torch.tensor([1.0, theta**-0.5]))
     in_engines.epsilon_back(worker)
     in_engines.rope_back(worker)
+    assert all(torch.equal(one, torch.tensor([1.0, 0.1])) for one in own.buffers())
     assert norm.variance_epsilon == 1e-6 and torch.equal(rotary.cos_sin_cache, cache)
 
 
