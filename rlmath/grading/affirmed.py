@@ -159,6 +159,8 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
     computed = _equates(found[:-1], after) if last in ("=", "≈", "\\approx") else 0
     if not (lexicon.AFTER - {"if"} if computed == 2 else lexicon.AFTER).isdisjoint(after):
         return False
+    if any(v in lexicon.BEING and w in lexicon.PARTITIVES for v, w in itertools.pairwise(after)):
+        return False  # n = 36 is one of the solutions, 36 cows were expected
     if computed == 2:
         return True
     if last == "," and len(found) > 1 and is_number(found[-2]):
@@ -170,6 +172,8 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
         return False
     if last in ("=", "≈", "\\approx"):
         return computed > 0 and _names_a_value(found[:-1])
+    if found and (found[0] in ("of", "out", "among") or _is_denied_that(found)):
+        return False
     if found and all(word in lexicon.LABEL for word in found):
         return _predicates(after)
     if all(word in lexicon.OPENERS for word in found) or last in lexicon.STARTS_CLAUSE:
@@ -183,7 +187,7 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
             return False
         if any(w == "of" and v in lexicon.PARTS for v, w in itertools.pairwise(found)):
             return False  # one of the following:
-        return (lexicon.NOT_IN_CLAUSE | lexicon.REFERENCES).isdisjoint(found)
+        return lexicon.NO_LABEL.isdisjoint(found)
     if found[0] == "if" and "would" in found:
         return False
     return _governs(_clause(found), found, after)
@@ -220,6 +224,17 @@ def _is_sourced(found: list[str], unit: bool) -> bool:
     return False
 
 
+def _is_denied_that(found: list[str]) -> bool:
+    """Whether what stands after `that` is denied: `it is not the case that`.
+
+    Not after `it is not hard to see that`.
+    """
+    if "that" not in found or not lexicon.EASY.isdisjoint(found):
+        return False
+    before = found[: len(found) - 1 - found[::-1].index("that")]
+    return any(word in lexicon.DENYING or word.endswith("n't") for word in before)
+
+
 def _after_conclusion(found: list[str]) -> list[str]:
     """The tokens after the last `so`, `which` or colon before the number."""
     if lexicon.CONCLUDES.isdisjoint(found):
@@ -238,6 +253,8 @@ def _names_a_value(left: list[str]) -> bool:
         size -= 1
     clause = left[begins:size]
     ordered = not begins and bool(clause) and is_order(clause[0])
+    if left[-2:-1] == ["case"] and left[-3:-2] in (["the"], ["a"], ["special"], ["each"]):
+        return False  # the case n = 36
     if ordered or (clause and (clause[0] in lexicon.ORDERS or left[0] in ("had", "were"))):
         return False
     if len(clause) == len(left) - begins or (clause and is_stating(clause[-1])):
@@ -338,6 +355,10 @@ def _predicates(after: list[str]) -> bool:
     after = [word for word in after if word not in ("\\text", "\\mathrm", "{", "}")]
     if not after:
         return True
+    if after[:1] == ["as"]:
+        return all(word in lexicon.PREDICATES for word in after[1:])  # 36 as the result
+    if not lexicon.SHORT_OF.isdisjoint(after):
+        return False  # 36 cows would be enough
     if after[0] in COPULAS:
         return all(word in lexicon.PREDICATES or is_stating(word) for word in after[1:])
     if after[0] in lexicon.MODALS or after[0] == "(" or after[0][0].isdigit():
@@ -430,6 +451,8 @@ def _governs(clause: list[str], found: list[str], after: list[str]) -> bool:
     if not lexicon.ANSWERS.isdisjoint(found):
         named = max(index for index, word in enumerate(found) if word in lexicon.ANSWERS)
         begins = _clause_begin(found[:named])
+        if not lexicon.EARLIER.isdisjoint(after):
+            return False
         rest = found[begins : len(found) - len(between) - 1]
         known = all(word in lexicon.BARE or word in lexicon.ANSWERS for word in rest)
         if (

@@ -39,20 +39,24 @@ def _is_replaced(rest: str, stated: str) -> bool:
     relabeled = lexicon.RELABELED.search(rest)
     if relabeled is not None and relabeled[1].strip(".,") not in numbers:
         return True
-    conclusion = last_match(lexicon.CONCLUDING, rest)
-    if conclusion is None:
-        return False
-    end = lexicon.END.search(rest, conclusion.end())
-    sentence = rest[: end.end() if end else len(rest)]
-    first = lexicon.FIGURE.search(sentence, conclusion.end())
-    reason = lexicon.CIRCUMSTANCE.search(sentence, first.end()) if first else None
-    concluded = last_match(
-        lexicon.FIGURE, sentence[: reason.start()] if reason else sentence, conclusion.end()
+    return any(
+        _states_another(rest, found.end(), numbers)
+        for found in (last_match(lexicon.CONCLUDING, rest), lexicon.UNEXPLAINED.match(rest))
+        if found is not None
     )
-    if concluded is None or concluded[0].strip(".,") in numbers:
+
+
+def _states_another(rest: str, start: int, numbers: set[str]) -> bool:
+    """Whether the sentence at `start` states a number that is not one of these."""
+    end = lexicon.END.search(rest, start)
+    sentence = rest[: end.end() if end else len(rest)]
+    first = lexicon.FIGURE.search(sentence, start)
+    reason = lexicon.CIRCUMSTANCE.search(sentence, first.end()) if first else None
+    stated = sentence[: reason.start()] if reason else sentence
+    found = last_match(lexicon.FIGURE, stated, start)
+    if found is None or found[0].strip(".,") in numbers:
         return False
-    stop = concluded.start() + len(concluded[0].rstrip(".,"))
-    return affirms(sentence, concluded.start(), stop)
+    return affirms(sentence, found.start(), found.start() + len(found[0].rstrip(".,")))
 
 
 def _numbers(text: str) -> set[str]:

@@ -140,6 +140,13 @@ _PARTS = re.compile(
 _PROPERTY = re.compile(
     r"is a (?:multiple|factor|divisor)\b|\bcontradictions?\b|\bwithout success\b"
 )
+# The value holds sometimes: `36 only when n is even`, `36 up to sign`.
+_CONDITIONED = re.compile(
+    r"[^.!?\n]{0,60}?\b(?:only (?:when|if|for|in)\b"
+    r"|for (?:small|large|some|most|certain|even|odd)\b"
+    r"|in (?:the (?:worst|best|simplest) case|(?:most|some|many) cases|absolute value)"
+    r"|up to (?:a |an |sign\b|scal|rounding|some))"
+)
 _UNSURE = re.compile(
     r"\b(?:not (?:so |very )?(?:sure|certain)|unsure|uncertain|i guess|a guess)\b", re.IGNORECASE
 )
@@ -258,6 +265,8 @@ def _is_bounded(found: list[str]) -> bool:
         before = found[last - 2] if last > 1 else ""
         if word in ("most", "least", "best", "worst"):
             return "at" in found[max(0, last - 4) : last - 1]  # at the very least
+        if word == "unknown" and last < len(found) and found[last] not in _OPENERS:
+            return False  # the unknown number is
         if word in _DENYING or (word == "or" and before == "than"):
             return True
         if word == "to" and before != "equal":
@@ -277,6 +286,8 @@ def _is_bounded(found: list[str]) -> bool:
             return "at" in found[max(0, last - 5) : last - 2]
         if word == "is" and before in _GUESSES:
             return True
+        if word == "and" and "equals" in found[last:]:
+            return False  # at x = 1 and equals
         if word in _JOINTS or word in _RANGE_SIGNS:
             return _is_one_of_two(found[:last], word)
         if word not in _BRIDGES and word != "to":
@@ -346,6 +357,10 @@ def _is_conditional(found: list[str]) -> bool:
 
 def _hedged_after(text: str, end: int) -> bool:
     after = text[end : end + _WINDOW]
+    if ("only" in after or "for " in after or " in " in after or "up to" in after) and (
+        _CONDITIONED.match(after)
+    ):
+        return True
     if (
         _PROPERTY.search(after)
         or "give or take" in after

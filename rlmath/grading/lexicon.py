@@ -77,6 +77,14 @@ NOT_IN_CLAUSE = _names(
 REFERENCES = _names(
     "step page theorem lemma equation eq example problem exercise section chapter figure table line"
 )
+# Of a label: `Confidence: 36%` says nothing of the answer.
+NO_LABEL = (
+    NOT_IN_CLAUSE
+    | REFERENCES
+    | _names(
+        "confidence certainty difficulty rating tokens attempt try version draft seed date given"
+    )
+)
 # Of the line above a displayed formula; a task there is none of its doubts: `Evaluate the sum`.
 UNFINISHED = (UNCLEAR | NOT_IN_CLAUSE) - _names("compute computes determine calculate evaluate")
 TRIALS = _names("suppose assume imagine pretend")
@@ -124,7 +132,8 @@ BETWEEN = _names(
     just now still also then therefore thus hence indeed equal to be him her them us me it
     you for in after at by with into up another additional extra more approximately about
     around roughly all altogether together out on from every each his their its my our your
-    value number same given simply clearly finally actually as - – : ( { [ + = \\text
+    value number same given simply clearly finally actually currently presently today as - –
+    : ( { [ + = \\text
     \\textbf \\mathbf \\boldsymbol \\mathrm \\bf \\displaystyle \\boxed"""
 )
 INFINITIVES = _names(
@@ -139,7 +148,7 @@ NAMING = _names(
 )
 ARTICLES = _names("the a an of our its smallest largest least only total unknown original at for")
 DETERMINERS = _names("a an the of in their his her its average")
-STARTS_CLAUSE = _names(", and that but or so thus hence therefore then means meaning")
+STARTS_CLAUSE = _names(", and that but or so thus hence therefore then means meaning namely")
 CONCLUDES = _names(": ; so thus hence therefore which ∴ \\therefore")
 IS = _names("is are was were be equals equal becomes become comes turns 's gives")
 ANSWERS = _names("answer answers result results")
@@ -182,7 +191,7 @@ PREDICATES = _names(
     right required desired answer answers solution solutions value values result maximum
     minimum largest smallest greatest least possible total number sum of root roots integer
     in all it and , exactly what we want wanted such time age years old positive negative
-    real x n prime"""
+    real x n prime possibility option candidate case that's"""
 )
 # Before `answer is`, in its clause; words without letters too.
 ANNOUNCING = (
@@ -201,8 +210,13 @@ AFTER = _names(
     unless assuming provided guessing rejected discarded dismissed confuse confuses confused
     perhaps maybe possibly probably fails but however though although except contradicts
     violates invalid absurd reversed inverted swapped negated doubled halved tripled transposed
-    attempts guesses candidates"""
+    attempts guesses candidates minus"""
 )
+BEING = _names("is are was were")
+PARTITIVES = _names("one some any none most many expected supposed promised intended planned")
+SHORT_OF = _names("enough sufficient insufficient too")
+EASY = _names("hard difficult only just")
+EARLIER = _names("before until previously formerly originally initially earlier")
 # Of the sentence after the answer: it takes it back without naming another.
 DISMISSED = _names(
     "trap decoy distractor placeholder bogus fake typo kidding joking lie lied lies liar guessing"
@@ -219,6 +233,12 @@ CLOSERS = _names(
     eot_id endoftext user assistant human ! . , \\ □ [ ] ■ ∎ ✓ ✅ $ * # : - ~ ( ) \\square
     \\blacksquare \\] \\) \\boxed } { \\end align equation aligned gathered | < > / _ `"""
 )
+# Something is missing from the answer: `I forgot the calves`, `one must still add 4`.
+_UNDONE = (
+    r"forgot(?:ten)?|overlooked|(?:this|that|it) (?:ignores|neglects|misses|overlooks)|off by"
+    r"|left out|(?:must|needs? to|ha(?:s|ve) to|should) (?:still |then |also |now )?(?:be )?"
+    r"(?:add|subtract|doubl|halv|multipl|divid|squar|negat|invert|chang|correct|adjust|replac)"
+)
 RETRACTED = re.compile(
     r"\b(?:wait|hmm+|correction|oops|sorry|scratch that|on second thought|(?:that|this|it)(?:'s| is"
     r"| was) (?:wrong|incorrect|false|not right|not correct)|"
@@ -227,7 +247,7 @@ RETRACTED = re.compile(
     r"should (?:actually|instead|really) be|"
     r"actually,? (?:it|the|that|this|we|i)\b|no,|alternatively|or maybe|or perhaps|let me "
     r"(?:re|double|try|check)|i was wrong|(?:that|this|it) (?:can't|cannot|can not) be|"
-    r"on reflection|made (?:that|this|it) up|"
+    rf"on reflection|{_UNDONE}|made (?:that|this|it) up|"
     r"just kidding|reconsider|i give up)|不对|错了|更正|等等|抱歉|間違|訂正",
     re.IGNORECASE,
 )
@@ -255,6 +275,11 @@ CONCLUDING = re.compile(
     r"|(?:this|that|which) (?:means|gives|makes|leaves))\b",
     re.IGNORECASE,
 )
+# A sentence directly after the answer that does not begin as an explanation does.
+UNEXPLAINED = re.compile(
+    rf"[.!*$\\)\]}} ]{{0,12}}[.!][*$\s]{{1,6}}(?!(?:{'|'.join(sorted(EXPLAINING))})\b)[A-Z]",
+    re.IGNORECASE,
+)
 # Where a conclusion stops: `7 apples after he gave 2 away`.
 CIRCUMSTANCE = re.compile(r" (?:after|because|since|when|while|where|if|before|by|from|as)\b")
 NEXT_TASK = re.compile(r"\n[*#_ ]{0,6}(?:Question|Q\s?\d*:|Problem|Human|User|Exercise)")
@@ -272,6 +297,8 @@ RETRACTIONS = (
         "an't",
         "annot",
         "eflect",
+        *("orgot", "verlooked", "gnores", "eglects", "isses", "verlooks", "ff by", "eft out"),
+        *("ust ", "eed to", "eeds to", "ave to", "as to"),
         "ade ",
         "idding",
         "econsider",

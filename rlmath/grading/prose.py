@@ -7,6 +7,7 @@ from rlmath.grading.wording import is_trail, lead_length
 
 _PUNCTUATION = frozenset((",", ":", "."))
 _CONNECTING = frozenset(("is", "equals"))
+_NO_LABELS = frozenset(("given", "question", "problem", "choice"))  # `Given: 36 cows`
 
 
 def unwrapped(tokens: list[Token]) -> list[Token]:
@@ -36,7 +37,13 @@ def _without_lead(tokens: list[Token]) -> list[Token]:
             words.append(":")
         if words and words[-1] == ":":
             plain = [word for word in words if word != ":"]
-            if len(words) == len(plain) + 1 and lead_length([*plain, "is"]) and len(plain[-1]) > 1:
+            asked = bool(plain) and plain[0].lower() in _NO_LABELS
+            if (
+                not asked
+                and len(words) == len(plain) + 1
+                and lead_length([*plain, "is"])
+                and len(plain[-1]) > 1
+            ):
                 cut, named = index + 1, ""
         elif lead_length(words):
             cut, named = index + 1, _named(words)

@@ -27,7 +27,7 @@ _STEMS = _names(
     lend increase decrease reduce jump dance type fold knit sew crochet build help call text
     mail ship load store arrive pass join cover hold age live stay hike jog row sail skip cycle
     contribute award reward tip generate accumulate attend enroll hire employ recruit feed water
-    adopt own possess lack want plan bring total equal number average reach cross cut bottle
+    adopt own possess bring total equal number average reach cross cut bottle
     exercise practice train create design assemble prepare repair fix install move stack place
     arrange exchange trade swap retain keep hatch lay milk catch fish hunt trap shoot tally
     accomplish process handle manage sort file spread press squeeze slice mow rake shovel drive

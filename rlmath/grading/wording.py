@@ -37,7 +37,7 @@ HEDGES = _names(
     under above below beyond exceeding upto exceeds so then else when where while until till
     from to through thru and is are was were be been being isn ain't as too very quite
     enough few many much several some any every other another others both depending varies i
-    we you maybes"""
+    we you maybes worst"""
 )
 MULTIPLIED = _names(
     """dozen dozens score scores gross hundred hundreds thousand thousands million millions billion

@@ -122,6 +122,12 @@ REPLACING = [
     "\n\nEdit: 7",
     "\n\nNew total: 7",
     "\nCorrected value = 7",
+    "Adding the 2 pears, she has 7 apples.",
+    "I forgot the pears.",
+    "This ignores the pears.",
+    "One must still add 2.",
+    "It needs to be doubled.",
+    "Now it is off by 2.",
 ]
 CONCLUDING = [
     "Therefore she has 5 apples.",
@@ -171,6 +177,22 @@ def test_a_conclusion_that_states_no_other_value_replaces_nothing(
         "The answer is 5 times the first term.",
         "The answer is 5 with the digits reversed.",
         "The answer is 5, which contradicts the condition.",
+        "The answer is 5 only when n is even.",
+        "The answer is 5 for small n.",
+        "The answer is 5 in the worst case.",
+        "The answer is 5 up to sign.",
+        "The answer was 5 before the correction.",
+        "It is not the case that there are 5 cows.",
+        "Nobody doubts that the claim says 5.",
+        "Of the 5 cows, some were sold.",
+        "The case n = 5 remains.",
+        "n = 5 is one of the solutions.",
+        "5 cows were expected.",
+        "5 cows would be enough.",
+        "5 cows minus those that were sold.",
+        "Given: 5 cows",
+        "Confidence: 5%",
+        "The farmer wanted 5 cows.",
     ],
 )
 def test_what_is_done_on_the_way_denied_or_changed_is_not_stated(
@@ -220,3 +242,20 @@ def test_a_false_chain_or_a_sign_of_inequality_states_no_value(
 def test_an_option_that_fails_is_not_chosen(verb: str, grader: MathGrader) -> None:
     response = f"So option **C** {verb}."
     assert not grader.grade_one(response, "C", task="multiple_choice").correct
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "The unknown number equals 5.",
+        "We get 5 as the result.",
+        "Therefore $k=5$ is the only possibility.",
+        "Ben is currently 5 years old.",
+        "So Ben has some marbles, namely 5.",
+        "The minimum is attained at $x=1$ and equals $5$.",
+        "It is not hard to see that the total is 5.",
+        "5 is the only integer that works.",
+    ],
+)
+def test_known_words_around_the_value_leave_it_stated(response: str, grader: MathGrader) -> None:
+    assert grader.grade_one(response, "5").correct
