@@ -389,11 +389,13 @@ class ActorGroup:
         Args:
             plan: With all of them; each rank gets the handles of those that it calls.
         """
-        if plan.transport == "ipc":
-            from rlmath.weights.transports.shared_gpus import plans_of_ranks
+        from rlmath.weights.transports import shared_gpus
 
-            plans = plans_of_ranks(plan, self._all("gpu"))
+        if plan.transport == "ipc":
+            plans = shared_gpus.plans_of_ranks(plan, self._all("gpu"))
         else:
+            if plan.transport == "nccl":
+                plan = shared_gpus.with_worker_shares(plan)
             plans = plan.of_ranks(len(self._workers))
         calls = [
             worker.connect_engines.remote(own)

@@ -18,7 +18,12 @@ from rlmath.rollout.seeds import request_seed
 from rlmath.types import Problem, Sample
 from rlmath.vllm_plugin.cpu_routes import ROUTES_VARIABLE
 from rlmath.vllm_plugin.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER_VARIABLE
-from rlmath.vllm_plugin.register import ENGINE_VARIABLE, adapter_backend
+from rlmath.vllm_plugin.register import (
+    ENGINE_VARIABLE,
+    NCCL_SHARES,
+    SHARED_MEMORY,
+    adapter_backend,
+)
 
 
 class EngineError(ComponentError):
@@ -241,8 +246,10 @@ class EngineSpec:
     def transfer_backend(self) -> str:
         """vLLM's name for what its workers do: what came through the object store, they find in
         shared memory."""
-        name = "shared_memory" if self.transport == "object_store" else self.transport
-        return name if self.adapters is None else adapter_backend(name)
+        name = SHARED_MEMORY if self.transport == "object_store" else self.transport
+        if self.adapters is not None:
+            return adapter_backend(name)
+        return NCCL_SHARES if name == "nccl" else name
 
     def log_path(self, engine: int) -> str:
         """File with the output of one engine and its workers."""

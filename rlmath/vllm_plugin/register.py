@@ -20,6 +20,8 @@ ADAPTER_ENGINES = {
     "ipc": (f"{_TRANSPORTS}.adapter_cuda", "IpcAdapters"),
     "nccl": (f"{_TRANSPORTS}.adapter_cuda", "NcclAdapters"),
 }
+# vLLM's ``nccl``, and each worker's share of an MoE's experts from its own sender.
+NCCL_SHARES = "nccl_shares"
 # Products of adapters on CPU, by the name that vLLM resolves.
 CPU_ADAPTERS = "rlmath.vllm_plugin.cpu_adapters.OneAdapter"
 
@@ -30,8 +32,8 @@ def adapter_backend(transport: str) -> str:
 
 
 def register() -> None:
-    """Add ``shared_memory`` to both of vLLM's factories, norms to its operators, a router, and on
-    CPU a way to sample.
+    """Add ``shared_memory`` to both of vLLM's factories, receivers of shares and of adapters, norms
+    to its operators, a router, and on CPU a way to sample.
 
     The transport's modules load when first used. A no-op in processes that rlmath did not start.
     """
@@ -56,6 +58,10 @@ def register() -> None:
             SHARED_MEMORY,
             "rlmath.weights.transports.shared_memory",
             "SharedMemoryTrainer",
+        )
+    if NCCL_SHARES not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            NCCL_SHARES, f"{_TRANSPORTS}.nccl_shares_engine", "SharesEngine"
         )
     for transport, (module, name) in ADAPTER_ENGINES.items():
         if adapter_backend(transport) not in WeightTransferEngineFactory._registry:

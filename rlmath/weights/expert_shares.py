@@ -1,8 +1,9 @@
 """Experts from rank to rank where each rank needs only a share of them.
 
-Over ``ipc`` a worker of an engine reads from the rank on its own GPU, and keeps a slice of each
-expert, or some experts. So that rank needs this share and no more: it gets it from ranks that hold
-it, one message from each, and nothing is sent to all.
+A worker of an engine keeps a slice of each expert, or some experts. So the rank that serves it
+(over ``ipc`` the one on its GPU, over ``nccl`` one that serves a worker of every engine) needs this
+share and no more: it gets it from ranks that hold it, one message from each, and nothing is sent to
+all.
 
 A layer's experts are on the ranks of one pipeline stage, which send them to every engine. With
 ``n`` ranks in ``p`` stages and ``w`` workers in an engine, ``n / p`` ranks send ``n / w`` copies of
@@ -49,6 +50,17 @@ class ExpertShare:
             return None
         each = size // self.parts
         return run.between(self.part * each, (self.part + 1) * each)
+
+    def of_whole(self, name: str, dim: int, shape: Sequence[int], expert: int) -> Run | None:
+        """What of an expert's tensor is in the share.
+
+        Args:
+            name: The tensor.
+            dim: Along which experts are cut: 0 for gate and up, 1 for down.
+            shape: Of the whole.
+            expert: Whose tensor it is.
+        """
+        return self.of(Run(name, dim, 0, tuple(shape)), expert, shape[dim])
 
 
 NOTHING = ExpertShare(frozenset())
@@ -98,6 +110,10 @@ class ExpertRoutes:
         sizes: By name, the whole tensor's shape.
         runs: By name, the runs that tile it.
         holders: Of each run, the ranks that hold it.
+        alone: Ranks are given their parts alone, and not whole tensors with NaN elsewhere.
+
+    Attributes:
+        alone: The same.
     """
 
     def __init__(
@@ -108,7 +124,9 @@ class ExpertRoutes:
         sizes: Mapping[str, tuple[int, ...]],
         runs: Mapping[str, Sequence[Run]],
         holders: Mapping[Run, Sequence[int]],
+        alone: bool = False,
     ) -> None:
+        self.alone = alone
         self._rank = rank
         self._needs = needs
         self._place = {one: place for place, one in enumerate(needs)}
@@ -137,6 +155,16 @@ class ExpertRoutes:
         """Whether this rank needs all of a tensor."""
         share = self._needs[self._rank].share
         return all(self._part(run, share) == run for run in self._runs[name])
+
+    @property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Of each expert's tensor: the expert, and along which dimension experts are cut."""
+        return {name: (expert, self._runs[name][0].dim) for name, expert in self._experts.items()}
+
+    def own_part(self, name: str) -> Run | None:
+        """What this rank needs of an expert's tensor; ``None``: nothing."""
+        share, dim = self._needs[self._rank].share, self._runs[name][0].dim
+        return share.of_whole(name, dim, self._sizes[name], self._experts[name])
 
     def source(self, run: Run, destination: int) -> int:
         """The rank that a rank gets a run's part from: itself, one of those on its machine, or one

@@ -169,15 +169,16 @@ class BucketGatherer:
         self._replicated.update(*copied)
         return holders
 
-    def expert_routes(self, share: ExpertShare) -> ExpertRoutes | None:
+    def expert_routes(self, share: ExpertShare, alone: bool = False) -> ExpertRoutes | None:
         """How each rank can get a share of the experts instead of all of them. Collective.
 
         Args:
             share: What this rank needs.
+            alone: Ranks get their parts alone, and not whole tensors with NaN elsewhere.
 
         Returns:
-            For :meth:`gather`; ``None`` where sending all to all ranks at once takes no longer, or
-            the model has no experts.
+            For :meth:`gather`; ``None`` where the model has no experts, or ranks read whole tensors
+            and sending all to all of them at once takes no longer.
         """
         if self.parallel.group is None:
             return None
@@ -192,7 +193,7 @@ class BucketGatherer:
         names = [name for name in self._experts if name.startswith(f"{layer}.experts.")]
         holders = {one for name in names for run in self._runs[name] for one in self._holders[run]}
         num_experts = 1 + max(self._experts.values())
-        if not are_worth_it(needs.values(), num_experts, len(holders)):
+        if not alone and not are_worth_it(needs.values(), num_experts, len(holders)):
             return None
         return ExpertRoutes(
             self.parallel.global_rank,
@@ -201,6 +202,7 @@ class BucketGatherer:
             {meta.name: meta.shape for meta in self.tensors},
             self._runs,
             self._holders,
+            alone,
         )
 
     def gather(
@@ -210,8 +212,9 @@ class BucketGatherer:
 
         Args:
             destination: Global rank that gets the tensors; ``None``: all ranks of the group.
-            routes: With no ``destination``: of experts each rank gets its share alone. Their
-                tensors have their whole shape, and are NaN where this rank needs nothing.
+            routes: With no ``destination``: of experts each rank gets its share. Their tensors have
+                their whole shape, and are NaN where this rank needs nothing; or, with
+                ``routes.alone``, the shape of this rank's part, and none where it has none.
         """
         if destination is not None and destination not in self.ranks:
             # That rank belongs to another copy of the model (data parallel), which serves it.
@@ -357,13 +360,10 @@ class BucketGatherer:
         me = self.parallel.global_rank
         wanted = destination is None or destination == me
         types = {t.meta.name: t.meta.dtype for t in bucket.tensors}
-        whole: dict[str, Tensor] = {}
+        pending = _Pending({}, {}, [], [])
         if wanted:
-            whole = {
-                t.meta.name: torch.empty(t.meta.shape, dtype=t.meta.dtype, device=self.device)
-                for t in bucket.tensors
-            }
-        pending = _Pending(whole, [], [])
+            self._make_room(bucket, routes, pending)
+        whole = pending.whole
         of_experts = routes or ()
         to_all = [name for name in types if name not in of_experts]
         for source, runs in self._by_source(to_all, destination).items():
@@ -385,13 +385,24 @@ class BucketGatherer:
             self._exchange_experts(bucket, routes, pending)
         return pending
 
+    def _make_room(self, bucket: Bucket, routes: ExpertRoutes | None, pending: _Pending) -> None:
+        """Memory for what this rank gets of a bucket."""
+        for meta in (tensor.meta for tensor in bucket.tensors):
+            shape = meta.shape
+            if routes is not None and routes.alone and meta.name in routes:
+                part = routes.own_part(meta.name)
+                if part is None:
+                    continue
+                pending.starts[meta.name], shape = part.start, part.shape
+            pending.whole[meta.name] = torch.empty(shape, dtype=meta.dtype, device=self.device)
+
     def _exchange_experts(self, bucket: Bucket, routes: ExpertRoutes, pending: _Pending) -> None:
         """Start the messages of a bucket's experts, after those to all ranks."""
         names = [t.meta.name for t in bucket.tensors if t.meta.name in routes]
         types = {t.meta.name: t.meta.dtype for t in bucket.tensors}
         exchange = routes.exchange(names)
         for name in names:
-            if not routes.is_all_needed(name):
+            if not routes.alone and not routes.is_all_needed(name):
                 pending.whole[name].fill_(math.nan)
         # Of each run, where its parts go: a parameter is read once, perhaps from host memory.
         targets: dict[Run, list[tuple[Run, Tensor]]] = {}
@@ -399,7 +410,7 @@ class BucketGatherer:
         buffers: list[Tensor] = []
         group = self.parallel.group
         for run, part in exchange.own:
-            targets.setdefault(run, []).append((part, part.of(pending.whole[part.name])))
+            targets.setdefault(run, []).append((part, pending.place(part)))
         for ranks, parts in exchange.sends:
             packed, views = _packed([part for _, part in parts], types, self.device)
             buffers.append(packed)
@@ -448,14 +459,22 @@ class _Pending:
     """A bucket on its way.
 
     Attributes:
-        whole: The bucket's tensors, as yet without what others send; empty where not wanted.
+        whole: The bucket's tensors, as yet without what others send; empty where not wanted. Of an
+            expert's perhaps a part.
+        starts: Of such a part, its first row or column.
         received: Runs that others send, with their places in the packed messages.
         messages: Work in progress with what it reads or writes, which has to live until it is done.
     """
 
     whole: dict[str, Tensor]
+    starts: dict[str, int]
     received: list[tuple[Run, Tensor]]
     messages: list[tuple[dist.Work, Tensor | list[Tensor]]]
+
+    def place(self, run: Run) -> Tensor:
+        """Where a run goes."""
+        start = run.start - self.starts.get(run.name, 0)
+        return self.whole[run.name].narrow(run.dim, start, run.length)
 
     @torch.no_grad()
     def finish(self) -> list[tuple[str, Tensor]]:
@@ -463,7 +482,7 @@ class _Pending:
         for work, _ in self.messages:
             work.wait()
         for run, part in self.received:
-            run.of(self.whole[run.name]).copy_(part)
+            self.place(run).copy_(part)
         self.messages.clear()
         self.received.clear()
         return list(self.whole.items())

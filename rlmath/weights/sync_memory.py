@@ -8,10 +8,11 @@ meanwhile, with its packed messages (none where one rank holds the whole model);
 vLLM took last; vLLM's shared buffer. That is five pieces. On each engine worker: copies of the
 piece, taken out of the shared buffer.
 
-``nccl``, on rank 0: the same three pieces, and vLLM's own: it collects tensors until they exceed
-the bucket, so a message is up to a bucket and the largest tensor long, and it copies them together
-while it still holds them. Ranks that only send have two packed messages. On each engine worker:
-two messages, because the next one's buffer is made before the last one's is dropped.
+``nccl``, on a rank that sends to engines (rank 0, or of an MoE one for each worker of an engine):
+the same three pieces at most, and vLLM's own: it collects tensors until they exceed the bucket, so
+a message is up to a bucket and the largest tensor long, and it copies them together while it still
+holds them. Other ranks have the same pieces, or two packed messages. On each engine worker: two
+messages, because the next one's buffer is made before the last one's is dropped.
 
 ``nccl_m2n``: one shard, made contiguous. ``shared_memory`` and ``object_store`` are in host memory,
 once a machine: two segments, and for ``object_store`` on rank 0 as for ``nccl``, without vLLM's.

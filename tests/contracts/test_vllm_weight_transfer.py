@@ -26,6 +26,7 @@ from rlmath.actor.offload import DeviceState
 from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
 from rlmath.device.streams import SideStream
+from rlmath.errors import WeightsError
 from rlmath.model.published import KNOWN
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import model_spec
@@ -280,6 +281,26 @@ def test_an_engine_drops_its_old_connection_before_it_takes_a_new_one() -> None:
     assert calls == ["shutdown_weight_transfer_engine", "init_weight_transfer_engine"]
 
 
+def test_a_worker_that_keeps_other_experts_than_it_is_sent_says_so() -> None:
+    from rlmath.weights.transports.nccl_shares_engine import SharesEngine
+
+    vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1), model_config=None)
+    engine = SharesEngine(None, vllm_config, torch.device("cpu"), torch.nn.Module())
+    info = engine.parse_init_info(
+        {
+            "master_address": "127.0.0.1",
+            "master_port": 1,
+            "rank_offset": 1,
+            "world_size": 2,
+            "senders": [["127.0.0.1", 1], ["127.0.0.1", 2]],
+            "shares": [[None, 0, 2], [None, 1, 2]],
+            "experts": {},
+        }
+    )
+    with pytest.raises(WeightsError, match="worker 1 keeps None of the experts"):
+        engine.init_transfer_engine(info)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_goes_through_and_keeps_to_the_plans_buffers(
@@ -393,6 +414,55 @@ ROWS = [
         "vllm.distributed.device_communicators.pynccl:PyNcclCommunicator.destroy",
         says=("ncclCommAbort",),
         breaks="shutting a connection down would wait for engines that died (actor/worker.py)",
+    ),
+    Row(
+        f"{TRANSFER}.nccl_engine:NCCLTrainerWeightTransferEngine._broadcast",
+        takes=("source", "meta"),
+        says=("pairs = self._checked_iter(source, meta)", "if not self.is_sender:"),
+        breaks="ranks send other tensors than workers wait for (weights/transports/nccl_shares.py)",
+    ),
+    Row(
+        f"{TRANSFER}.nccl_engine:NCCLTrainerWeightTransferEngine.send_weights",
+        says=(
+            "self.client.start_weight_update()",
+            "future = exe.submit(self.client.update_weights, asdict(update_info))",
+            "exe.shutdown(wait=False)",
+            "self.client.finish_weight_update()",
+            "self._post_send_sync()",
+        ),
+        breaks="rank 0 calls engines otherwise than vLLM (weights/transports/nccl_shares.py)",
+    ),
+    Row(
+        f"{TRANSFER}.nccl_engine:NCCLWeightTransferEngine.receive_weights",
+        says=("post_unpack_func=self.model.load_weights,",),
+        breaks="parts of experts are loaded as wholes (weights/transports/nccl_shares_engine.py)",
+    ),
+    Row(
+        f"{TRANSFER}.nccl_common:NCCLWeightTransferInitInfo",
+        all_fields=(
+            "master_address",
+            "master_port",
+            "rank_offset",
+            "world_size",
+            "nccl_unique_id_b64",
+            "packed",
+            "packed_buffer_size_bytes",
+            "packed_num_buffers",
+        ),
+        breaks="a worker joins its sender otherwise (weights/transports/nccl_shares_engine.py)",
+    ),
+    Row(
+        f"{TRANSFER}.nccl_common:worker_init_process_group",
+        says=(
+            "worker_rank = dp_rank * world_size_per_dp + rank_within_dp",
+            "rank = worker_rank + init_info.rank_offset",
+        ),
+        breaks="two workers of a sender's group get one number (transports/nccl_shares_engine.py)",
+    ),
+    Row(
+        "vllm.model_executor.model_loader.reload.layerwise:make_online_process_loader",
+        says=("info.load_numel += num_loaded", "info.load_numel >= info.load_numel_total"),
+        breaks="a worker waits for experts that it does not keep (nccl_shares_engine.py)",
     ),
     Row(
         f"{TRANSFER}.m2n_trainer:M2NTrainerInitInfo",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -442,6 +446,57 @@ def test_experts_go_to_all_where_shares_would_be_more_to_send(
         for update in rank:
             assert not update["routed"]
             assert update["shared_bytes"] == update["whole_bytes"]
+
+
+# By name: family, layout, what each worker of an engine keeps, and how many engines.
+OVER_NCCL: dict[str, tuple[str, dict[str, Any], list[list[Any]], int]] = {
+    "stages": ("qwen3_moe", {"pp": 2, "ep": 2}, [[None, part, 4] for part in range(4)], 1),
+    # The actor's ranks have slices of experts too, and ranks send for both workers.
+    "engines": ("glm4_moe", {"tp": 4}, [[None, 1, 2], [None, 0, 2]], 2),
+    "whole experts": (
+        "qwen3_moe",
+        {"tp": 2, "ep": 4, "etp": 1},
+        [[[0, 3], 0, 1], [[1, 2], 0, 1]],
+        2,
+    ),
+    # Another copy of the model sends nothing.
+    "uneven": ("qwen3_moe", {"pp": 2, "stages": [1, 3]}, [[None, 0, 2], [None, 1, 2]], 2),
+    # Of two ranks with a copy of the model, rank 0 sends all to all four workers.
+    "few": ("qwen3_moe", {"pp": 2}, [[None, part, 4] for part in range(4)], 1),
+}
+SENDERS = {"stages": 4, "engines": 2, "whole experts": 2, "uneven": 2, "few": 1}
+
+
+def test_each_worker_gets_its_share_of_the_experts_over_nccl(folders: dict[str, Path]) -> None:
+    """Bit by bit, in two updates and after meeting again, with vLLM's own trainer and receiver over
+    gloo; with matrices shorter and longer than a message."""
+    cases = [
+        (name, str(folders[family]), case, shares, engines)
+        for name, (family, case, shares, engines) in OVER_NCCL.items()
+    ]
+    program = [sys.executable, "-m", "tests.distributed.nccl_ranks", json.dumps(cases)]
+    environment = os.environ | {"PYTHONPATH": "."}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=240)
+    assert not done.returncode, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name, (_, _, shares, engines) in OVER_NCCL.items():
+        first = found[name][0]
+        workers = len(shares)
+        assert first["wrong"] == []
+        assert first["updates"] == [3] * engines * workers
+        assert first["largest_bytes"] > 2048
+        senders = [one["sent"] for one in found[name] if any(one["sent"])]
+        assert len(senders) == SENDERS[name]
+        # Each of an engine's workers gets its part of the experts, and all else.
+        whole, experts = first["whole_bytes"], first["expert_bytes"]
+        of_worker = whole if name == "few" else whole - experts + experts // workers
+        assert senders == [[of_worker] * 3] * len(senders)
+        # A sender and a worker of each engine have a communicator; a worker is in one.
+        joined = engines * workers if name == "few" else engines
+        groups = sorted(tuple(group) for one in found[name] for group in one["groups"])
+        assert groups == sorted(
+            (place, 1 + joined) for place in range(1 + joined) for _ in range(len(senders))
+        )
 
 
 def _check_log_probs(ranks: Ranks, folder: Path, expected: Tensor, case: Case) -> None:

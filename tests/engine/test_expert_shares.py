@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 import transformers
 from safetensors.torch import save_file
+from shares_sender import ShareSender
 
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
+from rlmath.weights.expert_shares import ExpertShare
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.pieces import expert_tensors
+from rlmath.weights.transports import TransportPlan
 
 
-@pytest.mark.long
-def test_workers_of_an_engine_need_their_own_slices(
-    ray_session: None, engine_spec: EngineSpec, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random MoE, whose experts' width is no multiple of 32 for a worker: vLLM pads on a CPU."""
     config = transformers.Qwen3MoeConfig(
         vocab_size=261,
         hidden_size=64,
@@ -33,16 +37,23 @@ def test_workers_of_an_engine_need_their_own_slices(
         head_dim=32,
         num_experts=4,
         num_experts_per_tok=2,
-        # No multiple of 32 for a worker: vLLM pads experts on a CPU.
         moe_intermediate_size=48,
         norm_topk_prob=True,
         max_position_embeddings=1024,
         tie_word_embeddings=False,
     )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(tmp_path / "hf")
-    spec = read_model_spec(str(tmp_path / "hf"))
-    with HfFolderReader(tmp_path / "hf", spec) as reader:
+    made = tmp_path_factory.mktemp("moe") / "hf"
+    model.save_pretrained(made)
+    return made
+
+
+@pytest.mark.long
+def test_workers_of_an_engine_need_their_own_slices(
+    ray_session: None, engine_spec: EngineSpec, folder: Path, tmp_path: Path
+) -> None:
+    spec = read_model_spec(str(folder))
+    with HfFolderReader(folder, spec) as reader:
         tensors = {name: 3 * reader.read(name) for name in reader.names()}
     save_file(tensors, tmp_path / "new.safetensors")
     file, experts = str(tmp_path / "new.safetensors"), expert_tensors(spec)
@@ -75,9 +86,7 @@ def test_workers_of_an_engine_need_their_own_slices(
         finalize_layerwise_reload(model, worker.model_config)
         return share
 
-    wide = replace(
-        engine_spec, model_path=str(tmp_path / "hf"), dtype="bfloat16", tensor_parallel=2
-    )
+    wide = replace(engine_spec, model_path=str(folder), dtype="bfloat16", tensor_parallel=2)
     with RolloutPool(wide, num_engines=1, stall_timeout_s=120) as pool:
         expected = fingerprints(tensors.items())
         assert pool.weights_fingerprints()[0] != expected
@@ -88,3 +97,56 @@ def test_workers_of_an_engine_need_their_own_slices(
                 (None, 1, 2),
             ]
             assert pool.weights_fingerprints()[0] == expected
+
+
+@pytest.mark.long
+def test_each_worker_gets_its_share_from_its_own_rank(
+    ray_session: None, engine_spec: EngineSpec, folder: Path, tmp_path: Path
+) -> None:
+    """Over ``nccl``, with gloo in NCCL's place: two engines of two workers, two ranks with half of
+    the experts each; two updates, and a third after the ranks have met the engines again."""
+
+    def on_gloo(worker: Any) -> None:
+        from tests.contracts.gloo_wire import install
+
+        install()
+
+    def pack_again(worker: Any) -> None:
+        """vLLM's reload takes experts that it loads on a CPU for packed."""
+        from rlmath.weights.transports.shared_memory_engine import _pack_experts_again
+
+        _pack_experts_again(worker.model_runner.get_model())
+
+    wide = replace(
+        engine_spec,
+        model_path=str(folder),
+        dtype="bfloat16",
+        tensor_parallel=2,
+        transport="nccl",
+    )
+    # A worker finds the tests' packages, and not the modules of this folder.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[ShareSender.__module__])
+    actor = ray.remote(ShareSender).options(num_cpus=0)
+    rendezvous = f"file://{tmp_path / 'store'}"
+    senders = [actor.remote(str(folder), rank, 2, rendezvous) for rank in range(2)]
+    with RolloutPool(wide, num_engines=2, stall_timeout_s=120) as pool:
+        pool.call_workers(on_gloo)
+        halves = tuple(ExpertShare(None, part, 2) for part in (0, 1))
+        whole = TransportPlan("nccl", tuple(pool.engines), 2, 1, "run", worker_shares=halves)
+        before = pool.weights_fingerprints()[0]
+        for version, factor in ((1, 3.0), (2, -0.5), (3, 2.0)):
+            if version != 2:
+                calls = [
+                    one.connect.remote(plan)
+                    for one, plan in zip(senders, whole.of_ranks(2), strict=True)
+                ]
+                assert ray.get(calls) == ["SharesTrainer"] * 2
+            ray.get([one.set_factor.remote(factor) for one in senders])
+            pool.call_workers(pack_again)
+            ray.get([one.send_weights.remote(version) for one in senders])
+            expected = ray.get([one.weights_fingerprints.remote() for one in senders])[0]
+            assert expected != before
+            assert pool.weights_fingerprints() == [expected] * 2
+            before = expected
+    for one in senders:
+        ray.kill(one)

@@ -240,8 +240,9 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
     ranks = min(wish.gpus, wish.gpus_per_node)
     host = host_bytes(spec, actor, step, ranks)
     if adapters is None:
+        expert_part = actor.layout.pipeline_parallel / engine_tp
         weight_sync_s = weight_sync_time_s(
-            spec, actor.layout, wish.gpu, wish.efficiency, wish.gpus_per_node, engine_tp
+            spec, actor.layout, wish.gpu, wish.efficiency, wish.gpus_per_node, expert_part
         )
     else:
         # What is sent is small; the base model goes to host memory and comes back.

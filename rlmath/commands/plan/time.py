@@ -259,13 +259,18 @@ def offload_time_s(moved_bytes: float, efficiency: Efficiency) -> float:
     return 2 * moved_bytes / (efficiency.host_gb_per_s * 1e9)
 
 
+def ranks_of_copy(layout: Layout) -> int:
+    """Ranks that together hold the model once."""
+    return max(layout.tensor_parallel, layout.expert_parallel) * layout.pipeline_parallel
+
+
 def weight_sync_time_s(
     spec: ModelSpec,
     layout: Layout,
     gpu: Gpu,
     efficiency: Efficiency,
     gpus_per_node: int,
-    experts_for: int = 1,
+    expert_part: float = 1.0,
 ) -> float:
     """Every rank of a copy gathers what it lacks; a copy on one node does so over its links.
 
@@ -275,13 +280,12 @@ def weight_sync_time_s(
         gpu: Of all nodes.
         efficiency: Of links and networks.
         gpus_per_node: GPUs of a node.
-        experts_for: Workers of an engine, if each rank gets its worker's share of the experts
-            where that is less to send (``rlmath.weights.expert_shares``); 1: all get all.
+        expert_part: Of all experts' bytes, what the rank that moves most of them moves, if each
+            gets a share (``rlmath.weights.expert_shares``); 1: all get all.
     """
-    tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
-    on_node = max(tp, ep) * pp <= gpus_per_node
-    rate = gpu.link_gb_per_s if on_node else efficiency.network_gb_per_s
-    lacks = 1 - 1 / (max(tp, ep) * pp)
+    ranks = ranks_of_copy(layout)
+    rate = gpu.link_gb_per_s if ranks <= gpus_per_node else efficiency.network_gb_per_s
+    lacks = 1 - 1 / ranks
     experts = spec.num_expert_parameters
-    parameters = lacks * (spec.num_parameters - experts) + experts * min(lacks, pp / experts_for)
+    parameters = lacks * (spec.num_parameters - experts) + experts * min(lacks, expert_part)
     return 2 * parameters / (rate * 1e9 * efficiency.link)

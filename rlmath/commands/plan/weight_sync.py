@@ -7,10 +7,10 @@ each other, and so do the ends of all buckets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlmath.commands.plan.gpus import Efficiency, Gpu
-from rlmath.commands.plan.time import weight_sync_time_s
+from rlmath.commands.plan.time import ranks_of_copy, weight_sync_time_s
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
@@ -19,6 +19,8 @@ CALL_S = 0.005
 # How often a worker's GPU reads or writes each byte: packed by the rank, copied to the buffer that
 # the engine reads, copied from it, and loaded.
 COPIES = 8
+# And each byte of experts of which it gets a part: a tensor for the whole, NaN at first.
+FILLS = 1
 
 
 @dataclass(frozen=True)
@@ -73,19 +75,62 @@ def sync_times(
         efficiency: Of links and networks.
         gpus_per_node: GPUs of a node.
     """
-    shared_by = engine_tp if colocated else 1
-    gather_s = weight_sync_time_s(spec, actor, gpu, efficiency, gpus_per_node, shared_by)
+    # Over ipc each rank gets its worker's share, one stage's ranks sending at a time.
+    part = actor.pipeline_parallel / engine_tp if colocated else 1.0
+    gather_s = weight_sync_time_s(spec, actor, gpu, efficiency, gpus_per_node, part)
     copies_s = COPIES * weights_bytes / (gpu.memory_gb_per_s * 1e9)
     calls_s = buckets * CALL_S
     if colocated:
         return [SyncTime("ipc", gather_s, copies_s, calls_s)]
     network = efficiency.network_gb_per_s * 1e9 * efficiency.link
-    # Rank 0 sends to the first worker, which passes on while it receives: each has all bytes once.
-    found = [SyncTime("nccl", gather_s, weights_bytes / network + copies_s, calls_s)]
+    if spec.experts and 1 < engine_tp <= ranks_of_copy(actor):
+        found = [
+            _nccl_shares(spec, actor, weights_bytes, engine_tp, gpu, efficiency, gpus_per_node)
+        ]
+        found[0] = replace(found[0], calls_s=calls_s)
+    else:
+        # Rank 0 sends to the first worker, which passes on while it receives: each has all bytes
+        # once.
+        found = [SyncTime("nccl", gather_s, weights_bytes / network + copies_s, calls_s)]
     if actor.pipeline_parallel == actor.expert_parallel == 1:
         # A worker gets its share from as many senders as it has, at its own rate.
         found.append(SyncTime("nccl_m2n", 0.0, weights_bytes / engine_tp / network, CALL_S))
     return found
+
+
+def _nccl_shares(
+    spec: ModelSpec,
+    actor: Layout,
+    weights_bytes: int,
+    workers: int,
+    gpu: Gpu,
+    efficiency: Efficiency,
+    gpus_per_node: int,
+) -> SyncTime:
+    """An MoE over ``nccl``: a rank for each worker of an engine sends that worker's share
+    (``rlmath.weights.transports.nccl_shares``).
+
+    With ``w`` workers, ``p`` stages, ``h`` ranks that hold a layer, ``e`` bytes of experts and
+    ``d`` of all else, a sender gets ``d`` but for what it has, and ``e / w`` of the experts, of
+    which the holders of a layer give ``e / h`` each, one stage after the other: the larger of both
+    counts. It sends ``d + e / w``, which workers pass on while they receive, so that the number of
+    engines does not count. The same network carries what it passes on of ``d`` between the ranks
+    and, of its stage's experts, ``e / (p h)``.
+    """
+    network = efficiency.network_gb_per_s * 1e9 * efficiency.link
+    expert_bytes = weights_bytes * spec.num_expert_parameters / spec.num_parameters
+    dense_bytes = weights_bytes - expert_bytes
+    holders = ranks_of_copy(actor) // actor.pipeline_parallel
+    gathered = max(1 / workers, 1 / holders)
+    gather_s = weight_sync_time_s(spec, actor, gpu, efficiency, gpus_per_node, gathered)
+    received = dense_bytes + expert_bytes / workers
+    passed_on = 0.0
+    if ranks_of_copy(actor) > gpus_per_node:
+        lacks = 1 - 1 / ranks_of_copy(actor)
+        passed_on = lacks * dense_bytes + expert_bytes / ranks_of_copy(actor)
+    copied = COPIES * received + FILLS * expert_bytes
+    send_s = (received + passed_on) / network + copied / (gpu.memory_gb_per_s * 1e9)
+    return SyncTime("nccl", gather_s, send_s, 0.0)
 
 
 def as_text(times: list[SyncTime], gpu: Gpu, efficiency: Efficiency, gpus_per_node: int) -> str:
@@ -93,7 +138,9 @@ def as_text(times: list[SyncTime], gpu: Gpu, efficiency: Efficiency, gpus_per_no
     if times[0].transport == "ipc":
         reason = "engines share the actor's GPUs, and weights leave a GPU only to be gathered"
     else:
-        reason = "engines have separate GPUs; nccl_m2n needs NVIDIA's nccl-extensions"
+        reason = "engines have separate GPUs"
+        if len(times) > 1:
+            reason += "; nccl_m2n needs NVIDIA's nccl-extensions"
     return "\n".join(
         [
             f"on paper, nodes of {gpus_per_node} {gpu.name}, {gpu.link_gb_per_s:g} GB/s on a node "

@@ -2,7 +2,8 @@
 
 ``shared_memory`` is rlmath's own, for a machine without CUDA; ``object_store`` for several.
 ``ipc`` (trainer and engine share a GPU) is vLLM's with rlmath's trainer; ``nccl`` and ``nccl_m2n``
-(they do not share one) are vLLM's, driven through its trainer factory. In every trainer rank:
+(they do not share one) are vLLM's, driven through its trainer factory, and ``nccl`` with rlmath's
+trainer where each worker gets its share of an MoE's experts. In every trainer rank:
 
     connection = connect(plan, gatherer)     # once; collective
     connection.send_weights(version)         # after each update; collective
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -85,6 +87,8 @@ class TransportPlan:
             calls it first; none where no engine shares this rank's GPU.
         experts: With ``ipc``, what the worker on this rank's GPU keeps of the experts; ``None`` on
             all ranks: all of them go to all.
+        worker_shares: With ``nccl``, what each worker of an engine keeps of the experts, in all
+            engines alike; none: the model has no experts, or engines do not say.
     """
 
     transport: TransportName
@@ -97,6 +101,7 @@ class TransportPlan:
     others: int = 0
     serves: tuple[int, ...] = ()
     experts: ExpertShare | None = None
+    worker_shares: tuple[ExpertShare, ...] = ()
 
     @property
     def num_engines(self) -> int:
@@ -203,6 +208,19 @@ def connect(
         assert place[0] is not None
         vllm_info = m2n_source.init_info(*place[0], plan.num_engines, plan.ranks_per_engine)
         source = m2n_source.ShardSource(gatherer)
+    elif plan.worker_shares and _can_send_shares(gatherer, plan.worker_shares):
+        from rlmath.weights.transports.nccl_shares import Message, SharesTrainer
+
+        shares_trainer = SharesTrainer(
+            client,
+            gatherer,
+            side_stream,
+            plan.worker_shares,
+            plan.num_engines,
+            Message(bucket_bytes, NCCL_MESSAGES),
+            lambda: (_own_address(), _free_port()),
+        )
+        return TrainerConnection(shares_trainer, client, side_stream)
     else:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
@@ -220,6 +238,12 @@ def connect(
         source = GatheredSource(gatherer, 0, side_stream)
     trainer = WeightTransferTrainerFactory.trainer_init(vllm_info, client=client, source=source)
     return TrainerConnection(trainer, client, side_stream)
+
+
+def _can_send_shares(gatherer: BucketGatherer, shares: Sequence[ExpertShare]) -> bool:
+    """Whether the ranks that share rank 0's copy of the model are enough for one to serve each
+    worker of an engine; all ranks say the same."""
+    return len(gatherer.ranks) >= len(shares) > 1
 
 
 def _own_address() -> str:

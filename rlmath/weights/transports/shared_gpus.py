@@ -1,4 +1,5 @@
-"""Which trainer ranks serve which engine where both share GPUs (``ipc``).
+"""What the driver asks the engines' workers before ranks meet them: which trainer ranks serve which
+engine where both share GPUs (``ipc``), and what workers keep of an MoE's experts.
 
 A CUDA IPC handle is of use on its own GPU alone. So the ranks on an engine's GPUs serve that
 engine and no other: the first of them calls it, with the handles of these GPUs. A rank sends and
@@ -80,6 +81,41 @@ def rank_gpu() -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
+def worker_places(engines: Sequence[Any]) -> list[list[WorkerPlace]]:
+    """What the workers of each engine say of themselves, in the order of their ranks.
+
+    Raises:
+        ComponentError: An engine did not answer.
+    """
+    import ray
+
+    asked = [one.call_workers.remote(worker_place) for one in engines]
+    try:
+        found: list[list[WorkerPlace]] = ray.get(asked)
+    except ray.exceptions.RayError as error:
+        raise ComponentError(
+            f"the weight sync asked the engines for their GPUs, and one failed: {error}",
+            raised=isinstance(error, ray.exceptions.RayTaskError),
+        ) from error
+    return found
+
+
+def with_worker_shares(plan: TransportPlan) -> TransportPlan:
+    """For ``nccl``: with what the workers of an engine keep of the experts, if all engines' keep
+    the same. Called by the driver.
+
+    Raises:
+        ComponentError: See :func:`worker_places`.
+    """
+    if plan.adapters or plan.ranks_per_engine == 1:
+        return plan
+    engines = {tuple(one.experts for one in workers) for workers in worker_places(plan.engines)}
+    shares = engines.pop()
+    if engines or None in shares:
+        return plan
+    return replace(plan, worker_shares=tuple(one for one in shares if one is not None))
+
+
 def plans_of_ranks(plan: TransportPlan, rank_gpus: Sequence[str]) -> list[TransportPlan]:
     """Of each trainer rank, with the engine on its GPU and who serves it. Called by the driver.
 
@@ -88,19 +124,10 @@ def plans_of_ranks(plan: TransportPlan, rank_gpus: Sequence[str]) -> list[Transp
         rank_gpus: See :func:`serving_ranks`.
 
     Raises:
-        ComponentError: An engine did not say which GPUs it has.
+        ComponentError: See :func:`worker_places`.
         WeightsError: See :func:`serving_ranks`.
     """
-    import ray
-
-    asked = [one.call_workers.remote(worker_place) for one in plan.engines]
-    try:
-        places: list[list[WorkerPlace]] = ray.get(asked)
-    except ray.exceptions.RayError as error:
-        raise ComponentError(
-            f"the weight sync asked the engines for their GPUs, and one failed: {error}",
-            raised=isinstance(error, ray.exceptions.RayTaskError),
-        ) from error
+    places = worker_places(plan.engines)
     nobody = replace(plan, engines=(), others=plan.num_engines, experts=NOTHING)
     plans = [nobody for _ in rank_gpus]
     served = serving_ranks(rank_gpus, [[place.gpu for place in engine] for engine in places])

@@ -58,3 +58,35 @@ class GatheredSource(WeightSource):
                 yield bucket.pop()
         # A rank that only sends reads nothing, and still must not change its weights earlier.
         self._side_stream.hand_over()
+
+
+class SharedSource(GatheredSource):
+    """All tensors but the experts', and of these what this rank needs.
+
+    Args:
+        gatherer: This rank's.
+        routes: With the ranks' parts alone; ``None``: this rank shares another copy of the model
+            than rank 0, which is not sent.
+        side_stream: See ``GatheredSource``.
+    """
+
+    def __init__(
+        self, gatherer: BucketGatherer, routes: ExpertRoutes | None, side_stream: SideStream
+    ) -> None:
+        super().__init__(gatherer, None, side_stream, routes)
+
+    def metadata(self) -> list[ParamMeta]:
+        """Of what this rank gets, in the order of iteration."""
+        if self._routes is None:
+            return []
+        found = []
+        for meta in super().metadata():
+            if meta.name not in self._routes:
+                found.append(meta)
+            elif (part := self._routes.own_part(meta.name)) is not None:
+                found.append(ParamMeta(meta.name, meta.dtype, part.shape))
+        return found
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """See ``GatheredSource``."""
+        return iter(()) if self._routes is None else super().__iter__()

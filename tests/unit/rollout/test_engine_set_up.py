@@ -119,6 +119,9 @@ def test_adapters_that_engines_compute_are_in_vllms_arguments(tmp_path: Path) ->
     config.actor.lora.rollout = LoraRollout.unmerged
     spec = engine_spec(config, layout, trains=True)
     assert spec.transfer_backend == "ipc_adapters"
+    apart = replace(spec, transport="nccl")
+    assert apart.transfer_backend == "nccl_adapters"
+    assert replace(apart, adapters=None).transfer_backend == "nccl_shares"
     assert adapter_arguments(spec.adapters) == {
         "enable_lora": True,
         "max_loras": 1,

@@ -15,7 +15,12 @@ from rlmath.actor.group import ActorGroup
 from rlmath.errors import ComponentError, WeightsError
 from rlmath.weights.expert_shares import NOTHING, ExpertShare
 from rlmath.weights.transports import TransportPlan
-from rlmath.weights.transports.shared_gpus import WorkerPlace, plans_of_ranks, serving_ranks
+from rlmath.weights.transports.shared_gpus import (
+    WorkerPlace,
+    plans_of_ranks,
+    serving_ranks,
+    with_worker_shares,
+)
 
 
 def gpus(count: int) -> list[str]:
@@ -81,6 +86,25 @@ def test_a_rank_needs_the_experts_of_the_worker_on_its_gpu(monkeypatch: Any) -> 
         assert {own.experts for own in plans_of_ranks(whole, names)} == {None}
 
 
+def test_over_nccl_all_engines_say_the_same_of_their_workers_or_get_all(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    halves = [ExpertShare(None, part, 2) for part in (0, 1)]
+    one, other = engine("one", gpus(2), halves), engine("other", gpus(2), halves)
+    shared = plan(one, other, transport="nccl")
+    assert with_worker_shares(shared).worker_shares == tuple(halves)
+    otherwise = engine("other", gpus(2), halves[::-1])
+    silent = engine("other", gpus(2), [halves[0], None])
+    for whole in (
+        plan(one, otherwise, transport="nccl"),
+        plan(one, silent, transport="nccl"),
+        plan(silent, transport="nccl"),
+        dataclasses.replace(shared, adapters=True),
+        # Of one worker, which keeps all; it is not asked.
+        dataclasses.replace(shared, engines=(None,), ranks_per_engine=1),
+    ):
+        assert with_worker_shares(whole) == whole
+
+
 def test_the_driver_asks_ranks_and_engines_for_their_gpus(monkeypatch: Any) -> None:
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     told: list[Any] = []
@@ -96,6 +120,11 @@ def test_the_driver_asks_ranks_and_engines_for_their_gpus(monkeypatch: Any) -> N
     actor.connect_engines(plan(one, other, transport="nccl"))
     assert [own.engines for own in told] == [(one, other), (), (), ()]
     assert [own.num_engines for own in told] == [2] * 4
+    assert [own.worker_shares for own in told] == [()] * 4
+    told.clear()
+    halves = [ExpertShare(None, part, 2) for part in (0, 1)]
+    actor.connect_engines(plan(engine("moe", gpus(2), halves), transport="nccl"))
+    assert [own.worker_shares for own in told] == [tuple(halves)] * 4
 
 
 def test_an_engine_that_fails_meanwhile_is_a_part_of_the_run_that_failed(monkeypatch: Any) -> None:

@@ -86,8 +86,39 @@ def test_experts_go_from_shard_to_shard_where_engines_have_more_workers_than_sta
     share = 4 / 8 if workers == 8 else lacks
     assert of(True).gather_s == pytest.approx((lacks * dense + share * experts) / network)
     assert (of(True).seconds < 12) == (workers == 8)
-    # Rank 0 has to get all of them where it sends them to engines on other GPUs.
-    assert of(False).gather_s == pytest.approx(lacks * (dense + experts) / network)
+    # Where engines have other GPUs, one of 32 ranks for each worker gets and sends its share.
+    apart = of(False)
+    assert apart.gather_s == pytest.approx((lacks * dense + experts / workers) / network)
+    copied = (8 * (dense + experts / workers) + experts) / 3350e9
+    passed_on = lacks * dense + experts / 32
+    sent = dense + experts / workers + passed_on
+    assert apart.send_s == pytest.approx(sent / network + copied)
+    assert max(apart.gather_s, apart.send_s) < (6 if workers == 4 else 3.5)
+
+
+def test_an_engine_of_one_worker_and_one_with_more_workers_than_ranks_get_all_over_nccl() -> None:
+    spec = model_spec(KNOWN["Qwen3-30B-A3B"])
+    weights_bytes = 2 * spec.num_parameters
+
+    def of(actor: Layout, workers: int) -> SyncTime:
+        return sync_times(
+            spec,
+            actor,
+            weights_bytes=weights_bytes,
+            buckets=64,
+            engine_tp=workers,
+            colocated=False,
+            gpu=GPUS["h100"],
+            efficiency=Efficiency(),
+            gpus_per_node=8,
+        )[0]
+
+    whole_s = weights_bytes / (50e9 * 0.7) + 8 * weights_bytes / 3350e9
+    assert of(Layout(expert_parallel=8), 1).send_s == pytest.approx(whole_s)
+    assert of(Layout(2), 4).send_s == pytest.approx(whole_s)
+    assert of(Layout(2), 2).send_s < 0.6 * whole_s
+    # On one node, what ranks pass on to each other goes over its links.
+    assert of(Layout(expert_parallel=8), 8).seconds < 1
 
 
 @pytest.mark.parametrize(
@@ -110,6 +141,8 @@ def test_the_command_takes_the_runs_buckets(capsys: pytest.CaptureFixture[str]) 
     sizes = [bucket["num_bytes"] for bucket in planned["buckets"]]
     assert 2000 * 2**20 < max(sizes) <= 2048 * 2**20
     assert planned["times"]["ipc"]["seconds"] <= 9
+    assert main([*words, "cluster.placement=separate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["times"]["nccl"]["seconds"] <= 5
 
 
 def test_the_command_says_seconds_and_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,162 @@
+"""``nccl`` with an MoE: one rank of the trainer for each worker of an engine.
+
+vLLM's trainer sends every tensor whole from rank 0 to all workers of all engines, so that each
+worker's network brings it experts of which it keeps one part in as many as the engine has workers.
+Here rank ``w`` gets what worker ``w`` of an engine keeps, from the ranks that hold it
+(``rlmath.weights.expert_shares``), and sends it to worker ``w`` of every engine, with all tensors
+that are no expert's. Each of these ranks has its own communicator, of which it alone is the
+root, and a worker is in one of them. So the order of messages within a communicator is one rank's
+order, no communicator waits for another, and all send at once. Packing and sending are vLLM's.
+
+The trainer's ranks gather the next bucket meanwhile. A worker waits for its sender alone, so that a
+message goes through whatever the senders' gathering waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch.distributed as dist
+from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
+from vllm.distributed.weight_transfer.nccl_common import trainer_init as open_trainer_endpoint
+from vllm.distributed.weight_transfer.nccl_engine import (
+    NCCLTrainerInitInfo,
+    NCCLTrainerWeightTransferEngine,
+    NCCLWeightTransferUpdateInfo,
+)
+
+from rlmath.device.streams import SideStream
+from rlmath.weights.expert_shares import NOTHING, ExpertShare
+from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.transports.client import EngineClient
+from rlmath.weights.transports.vllm_source import SharedSource
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Message:
+    """How messages are cut, on both sides.
+
+    Attributes:
+        buffer_bytes: A message ends with the tensor that exceeds this.
+        in_flight: Messages at once.
+    """
+
+    buffer_bytes: int
+    in_flight: int
+
+
+class SharesTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
+    """A trainer rank's end. Construction is collective over all trainer ranks.
+
+    Args:
+        client: All engines on rank 0; on the others none.
+        gatherer: This rank's.
+        side_stream: See ``GatheredSource``.
+        shares: What each worker of an engine keeps of the experts.
+        engines: How many there are.
+        message: How messages are cut.
+        own_address: Gives a free address of this process.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        gatherer: BucketGatherer,
+        side_stream: SideStream,
+        shares: Sequence[ExpertShare],
+        engines: int,
+        message: Message,
+        own_address: Callable[[], Address],
+    ) -> None:
+        rank, routes, place = dist.get_rank(), None, len(shares)
+        if 0 in gatherer.ranks:
+            place = gatherer.ranks.index(rank)
+            own = shares[place] if place < len(shares) else NOTHING
+            routes = gatherer.expert_routes(own, alone=True)
+            assert routes is not None, "engines have experts, and the actor has none"
+        is_sender = place < len(shares)
+        super().__init__(
+            client=client,
+            source=SharedSource(gatherer, routes, side_stream),
+            is_sender=is_sender,
+            packed=True,
+            packed_buffer_size_bytes=message.buffer_bytes,
+            packed_num_buffers=message.in_flight,
+        )
+        self._calls, self._tensors = rank == 0, gatherer.tensors
+        addresses: list[Address | None] = [None] * dist.get_world_size()
+        address = own_address() if is_sender else None
+        dist.all_gather_object(addresses, address)
+        if address is None:
+            return
+        endpoint = NCCLTrainerInitInfo(
+            rank=0, master_address=address[0], master_port=address[1], world_size=1 + engines
+        )
+        if not self._calls:
+            self.model_update_group = open_trainer_endpoint(endpoint)
+            return
+        assert routes is not None
+        senders = [one for one in (addresses[rank] for rank in gatherer.ranks) if one is not None]
+        info = self._worker_info(senders, shares, engines) | {
+            "experts": {name: list(place) for name, place in routes.places.items()}
+        }
+        # Workers wait for the trainer within this call.
+        with ThreadPoolExecutor(max_workers=1) as executor:
+            joined = executor.submit(client.init_weight_transfer_engine, info)
+            self.model_update_group = open_trainer_endpoint(endpoint)
+            joined.result()
+
+    def _worker_info(
+        self, senders: Sequence[Address], shares: Sequence[ExpertShare], engines: int
+    ) -> dict[str, Any]:
+        """What workers start from; each takes what is its own."""
+        address, port = senders[0]
+        info = NCCLWeightTransferInitInfo(
+            master_address=address,
+            master_port=port,
+            rank_offset=1,
+            world_size=1 + engines,
+            packed=True,
+            packed_buffer_size_bytes=self.packed_buffer_size_bytes,
+            packed_num_buffers=self.packed_num_buffers,
+        )
+        given = {key: value for key, value in asdict(info).items() if value is not None}
+        kept = [
+            [None if one.experts is None else sorted(one.experts), one.part, one.parts]
+            for one in shares
+        ]
+        # In types that any way of calling the engines carries.
+        return given | {"senders": [list(one) for one in senders], "shares": kept}
+
+    def send_weights(self) -> None:
+        """Send the source's present weights to all engines. Collective over all ranks.
+
+        Raises:
+            Exception: What an engine answered, on rank 0.
+        """
+        metadata = self.source.metadata()
+        if not self._calls:
+            self._broadcast(self.source, metadata)
+            self._post_send_sync()
+            return
+        whole = NCCLWeightTransferUpdateInfo(
+            names=[meta.name for meta in self._tensors],
+            dtype_names=[str(meta.dtype).removeprefix("torch.") for meta in self._tensors],
+            shapes=[list(meta.shape) for meta in self._tensors],
+        )
+        self.client.start_weight_update()
+        executor = ThreadPoolExecutor(max_workers=1)
+        try:
+            received = executor.submit(self.client.update_weights, asdict(whole))
+            self._broadcast(self.source, metadata)
+            received.result()
+        finally:
+            # Where sending failed, workers still wait for it: to join the thread would hide that.
+            executor.shutdown(wait=False)
+        self.client.finish_weight_update()
+        self._post_send_sync()

@@ -1,0 +1,214 @@
+"""Four Megatron ranks that send to vLLM's workers what each keeps of the experts.
+
+Its own program: ranks are forked from a process that has imported vLLM as well. Rank 0's
+process has the workers in threads, each with its own communicator over gloo. Takes
+``[name, folder, case, shares, engines]`` as JSON; prints one line of JSON, what was found of each.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import socket
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlmath.weights.expert_shares import ExpertShare
+from tests.contracts.gloo_wire import GlooCommunicator, install, worker_of
+from tests.distributed import weights_ranks
+from tests.distributed.weights_ranks import Case, Ranks
+
+# A message is shorter than most matrices and longer than some; buckets end elsewhere.
+MESSAGE_BYTES, BUCKET_MIB = 2048, 0.004
+
+
+class Worker:
+    """One of an engine's, that notes what it is given.
+
+    Attributes:
+        updates: Tensors by name, of each finished update.
+    """
+
+    def __init__(self, number: int, shares: list[ExpertShare]) -> None:
+        from rlmath.weights.transports.nccl_shares_engine import SharesEngine
+
+        self.updates: list[dict[str, Tensor]] = []
+        self._loaded: dict[str, Tensor] = {}
+        model = nn.Module()
+        model.load_weights = self._load  # type: ignore[assignment]
+        model.experts = _experts(shares[number])
+        self.engine: Any = SharesEngine(
+            SimpleNamespace(), worker_of(number, len(shares)), torch.device("cpu", 0), model
+        )
+
+    def _load(self, weights: Any) -> None:
+        for name, tensor in weights:
+            assert name not in self._loaded, name
+            self._loaded[name] = tensor.clone()
+
+    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+        self.engine.shutdown()
+        # Any way of calling an engine carries it.
+        self.engine.init_transfer_engine(self.engine.parse_init_info(json.loads(json.dumps(info))))
+
+    def start_weight_update(self) -> None:
+        self._loaded = {}
+
+    def update_weights(self, info: dict[str, Any]) -> None:
+        self.engine.receive_weights(self.engine.parse_update_info(info))
+
+    def finish_weight_update(self, version: int) -> None:
+        self.updates.append(self._loaded)
+
+
+def _experts(share: ExpertShare) -> nn.Module:
+    """A layer that keeps these, as vLLM says it."""
+    found: Any = nn.Module()
+    found.w13_weight = nn.Parameter(torch.zeros(1))
+    ranks = SimpleNamespace(tp_rank=share.part, tp_size=share.parts)
+    found.moe_config = SimpleNamespace(moe_parallel_config=ranks, tp_shard_with_padding=False)
+    found.expert_map = None
+    if share.experts is not None:
+        of_all = range(1 + max(share.experts))
+        found.expert_map = torch.tensor([0 if one in share.experts else -1 for one in of_all])
+    return found
+
+
+class Engine:
+    """A Ray actor's handle: what it is called with goes to all its workers at once."""
+
+    def __init__(self, shares: list[ExpertShare]) -> None:
+        self.workers = [Worker(number, shares) for number in range(len(shares))]
+        self._threads = ThreadPoolExecutor(len(shares))
+
+    def __getattr__(self, method: str) -> Any:
+        def remote(*arguments: Any) -> list[Future[Any]]:
+            calls = [getattr(worker, method) for worker in self.workers]
+            return [self._threads.submit(call, *arguments) for call in calls]
+
+        return SimpleNamespace(remote=remote)
+
+
+def sync(folder: str, case: Case, shares: list[ExpertShare], num_engines: int) -> dict[str, Any]:
+    """Two updates with other weights each, and one after all have met again. On all ranks."""
+    import ray
+
+    from rlmath.device import CPU
+    from rlmath.model.rank_layout import ParallelRank
+    from rlmath.model.spec import read_model_spec
+    from rlmath.weights import transports
+    from rlmath.weights.gather import BucketGatherer
+    from rlmath.weights.megatron import load_from_hf
+    from rlmath.weights.pieces import expert_tensors
+
+    transports.MIB, transports._own_address = MESSAGE_BYTES, lambda: "127.0.0.1"
+    ray.get = lambda calls: [[one.result(60) for one in of_engine] for of_engine in calls]
+    chunks = weights_ranks._build(folder, case)
+    spec, parallel = read_model_spec(folder), ParallelRank.from_megatron()
+    load_from_hf(chunks, folder, spec, parallel)
+    rank = dist.get_rank()
+    engines = tuple(Engine(shares) for _ in range(num_engines)) if rank == 0 else ()
+    plan = transports.TransportPlan("nccl", engines, len(shares), 1, "run")
+    plan = transports.replace(plan, worker_shares=tuple(shares), others=num_engines - len(engines))
+    connection, wrong, sent = None, [], []
+    for update in range(3):
+        if update != 1:
+            if connection is not None:
+                connection.shutdown()
+            GlooCommunicator.opened.clear()
+            gatherer = BucketGatherer(chunks, spec, parallel, BUCKET_MIB)
+            connection = transports.connect(plan, gatherer, CPU)
+        with torch.no_grad():
+            for chunk in chunks:
+                for parameter in chunk.parameters():
+                    parameter.mul_(-1.5)
+        before = [one.num_bytes for one in GlooCommunicator.opened if one.rank == 0]
+        connection.send_weights(update)
+        own = [one for one in GlooCommunicator.opened if one.rank == 0]
+        sent.append(sum(one.num_bytes for one in own) - sum(before))
+        whole = dict(pair for bucket in gatherer.gather(None) for pair in bucket)
+        for engine in engines:
+            for number, worker in enumerate(engine.workers):
+                share = shares[number] if connection_has_shares(connection) else ExpertShare()
+                expected = _expected(whole, share, expert_tensors(spec))
+                wrong += [(update, number, name) for name in _differ(worker, update, expected)]
+    return {
+        "wrong": wrong,
+        "sent": sent,
+        "whole_bytes": sum(meta.num_bytes for meta in gatherer.tensors),
+        "expert_bytes": sum(
+            meta.num_bytes for meta in gatherer.tensors if meta.name in expert_tensors(spec)
+        ),
+        "largest_bytes": max(meta.num_bytes for meta in gatherer.tensors),
+        "updates": [len(worker.updates) for engine in engines for worker in engine.workers],
+        "groups": sorted((one.rank, one.world_size) for one in GlooCommunicator.opened),
+    }
+
+
+def connection_has_shares(connection: Any) -> bool:
+    """Whether each worker has its own sender."""
+    return type(connection._trainer).__name__ == "SharesTrainer"
+
+
+def _expected(
+    whole: dict[str, Tensor], share: ExpertShare, experts: dict[str, int]
+) -> dict[str, Tensor]:
+    """What a worker's model is given: experts as far as it keeps them."""
+    found = {}
+    for name, tensor in whole.items():
+        if name in experts and share.experts is not None and experts[name] not in share.experts:
+            continue
+        found[name] = tensor
+        if name in experts and share.parts > 1:
+            dim = 1 if "down_proj" in name else 0
+            size = tensor.shape[dim] // share.parts
+            found[name] = torch.full_like(tensor, math.nan)
+            place = slice(share.part * size, (share.part + 1) * size)
+            at = (slice(None),) * dim + (place,)
+            found[name][at] = tensor[at]
+    return found
+
+
+def _differ(worker: Worker, update: int, expected: dict[str, Tensor]) -> list[str]:
+    got = worker.updates[update]
+    if list(got) != list(expected):
+        return ["names, or their order"]
+    return [
+        name
+        for name, tensor in expected.items()
+        if not torch.equal(got[name].nan_to_num(7e7), tensor.nan_to_num(7e7))
+    ]
+
+
+def main() -> None:
+    # Megatron's shim for a CPU comes first: it does not want to find vLLM.
+    import tests.distributed.rank_imports  # noqa: F401
+
+    install()
+    weights_ranks.rank_context = lambda: multiprocessing.get_context("fork")  # type: ignore
+    weights_ranks.sync = sync  # type: ignore[attr-defined]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = Ranks(port)
+    found = {}
+    for name, folder, case, shares, engines in json.loads(sys.argv[1]):
+        given = [
+            ExpertShare(None if experts is None else frozenset(experts), part, parts)
+            for experts, part, parts in shares
+        ]
+        case["stages"] = tuple(case.get("stages", ()))
+        found[name] = ranks.call("sync", folder, Case(**case), given, engines)
+    ranks.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
