@@ -375,12 +375,14 @@ class ActorGroup:
         """Optimizer steps of the value model; metrics of each minibatch, what values and
         returns were before, the fingerprint of each tensor after it, and the tensors that are as
         they were."""
+        self.changed = True
         found = [one for one in self._all("update_values", settings) if one is not None]
         moments = functools.reduce(operator.add, [one[1] for one in found])
         return found[0][0], moments, *found[0][2:]
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """Let the reference model go a share of the way to the policy; see ``MegatronActor``."""
+        self.changed = True
         self._all("renew_reference", share, clear_optimizer)
 
     def connect_engines(self, plan: TransportPlan) -> None:

@@ -61,12 +61,14 @@ class GroupPool(Generic[G]):
         settings: What to keep. At most ``max_rounds * target`` prompts are submitted for a step;
             with fewer kept groups than the target after that, the step is smaller. ``oversample``
             prompts are requested at first per missing group.
+        reads_rewards: Whether advantages come from rewards.
     """
 
-    def __init__(self, target: int, settings: FilterConfig) -> None:
+    def __init__(self, target: int, settings: FilterConfig, reads_rewards: bool = True) -> None:
         self._target = target
         self._limit = target * settings.max_rounds
         self._settings = settings
+        self._reads_rewards = reads_rewards
         self._kept: list[tuple[int, G]] = []
         self._start_step()
 
@@ -115,7 +117,8 @@ class GroupPool(Generic[G]):
         self._finished += 1
         self._right += sum(1 for c in correct if c)
         self._graded += sum(1 for c in correct if c is not None)
-        reason = reason_to_drop(self._settings, rewards, correct)
+        reads_rewards = self._reads_rewards
+        reason = reason_to_drop(self._settings, rewards, correct, reads_rewards=reads_rewards)
         if reason is None:
             self._passed += 1
             self._kept.append((order, group))

@@ -79,7 +79,11 @@ UNSCORED = "unscored"
 
 
 def reason_to_drop(
-    settings: FilterConfig, rewards: Sequence[float | None], correct: Sequence[bool | None] = ()
+    settings: FilterConfig,
+    rewards: Sequence[float | None],
+    correct: Sequence[bool | None] = (),
+    *,
+    reads_rewards: bool = True,
 ) -> str | None:
     """Why a group is dropped: ``unscored``, ``equal_rewards``, ``equal_accuracy`` or
     ``mean_out_of_range``.
@@ -93,13 +97,16 @@ def reason_to_drop(
         settings: What to keep.
         rewards: Of the group's samples; ``None`` where nothing could score them.
         correct: Whether each is right, for ``accuracy``; ``None`` where no grader looked.
+        reads_rewards: Whether advantages come from rewards. Else ``all`` keeps a group that nothing
+            could score, unless ``max_unscored_share`` says otherwise.
 
     Returns:
         ``None`` when the group is kept.
     """
     scored = [r for r in rewards if r is not None]
     unscored = len(rewards) - len(scored)
-    if not scored or unscored > settings.max_unscored_share * len(rewards):
+    reads_rewards |= settings.keep is not GroupRule.all
+    if (reads_rewards and not scored) or unscored > settings.max_unscored_share * len(rewards):
         return UNSCORED
     if settings.keep is GroupRule.variance and min(scored) == max(scored):
         return "equal_rewards"

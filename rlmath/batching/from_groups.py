@@ -105,7 +105,8 @@ def sampled_sequences(
         truncated: With ``mask``, truncated responses are masked as well. Their rewards still count
             in their group's statistics. (``penalize`` and ``scale`` are applied by
             ``apply_truncation_penalty``.)
-        mask_duplicates: Mask later copies of the same response in a group.
+        mask_duplicates: Mask later copies of the same response in a group, of those that are not
+            masked for another reason.
         reads_rewards: Whether the advantages come from rewards.
         teacher_log_probs: Of the tokens of each sample.
     """
@@ -115,12 +116,12 @@ def sampled_sequences(
     if truncated is TruncatedRule.mask:
         takes_part &= handle_truncated(rewards, _truncated(samples), truncated)[1]
     if mask_duplicates:
-        copies = [
-            is_copy
-            for group in groups
-            for is_copy in duplicates([s.sample.token_ids for s in group.samples])
-        ]
-        takes_part &= ~torch.tensor(copies)
+        sizes = [len(group.samples) for group in groups]
+        for own, group in zip(takes_part.split(sizes), groups, strict=True):
+            # Of those that take part: else a copy would be left out for one that does not.
+            places = own.nonzero()[:, 0].tolist()
+            copies = duplicates([group.samples[i].sample.token_ids for i in places])
+            own[places] = ~torch.tensor(copies, dtype=torch.bool)
     of_groups = [np.array(group.problem.prompt_token_ids, np.int32) for group in groups]
     group_ids = [i for i, group in enumerate(groups) for _ in group.samples]
     return SampledSequences(

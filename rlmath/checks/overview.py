@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.config.algorithm import KlPlace
+from rlmath.config.arithmetic import policy_updates, value_updates
 from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.load import Composed
 from rlmath.config.lora import LoraConfig, LoraRollout
@@ -31,15 +32,14 @@ _LABEL = 9
 def describe_training(config: Config) -> str:
     """Loss, optimizer, rewards and evaluation of a training run."""
     algorithm = config.algorithm
-    updates = updates_of(config, "train")
     lines = [
         *_block("loss", _objective(config)),
-        *_block("lr", [_learning_rate(config.actor.optimizer, updates)]),
+        *_block("lr", [_learning_rate(config.actor.optimizer, policy_updates(config))]),
         *_lora(config.actor.lora),
         *_schedule(config),
     ]
     if needs_value_model(algorithm.advantage):
-        value = [_learning_rate(config.value.optimizer, updates)]
+        value = [_learning_rate(config.value.optimizer, value_updates(config))]
         if config.value.warmup_steps:
             value.append(f"trained alone for the first {config.value.warmup_steps:,} steps")
         lines += _block("value lr", value)
@@ -110,13 +110,6 @@ def describe_recipe(composed: Composed) -> str:
             by = "another file of settings"
         lines.append(f"  {key}: {_text(wanted[key])} -> {_text(now[key])} ({by})")
     return "\n".join(_block("recipe", lines))
-
-
-def updates_of(config: Config, command: str) -> int:
-    """Optimizer steps of a whole run."""
-    if command == "sft":
-        return config.sft.steps
-    return config.runner.steps * config.algorithm.minibatches_per_step
 
 
 def _block(label: str, lines: list[str]) -> list[str]:

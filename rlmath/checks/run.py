@@ -32,7 +32,6 @@ from rlmath.checks.latent import latent_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine
 from rlmath.checks.overlap import overlap_problems
-from rlmath.checks.overview import updates_of
 from rlmath.checks.quantization import (
     cpu_kv_cache_in_fp8,
     quantization_model,
@@ -315,13 +314,23 @@ def _offload(config: Config) -> Iterator[str]:
 
 
 def _optimizers(config: Config, command: Command) -> Iterator[str]:
-    updates = updates_of(config, command)
     if command == "sft":
-        yield from _optimizer("sft.optimizer", config.sft.optimizer, updates)
+        yield from _optimizer("sft.optimizer", config.sft.optimizer, config.sft.steps)
         return
-    yield from _optimizer("actor.optimizer", config.actor.optimizer, updates)
     if needs_value_model(config.algorithm.advantage):
-        yield from _optimizer("value.optimizer", config.value.optimizer, updates)
+        yield from _optimizer(
+            "value.optimizer", config.value.optimizer, arithmetic.value_updates(config)
+        )
+        alone, steps = config.value.warmup_steps, config.runner.steps
+        if alone >= steps:
+            yield (
+                f"value.warmup_steps={alone}: the run has {steps} steps, in none of which the "
+                f"policy would be trained; take at most {steps - 1}, or more steps"
+            )
+            return
+    yield from _optimizer(
+        "actor.optimizer", config.actor.optimizer, arithmetic.policy_updates(config)
+    )
 
 
 def _optimizer(name: str, optimizer: OptimizerConfig, steps: int) -> Iterator[str]:

@@ -16,6 +16,8 @@ import psutil
 REMOTE_TIMEOUT_S = 20.0
 # Without its head Ray waits much longer for an answer that nobody needs.
 END_TIMEOUT_S = 3.0
+# The time of boot is known to a second, and the clock may be set between two looks at it.
+SAME_START_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class ProcessPlace:
     Attributes:
         node_id: Ray's id of the node.
         pid: Its process id there.
-        started_s: When it began, Unix time: a process id alone may have gone to another since.
+        started_s: When it began, in seconds since the node booted: a process id alone may have gone
+            to another since, and Unix time moves when the clock is set.
     """
 
     node_id: str
@@ -38,8 +41,17 @@ def own_place() -> ProcessPlace:
     import ray
 
     pid = os.getpid()
-    started_s = psutil.Process(pid).create_time()
-    return ProcessPlace(ray.get_runtime_context().get_node_id(), pid, started_s)
+    return ProcessPlace(ray.get_runtime_context().get_node_id(), pid, _started_s(pid))
+
+
+def _started_s(pid: int) -> float:
+    """Seconds from the boot of the node to the start of a process.
+
+    Raises:
+        psutil.NoSuchProcess: There is none.
+    """
+    # What psutil adds to it, of which a clock that is set changes both alike.
+    return psutil.Process(pid).create_time() - psutil.boot_time()
 
 
 def kill(place: ProcessPlace) -> None:
@@ -98,9 +110,9 @@ def _on_its_node(place: ProcessPlace, number: int, children: bool) -> None:
 
 def _signal(place: ProcessPlace, number: int, children: bool) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(place.pid)
-        if process.create_time() != place.started_s:
+        if abs(_started_s(place.pid) - place.started_s) > SAME_START_S:
             return
+        process = psutil.Process(place.pid)
         family = [process, *(process.children(recursive=True) if children else [])]
         for one in family:
             with contextlib.suppress(psutil.NoSuchProcess):

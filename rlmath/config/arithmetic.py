@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rlmath.algorithms.advantages import needs_value_model
 from rlmath.algorithms.filters import GroupRule
 from rlmath.config.schema import Config, Device, Placement
 from rlmath.config.teacher import starts_teacher
@@ -232,12 +233,23 @@ def teacher_sequence_tokens(config: Config) -> int:
     return config.data.max_prompt_tokens + config.rollout.max_response_tokens + 1
 
 
+def value_updates(config: Config) -> int:
+    """Optimizer steps of a whole run's value model."""
+    return config.runner.steps * config.algorithm.minibatches_per_step
+
+
+def policy_updates(config: Config) -> int:
+    """Optimizer steps of a whole run's policy, which begin when the value model has warmed up."""
+    alone = config.value.warmup_steps if needs_value_model(config.algorithm.advantage) else 0
+    return max(0, config.runner.steps - alone) * config.algorithm.minibatches_per_step
+
+
 def describe(config: Config, layout: RunLayout) -> str:
     """The arithmetic of a training run, in a few lines for people."""
     batch, actor = batch_of(config, layout), layout.actor
     on_cpu = layout.device is Device.cpu
     where = "on CPU" if on_cpu else f"on {layout.accelerators:,} GPUs, {layout.placement.name}"
-    optimizer_steps = config.runner.steps * batch.minibatches
+    optimizer_steps = policy_updates(config)
     return "\n".join(
         [
             f"batch    {batch.prompts:,} prompts x {batch.samples:,} samples = "

@@ -49,7 +49,9 @@ class RolloutPool:
             them an engine that is started again waits for the next weight sync.
         restarts: Engines started again so far.
         generation: The present ``generate``, or the last one.
-        weights_version: Of the weights in force; 0 are those of the model folder.
+        weights_version: Of the weights in force.
+        has_folder_weights: These are the model folder's, with which an engine starts. Version 0 can
+            be others: adapters of another run.
         verified_syncs: After how many weight syncs the engines' weights were compared with the
             trainer's since one of them started.
     """
@@ -87,6 +89,7 @@ class RolloutPool:
         self._generating = False
         self.generation: Generation | None = None
         self.weights_version = 0
+        self.has_folder_weights = True
         self.verified_syncs = 0
 
     @property
@@ -210,6 +213,7 @@ class RolloutPool:
                     f"engine {index} has weights version {found} after the update to {version}"
                 )
         self.weights_version = version
+        self.has_folder_weights = False
         self.has_weights_at_hand = True
 
     def settle(self) -> None:
@@ -361,11 +365,11 @@ class RolloutPool:
         self._started(engine)
         self._apart = True
         with self._bringing_up:
-            if self.weights_version and not self.has_weights_at_hand:
+            if not self.has_folder_weights and not self.has_weights_at_hand:
                 engine.waits_for_weights = True
                 self.verified_syncs = 0
                 return
-            if self.weights_version and self.bring_up is not None:
+            if not self.has_folder_weights and self.bring_up is not None:
                 self.bring_up([engine.handle], self.weights_version)
         found = engine.get(engine.handle.weights_version.remote())
         if found != self.weights_version:

@@ -240,5 +240,6 @@ def weights_digest(session: Session, monitor: Monitor, version: int) -> str | No
     vllm = importlib.util.find_spec("vllm")
     installed = 0 if vllm is None or not vllm.origin else Path(vllm.origin).stat().st_mtime_ns
     layout = session.layout
-    engine = (config.model, config.precision, layout.engine_tensor_parallel, installed)
+    quantized = (config.rollout.quantization, config.rollout.kv_cache_dtype)
+    engine = (config.model, config.precision, layout.engine_tensor_parallel, installed, quantized)
     return digest(weights, layout.device.value, repr(engine), repr(config.actor.lora))

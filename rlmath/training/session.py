@@ -19,7 +19,13 @@ from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import WatchedComponent
 from rlmath.config.actor import Offload, RoutingReplay
-from rlmath.config.arithmetic import RunLayout, resolve_layout, teacher_sequence_tokens
+from rlmath.config.arithmetic import (
+    RunLayout,
+    policy_updates,
+    resolve_layout,
+    teacher_sequence_tokens,
+    value_updates,
+)
 from rlmath.config.benchmarks import longest_response_tokens
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.precision import ProductDType
@@ -212,7 +218,7 @@ def open_session(
             if for_training:
                 replay = config.actor.routing_replay.value
                 settings = dataclasses.replace(settings, routing_replay=replay)
-                value = value_model_settings(config, settings, optimizer_steps)
+                value = value_model_settings(config, settings)
                 settings = dataclasses.replace(settings, value=value)
             actor = ActorGroup(
                 settings,
@@ -256,7 +262,7 @@ def open_training(
     return open_session(
         config,
         optimizer=config.actor.optimizer,
-        optimizer_steps=config.runner.steps * config.algorithm.minibatches_per_step,
+        optimizer_steps=policy_updates(config),
         temperature=config.rollout.temperature,
         samples=samples,
         for_training=True,
@@ -545,13 +551,11 @@ def actor_settings(
     )
 
 
-def value_model_settings(
-    config: Config, policy: ActorSettings, optimizer_steps: int
-) -> ActorSettings | None:
+def value_model_settings(config: Config, policy: ActorSettings) -> ActorSettings | None:
     """The value model that the ranks build beside the policy; ``None``: the algorithm has none."""
     if not needs_value_model(config.algorithm.advantage):
         return None
-    optimizer = whole_schedule(config.value.optimizer, optimizer_steps)
+    optimizer = whole_schedule(config.value.optimizer, value_updates(config))
     # Its weights are all trained: under LoRA it would be a copy of the base model with a head.
     return dataclasses.replace(
         policy, optimizer=optimizer, reference=ReferenceSettings(), lora=None

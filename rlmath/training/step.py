@@ -84,6 +84,7 @@ def train_step(
                 metrics |= train_on(session, batch, passes, coefficients, monitor, step, ahead)
                 count = min(session.config.runner.check_export_sequences, len(batch))
                 first = batch.sequences.select(range(count)) if count else None
+            renew_reference(session, monitor, step)
     # Engines that slept have no weights, also where nothing was trained.
     metrics |= sync_weights(session, monitor, step, write)
     metrics |= memory_by_phase(session.actor.take_peaks())
@@ -146,13 +147,17 @@ def update(
     monitor: Monitor,
     step: int,
 ) -> dict[str, float]:
-    """Train the value model and the policy, and update the coefficients and the reference.
+    """Train the value model and the policy, and update the coefficients.
 
     Returns:
         ``value/...`` and ``train/...``.
     """
-    algorithm = session.config.algorithm
-    entropy_coef = coefficients.entropy_coef_at(prepared.entropy)
+    # Nothing answers to the coefficient while the value model is trained alone.
+    entropy_coef = (
+        coefficients.entropy_coef_at(prepared.entropy)
+        if passes.policy
+        else coefficients.entropy_coef
+    )
     metrics = coefficients.metrics(entropy_coef)
     with monitor.phase("update"):
         if passes.values:
@@ -163,9 +168,16 @@ def update(
                 session, prepared, passes, kl_coef, entropy_coef, monitor, step
             )
         coefficients.see_kl(metrics.get("train/kl"), samples=len(prepared.batch))
-        if share := reference_share(algorithm, step):
-            session.actor.renew_reference(share, algorithm.reference.reset_optimizer)
     return metrics
+
+
+def renew_reference(session: Session, monitor: Monitor, step: int) -> None:
+    """Let the reference model go to the policy, if it is due; in skipped steps too, since the
+    policy has changed in those before."""
+    algorithm = session.config.algorithm
+    if share := reference_share(algorithm, step):
+        with monitor.phase("update"):
+            session.actor.renew_reference(share, algorithm.reference.reset_optimizer)
 
 
 def update_policy(

@@ -297,8 +297,9 @@ def _takes_part(rows: Sequence[Row], config: Config) -> Iterator[bool]:
         if algorithm.filter.mask_duplicates:
             # Tokens are not kept; the same text in as many tokens is the same response.
             response = (*_group(row), row["response"], row["response_tokens"])
-            part = part and response not in seen
-            seen.add(response)
+            if part:
+                part = response not in seen
+                seen.add(response)
         yield part
 
 

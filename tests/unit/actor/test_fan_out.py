@@ -265,3 +265,28 @@ def test_a_start_says_who_has_its_weights(
     assert said[-1] == (
         f"{ranks} of {ranks} ranks have their weights (rank {ranks - 1}: 3.0 MiB, read in 0.2 s)"
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("step_update", (UPDATE, 1)),
+        ("step_update_values", (None,)),
+        ("renew_reference", (1.0, False)),
+    ],
+)
+def test_what_changes_a_model_says_so_before(method: str, arguments: tuple[Any, ...]) -> None:
+    """A run that is cut short in it must not save the step before: the ranks would write what it
+    made of them."""
+    actors = ActorGroup.__new__(ActorGroup)
+    actors.changed = False
+    seen = []
+
+    def ranks(*_: Any) -> Any:
+        seen.append(actors.changed)
+        raise InterruptedError
+
+    actors._all = ranks  # type: ignore[method-assign]
+    with pytest.raises(InterruptedError):
+        getattr(actors, method)(*arguments)
+    assert seen == [True]

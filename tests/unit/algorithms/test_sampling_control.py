@@ -44,6 +44,18 @@ def test_group_filter(settings, rewards, want):
     assert reason_to_drop(settings, rewards) == want
 
 
+def test_advantages_that_read_no_rewards_need_none():
+    everything = FilterConfig(GroupRule.all, max_unscored_share=1.0)
+    assert reason_to_drop(everything, [None], reads_rewards=False) is None
+    assert reason_to_drop(everything, [None]) == "unscored"
+    limited = FilterConfig(GroupRule.all, max_unscored_share=0.5)
+    assert reason_to_drop(limited, [None], reads_rewards=False) == "unscored"
+    by_rewards = FilterConfig(GroupRule.variance, max_unscored_share=1.0)
+    assert reason_to_drop(by_rewards, [None], reads_rewards=False) == "unscored"
+    pool = GroupPool(1, everything, reads_rewards=False)
+    assert pool.add(0, "group", [None, None]) is None
+
+
 def test_a_filter_by_accuracy_does_not_look_at_rewards():
     settings = FilterConfig(GroupRule.accuracy)
     assert reason_to_drop(settings, [1.0, 1.0], [True, False]) is None

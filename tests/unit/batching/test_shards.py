@@ -44,6 +44,17 @@ def dealt(batch: SampledSequences | TrainingBatch, ranks: int, **settings: objec
     return list(shards(batch, ShardSettings(ranks, **wanted)))  # type: ignore[arg-type]
 
 
+def test_a_copy_of_what_takes_no_part_is_no_copy() -> None:
+    """The first could not be scored: a later one with the same tokens is trained on, and once."""
+    (group,) = groups(count=1)
+    same = group.samples[0].sample
+    rewards = (None, 1.0, 1.0, None)
+    samples = tuple(GradedSample(same, reward, None, "ungraded") for reward in rewards)
+    given = [dataclasses.replace(group, samples=samples)] * 2
+    found = sampled_sequences(given, truncated=TruncatedRule.keep, mask_duplicates=True)
+    assert found.takes_part.tolist() == [False, True, False, False] * 2
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_each_sequence_is_in_one_shard_with_all_that_it_has(ranks: int) -> None:
     given = sequences()

@@ -99,6 +99,17 @@ def test_a_warm_up_longer_than_the_run_is_an_error(
     assert check([*base, *extra, f"{key}.warmup_steps=3"], capsys, command)[0] == 0
 
 
+def test_a_value_model_that_is_trained_alone_to_the_end_is_an_error(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gae = [*base, "algorithm.advantage=gae", "runner.steps=5"]
+    code, _, err = check([*gae, "value.warmup_steps=5"], capsys)
+    assert code == 2
+    assert "value.warmup_steps=5: the run has 5 steps" in err and "at most 4" in err
+    code, blocks, _ = check([*gae, "value.warmup_steps=4"], capsys)
+    assert code == 0 and "5 steps = 2 optimizer steps" in blocks["run"]
+
+
 def test_a_recipe_says_what_replaced_its_settings(
     base: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

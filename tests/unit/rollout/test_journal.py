@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
+from rlmath.config.load import load
+from rlmath.config.schema import Device
 from rlmath.rollout.journal import FOLDER, SampleJournal
 from rlmath.rollout.requests import Request
-from rlmath.training.feed import Feed
+from rlmath.training.feed import Feed, weights_digest
 from rlmath.training.gate import AlignmentError
 from rlmath.training.step import forgetting_misaligned
 from rlmath.types import Sample
@@ -235,3 +237,25 @@ def test_a_generation_asks_engines_only_for_what_is_missing(journal: SampleJourn
     # What engines made is there the next time.
     with journal.step(3, "w") as step:
         assert all(step.find(one) is not None for one in requests)
+
+
+def test_samples_of_engines_that_compute_otherwise_are_not_found(tmp_path: Path) -> None:
+    """A run that is continued with other settings of its engines samples again."""
+    (tmp_path / "config.json").write_text("{}")
+    given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
+    log: Any = SimpleNamespace(digest_log=SimpleNamespace(weights_after=lambda _: "weights"))
+
+    def found(*overrides: str) -> str | None:
+        layout = SimpleNamespace(engine_tensor_parallel=1, device=Device.cpu)
+        session: Any = SimpleNamespace(config=load([*given, *overrides]), layout=layout)
+        return weights_digest(session, log, version=3)
+
+    others = [
+        "model.dtype=float32",
+        "rollout.quantization=fp8",
+        "rollout.kv_cache_dtype=fp8",
+        "actor.lora.rank=8",
+    ]
+    assert found("runner.steps=7") == found("model.dtype=bfloat16", "runner.steps=8")
+    digests = [found(), *(found(one) for one in others)]
+    assert None not in digests and len(set(digests)) == len(digests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,9 @@ class RecordedEngine:
     def started(self) -> int:
         self.starting = None  # type: ignore[assignment]
         return self.spec.kv_cache_bytes or 7
+
+    def get(self, ref: object) -> object:
+        return ref
 
     def check_start_time(self) -> None:
         pass
@@ -125,7 +129,7 @@ def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_
     session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
     pool.bring_up = lambda *_: events.append("the actor sends")
     pool.reconnect = lambda: events.append("all are connected")
-    pool.weights_version, pool.verified_syncs = 3, 3
+    pool.weights_version, pool.has_folder_weights, pool.verified_syncs = 3, False, 3
     pool.has_weights_at_hand = False
     pool.replace(1, EngineError("it died"))
     starting = pool.starting()
@@ -136,3 +140,24 @@ def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_
     assert events == [] and pool.verified_syncs == 0, "its next weights are compared"
     pool.settle()
     assert events == ["all are connected"] and not waits.waits_for_weights
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_an_engine_that_starts_again_gets_what_was_sent_as_version_0(
+    sent: bool, events: list[str], make_pool: Callable[..., RolloutPool]
+) -> None:
+    """A run that begins with adapters sends them before it samples."""
+    pool = make_pool(sleeps=False)
+    session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
+    answers = SimpleNamespace(remote=lambda: 0)
+    for engine in pool.processes:
+        engine.handle = SimpleNamespace(weights_version=answers)
+    pool.bring_up = lambda _, version: events.append(f"the actor sends version {version}")
+    if sent:
+        pool.set_version(0)
+    pool.replace(1, EngineError("it died"))
+    pool.processes[1].handle = SimpleNamespace(weights_version=answers)
+    starting = pool.starting()
+    events.clear()
+    assert pool.bring_up_started(starting, list(starting)) == []
+    assert events == ["the actor sends version 0"] * sent

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from rlmath.config.load import load
 from rlmath.config.schema import Config
+from rlmath.training import step
 from rlmath.training.algorithm_settings import reference_settings, reference_share, update_settings
 from rlmath.training.controllers import Coefficients
 
@@ -50,6 +55,21 @@ def test_entropy_coef_acts_below_its_target_only() -> None:
     again = Coefficients(algorithm)
     again.load_state_dict(weights.state_dict())
     assert again.entropy_coef_at(0.1) == pytest.approx(0.015)
+
+
+def test_the_entropy_coef_stands_still_while_the_value_model_is_trained_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    algorithm = config_of("entropy_target=0.2", "entropy_coef=0.01").algorithm
+    weights = Coefficients(algorithm)
+    monkeypatch.setattr(step, "update_values", lambda *_: {})
+    alone: Any = SimpleNamespace(values=True, policy=False)
+    prepared: Any = SimpleNamespace(entropy=0.1, batch=())
+    monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+    session: Any = None
+    for number in (1, 2):
+        metrics = step.update(session, prepared, alone, weights, monitor, number)
+        assert metrics["train/entropy_coef"] == 0.01 == weights.entropy_coef
 
 
 def test_a_kl_in_the_reward_is_no_term_of_the_loss() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlmath.checkpoint import CheckpointStore
+from rlmath.config.algorithm import ReferenceConfig, ReferenceKind
 from rlmath.config.lora import LoraConfig
 from rlmath.device.residue import Residue
 from rlmath.rollout.journal import SampleJournal
@@ -67,6 +68,9 @@ class Run:
 
     def send_weights(self, version: int) -> None:
         self.events.append(f"send {version}")
+
+    def renew_reference(self, share: float, clear_optimizer: bool) -> None:
+        self.events.append(f"reference takes {share:g}")
 
     def save_hf(self, folder: Path) -> None:
         self.events.append("export")
@@ -137,7 +141,11 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             ),
             rollout=SimpleNamespace(temperature=1.0),
             actor=SimpleNamespace(optimizer=None, lora=LoraConfig()),
-            algorithm=SimpleNamespace(minibatches_per_step=1),
+            algorithm=SimpleNamespace(
+                minibatches_per_step=1,
+                kl_coef=0.1,
+                reference=ReferenceConfig(kind=ReferenceKind.reset, every=2),
+            ),
             collapse=None,
             watchdog=SimpleNamespace(stall_s=0),
             eval=SimpleNamespace(every=2),
@@ -208,15 +216,16 @@ def test_ranks_write_while_colocated_engines_sleep(run_of: Any) -> None:
     assert run_of(sleeps=True).events == [
         *("evaluate", "log 0"),
         *("sleep", *sync(1), "log 1"),
-        *("sleep", "write 2", *sync(2), "evaluate", "log 2"),
+        # Skipped steps are counted for it too.
+        *("sleep", "reference takes 1", "write 2", *sync(2), "evaluate", "log 2"),
         *("sleep", "export"),
     ]
 
 
 def test_ranks_write_after_the_step_where_engines_have_their_own_memory(run_of: Any) -> None:
     assert run_of(sleeps=False).events == [
-        *("evaluate", "log 0", "send 1", "log 1", "send 2", "evaluate", "log 2", "write 2"),
-        "export",
+        *("evaluate", "log 0", "send 1", "log 1"),
+        *("reference takes 1", "send 2", "evaluate", "log 2", "write 2", "export"),
     ]
 
 

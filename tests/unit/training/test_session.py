@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlmath.config.arithmetic import resolve_layout
+from rlmath.config.arithmetic import policy_updates, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.reward import WorkersOn
 from rlmath.config.schema import Device
@@ -42,8 +42,23 @@ def test_the_policy_has_adapters_and_the_value_model_has_none(tmp_path: Path) ->
     layout = resolve_layout(config, Device.cpu)
     settings = actor_settings(config, layout, config.actor.optimizer, 1, 1.0)
     assert settings.lora == Lora(8, 32.0, ("q_proj", "v_proj"), seed=5)
-    value = value_model_settings(config, settings, 1)
+    value = value_model_settings(config, settings)
     assert value is not None and value.lora is None
+
+
+def test_the_policys_schedule_begins_when_the_value_model_has_warmed_up(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen2.5-1.5B"]))
+    given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
+    given += ["cluster.device=cpu", "runner.steps=100", "algorithm.minibatches_per_step=4"]
+    given += ["value.warmup_steps=50", "value.optimizer.schedule=linear"]
+    config = load([*given, "algorithm.advantage=gae"])
+    layout = resolve_layout(config, Device.cpu)
+    settings = actor_settings(config, layout, config.actor.optimizer, policy_updates(config), 1.0)
+    value = value_model_settings(config, settings)
+    assert settings.optimizer.decay_steps == 200
+    assert value is not None and value.optimizer.decay_steps == 400
+    # Without a value model nothing waits for it.
+    assert policy_updates(load([*given, "algorithm.advantage=grpo"])) == 400
 
 
 @pytest.mark.parametrize(
