@@ -25,7 +25,7 @@ from rlmath.grading.wording import changes_value
 _REPORTED = frozenset(
     [
         *(("answer", "key"), ("show", "that"), ("keep", "getting"), ("appears", "that")),
-        *(("appears", "to"), ("looks", "like"), ("looks", "as")),
+        *(("appears", "to"), ("looks", "like"), ("looks", "as"), ("lies", "that")),
     ]
 )
 _MARKS = lexicon.MARKUP.__contains__
@@ -56,6 +56,8 @@ def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = Fa
     before = text[begin:start]
     if not lead and _hangs_on(text, begin):
         return False
+    if lexicon.UNENDING.search(text, max(0, begin - lexicon.OPENING), begin):
+        return False  # I doubt that \\]. So it is 5.
     shown = before.lstrip()
     if not lead and shown.startswith(("$$", "\\[", "\\begin", "&")):
         above = lexicon.TOKEN.findall(_line_before(text, begin).lower())
@@ -153,11 +155,13 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
     if found[:3] == ["as", "a", "result"]:
         found = found[3:]
     found = _without_asides(found)
+    if found[-2:] == ["results", "in"]:
+        found = [*found[:-2], "gives"]
     last = found[-1] if found else ""
     if last == ">" and found[-2:-1] in (["-"], ["="]):
         last = "so" if len(found) != 3 or is_number(found[0]) else ">"  # x -> 5 is a limit
     computed = _equates(found[:-1], after) if last in ("=", "≈", "\\approx") else 0
-    if not (lexicon.AFTER - {"if"} if computed == 2 else lexicon.AFTER).isdisjoint(after):
+    if not (lexicon.AFTER_COMPUTED if computed == 2 else lexicon.AFTER).isdisjoint(after):
         return False
     if any(v in lexicon.BEING and w in lexicon.PARTITIVES for v, w in itertools.pairwise(after)):
         return False  # n = 36 is one of the solutions, 36 cows were expected
@@ -172,7 +176,9 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
         return False
     if last in ("=", "≈", "\\approx"):
         return computed > 0 and _names_a_value(found[:-1])
-    if found and (found[0] in ("of", "out", "among") or _is_denied_that(found)):
+    if found and (
+        (found[0] in ("of", "out", "among") and "," not in found) or _is_denied_that(found)
+    ):
         return False
     if found and all(word in lexicon.LABEL for word in found):
         return _predicates(after)
@@ -183,6 +189,8 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
     if equation and (last == "," or last in lexicon.NAMING):
         return lexicon.NOT_IN_CLAUSE.isdisjoint(found) and found[0] not in lexicon.ORDERS
     if last == ":":
+        if "i" in found and lexicon.FOUND.isdisjoint(found):
+            return False  # I give up:
         if len(found) > 24 or found[0] in lexicon.IMPERATIVES or found[-2:-1] == [":"]:
             return False
         if any(w == "of" and v in lexicon.PARTS for v, w in itertools.pairwise(found)):
@@ -253,6 +261,8 @@ def _names_a_value(left: list[str]) -> bool:
         size -= 1
     clause = left[begins:size]
     ordered = not begins and bool(clause) and is_order(clause[0])
+    if left[-2:-1] and left[-2] in lexicon.CONDITIONAL:
+        return False  # only when n =
     if left[-2:-1] == ["case"] and left[-3:-2] in (["the"], ["a"], ["special"], ["each"]):
         return False  # the case n = 36
     if ordered or (clause and (clause[0] in lexicon.ORDERS or left[0] in ("had", "were"))):
@@ -357,6 +367,8 @@ def _predicates(after: list[str]) -> bool:
         return True
     if after[:1] == ["as"]:
         return all(word in lexicon.PREDICATES for word in after[1:])  # 36 as the result
+    if not lexicon.POSSIBLE.isdisjoint(after) and "only" not in after:
+        return False  # 17 is a candidate
     if not lexicon.SHORT_OF.isdisjoint(after):
         return False  # 36 cows would be enough
     if after[0] in COPULAS:
@@ -416,7 +428,11 @@ def _governs(clause: list[str], found: list[str], after: list[str]) -> bool:
         if word == "up" and before in ("end", "ends", "ended", "ending"):
             place = index
             break
-        noun = word in ("total", "number", "cost", "average") and before in lexicon.DETERMINERS
+        noun = word not in COPULAS and before in (
+            lexicon.DETERMINERS
+            if word in ("total", "number", "cost", "average")
+            else lexicon.POSSESSIVES
+        )
         if is_stating(word) and not noun:
             place = index
             break

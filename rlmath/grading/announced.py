@@ -39,11 +39,12 @@ def _is_replaced(rest: str, stated: str) -> bool:
     relabeled = lexicon.RELABELED.search(rest)
     if relabeled is not None and relabeled[1].strip(".,") not in numbers:
         return True
-    return any(
-        _states_another(rest, found.end(), numbers)
-        for found in (last_match(lexicon.CONCLUDING, rest), lexicon.UNEXPLAINED.match(rest))
-        if found is not None
-    )
+    if any(bare[1].strip(".,") not in numbers for bare in lexicon.BARE_LINE.finditer(rest)):
+        return True
+    figure = last_match(lexicon.FIGURE, rest)
+    last = last_match(lexicon.END, rest[: figure.start()]) if figure else None
+    begins = (last, last_match(lexicon.CONCLUDING, rest), lexicon.UNEXPLAINED.match(rest))
+    return any(_states_another(rest, found.end(), numbers) for found in begins if found is not None)
 
 
 def _states_another(rest: str, start: int, numbers: set[str]) -> bool:
@@ -91,6 +92,8 @@ def announces(text: str, start: int) -> bool:
         before.rfind(stop) + len(stop) if stop in before else 0 for stop in lexicon.SENTENCE_ENDS
     )
     clause = before[cut:]
+    if lexicon.UNENDING.search(text, max(0, low + cut - lexicon.OPENING), low + cut):
+        return False
     if lexicon.CJK.search(clause[-6:]) or lexicon.CJK.match(text, start):
         return lexicon.DOUBTED_CJK.search(clause[-20:]) is None
     found = tokens(clause)

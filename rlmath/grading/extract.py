@@ -55,7 +55,7 @@ _MARKER = re.compile(
 _MARKER_PARTS = (("nswer", 1), ("NSWER", 1), ("答案", 0), ("####", 0), ("答え", 0), ("正解", 0))
 _POLITE_END = re.compile(r"(?:です|である|であり|となる|になる|となります|だ)\Z")
 _DOUBTED = "\0"  # what a marker announces that its own clause doubts
-_ASKED = re.compile(r"[^\n?？]{0,200}[?？]\s*\S")
+_ASKED = re.compile(r"[^\n?？]{0,200}[?？][!?！？]{0,9}\s*[^\s!?！？]")
 _AFTER_MARKER = re.compile(r"[\s:：*_=]*")
 _SENTENCE_END = re.compile(r"[.。!?！？](?=\s|$|\*|[\"'”])")
 _ABBREVIATION = re.compile(
@@ -274,7 +274,8 @@ def _after_last_marker(text: str) -> str | None:
             close = text.find(CLOSERS[opener], 2)
             return text[2:close].strip() if close > 0 else text[2:].strip()
     line = _first_sentence(text.split("\n", 1)[0])
-    if text[len(line) : len(line) + 1] in ("?", "？") or announced.is_retracted(text, len(line)):
+    ends = text[max(0, len(line) - 1) : len(line) + 1]
+    if "?" in ends or "？" in ends or announced.is_retracted(text, len(line)):
         return _DOUBTED
     return _POLITE_END.sub("", line.strip(TRAILING)).rstrip()
 
@@ -386,7 +387,8 @@ def extract(
     if stated is not None and is_answer(stated):
         return Extraction(stated, "marker")
     short = 0 < len(stripped) <= MAX_WORD and "\n" not in stripped
-    if short and (is_answer(stripped) or is_wordless(stripped)):
+    asked = stripped[-1:] in ("?", "？")
+    if short and not asked and (is_answer(stripped) or is_wordless(stripped)):
         return Extraction(stripped, "whole")
     option = sentences.stated_option(text)
     if option is not None:
@@ -395,7 +397,7 @@ def extract(
         letter = sentences.last_letter(text)
         return Extraction(letter, "number") if letter else NOTHING
     number = "" if short and hedges.is_bare_doubt(stripped) else last_number(text)
-    if number == "" and short and stripped[-1] not in "?？" and not affirmed.orders(stripped):
+    if number == "" and short and not asked and not affirmed.orders(stripped):
         return Extraction(stripped, "whole")  # `at least 5` is what it says
     if number is None and short and len(stripped.split()) <= _MAX_TEXT_WORDS:
         return Extraction(stripped, "words")  # a name, a day: an answer if it is the gold

@@ -26,7 +26,8 @@ MARKUP = _names('_ ` # ~ [ ] " “ ” ‘ $ € £ ¥ \\ \\left \\right \\quad 
 DISOWNED = _names(
     """doubt doubts doubtful mistake mistakes mistaken mistakenly erroneous erroneously wrongly
     incorrectly falsely fallacy bogus fake trap decoy distractor naive naively trivial says
-    said say claims claimed claim claiming according suggests suggested suggest alleges
+    said say insists insisted denies denied asserts asserted swears bets
+    claims claimed claim claiming according suggests suggested suggest alleges
     allegedly supposedly hint hints hinted rumor pretend pretends imagine hypothetical
     hypothetically conjecture conjectured example instance eg e.g placeholder dummy nobody
     tempting tempted misread misreading misconception careless prove proves proving"""
@@ -37,7 +38,7 @@ UNCLEAR = DISOWNED | _names(
     guess guesses guessing hunch wrong incorrect false untrue
     wants believes believe believed think thinks thought feels feel argues
     argue argued assume assumes assumed assuming suppose supposes supposed supposing
-    hypothesis testing try trying tried attempt attempts
+    thinking let's hypothesis testing try trying tried attempt attempts
     randomly arbitrary arbitrarily nothing none neither nor never cannot no maybe
     perhaps possibly presumably probably conceivably seemingly apparently arguably whether
     wonder wonders ask asks asked asking tell tells told compute computes determine
@@ -57,7 +58,8 @@ SOURCE_VERBS = _names(
     "say says show shows give gives has have read reads state states list lists want"
 )
 QUALIFIERS = SOURCES | _names(
-    """old previous target goal random trial candidate threshold floor ceiling upper lower"""
+    """old previous target goal random trial candidate threshold floor ceiling upper lower
+    favorite favourite lucky starting given"""
 )
 QUALIFIED = _names(
     """value values answer answers result results number output outcome solution solutions total
@@ -67,12 +69,12 @@ LIMITS = _names("bound bounds threshold candidate candidates goal target input e
 RESULTS = _names("answer answers result results output solution outcome")
 # Where `affirmed` looks for one of these; a sentence without them needs no look.
 SOURCED = (
-    SOURCES | QUALIFIERS | LIMITS | _names("estimated expected answer show keep appears looks")
+    SOURCES | QUALIFIERS | LIMITS | _names("estimated expected answer show keep appears looks lies")
 )
 # Of the clause of the number.
 NOT_IN_CLAUSE = _names(
     """if might may begin begins began depends depend depending rounds successor predecessor
-    reciprocal twice half thrice"""
+    reciprocal twice half thrice proof response explanation derivation paragraph"""
 )
 REFERENCES = _names(
     "step page theorem lemma equation eq example problem exercise section chapter figure table line"
@@ -83,6 +85,7 @@ NO_LABEL = (
     | REFERENCES
     | _names(
         "confidence certainty difficulty rating tokens attempt try version draft seed date given"
+        " default todo dummy placeholder fallback"
     )
 )
 # Of the line above a displayed formula; a task there is none of its doubts: `Evaluate the sum`.
@@ -94,6 +97,7 @@ NOT_BETWEEN = (
     | REFERENCES
     | _names(
         """remainder digits digit factor factors multiple multiples opposite double triple plus
+    share part portion fraction piece percentage
     squared within ends begins starts cubed square cube times divided multiplied start end not or
     but
     than least most"""
@@ -124,7 +128,8 @@ CJK_VAGUE = re.compile(
 )
 OPENERS = _names(
     """> so thus therefore hence then finally consequently accordingly altogether overall all
-    in total only exactly just precisely and the a of now this that means is there are it's
+    in total together implying whence only
+    exactly just precisely and the a of now this that means is there are it's
     that's conclusion result , : ∴ \\therefore → ⇒ - – — = we get"""
 )
 BETWEEN = _names(
@@ -132,7 +137,7 @@ BETWEEN = _names(
     just now still also then therefore thus hence indeed equal to be him her them us me it
     you for in after at by with into up another additional extra more approximately about
     around roughly all altogether together out on from every each his their its my our your
-    value number same given simply clearly finally actually currently presently today as - –
+    value number same given simply clearly finally actually currently presently today worth as - –
     : ( { [ + = \\text
     \\textbf \\mathbf \\boldsymbol \\mathrm \\bf \\displaystyle \\boxed"""
 )
@@ -148,6 +153,7 @@ NAMING = _names(
 )
 ARTICLES = _names("the a an of our its smallest largest least only total unknown original at for")
 DETERMINERS = _names("a an the of in their his her its average")
+POSSESSIVES = _names("a an the his her their its my our your")  # no verb stands behind them
 STARTS_CLAUSE = _names(", and that but or so thus hence therefore then means meaning namely")
 CONCLUDES = _names(": ; so thus hence therefore which ∴ \\therefore")
 IS = _names("is are was were be equals equal becomes become comes turns 's gives")
@@ -191,7 +197,7 @@ PREDICATES = _names(
     right required desired answer answers solution solutions value values result maximum
     minimum largest smallest greatest least possible total number sum of root roots integer
     in all it and , exactly what we want wanted such time age years old positive negative
-    real x n prime possibility option candidate case that's"""
+    real x n prime possibility option candidate"""
 )
 # Before `answer is`, in its clause; words without letters too.
 ANNOUNCING = (
@@ -210,10 +216,12 @@ AFTER = _names(
     unless assuming provided guessing rejected discarded dismissed confuse confuses confused
     perhaps maybe possibly probably fails but however though although except contradicts
     violates invalid absurd reversed inverted swapped negated doubled halved tripled transposed
-    attempts guesses candidates minus"""
+    attempts guesses candidates minus says said claims claimed insists believes thinks"""
 )
+AFTER_COMPUTED = AFTER - DISOWNED - _names("if believes thinks")
 BEING = _names("is are was were")
 PARTITIVES = _names("one some any none most many expected supposed promised intended planned")
+POSSIBLE = _names("possibility option candidate")  # the only one of them is the answer
 SHORT_OF = _names("enough sufficient insufficient too")
 EASY = _names("hard difficult only just")
 EARLIER = _names("before until previously formerly originally initially earlier")
@@ -233,9 +241,20 @@ CLOSERS = _names(
     eot_id endoftext user assistant human ! . , \\ □ [ ] ■ ∎ ✓ ✅ $ * # : - ~ ( ) \\square
     \\blacksquare \\] \\) \\boxed } { \\end align equation aligned gathered | < > / _ `"""
 )
+# The end of a sentence that needs another clause, behind a formula that is not one.
+UNENDING = re.compile(
+    r"\b(?:that|if|whether|says?|suppose|assume|imagine) {1,3}(?=[\\$])"
+    r"(?:[^\w.!?\n]|\\[a-z]{1,12}){1,20}"
+    r"[.!?\n]\s{0,8}\Z",
+    re.IGNORECASE,
+)
+CONDITIONAL = _names("when if unless once until whenever")
 # Something is missing from the answer: `I forgot the calves`, `one must still add 4`.
 _UNDONE = (
-    r"forgot(?:ten)?|overlooked|(?:this|that|it) (?:ignores|neglects|misses|overlooks)|off by"
+    r"my bad|strike that|never ?mind|(?:don['’]t|do not|not) (?:trust|convinced)"
+    r"|(?:this|that|it) (?:fails|violates|contradicts|breaks)"
+    r"|then (?:we |i |you )?(?:add|subtract|doubl|halv|multipl|divid|squar)"
+    r"|forgot(?:ten)?|overlooked|(?:this|that|it) (?:ignores|neglects|misses|overlooks)|off by"
     r"|left out|(?:must|needs? to|ha(?:s|ve) to|should) (?:still |then |also |now )?(?:be )?"
     r"(?:add|subtract|doubl|halv|multipl|divid|squar|negat|invert|chang|correct|adjust|replac)"
 )
@@ -268,6 +287,8 @@ RELABELED = re.compile(
     r"[\s*$]{0,4}(\d[\d,./]*)",
     re.IGNORECASE,
 )
+# A number that is all of a later line: `17\n18`, `17... 18`.
+BARE_LINE = re.compile(r"(?:\n|\.\.|[.!] )[ \t*$_#.]{0,8}(\d[\d,./]*)[ \t*$_.!]{0,8}(?=\n|\Z)")
 # A conclusion after the answer: `Therefore she has 7 apples.`
 CONCLUDING = re.compile(
     r"(?:^|[.!?\n][\s*_#-]{0,6}|[,;] (?:and )?)(?:so|thus|therefore|hence|then|altogether|overall"
@@ -298,6 +319,18 @@ RETRACTIONS = (
         "annot",
         "eflect",
         *("orgot", "verlooked", "gnores", "eglects", "isses", "verlooks", "ff by", "eft out"),
+        *(
+            "y bad",
+            "trike",
+            "ever",
+            "rust",
+            "onvinced",
+            "ails",
+            "iolates",
+            "ontradicts",
+            "reaks",
+            "hen ",
+        ),
         *("ust ", "eed to", "eeds to", "ave to", "as to"),
         "ade ",
         "idding",

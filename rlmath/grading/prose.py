@@ -7,7 +7,7 @@ from rlmath.grading.wording import is_trail, lead_length
 
 _PUNCTUATION = frozenset((",", ":", "."))
 _CONNECTING = frozenset(("is", "equals"))
-_NO_LABELS = frozenset(("given", "question", "problem", "choice"))  # `Given: 36 cows`
+_NO_LABELS = frozenset(("given", "question", "problem", "choice", "todo"))  # `Given: 36 cows`
 
 
 def unwrapped(tokens: list[Token]) -> list[Token]:

@@ -102,6 +102,8 @@ class RelationComparer(ScalarComparer):
             if not _is_value_of(side)  # f(g(1)) = f(3) = 11
         ):
             return None, None  # x = 5 = 6
+        if label is not None and label in _UNSIGNED and is_numeric(value, constants=True):
+            return None, None  # |x| = 5 is two values
         if label is None and any(self.nodes(side, value) is not True for side in sides[:-1]):
             return None, None  # 41 = 42 states nothing
         return label, value
@@ -184,6 +186,8 @@ def _is_value_of(side: Node) -> bool:
     return side[0] == "app" and all(next(symbols(part), None) is None for part in side[2])
 
 
+# A variable, rather than a point, a vector or a complex number.
+_UNSIGNED = tuple(("f", "abs", (("s", name),)) for name in "xynmkt")
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
 
 

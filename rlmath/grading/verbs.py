@@ -16,7 +16,8 @@ COPULAS = _names(
     totaling becomes become became comprises has have had having 's 're gives give gave giving
     yields yield yielded yielding gets get got getting obtain obtains obtained find finds found
     finding leaves leave left leaving simplifies reduces evaluates amounts comes came
-    corresponds converges converge making conclude concludes contains contain contained"""
+    corresponds converges converge consists exist exists
+    making conclude concludes contains contain contained"""
 )
 _STEMS = _names(
     """bike count chop recycle skate solve treat raise hop crawl trim peel rent hang pull push tie

@@ -23,7 +23,7 @@ NEGATIONS = _names(
     untrue impossible rejected excluded refuted disproved denied discarded eliminated failed
     fails fail except excepting barring minus unlike opposite contrary anything unless
     placeholder placeholders dummy decoy excluding crossed dismissed contradicted contradiction
-    void null mistaken error forbidden nots nopes"""
+    void null mistaken error forbidden nots nopes divides exceeds violates contradicts"""
 )
 HEDGES = _names(
     """or either maybe perhaps possibly probably presumably supposedly allegedly hypothetically
