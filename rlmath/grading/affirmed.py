@@ -78,8 +78,11 @@ def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = Fa
         return False
     found, after = tokens(before), tokens(text[end:after_end])
     equation = whole and computed == 1
-    if lead and begin == 0 and _states([*lead.split(), *found], after, equation):
+    led = lead and begin == 0
+    if led and _states([*lead.split(), *found], after, equation):
         return True
+    if led and found and found[-1] in ("by", "be"):
+        return False  # the answer is increased by 24
     return _states(found, after, equation)
 
 
@@ -191,12 +194,14 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
     if last == ":":
         if "i" in found and lexicon.FOUND.isdisjoint(found):
             return False  # I give up:
+        if after and after[0] in COPULAS and not _predicates(after):
+            return False  # : 24 is just a label
         if len(found) > 24 or found[0] in lexicon.IMPERATIVES or found[-2:-1] == [":"]:
             return False
         if any(w == "of" and v in lexicon.PARTS for v, w in itertools.pairwise(found)):
             return False  # one of the following:
         return lexicon.NO_LABEL.isdisjoint(found)
-    if found[0] == "if" and "would" in found:
+    if found[0] == "had" or (found[0] == "if" and "would" in found):
         return False
     return _governs(_clause(found), found, after)
 
@@ -468,6 +473,8 @@ def _governs(clause: list[str], found: list[str], after: list[str]) -> bool:
         named = max(index for index, word in enumerate(found) if word in lexicon.ANSWERS)
         begins = _clause_begin(found[:named])
         if not lexicon.EARLIER.isdisjoint(after):
+            return False
+        if subject[-2:] == ["required", "to"]:
             return False
         rest = found[begins : len(found) - len(between) - 1]
         known = all(word in lexicon.BARE or word in lexicon.ANSWERS for word in rest)

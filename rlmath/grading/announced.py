@@ -6,6 +6,7 @@ from __future__ import annotations
 from rlmath.grading import lexicon
 from rlmath.grading.affirmed import affirms, closes, is_number, tokens
 from rlmath.grading.last_number import last_match
+from rlmath.grading.verbs import is_order
 
 
 def is_retracted(text: str, start: int) -> bool:
@@ -72,8 +73,14 @@ def _goes_on(rest: str, stated: str) -> bool:
         if restated[1].strip(".,") not in numbers:
             return False
     found = tokens(following)
+    if found and any(number not in numbers for number in _numbers(following)):
+        last = set(found[-6:])
+        if found[0] in lexicon.ALSO or "second" in found or not lexicon.ALSO.isdisjoint(last):
+            return False  # 30 works too
     if not found or not found[0][0].isalpha() or not following.isascii():
         return True
+    if found[0] not in lexicon.EXPLAINING and not closes(rest, 0) and not _is_settled(found):
+        return False
     if found[0] in lexicon.EXPLAINING or closes(rest, 0):
         return lexicon.DISMISSED.isdisjoint(found)
     if all(number.strip(".,") in numbers for number in lexicon.FIGURE.findall(following)):
@@ -82,6 +89,17 @@ def _goes_on(rest: str, stated: str) -> bool:
             denies and (len(found) < 5 or not lexicon.DENIED.isdisjoint(found))
         )
     return len(found) > 4 and any(map(is_number, found)) and found[0] not in ("recheck", "no")
+
+
+def _is_settled(found: list[str]) -> bool:
+    """Whether a sentence after the answer leaves it: not `I might be wrong` or `Cancel that`."""
+    if not lexicon.UNSETTLED.isdisjoint(found) and "you" not in found:
+        return False
+    if found[0] == "i" and lexicon.SETTLED.isdisjoint(found):
+        return False
+    if is_order(found[0], nouns=True) or found[0] in ("cancel", "change", "ignore", "erase"):
+        return False
+    return len(found) != 2 or found[0] != found[1]
 
 
 def announces(text: str, start: int) -> bool:

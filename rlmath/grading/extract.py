@@ -277,6 +277,10 @@ def _after_last_marker(text: str) -> str | None:
     ends = text[max(0, len(line) - 1) : len(line) + 1]
     if "?" in ends or "？" in ends or announced.is_retracted(text, len(line)):
         return _DOUBTED
+    if line.startswith("!"):
+        return _DOUBTED
+    if line.endswith("!") and text[len(line) : len(line) + 1] == ".":
+        return line  # 5!. is not 5
     return _POLITE_END.sub("", line.strip(TRAILING)).rstrip()
 
 

@@ -39,6 +39,7 @@ _CIRCUMSTANCE = re.compile(
     r"\s+(?:in|for|to|after|on|of|per|than|with|from|by|over|at|during|every|before|into)"
     r"\s+(?:[A-Za-z'’-]+\s+){0,3}[$#]?\d[\w%.,]*(?:\s+[A-Za-z'’-]+){0,8}[.!]?\s*\Z"
 )
+_ORDINALS = ("st", "nd", "rd", "th")
 _QUOTING = "\"'()[]<>`“”’|"
 
 
@@ -164,6 +165,8 @@ def last_number(text: str, lead: str = "") -> str | None:
                 return number.strip()
         elif first == len(before):
             tail = (before + word)[stop:]
+            if tail in _ORDINALS and text[end : end + 2].strip().isalpha():
+                return ""  # the 24th term
             # 5cm and 1,000m², but neither 5i nor 5x
             if tail[0].isalpha() and (len(tail) > 1 or units.lookup(tail) is not None):
                 return number.strip()

@@ -59,7 +59,7 @@ SOURCE_VERBS = _names(
 )
 QUALIFIERS = SOURCES | _names(
     """old previous target goal random trial candidate threshold floor ceiling upper lower
-    favorite favourite lucky starting given"""
+    favorite lucky starting given"""
 )
 QUALIFIED = _names(
     """value values answer answers result results number output outcome solution solutions total
@@ -85,7 +85,7 @@ NO_LABEL = (
     | REFERENCES
     | _names(
         "confidence certainty difficulty rating tokens attempt try version draft seed date given"
-        " default todo dummy placeholder fallback"
+        " default todo dummy placeholder fallback ref seed label"
     )
 )
 # Of the line above a displayed formula; a task there is none of its doubts: `Evaluate the sum`.
@@ -183,7 +183,7 @@ ATTRIBUTES = _names(
     mass weight age value size norm magnitude probability point points"""
 )
 TIMES = _names("second minute hour day week month year sec min hr")
-TOWARDS = _names("for at in by with after to on")
+TOWARDS = _names("for at in by with after to on into")
 BARE = _names(
     """must we seek want wanted looking for obtain the a an our my this that its so thus
     therefore hence final correct right only desired required exact unique numerical numeric
@@ -228,9 +228,14 @@ EARLIER = _names("before until previously formerly originally initially earlier"
 # Of the sentence after the answer: it takes it back without naming another.
 DISMISSED = _names(
     "trap decoy distractor placeholder bogus fake typo kidding joking lie lied lies liar guessing"
+    " joke half slip forget incomplete unfinished partial"
     " nonsense"
 )
 DOUBTING = DISMISSED | DISOWNED | (AFTER - _names("if find compute determine recall unless"))
+# A sentence after the answer is not about it: `Someone should verify it`, `Cancel that`.
+UNSETTLED = _names("should must might may could would wrong slip mind salt joke half forget back")
+SETTLED = FOUND | _names("hope used checked verified confirmed am")
+ALSO = _names("also too another second other alternative both and or plus")
 DENYING = _names("not no nope never nor or unsure random")
 DENIED = _names("answer right correct true it that this so sure be really quite")
 CLOSERS = _names(

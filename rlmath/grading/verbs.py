@@ -40,6 +40,7 @@ _IRREGULAR = _names(
     written sent kept paid saw seen grew grown met heard went gone put sang sung swam drew drawn
     threw thrown taught brought caught held fed cut hit set shot lent slept swept laid built
     hung rose fell fallen rise rises fall falls knew known hid dug wore wove blew broke stole
+    driven eaten drunk flown ridden swum given done stolen woven torn
     spoke there're expand expands expanded turns turn remains """
 )
 
