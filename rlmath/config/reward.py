@@ -68,8 +68,8 @@ class RewardConfig:
     incorrect: float = setting(INCORRECT, "Reward of an incorrect or missing final answer.")
     on_error: OnRewardError = setting(
         OnRewardError.stop,
-        "A reward function that raises: stop the run, or count it and leave the sample unscored "
-        "(none).",
+        "A reward function that raises: stop the run; or skip: count it and leave the samples of "
+        "that call unscored.",
     )
     fallback: Fallback = setting(
         REWARD_FALLBACK,

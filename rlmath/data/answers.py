@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import Any
 
 from rlmath.data.files import MalformedRowError
@@ -17,9 +18,11 @@ _BETWEEN_BOXES = re.compile(r"(?:\s|[$,;.]|and\b|or\b|\\\(|\\\)|\\\[|\\\])*")
 def accepted_answers(value: Any) -> tuple[str, ...]:
     r"""The accepted answers that a field holds, without what is around them.
 
-    A text is cut down to its answer: the content of its last ``\boxed{}``; else what follows
-    ``####`` (GSM8K), thousands commas taken out; else all of it. Boxes with nothing else around
-    them (``\boxed{2}, \boxed{3}``) are one answer with several parts. ``27.0`` becomes ``27``.
+    A text is cut down to its answer: the content of its ``\boxed{}``; else what follows ``####``
+    (GSM8K), thousands commas taken out; else all of it. Boxes with nothing else around them
+    (``\boxed{2}, \boxed{3}``) are one answer with several parts, and so are different boxes of one
+    paragraph; of others the last one counts (:func:`rlmath.grading.gold.accepted_text`). ``27.0``
+    becomes ``27``, and ``6.02e23`` its 24 digits.
 
     Args:
         value: A text, a number, or a list of them, any of which is right.
@@ -41,7 +44,7 @@ def _one_answer(value: Any) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise MalformedRowError(f"the answer is {value}, no number")
-        return str(int(value)) if value.is_integer() else repr(value)
+        return _shortest_decimal(value) if value.is_integer() else repr(value)
     if isinstance(value, int):
         return str(value)
     from rlmath.grading.gold import accepted_text  # Here, so that --check needs no grader.
@@ -54,6 +57,11 @@ def _one_answer(value: Any) -> str:
     if not parts and "####" in value and _GROUPED_NUMBER.fullmatch(answer.lstrip("$ ")):
         answer = answer.lstrip("$ ").replace(",", "")
     return answer
+
+
+def _shortest_decimal(value: float) -> str:
+    """A whole float as the digits that its file says: 6.02e23, not the binary number beside it."""
+    return format(Decimal(repr(value or 0.0)).to_integral_value(), "f")
 
 
 def _only_boxes(text: str) -> list[str]:

@@ -41,7 +41,7 @@ def reward_error(
     )
     return RewardError(
         text + "\n  Fix the reward and start the run again: it resumes after the last finished "
-        "step. reward.on_error=none counts such samples as unscored instead."
+        "step. reward.on_error=skip counts such samples as unscored instead."
     )
 
 

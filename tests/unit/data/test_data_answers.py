@@ -1,9 +1,12 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.data.answers import accepted_answers
 from rlmath.data.files import MalformedRowError
+from rlmath.grading import grade
 
 
 @pytest.mark.parametrize(
@@ -15,6 +18,8 @@ from rlmath.data.files import MalformedRowError
         ("\\fbox{3}", ("3",)),
         ("First \\boxed{2}, no: \\boxed{3}.", ("3",)),
         ("\\boxed{2}, \\boxed{3}", ("2, 3",)),
+        ("$x=\\boxed{1}$ and $y=\\boxed{2}$", ("(1, 2)",)),
+        ("Say \\boxed{1}.\n\nThen \\boxed{2}.", ("2",)),
         ("$\\boxed{2}$ and $\\boxed{3}$.", ("2, 3",)),
         ("48/2 = <<48/2=24>>24 clips\n#### 72", ("72",)),
         ("so\n#### 1,234", ("1234",)),
@@ -24,6 +29,10 @@ from rlmath.data.files import MalformedRowError
         ("(1,234)", ("(1,234)",)),
         ("  x+1 ", ("x+1",)),
         (27.0, ("27",)),
+        (-0.0, ("0",)),
+        (-2.5e16, ("-25000000000000000",)),
+        (6.02e23, ("602" + "0" * 21,)),
+        ([1e300, 1e-7], ("1" + "0" * 300, "1e-07")),
         (0.5, ("0.5",)),
         (5, ("5",)),
         (["1/2", "0.5", "1/2"], ("1/2", "0.5")),
@@ -69,3 +78,15 @@ def test_boxing_and_unboxing_gives_the_content_back(content):
 @given(st.integers(-(10**15), 10**15))
 def test_thousands_commas_leave_the_number_as_it_is(number):
     assert accepted_answers(f"therefore\n#### {number:,}") == (str(number),)
+
+
+@given(st.integers(1, 10**15 - 1), st.integers(0, 290))
+def test_a_float_is_the_number_that_its_file_says(digits, exponent):
+    """JSON and parquet hold 6.02e23; a double near it is another integer from 2**53 on."""
+    (answer,) = accepted_answers(json.loads(f"{digits}e{exponent}"))
+    assert int(answer) == digits * 10**exponent
+
+
+def test_a_response_with_the_number_of_the_file_is_right():
+    (gold,) = accepted_answers(json.loads('{"answer": 6.02e23}')["answer"])
+    assert grade(r"\boxed{6.02\times 10^{23}}", gold).correct
