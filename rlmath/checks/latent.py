@@ -9,6 +9,10 @@ from rlmath.model.spec import ModelSpec
 
 # Width of what vLLM keeps of a token and layer, which its kernel on a CPU has alone.
 CPU_WIDTH = 576
+ON_CPU_ALONE = (
+    "trains on CPU alone (cluster.device=cpu): Transformer Engine's layers of it have not been "
+    "compared with vLLM and transformers"
+)
 
 
 def latent_problems(
@@ -20,10 +24,7 @@ def latent_problems(
     what = "model.path: multi-head latent attention"
     trains = command != "evaluate"
     if trains and device is Device.cuda:
-        yield (
-            f"{what} trains on CPU alone (cluster.device=cpu): Transformer Engine's layers of it "
-            "have not been compared with vLLM and transformers"
-        )
+        yield f"{what} {ON_CPU_ALONE}"
     if trains and config.actor.lora.rank:
         yield f"{what} has no adapters; set actor.lora.rank=0"
     width = model.latent.kv_rank + model.latent.rotary_dim

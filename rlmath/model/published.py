@@ -70,6 +70,17 @@ _GLM = {
         (3, True, 2.5),
     ),
 }
+# With a token's experts, all experts, and the width of one.
+_DEEPSEEK = {"DeepSeek-V3": ((61, 7168, 18432, 128, 128, 129280, False, 163840), (8, 256, 2048))}
+_DEEPSEEK_ROPE = {
+    "type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 _ORDER = (
     "num_hidden_layers",
     "hidden_size",
@@ -104,6 +115,28 @@ def _glm(sizes: tuple[Any, ...], experts: tuple[int, int, int], more: tuple[Any,
     )
 
 
+def _deepseek(sizes: tuple[Any, ...], experts: tuple[int, int, int]) -> dict[str, Any]:
+    return _config(
+        "DeepseekV3ForCausalLM",
+        sizes,
+        q_lora_rank=1536,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        n_shared_experts=1,
+        first_k_dense_replace=3,
+        n_group=8,
+        topk_group=4,
+        routed_scaling_factor=2.5,
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
+        rope_theta=10000,
+        rope_scaling=_DEEPSEEK_ROPE,
+        **_experts(experts, "n_routed_experts"),
+    )
+
+
 KNOWN: dict[str, dict[str, Any]] = {
     **{name: _config("Qwen2ForCausalLM", sizes) for name, sizes in _QWEN2.items()},
     **{name: _config("Qwen3ForCausalLM", sizes, head_dim=128) for name, sizes in _QWEN3.items()},
@@ -123,6 +156,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     },
     **{name: _config("Phi3ForCausalLM", sizes) for name, sizes in _PHI.items()},
     **{name: _glm(*sizes) for name, sizes in _GLM.items()},
+    **{name: _deepseek(*sizes) for name, sizes in _DEEPSEEK.items()},
 }
 
 # Further versions of a known model: by their names, which one, and their positions.
@@ -161,6 +195,10 @@ VERSIONS: dict[str, tuple[str, int]] = {
     "Phi-4-reasoning-plus": ("phi-4", 32768),
     "GLM-4.5-Base": ("GLM-4.5", 131072),
     "GLM-4.5-Air-Base": ("GLM-4.5-Air", 131072),
+    **{
+        f"DeepSeek-{name}": ("DeepSeek-V3", 163840)
+        for name in ("V3-Base", "V3-0324", "R1", "R1-Zero", "R1-0528")
+    },
 }
 # Beginnings of names whose architecture is refused (``families.REFUSED``).
 _REFUSED = {

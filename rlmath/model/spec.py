@@ -139,6 +139,12 @@ class ModelSpec:
             return self.latent.rotary_dim
         return int(self.head_dim * self.partial_rotary)
 
+    @property
+    def value_width(self) -> int:
+        """Width of attention's output: of the values of all query heads."""
+        width = self.head_dim if self.latent is None else self.latent.value_dim
+        return self.heads * width
+
     def is_windowed(self, layer: int) -> bool:
         """Whether decoder layer ``layer`` (from 0) attends to its last tokens alone."""
         return self.sliding_window is not None and layer not in self.full_layers
@@ -188,7 +194,7 @@ class ModelSpec:
                 "kv_rank": one.kv_rank,
                 "kv_rank_and_rotary": one.kv_rank + one.rotary_dim,
                 "content_and_value": self.heads * (one.content_dim + one.value_dim),
-                "value": self.heads * one.value_dim,
+                "value": self.value_width,
             }
         return sizes[dimension]
 

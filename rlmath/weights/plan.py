@@ -23,6 +23,8 @@ from rlmath.weights.pieces import hf_shapes, local_tensor, share, walk
 
 # vLLM pads the vocabulary to a multiple of this before it shares it out.
 ENGINE_VOCAB_MULTIPLE = 64
+# Rows of matrices that engine ranks share by query heads.
+_OF_HEADS = ("query", "content_and_value")
 
 
 @dataclass(frozen=True)
@@ -226,12 +228,12 @@ def _engine_run(
         run = padded // tp
         length = min(run, rows - rank * run)
         return (0, rank * run, length) if length > 0 else None
-    if entry.rule is Rule.column:
-        # A norm over all heads, which every engine rank has whole.
+    if entry.rule is Rule.column and (len(dims) == 1 or dims[0] not in _OF_HEADS):
+        # A norm over all heads, or what gives latent vectors: every engine rank has it whole.
         return (0, 0, rows)
     if dims[0] == "key_value":
         return _engine_key_value(name, rank, spec, tp)
-    if dims[0] == "query":
+    if dims[0] in _OF_HEADS:
         share(f"{name}: query heads", spec.heads, tp)
     dim = 1 if entry.rule is Rule.row else 0
     run = share(f"{name}: {dims[dim]}", spec.size(dims[dim]), tp)

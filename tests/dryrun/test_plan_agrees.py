@@ -53,6 +53,8 @@ LONG = {
     "7B PP 2",
     "7B CP 2",
     "30B EP 4",
+    "DeepSeek-V3 TP 1",
+    "DeepSeek-V3 TP 2 x CP 2",
     "1.5B TP 1 without recomputation",
     "1.5B, LoRA on queries and values",
 }

@@ -16,10 +16,12 @@ arithmetic stands alone until it is measured on a GPU.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from rlmath.actor.head_rows import rows_per_chunk, rows_per_table, weight_rows_per_block
 from rlmath.model.families import QkNorm
+from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ SOFTMAX_ROWS = 2048
 FORWARD_TABLES, BACKWARD_TABLES = 2, 3
 
 
-def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
+def layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) -> float:
     """Activations that a layer keeps for its backward pass, per token of the micro-batch.
 
     Two bytes for each of: the inputs of both norms and their outputs (4 h); queries, keys and
@@ -42,32 +44,43 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     sequence (Korthikanti et al. 2022, eq. 4). A norm of queries and keys keeps its inputs as well.
     What ``local`` layers keep beyond that is in the module's docstring.
 
+    Of latent attention (Megatron's ``MLASelfAttention``): both latent vectors as they are gathered,
+    whole on each rank, and after their norms; queries and keys, each put together of two parts;
+    values; the output.
+
     Returns:
-        The mean over the model's layers, without what ``actor.recompute_modules`` drops.
+        The mean over the stage's layers, or the model's, without what ``actor.recompute_modules``
+        drops.
     """
-    parts = _module_bytes(spec, actor)
-    dropped = sum(_share(spec, name) * parts[name] for name in actor.recompute_modules)
-    return whole_layer_bytes(spec, actor) - dropped
+    parts, moe = _module_bytes(spec, actor), _moe_share(spec, actor.layout, stage)
+    dropped = sum(_share(moe, name) * parts[name] for name in actor.recompute_modules)
+    return whole_layer_bytes(spec, actor, stage) - dropped
 
 
-def whole_layer_bytes(spec: ModelSpec, actor: ActorShape) -> float:
+def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) -> float:
     """:func:`layer_bytes` of a layer of which nothing is recomputed."""
+    moe = _moe_share(spec, actor.layout, stage)
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    widths: float = 4 * spec.hidden + 3 * query + 3 * key
+    attention, gathered, rotated = 3 * query + 3 * key, 0, spec.head_dim
+    if spec.latent is not None:
+        one = spec.latent
+        attention = one.query_rank + one.kv_rank + 2 * query + 2 * spec.value_width
+        gathered, rotated = one.query_rank + one.kv_rank + one.rotary_dim, one.rotary_dim
+    widths: float = 4 * spec.hidden + attention
     if not _keeps_input(actor, "q_proj", "k_proj", "v_proj"):
         widths -= spec.hidden
     if not _keeps_input(actor, "gate_proj", "up_proj"):
-        widths -= spec.hidden * _share(spec, "mlp")
+        widths -= spec.hidden * _share(moe, "mlp")
     if spec.qk_norm is not QkNorm.none:
         widths += query + key
     # Cosines and sines of queries and of keys, in the model's type, on every tensor rank.
-    rotation = 10 * spec.head_dim if actor.layers == "local" else 0
+    rotation = 10 * rotated if actor.layers == "local" else 0
     parts = _module_bytes(spec, actor)
-    modules = sum(_share(spec, name) * parts[name] for name in ("core_attn", "mlp", "moe"))
+    modules = sum(_share(moe, name) * parts[name] for name in ("core_attn", "mlp", "moe"))
     if _norm_is_within(actor):
         # Counted with the feed-forward.
-        widths -= spec.hidden * _share(spec, "mlp")
-    return 2 * widths / actor.layout.tensor_parallel + rotation + modules
+        widths -= spec.hidden * _share(moe, "mlp")
+    return 2 * widths / actor.layout.tensor_parallel + 2 * gathered + rotation + modules
 
 
 def _keeps_input(actor: ActorShape, *targets: str) -> bool:
@@ -82,9 +95,15 @@ def _norm_is_within(actor: ActorShape) -> bool:
     return actor.layers != "local" and actor.lora is None
 
 
-def _share(spec: ModelSpec, module: str) -> float:
+@functools.cache
+def _moe_share(spec: ModelSpec, layout: Layout, stage: int | None) -> float:
+    """Of a stage's layers, or the model's, those that are MoE."""
+    layers = range(spec.layers) if stage is None else layout.stage_layers(spec.layers, stage)
+    return sum(map(spec.is_moe_layer, layers)) / len(layers) if layers else 0.0
+
+
+def _share(moe: float, module: str) -> float:
     """Of the layers, those that have it."""
-    moe = spec.moe_layers / spec.layers
     return {"core_attn": 1.0, "mlp": 1 - moe, "moe": moe, "shared_experts": moe}[module]
 
 
@@ -114,11 +133,16 @@ def _module_bytes(spec: ModelSpec, actor: ActorShape) -> dict[str, float]:
     }
 
 
-def feed_forward_width(spec: ModelSpec) -> int:
-    """Widest of what a token meets in one layer's feed-forward."""
-    moe_layers = spec.moe_layers
-    dense = spec.ffn if moe_layers < spec.layers else 0
-    return max(dense, spec.experts_per_token * spec.moe_ffn if moe_layers else 0)
+def feed_forward_width(spec: ModelSpec, moe: float | None = None) -> int:
+    """Widest of what a token meets in one layer's feed-forward.
+
+    Args:
+        moe: Of the layers, those that are MoE; ``None``: of all of the model's.
+    """
+    if moe is None:
+        moe = spec.moe_layers / spec.layers
+    dense = spec.ffn if moe < 1 else 0
+    return max(dense, spec.experts_per_token * spec.moe_ffn if moe else 0)
 
 
 def kept_bytes(spec: ModelSpec, actor: ActorShape, in_flight: float, stage: int) -> float:
@@ -136,7 +160,7 @@ def _recomputed(spec: ModelSpec, actor: ActorShape, stage: int) -> int:
 
 def _whole_layers_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> float:
     whole = actor.layout.stage_sizes(spec.layers)[stage] - _recomputed(spec, actor, stage)
-    return whole * actor.tokens * layer_bytes(spec, actor)
+    return whole * actor.tokens * layer_bytes(spec, actor, stage)
 
 
 def attention_masks_bytes(spec: ModelSpec, actor: ActorShape, longest_tokens: int) -> float:
@@ -221,7 +245,8 @@ def backward_bytes(
     Either everything is kept and the last layer begins, or the layers that are not recomputed are
     through and the first recomputed layer is there once more, with its gradients.
     """
-    width, tp = feed_forward_width(spec), actor.layout.tensor_parallel
+    moe, tp = _moe_share(spec, actor.layout, stage), actor.layout.tensor_parallel
+    width = feed_forward_width(spec, moe)
     local = actor.layers == "local"
     kept = kept_bytes(spec, actor, in_flight, stage)
     # Transformer Engine adds a matrix's gradient to the float32 buffer as it computes it.
@@ -231,7 +256,8 @@ def backward_bytes(
     hidden = 2 * spec.hidden
     # What is recomputed of the last layer is there once more.
     parts = _module_bytes(spec, actor)
-    again = max((parts[name] for name in actor.recompute_modules if name != "core_attn"), default=0)
+    modules = [one for one in actor.recompute_modules if one != "core_attn" and _share(moe, one)]
+    again = max((parts[name] for name in modules), default=0)
     begin = {
         "activations": kept,
         "backward of a layer": actor.tokens * (_products(local) * width / tp + hidden + again)
@@ -239,9 +265,9 @@ def backward_bytes(
     }
     if not actor.recompute_layers:
         return begin
-    again = whole_layer_bytes(spec, actor) + (6 * width + 2 * hidden) / tp + hidden
+    again = whole_layer_bytes(spec, actor, stage) + (6 * width + 2 * hidden) / tp + hidden
     # Copies of the tokens on their way to the experts and back, and their gradients.
-    again += 2 * hidden * spec.experts_per_token / tp if spec.experts else 0.0
+    again += 2 * hidden * spec.experts_per_token / tp if moe else 0.0
     recomputed = {
         "activations": kept - _whole_layers_bytes(spec, actor, stage),
         "backward of a layer": actor.tokens * again + 2 * matrix,
@@ -249,17 +275,31 @@ def backward_bytes(
     return max(begin, recomputed, key=lambda one: sum(one.values()))
 
 
-def forward_bytes(spec: ModelSpec, actor: ActorShape) -> float:
-    """The widest place of a forward pass that keeps nothing: the feed-forward.
+def forward_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) -> float:
+    """The widest place of a forward pass that keeps nothing: the feed-forward, or latent attention.
 
     Of an MoE: copies of the tokens on their way to the experts and back. ``local`` experts run one
     after the other; Transformer Engine's run at once, and so all have their gate, up and product.
     """
     local, tp = actor.layers == "local", actor.layout.tensor_parallel
-    dense = moe = 0.0
-    if spec.moe_layers < spec.layers:
+    attention = dense = moe = 0.0
+    if spec.latent is not None:
+        attention = _latent_forward_bytes(spec, tp)
+    share = _moe_share(spec, actor.layout, stage)
+    if share < 1:
         dense = (12 * spec.hidden + _products(local) * spec.ffn) / tp
-    if spec.experts:
+    if share:
         copies = 5 * spec.hidden if local else 4 * spec.hidden + 3 * spec.moe_ffn
         moe = (10 * spec.hidden + 2 * spec.experts_per_token * copies) / tp
-    return actor.tokens * max(dense, moe)
+    return actor.tokens * max(attention, dense, moe)
+
+
+def _latent_forward_bytes(spec: ModelSpec, tp: int) -> float:
+    """Of latent attention, per token, when keys are put together: queries as they come, their
+    rotated part and the whole of both; what keys and values come from, the keys and the values;
+    four of the hidden width around it, and the gathered vector of keys and values."""
+    assert spec.latent is not None
+    query, rotary = spec.heads * spec.head_dim, spec.latent.rotary_dim
+    widths = 4 * spec.hidden + 2 * query + spec.heads * rotary
+    widths += spec.size("content_and_value") + query + spec.value_width
+    return 2 * (widths / tp + spec.latent.kv_rank + rotary)

@@ -25,6 +25,8 @@ from rlmath.commands.plan.activations import (
 from rlmath.commands.plan.models import (
     adapter_sizes_of_rank,
     attention_matrices,
+    decoding_matrices,
+    down_matrices,
     expert_parameters_of_rank,
     feed_forward_matrices,
     is_last_stage,
@@ -267,7 +269,8 @@ def buffer_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
     The rotary table of each model in float32; with ``local`` layers the buffer that sequence
     parallelism gathers into.
     """
-    rotary = (2 if step.value_model else 1) * 4 * step.longest_tokens * spec.head_dim
+    width = spec.head_dim if spec.latent is None else spec.rotary_dim
+    rotary = (2 if step.value_model else 1) * 4 * step.longest_tokens * width
     gathered = actor.layout.tensor_parallel > 1 and actor.layers == "local"
     return rotary + (2 * actor.tokens * spec.hidden if gathered else 0)
 
@@ -323,7 +326,7 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
             whole=step.whole_logits,
         )
 
-    widest = max(forward_bytes(spec, actor), logits(backward=False))
+    widest = max(forward_bytes(spec, actor, stage), logits(backward=False))
     what = "logits" if widest == logits(backward=False) else "layer"
     forward = {what: widest}
     phases = [phase("state"), phase("log-probs", **forward)]
@@ -443,7 +446,8 @@ def _sync_peak(sizes: Sequence[int], bucket_bytes: int, several: bool) -> int:
 
 def largest_tensor_bytes(spec: ModelSpec) -> int:
     """Largest of the tensors that a weight sync sends."""
-    return 2 * spec.hidden * max(spec.vocab, spec.ffn, spec.heads * spec.head_dim)
+    query = spec.heads * spec.head_dim if spec.latent is None else spec.value_width
+    return 2 * spec.hidden * max(spec.vocab, spec.ffn, query)
 
 
 def checkpoint_bytes(
@@ -531,6 +535,9 @@ def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
 def engine_weights_bytes(spec: ModelSpec, tp: int, quantized: bool = False) -> float:
     """Weights of one rank of an engine, in bfloat16.
 
+    Of latent attention each rank has the matrices that give the latent vectors whole, and those
+    that decode twice.
+
     Args:
         quantized: The matrices of layers are in FP8, with a float32 scale for each row
             (``rollout.quantization``; dense models alone).
@@ -539,8 +546,9 @@ def engine_weights_bytes(spec: ModelSpec, tp: int, quantized: bool = False) -> f
     matrices = attention_matrices(spec) + feed_forward_matrices(spec)
     rows = (spec.heads + 2 * spec.kv_heads) * spec.head_dim + 2 * spec.ffn + 2 * spec.hidden
     saved = spec.layers * (matrices - 4 * rows) / tp if quantized else 0.0
+    more = spec.layers * (down_matrices(spec) * (1 - 1 / tp) + decoding_matrices(spec) / tp)
     return -saved + 2 * (
-        parameters_of_rank(spec, layout, 0) + expert_parameters_of_rank(spec, layout, 0)
+        parameters_of_rank(spec, layout, 0) + expert_parameters_of_rank(spec, layout, 0) + more
     )
 
 
@@ -561,10 +569,15 @@ def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int) -> float:
 def kv_bytes(spec: ModelSpec, tp: int, in_fp8: bool = False) -> float:
     """Keys and values of one token on one rank of an engine; ranks beyond the heads hold copies.
 
+    Of latent attention one vector for both and the rotated part of the keys, which every rank has
+    (DeepSeek-V2, arXiv:2405.04434, table 1).
+
     Args:
         in_fp8: ``rollout.kv_cache_dtype=fp8``.
     """
     element = 1 if in_fp8 else 2
+    if spec.latent is not None:
+        return element * spec.layers * (spec.latent.kv_rank + spec.latent.rotary_dim)
     return element * 2 * spec.layers * max(1.0, spec.kv_heads / tp) * spec.head_dim
 
 

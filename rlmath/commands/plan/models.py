@@ -62,16 +62,6 @@ def read_plan_model(arguments: argparse.Namespace, model: str | None) -> tuple[s
     return read_named_model(model)
 
 
-def _counted(spec: ModelSpec) -> ModelSpec:
-    """The same; raises ``UserError`` for attention whose memory and time are not counted."""
-    if spec.latent is not None:
-        raise UserError(
-            f"{spec.architecture}: rlmath plan does not count multi-head latent attention, whose "
-            "keys and values are one narrow vector for each token"
-        )
-    return spec
-
-
 def read_named_model(name: str) -> tuple[str, ModelSpec]:
     """Name or path, and spec, of a published model, a preset, a folder or its config.json.
 
@@ -82,7 +72,7 @@ def read_named_model(name: str) -> tuple[str, ModelSpec]:
     if path.name == "config.json":
         path = path.parent
     if path.is_dir():
-        return str(path), _counted(read_model_spec(path))
+        return str(path), read_model_spec(path)
     if name in options("model"):  # A file of conf/model says whose folder it is for.
         name = load([f"model={name}", "runner.run_dir=runs/plan"]).model.path
     known = published_name(name)
@@ -101,9 +91,31 @@ def read_named_model(name: str) -> tuple[str, ModelSpec]:
 
 def attention_matrices(spec: ModelSpec) -> int:
     """Weights of a layer's attention that tensor ranks share: matrices and their biases."""
+    if spec.latent is not None:
+        whole = down_matrices(spec)
+        query, latent = spec.heads * spec.head_dim, spec.latent
+        up = query * latent.query_rank + decoding_matrices(spec)
+        return whole + up + spec.value_width * spec.hidden
     query, both = spec.heads * spec.head_dim, 2 * spec.kv_heads * spec.head_dim
     bias = query + both if spec.qkv_bias else 0
     return spec.hidden * (query + both) + query * spec.hidden + bias
+
+
+def down_matrices(spec: ModelSpec) -> int:
+    """Of latent attention: weights of a layer that give the latent vectors, which an engine's ranks
+    have whole (``fused_qkv_a_proj`` in vLLM)."""
+    if spec.latent is None:
+        return 0
+    one = spec.latent
+    return spec.hidden * (one.query_rank + one.kv_rank + one.rotary_dim)
+
+
+def decoding_matrices(spec: ModelSpec) -> int:
+    """Of latent attention: weights of a layer that make keys and values of a latent vector, which
+    an engine's ranks have a second time for decoding (``W_UK_T`` and ``W_UV`` in vLLM)."""
+    if spec.latent is None:
+        return 0
+    return spec.size("content_and_value") * spec.latent.kv_rank
 
 
 def feed_forward_matrices(spec: ModelSpec) -> int:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from rlmath.checks.latent import ON_CPU_ALONE
 from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, most_tokens
 from rlmath.commands.plan.memory import ENGINE_STEP_TOKENS, GIB, usable_bytes
 from rlmath.commands.plan.plan_settings import overrides
@@ -118,6 +119,8 @@ def warnings(wish: Wish, best: Plan) -> list[str]:
             f"{wish.gpus} GPUs. algorithm.prompts_per_step={fewer} takes about a quarter of an "
             "hour; rollout.max_response_tokens is the other way"
         )
+    if wish.spec.latent is not None:
+        found.append(f"multi-head latent attention {ON_CPU_ALONE}; this is for comparison only")
     if not wish.gpu.runs:
         found.append(f"rlmath has no builds for {wish.gpu.name}; this is for comparison only")
     return found

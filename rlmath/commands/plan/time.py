@@ -101,7 +101,22 @@ def _attention_flops(spec: ModelSpec, sequence_tokens: float) -> float:
         windowed = window - window**2 / (2 * sequence_tokens)
         full = len(spec.full_layers) / spec.layers
         seen = full * seen + (1 - full) * windowed
-    return spec.layers * 2 * 2 * spec.heads * spec.head_dim * seen
+    return spec.layers * 2 * (spec.heads * spec.head_dim + spec.value_width) * seen
+
+
+def _decoding_flops(spec: ModelSpec, sequence_tokens: float) -> float:
+    """Operations per token that is sampled, where they differ from :func:`forward_flops`.
+
+    Latent attention decodes in the latent vectors' width: every head's scores and output are
+    products with the vector and the rotated part (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).
+    """
+    whole = forward_flops(spec, sequence_tokens)
+    if spec.latent is None:
+        return whole
+    one = spec.latent
+    width = spec.heads * (2 * one.kv_rank + one.rotary_dim)
+    usual = _attention_flops(spec, sequence_tokens)
+    return whole - usual + spec.layers * 2 * width * sequence_tokens / 2
 
 
 def _output_flops(spec: ModelSpec) -> int:
@@ -150,7 +165,8 @@ def actor_time_s(
     reduced = tokens * layers * ALL_REDUCES_PER_LAYER * 2 * spec.hidden
     tensor = ring * reduced / rate(tp)
     # Keys and values of the other context ranks; on the way back their gradients as well.
-    both = 2 * 2 * spec.kv_heads * spec.head_dim / tp
+    values = spec.value_width if spec.latent else spec.kv_heads * spec.head_dim
+    both = 2 * (spec.kv_heads * spec.head_dim + values) / tp
     context = (cp - 1) * tokens * layers * both / rate(tp * cp)
     # Each token goes to its experts and back.
     sent = tokens / tp * spec.experts_per_token * 2 * 2 * spec.hidden
@@ -237,7 +253,7 @@ def decoding(
     def step_s(count: float, context: float) -> float:
         read = weights + count * context * kept
         memory = read / (gpu.memory_gb_per_s * 1e9 * efficiency.decode_bandwidth)
-        flops = count * forward_flops(spec, 2 * context)
+        flops = count * _decoding_flops(spec, 2 * context)
         arithmetic = flops / (tp * gpu.peak_tflops * 1e12 * efficiency.mfu)
         latency = efficiency.all_reduce_s * ALL_REDUCES_PER_LAYER * spec.layers if tp > 1 else 0.0
         return max(memory, arithmetic) + latency + efficiency.decode_step_s

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config
+import torch.nn.attention.varlen
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -32,6 +33,8 @@ class CudaIsMeta(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.device:
+            if args and isinstance(args[0], int):
+                return META
             return _mapped(func(*args, **kwargs))
         if func is torch.tensor:
             args = (_numbers(args[0]), *args[1:])
@@ -157,6 +160,8 @@ def install() -> None:
     cuda.is_initialized = lambda: True
     cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *_, **__: None
     torch.compile = _not_compiled  # type: ignore[assignment]
+    varlen: Any = torch.nn.attention.varlen
+    varlen.varlen_attn = kernels.varlen_attention(varlen.varlen_attn)
     # A mask by which rows are taken takes them all.
     torch.fx.experimental._config.meta_nonzero_assume_all_nonzero = True
     import megatron.core.tensor_parallel.random as random

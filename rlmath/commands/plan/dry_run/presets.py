@@ -93,6 +93,11 @@ def layout_cases() -> list[Case]:
         layers = 4 if model in MOE else 8
         return Case(name, (f"model={model}", *_LONG, *cluster, *more), layers)
 
+    def latent(name: str, layers: int, *more: str) -> Case:
+        cluster = ("cluster=gpu16x8", "cluster.nodes=16", "actor.expert_parallel=64")
+        settings = ("model.path=DeepSeek-V3", *_LONG, *cluster, "actor.recompute=none", *more)
+        return Case(name, settings, layers)
+
     small = ("data.max_prompt_tokens=1024", "rollout.max_response_tokens=7168")
     budget = "actor.max_tokens_per_microbatch=8192"
     return [
@@ -124,6 +129,25 @@ def layout_cases() -> list[Case]:
             *small,
             budget,
         ),
+        # Three dense layers on one stage, and three MoE ones on the other.
+        latent(
+            "DeepSeek-V3 TP 4 x PP 2",
+            6,
+            "actor.tensor_parallel=4",
+            "actor.pipeline_parallel=2",
+            "data.max_prompt_tokens=1024",
+            "rollout.max_response_tokens=31744",
+            "actor.max_tokens_per_microbatch=32768",
+        ),
+        latent(
+            "DeepSeek-V3 TP 2 x CP 2",
+            4,
+            "actor.tensor_parallel=2",
+            "actor.context_parallel=2",
+            *small,
+            budget,
+        ),
+        latent("DeepSeek-V3 TP 1", 4, "actor.tensor_parallel=1", *small, budget),
         case("1.5B tied PP 2", "qwen2.5_1.5b", 1, "actor.pipeline_parallel=2", *small, budget),
         case("7B CP 2", "r1_distill_qwen_7b", 16, "actor.context_parallel=2"),
         case(

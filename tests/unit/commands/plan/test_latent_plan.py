@@ -1,0 +1,126 @@
+"""What multi-head latent attention takes, against counts by hand of DeepSeek-V3."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from rlmath.cli import main
+from rlmath.commands.plan.memory import (
+    ActorShape,
+    engine_weights_bytes,
+    kv_bytes,
+    largest_tensor_bytes,
+)
+from rlmath.commands.plan.models import attention_matrices, parameters_of_rank
+from rlmath.commands.plan.time import _decoding_flops, forward_flops
+from rlmath.model.parallel import Layout
+from rlmath.model.published import KNOWN
+from rlmath.model.spec import model_spec
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.plan import SourceRank, plan_weights
+from tests.unit.model.test_spec import DEEPSEEK_V3
+
+SPEC = model_spec(KNOWN["DeepSeek-V3"])
+HEADS, LAYERS, HIDDEN = 128, 61, 7168
+
+
+def test_the_known_model_is_the_published_one() -> None:
+    assert model_spec(DEEPSEEK_V3) == SPEC
+
+
+def test_a_layers_matrices_are_those_of_the_weight_table() -> None:
+    shapes = hf_shapes(SPEC)
+    of_layer = [s for n, s in shapes.items() if n.startswith("model.layers.9.self_attn.")]
+    matrices = sum(math.prod(size) for size in of_layer if len(size) == 2)
+    assert attention_matrices(SPEC) == matrices
+    assert largest_tensor_bytes(SPEC) == 2 * max(map(math.prod, shapes.values()))
+
+
+def test_engines_keep_one_vector_of_a_token_on_every_rank() -> None:
+    """576 numbers a layer: the paper's 70 KB a token, whatever the number of ranks."""
+    assert kv_bytes(SPEC, 1) == kv_bytes(SPEC, 8) == LAYERS * 576 * 2 == 70_272
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_an_engines_rank_has_down_matrices_whole_and_decodes_with_copies(ranks: int) -> None:
+    down = HIDDEN * (1536 + 512 + 64)
+    twice = 512 * HEADS * (128 + 128) / ranks
+    dense = parameters_of_rank(SPEC, Layout(ranks), 0) + LAYERS * (down - down / ranks + twice)
+    experts = 58 * 256 * 3 * HIDDEN * 2048 / ranks
+    assert engine_weights_bytes(SPEC, ranks) == pytest.approx(2 * (dense + experts))
+
+
+def test_reading_and_decoding_have_the_operations_of_their_widths() -> None:
+    context = 8192
+    per_layer = 2 * HEADS * ((128 + 64) + 128) * context / 2
+    without = forward_flops(SPEC, 0)
+    assert forward_flops(SPEC, context) - without == pytest.approx(LAYERS * per_layer)
+    # Scores over 512 + 64 numbers and sums of 512, of each head.
+    absorbed = 2 * HEADS * (512 + 64 + 512) * context / 2
+    assert _decoding_flops(SPEC, context) - without == pytest.approx(LAYERS * absorbed)
+
+
+@pytest.mark.parametrize(("tp", "pp", "ep"), [(1, 1, 8), (8, 2, 8)])
+def test_a_rank_holds_and_an_engine_keeps_what_the_weight_plan_says(
+    tp: int, pp: int, ep: int
+) -> None:
+    """Of a model of as few layers as show all."""
+    few = model_spec(
+        KNOWN["DeepSeek-V3"] | {"num_hidden_layers": 4, "n_routed_experts": 8, "n_group": 4}
+    )
+    layout = Layout(tp, pp, expert_parallel=ep)
+    plan = plan_weights(few, layout, Layout(4), 512.0, torch.bfloat16)
+    gathers = [op for bucket in plan.buckets for op in bucket.gathers]
+    kept = [op for bucket in plan.buckets for op in bucket.loads if op.rank == 3]
+    experts = {name for name in hf_shapes(few) if ".experts." in name}
+    for stage in range(pp):
+        rank = SourceRank(pp=stage, tp=0, ep=0)
+        given = sum(op.num_bytes for op in gathers if op.rank == rank and op.tensor not in experts)
+        # And in float32 what its routers choose by, which are no parameters.
+        assert given == 2 * parameters_of_rank(few, layout, stage) + 2 * 8 * _moe(
+            few, layout, stage
+        )
+    of_third = {
+        op.tensor: (op.dim, op.start, op.length) for op in kept if ".layers.3." in op.tensor
+    }
+    name = "model.layers.3.self_attn."
+    assert of_third[f"{name}q_a_proj.weight"] == (0, 0, 1536)
+    assert of_third[f"{name}kv_a_proj_with_mqa.weight"] == (0, 0, 576)
+    assert of_third[f"{name}q_b_proj.weight"] == (0, 3 * 32 * 192, 32 * 192)
+    assert of_third[f"{name}kv_b_proj.weight"] == (0, 3 * 32 * 256, 32 * 256)
+    assert of_third[f"{name}o_proj.weight"] == (1, 3 * 32 * 128, 32 * 128)
+
+
+def _moe(spec: object, layout: Layout, stage: int) -> int:
+    return sum(layer >= 3 for layer in layout.stage_layers(4, stage))
+
+
+def test_the_command_plans_it_and_says_that_it_cannot_be_trained_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An engine of 16 GPUs, as 1.3 TB do not fit on eight."""
+    cluster = ["cluster.nodes=16", "cluster.gpus_per_node=16"]
+    layout = ["actor.tensor_parallel=8", "actor.pipeline_parallel=16", "actor.expert_parallel=16"]
+    words = ["plan", "layout", "model.path=deepseek-ai/DeepSeek-R1-0528", *cluster, *layout]
+    assert main([*words, "--gpu", "b200", "actor.recompute=full", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"] == 671_026_419_200
+    assert any("trains on CPU alone" in warning for warning in found["warnings"])
+    assert found["plans"][0]["engine_tensor_parallel"] == 16
+
+
+def test_its_actor_has_activations_of_its_stage() -> None:
+    """The first of eight stages has three dense layers, which keep less than those with experts."""
+    from rlmath.commands.plan.activations import layer_bytes
+
+    actor = ActorShape(Layout(8, 8, expert_parallel=8), 0, 8192)
+    first, second, mean = (layer_bytes(SPEC, actor, stage) for stage in (0, 1, None))
+    assert first < mean < second
+    widths = 1536 + 512 + 2 * HEADS * 192 + 2 * HEADS * 128
+    experts = 8 * (HIDDEN + 3 * 2048) * 2 + 8 * 256 + 2 * 3 * 2048
+    by_hand = 2 * (4 * HIDDEN + widths) + 4 * HEADS + experts
+    assert second == pytest.approx(by_hand / 8 + 2 * (1536 + 512 + 64))
