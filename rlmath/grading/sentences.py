@@ -21,6 +21,7 @@ _CLAUSE = re.compile(
 _CONTRAST = re.compile(
     r"(?<!\btimes),? \b(?:because|since|which|where|so|as|rather than|instead of|"
     r"as opposed to|unlike)\b"
+    r"|,? (?:whereas|while) (?=\$?\d)"
     r"|[;,]? (?:and |but )?not (?=[-$\\(\d])|(?<=[^(]) \((?=[^()]*[a-z]{2})",
     re.IGNORECASE,
 )
@@ -93,7 +94,8 @@ _OPTION_CJK = re.compile(r"(?:故选|应选|选择|答案选|选|正解は|答�
 _DENIAL = re.compile(
     r"\b(?:not|no|never|cannot|neither|nor|either|or|but|ruled?|rules|except|wrong|incorrect|false|maybe|perhaps|"
     r"possibly|might|could|may|eliminat\w+|exclud\w+|reject\w*|rule|unlike|unlikely|doubtful|guess|unless|if|but|than|fail(?:s|ed)?|"
-    r"contradict\w*|violat\w*|invalid|impossible|discard\w*|dismiss\w*|trap|distractor|decoy)\b|n't|不|非|错|ではな|じゃな|或|以外|\?|？",
+    r"contradict\w*|violat\w*|invalid|impossible|discard\w*|dismiss\w*|trap|distractor"
+    r"|decoy|is out)\b|n't|不|非|错|ではな|じゃな|或|以外|\?|？",
     re.IGNORECASE,
 )
 _ANY_LETTER = re.compile(r"([A-HJ]|I(?!\s+[a-z]))(?<![A-Za-z'].)(?![A-Za-z'])")

@@ -251,6 +251,7 @@ def test_a_conclusion_that_states_no_other_value_replaces_nothing(
         "Compute \\].  only when n = 5.",
         "It would be wrong to say \\].  which gives 5 apples.",
         "I doubt that \\].  which gives 5, so.",
+        "I doubt that \\end{equation}.  we get 5 ways",
         "I doubt that \\]\n the answer is 5.",
         "Many people say $$.  n = 5.",
     ],
@@ -298,7 +299,9 @@ def test_a_false_chain_or_a_sign_of_inequality_states_no_value(
     assert not grader.grade_one(f"\\boxed{{{answer}}}", gold).correct
 
 
-@pytest.mark.parametrize("verb", ["fails", "is impossible", "contradicts the facts", "is a trap"])
+@pytest.mark.parametrize(
+    "verb", ["fails", "is impossible", "contradicts the facts", "is a trap", "is out"]
+)
 def test_an_option_that_fails_is_not_chosen(verb: str, grader: MathGrader) -> None:
     response = f"So option **C** {verb}."
     assert not grader.grade_one(response, "C", task="multiple_choice").correct
@@ -330,6 +333,7 @@ def test_an_option_that_fails_is_not_chosen(verb: str, grader: MathGrader) -> No
         "The answer is 5. I hope this helps.",
         "The answer is 5. You could also use induction.",
         "The answer is 5. I checked it by hand.",
+        "Thus the answer is 5, whereas 6 would be too many.",
         "$|z| = 5$",
     ],
 )
