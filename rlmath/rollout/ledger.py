@@ -8,20 +8,25 @@
 A group is admitted once and ends once: ``trained`` (given to the update of that step), ``filtered``
 (dropped by ``algorithm.filter``) or ``failed`` (nothing could score it). Until then it is live,
 and each step that leaves it live says ``carried_over``. A run that continues after an earlier step
-says ``resumed``, which makes the events of later steps void. What a run holds is a fold over these
-lines.
+says ``resumed``, which makes the events of later steps void, and after step 0 all events. What a
+run holds is a fold over these lines.
+
+The lines are on the disk before a checkpoint counts on them. A file that ends earlier all the same
+costs no run: ``lost`` ends the groups of which only lines that are gone said how they ended.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rlmath.checkpoint.manifest import sync
 from rlmath.errors import UserError
 from rlmath.monitor.files import to_json
 
@@ -35,10 +40,11 @@ class Event(StrEnum):
     filtered = "filtered"
     failed = "failed"
     carried_over = "carried_over"
+    lost = "lost"
     resumed = "resumed"
 
 
-ENDS = (Event.trained, Event.filtered, Event.failed)
+ENDS = (Event.trained, Event.filtered, Event.failed, Event.lost)
 
 
 class LedgerError(UserError):
@@ -50,6 +56,7 @@ class Balance:
     """What the events of a run add up to.
 
     Attributes:
+        events: How many.
         admitted: Groups that were admitted.
         ended: Groups by how they ended.
         live: Ordinals of those that were admitted and have not ended.
@@ -57,6 +64,7 @@ class Balance:
         step: Of the last event.
     """
 
+    events: int = 0
     admitted: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     live: set[int] = field(default_factory=set)
@@ -85,6 +93,7 @@ class Balance:
         elif kind in ENDS:
             self.live.remove(group)
             self.ended[kind] += 1
+        self.events += 1
 
 
 class Ledger:
@@ -92,21 +101,20 @@ class Ledger:
 
     Args:
         path: Of the file; ``None``: kept in memory alone.
-        after_step: What is there of later steps is void; 0 before a new run.
+        after_step: What is there of later steps is void; 0 before a new run, where all is.
     """
 
     def __init__(self, path: Path | None = None, after_step: int = 0) -> None:
-        self._path = path
+        self._path, self._after_step = path, after_step
         self.balance = Balance()
         if path is None or not path.is_file():
             return
-        _drop_torn_line(path)
-        last = 0
-        for event in events(path):
-            last = event["step"]
-            if last <= after_step:
-                self.balance.add(event)
-        if last > after_step:
+        _drop_damaged_end(path)
+        found = events(path)
+        kept = _in_force(found, after_step)
+        for event in kept:
+            self.balance.add(event)
+        if len(kept) < len(found):
             self._append([{"step": after_step, "event": Event.resumed}])
 
     def write(self, step: int, lines: Iterable[dict[str, Any]]) -> None:
@@ -124,21 +132,44 @@ class Ledger:
             self.balance.add(event)
         self._append(events)
 
-    def adopt(self, step: int, groups: Mapping[int, str]) -> None:
-        """Take over live groups of a checkpoint that another run, or an earlier version, made.
+    def adopt(self, groups: Mapping[int, str], events: int | None) -> None:
+        """Take over the live groups of a checkpoint that counts on more lines than there are:
+        another run made it, or an earlier version, or the end of the file was lost.
 
         Args:
-            step: Of the checkpoint.
             groups: Problem ids by ordinal.
+            events: Those that the checkpoint counts on; ``None``: an earlier version made it.
         """
-        if not self.balance.admitted:
-            self.write(
-                step,
-                [
-                    {"event": Event.admitted, "group": ordinal, "problem": problem}
-                    for ordinal, problem in sorted(groups.items())
-                ],
+        known = self.balance.events
+        if self.balance.live == groups.keys() if events is None else known >= events:
+            return
+        if any(one < self.balance.next_ordinal for one in groups.keys() - self.balance.live):
+            # What is there is of other groups.
+            self._append([{"step": 0, "event": Event.resumed}])
+            self.balance = Balance()
+        lost = sorted(self.balance.live - groups.keys())
+        if self._path is not None and self._after_step:
+            counted = "" if events is None else f" of the {events} that the checkpoint counts"
+            print(
+                f"warning: {self._path} ends before the checkpoint of step {self._after_step}: it "
+                f"has {known} events{counted}. Lines may be lost when a machine crashes. The run "
+                "resumes with the groups of the checkpoint; the ledger does not say what became of "
+                "the others since its last line" + _named("recorded as lost", lost),
+                file=sys.stderr,
+                flush=True,
             )
+        lines: list[dict[str, Any]] = [{"event": Event.lost, "group": one} for one in lost]
+        lines += [
+            {"event": Event.admitted, "group": one, "problem": groups[one]}
+            for one in sorted(groups.keys() - self.balance.live)
+        ]
+        self.write(self._after_step, lines)
+
+    def sync(self) -> None:
+        """Have the disk hold what is written: before a checkpoint that counts on it."""
+        if self._path is not None and self._path.is_file():
+            sync(self._path)
+            sync(self._path.parent)
 
     def check(self, step: int, live: Collection[int]) -> None:
         """Conservation: every group that was admitted has ended or is live.
@@ -172,20 +203,40 @@ class Ledger:
 def events(path: Path) -> list[dict[str, Any]]:
     """The events of a ledger that are in force, in their order."""
     found: list[dict[str, Any]] = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            break  # A process was ended while it wrote it.
-        event = json.loads(line)
+    for event, _ in _lines(path):
         if event["event"] == Event.resumed:
-            found = [one for one in found if one["step"] <= event["step"]]
+            found = _in_force(found, event["step"])
         else:
             found.append(event)
     return found
 
 
-def _drop_torn_line(path: Path) -> None:
+def _in_force(events: Iterable[dict[str, Any]], after_step: int) -> list[dict[str, Any]]:
+    """What counts of a ledger for a run that continues after a step; a new one counts on none."""
+    return [event for event in events if after_step and event["step"] <= after_step]
+
+
+def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The lines up to the first that is damaged, each with the place where it ends.
+
+    A process that was ended while it wrote leaves half a line, and a machine that crashes zeros.
+    """
+    end = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            event = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            return
+        end += len(line)
+        yield event, end
+
+
+def _drop_damaged_end(path: Path) -> None:
+    end = max((end for _, end in _lines(path)), default=0)
     with path.open("r+b") as file:
-        file.truncate(file.read().rfind(b"\n") + 1)
+        file.truncate(end)
 
 
 def _named(what: str, groups: Collection[int]) -> str:

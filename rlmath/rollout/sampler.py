@@ -404,6 +404,7 @@ class Sampler:
             "lengths": [list(self._lengths.finished), list(self._lengths.trained)],
             "live_target": self._live_target,
             "tally": self._groups.tally(),
+            "ledger_events": self.ledger.balance.events,
         }
         # Groups and samples do not change, only what holds them.
         kept = sorted(self._groups.carried_over, key=lambda pair: pair[0])
@@ -411,6 +412,7 @@ class Sampler:
         live = [group.copy() for group in self._live.values()]
 
         def encode() -> dict[str, Any]:
+            self.ledger.sync()  # No resume without the events that the state counts.
             return plain | {
                 "carried_over": [[order, group_to_state(group)] for order, group in kept],
                 "live": [group.to_state() for group in live],
@@ -452,7 +454,7 @@ class Sampler:
         }
         held = {ordinal: group.problem.id for ordinal, group in carried_over}
         held |= {ordinal: group.problem.id for ordinal, group in self._live.items()}
-        self.ledger.adopt(self.ledger.balance.step, held)
+        self.ledger.adopt(held, state.get("ledger_events"))
         self.ledger.check(self.ledger.balance.step, held)
 
     def _problem(self, id_: str) -> Problem:

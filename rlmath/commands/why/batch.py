@@ -158,9 +158,10 @@ def trained_in(
     path = run_dir / LEDGER_FILE
     if row.get("dropped") is not None:
         return None
+    by_digests = details is None or _key(row) in details["keys"].get("sequences", [])
+    without_ledger = int(row["step"]) if by_digests else None
     if not path.is_file():
-        known = details is None or _key(row) in details["keys"].get("sequences", [])
-        return int(row["step"]) if known else None
+        return without_ledger
     who = row["problem_id"], group[0].get("seed")
     ordinals: set[int] = set()
     for event in events(path):
@@ -169,7 +170,9 @@ def trained_in(
                 ordinals.add(event["group"])
         elif event["event"] == Event.trained and event["group"] in ordinals:
             return int(event["step"])
-    return None
+        elif event["event"] == Event.lost and event["group"] in ordinals:
+            return without_ledger
+    return None if ordinals else without_ledger
 
 
 def _not_there(address: Address, rows: Mapping[str, Row], group: Sequence[Row]) -> str:

@@ -205,6 +205,8 @@ def test_a_dropped_group_and_one_that_is_carried_over(tmp_path: Path, capsys: An
     assert "none yet: the group is carried over, and no step up to 2" in carried
     assert "Weight in the loss" not in carried
     assert "trained on it" not in why(run.folder, "1/train.jsonl:10/0", capsys)
+    # What a ledger does not say that was cut off by a crash, digests do.
+    assert "bit by bit" in why(run.folder, "2/train.jsonl:20/0", capsys)
     ledger.write(2, event(Event.trained, 1))
     carried = why(run.folder, "1/train.jsonl:11/0", capsys)
     assert "the group was carried over: step 2 trained on it" in carried

@@ -1,0 +1,166 @@
+"""A ledger that is not as the checkpoint left it: cut off by a crash, of another run, or gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmath.checkpoint import CheckpointStore
+from rlmath.rollout.collect import Collector
+from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
+from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.training.checkpointing import Saver
+from tests.unit.rollout.stand_ins import (
+    Engines,
+    anywhere,
+    sampler_of,
+    through_a_checkpoint,
+)
+
+SETTINGS = ("rollout.schedule=carry_over", "rollout.carry_over_tokens=8", "rollout.max_lag=3")
+
+
+def sample(sampler: Sampler, step: int, collector: Collector) -> Sampled:
+    engines: Any = Engines(step, step - 1, 0.9)
+    return sampler.sample(step, engines, collector, contextlib.nullcontext)
+
+
+def two_steps(folder: Path, collector: Collector) -> tuple[Path, dict[str, Any]]:
+    """The ledger of a run's first two steps, and the sampler's state after them."""
+    sampler = sampler_of(*SETTINGS, ledger=Ledger(folder / LEDGER_FILE))
+    for step in (1, 2):
+        sample(sampler, step, collector)
+    return folder / LEDGER_FILE, through_a_checkpoint(sampler, folder)
+
+
+def resumed(path: Path, state: dict[str, Any], after_step: int = 2) -> Sampler:
+    sampler = sampler_of(*SETTINGS, ledger=Ledger(path, after_step))
+    sampler.load_state_dict(state)
+    return sampler
+
+
+def test_a_run_resumes_without_the_ledgers_last_lines(
+    collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path, state = two_steps(tmp_path, collector)
+    whole = path.read_bytes()
+    straight = resumed(path, state)
+    expected = [anywhere(sample(straight, step, collector)) for step in (3, 4)]
+    assert not capsys.readouterr().err
+    ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
+    lost = 0
+    for end in (0, ends[0], ends[len(ends) // 3], ends[-9], ends[-2], ends[-1] - 20):
+        for rest in (b"", bytes(100)):  # A crash leaves zeros where data did not reach the disk.
+            path.write_bytes(whole[:end] + rest)
+            sampler = resumed(path, state)
+            assert f"of the {state['ledger_events']} that the checkpoint" in capsys.readouterr().err
+            assert [anywhere(sample(sampler, step, collector)) for step in (3, 4)] == expected
+            # It is a ledger like any other from then on.
+            assert Ledger(path, 4).balance == sampler.ledger.balance
+            lost += sampler.ledger.balance.ended[Event.lost]
+            resumed(path, through_a_checkpoint(sampler, tmp_path), 4)
+            assert not capsys.readouterr().err
+    assert lost
+    path.unlink()
+    resumed(path, state)
+    assert "it has 0 events" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_an_earlier_version_resumes_too(
+    collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path, state = two_steps(tmp_path, collector)
+    del state["ledger_events"]
+    resumed(path, state)
+    assert not capsys.readouterr().err
+    path.write_bytes(path.read_bytes()[:-900])
+    sample(resumed(path, state), 3, collector)
+    assert "ends before the checkpoint of step 2" in capsys.readouterr().err
+
+
+def test_a_group_that_is_missing_in_a_complete_ledger_is_an_error(
+    collector: Collector, tmp_path: Path
+) -> None:
+    path, state = two_steps(tmp_path, collector)
+    lost = state["live"].pop()["ordinal"]
+    with pytest.raises(LedgerError, match=rf"lost: \[{lost}\]"):
+        resumed(path, state)
+
+
+def test_a_new_run_counts_on_nothing_of_an_earlier_one(
+    collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A run began here from another run's checkpoint; then one starts over, and one begins from a
+    checkpoint again."""
+    (tmp_path / "other").mkdir()
+    _, state = two_steps(tmp_path / "other", collector)
+    path = tmp_path / LEDGER_FILE
+    held = resumed(path, state, 0).ledger.balance.live
+    assert held and {event["step"] for event in events(path)} == {0}
+    again = resumed(path, state, 0)
+    assert again.ledger.balance.live == held == {event["group"] for event in events(path)}
+    sample(again, 3, collector)
+    new = sampler_of(*SETTINGS, ledger=Ledger(path, 0))
+    sample(new, 1, collector)
+    assert Ledger(path, 1).balance == new.ledger.balance
+    assert not capsys.readouterr().err
+
+
+def test_a_ledger_of_other_groups_is_void(
+    collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path, state = two_steps(tmp_path, collector)
+    path.unlink()
+    other = Ledger(path)
+    admitted = [{"event": Event.admitted, "group": one, "problem": "d:0"} for one in range(90)]
+    other.write(1, [*admitted, *({"event": Event.trained, "group": one} for one in range(90))])
+    state["ledger_events"] = 1000
+    sampler = resumed(path, state)
+    sample(sampler, 3, collector)
+    assert Ledger(path, 3).balance == sampler.ledger.balance
+    assert "it has 180 events of the 1000" in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_there_after_the_lines_that_it_counts_are_on_the_disk(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / LEDGER_FILE
+    on_disk: dict[int, int] = {}
+    fsync, rename = os.fsync, Path.rename
+    renamed = []
+
+    def noted_fsync(handle: int) -> None:
+        fsync(handle)
+        on_disk[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+
+    def noted_rename(self: Path, target: Path) -> Path:
+        if self.suffix == ".partial":
+            assert on_disk.get(path.stat().st_ino) == path.stat().st_size
+            assert tmp_path.stat().st_ino in on_disk, "nor is the file's name lost"
+            renamed.append(target.name)
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    ranks: Any = SimpleNamespace(
+        changed=False,
+        save_checkpoint=lambda folder: (folder / "tensors").write_bytes(b"1"),
+        begin_checkpoint=lambda folder: (folder / "tensors").write_bytes(b"1"),
+        checkpoint_written=lambda: True,
+        finish_checkpoint=lambda: None,
+    )
+    sampler = sampler_of(*SETTINGS, ledger=Ledger(path))
+    store = CheckpointStore(tmp_path / "checkpoints", keep=1)
+    for step, in_background in ((1, False), (2, True)):
+        saver = Saver(store, ranks, {"sampler": sampler}, in_background)
+        sample(sampler, step, collector)
+        saver.step_done(step, {})
+        saver.save()
+        saver.finish()
+        saver.close()
+    assert renamed == ["step_000001", "step_000002"]
