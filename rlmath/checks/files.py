@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
+import functools
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 from rlmath.checkpoint import checkpoint_bytes, held_bytes
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.checks.benchmarks import data_of
-from rlmath.checks.data_rows import peek_rows
+from rlmath.checks.data_rows import PEEKED_ROWS, rows_of
 from rlmath.checks.layout import GIB
 from rlmath.checks.machine import Machine, existing_parent
 from rlmath.checks.weight_files import folder_problems
@@ -23,7 +24,10 @@ from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.lora import adapters_of
 from rlmath.config.placeholders import unfilled_part
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
-from rlmath.errors import ConfigError, ModelError, UserError
+from rlmath.data.files import MalformedRowError, Row
+from rlmath.data.prompts import chat_messages
+from rlmath.data.rows import Target, answers_in, no_such_field, read_value, responses_in
+from rlmath.errors import ModelError, UserError
 from rlmath.model.folder import TINY, has_chat_template
 from rlmath.model.hub import is_hub_model
 from rlmath.model.lora import adapter_parameters
@@ -79,9 +83,7 @@ def data_files(config: Config, command: str) -> Iterator[str]:
     if command == "sft":
         yield from _given("sft.train_paths", sft.train_paths, "worked examples")
         for path in dict.fromkeys(sft.train_paths):
-            yield from _data_file(
-                data, "sft.train_paths", path, "sft.response_key", sft.response_key
-            )
+            yield from _data_file(data, "sft.train_paths", path, responses_in(sft.response_key))
         return
     if command == "train":
         yield from _given("data.train_paths", data.train_paths, "problems")
@@ -93,20 +95,14 @@ def data_files(config: Config, command: str) -> Iterator[str]:
         if any(not 0 < weight < math.inf for weight in data.train_weights):
             yield f"data.train_weights={data.train_weights}: each has to be more than 0 and finite"
         for path in dict.fromkeys(data.train_paths):
-            yield from _data_file(
-                data, "data.train_paths", path, "data.answer_key", data.answer_key
-            )
+            yield from _data_file(data, "data.train_paths", path, answers_in(data.answer_key))
     elif not config.eval.benchmarks:
         yield from _given("data.eval_paths", data.eval_paths, "problems")
     for benchmark in benchmarks_of(config):
+        section = "data" if benchmark.name == HELD_OUT else benchmark.key
+        target = answers_in(benchmark.data.answer_key, f"{section}.answer_key")
         for path in benchmark.paths:
-            for problem in _data_file(
-                benchmark.data,
-                benchmark.key,
-                path,
-                "data.answer_key" if benchmark.name == HELD_OUT else f"{benchmark.key}.answer_key",
-                benchmark.data.answer_key,
-            ):
+            for problem in _data_file(benchmark.data, benchmark.key, path, target):
                 yield problem + data_of(config, benchmark) * (not Path(path).is_file())
 
 
@@ -126,62 +122,57 @@ def _given(key: str, paths: list[str], what: str) -> Iterator[str]:
             yield f"{key}: {path} is given {paths.count(path)} times; give it once"
 
 
-def _data_file(
-    data: DataConfig, key: str, path: str, answer_setting: str, answer_key: str
-) -> Iterator[str]:
-    if is_hub(path):
-        try:
-            parts_of(path)
-        except UserError as error:
-            yield f"{key}: {error}"
-        return  # Its rows are looked at when it is fetched, at the start of the run.
+def _data_file(data: DataConfig, key: str, path: str, target: Target) -> Iterator[str]:
     try:
-        rows = peek_rows(path)
-    except ConfigError as error:
+        if is_hub(path):
+            parts_of(path)  # Its rows are looked at when it is fetched, at the start of the run.
+        else:
+            yield from first_problem(data, path, target)
+    except UserError as error:
         yield f"{key}: {error}"
-        return
-    yield from first_problem(data, rows, answer_setting, answer_key)
 
 
-def first_problem(
-    data: DataConfig, rows: list[tuple[str, Any]], answer_setting: str, answer_key: str
-) -> Iterator[str]:
-    """What is wrong with the first rows of a file, by their places; of several the first."""
+def first_problem(data: DataConfig, path: str, target: Target) -> Iterator[str]:
+    """What is wrong with the first rows of a file, by their places; of several the first.
+
+    With ``malformed_rows=skip`` a malformed row is left out when the run reads it. Rows are then
+    read up to the first that can be used: a file without any is refused.
+
+    Raises:
+        UserError: The file is missing, empty, of another kind, or cannot be read.
+    """
     skip = data.malformed_rows is MalformedRow.skip
-    problems = [_row_problem(data, where, row, answer_setting, answer_key) for where, row in rows]
-    found = [problem for problem in problems if problem]
-    # With malformed_rows=skip a bad row is counted and left out; a file of nothing else is not.
-    if found and (not skip or len(found) == len(rows)):
-        yield found[0]
+    first = None
+    for row in itertools.islice(rows_of(path), None if skip else PEEKED_ROWS):
+        problem = _row_problem(data, row, target)
+        first = first or problem
+        if skip and problem is None:
+            return
+    if first:
+        yield first
 
 
-def _row_problem(
-    data: DataConfig, where: str, row: Any, answer_setting: str, answer_key: str
-) -> str | None:
-    if isinstance(row, ValueError):
-        return f"{where}: not a JSON object: {row}"
-    if not isinstance(row, dict):
-        return f"{where}: a row is a mapping of fields, this is a {type(row).__name__}"
-    prompt_setting = answer_setting.replace("answer_key", "prompt_key")
+def _row_problem(data: DataConfig, row: Row, target: Target) -> str | None:
+    if isinstance(row.fields, MalformedRowError):
+        return f"{row.place}: {row.fields}"
+    prompt_setting = target.setting.replace("answer_key", "prompt_key")
     if "prompt_key" not in prompt_setting:
         prompt_setting = "data.prompt_key"
-    for setting, name in ((prompt_setting, data.prompt_key), (answer_setting, answer_key)):
-        if name not in row:
-            close = difflib.get_close_matches(name, list(row), n=1)
-            hint = f"; did you mean {setting}={close[0]}?" if close else ""
-            fields = ", ".join(map(str, row)) or "none"
-            return f"{setting}={name}: {where} has no such field; its fields are {fields}{hint}"
-    prompt = row[data.prompt_key]
-    if isinstance(prompt, list) and not data.apply_chat_template:
-        return (
-            f"{prompt_setting}={data.prompt_key}: {where} holds a list of chat messages; set "
-            "data.apply_chat_template=true"
-        )
-    if not isinstance(prompt, str | list) or not prompt:
-        return f"{prompt_setting}={data.prompt_key}: {where} holds {prompt!r}, no text"
-    if row[answer_key] is None or row[answer_key] in ("", []):
-        return f"{answer_setting}={answer_key}: {where} holds {row[answer_key]!r}, no answer"
+    prompt = Target(prompt_setting, data.prompt_key, functools.partial(_contents, data))
+    for one in (prompt, target):
+        if one.key not in row.fields:
+            fields = no_such_field(row.fields, one.setting, one.key)
+            return f"{one.setting}={one.key}: {row.place} has no such field; {fields}"
+        try:
+            read_value(row.fields[one.key], one.read)
+        except MalformedRowError as error:
+            return f"{one.setting}={one.key}: {row.place}: {error}"
     return None
+
+
+def _contents(data: DataConfig, prompt: Any) -> tuple[str, ...]:
+    """Of the chat messages of a prompt field; the tokenizer is looked at elsewhere."""
+    return tuple(one["content"] for one in chat_messages(prompt, data.apply_chat_template))
 
 
 def run_dir(config: Config) -> Iterator[str]:

@@ -7,7 +7,6 @@ cannot). With settings, the same model, data and layout checks are made as at th
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 import os
 import resource
 import shutil
@@ -24,11 +23,11 @@ from packaging.requirements import Requirement
 
 from rlmath.checks import files as check_files
 from rlmath.checks import run as checks
-from rlmath.checks.data_rows import PEEKED_ROWS
 from rlmath.checks.machine import Machine, existing_parent
 from rlmath.config import load
 from rlmath.config.hub_names import is_hub
 from rlmath.config.schema import Config
+from rlmath.data.rows import answers_in
 from rlmath.errors import ConfigError, UserError
 from rlmath.utils import nvidia_driver
 from rlmath.utils import transformer_engine as te_install
@@ -325,16 +324,9 @@ def settings(config: Config) -> Iterator[Finding]:
 def _hub_data(config: Config) -> Iterator[str]:
     """Fetch the training data sets of the hub, as a run would, and look at their first rows."""
     paths = [path for path in dict.fromkeys(config.data.train_paths) if is_hub(path)]
-    if not paths:
-        return
-    from rlmath.data.hub import hub_rows  # With torch, which the rest does without.
-
+    data = config.data
     for path in paths:
         try:
-            rows = itertools.islice(hub_rows(path), PEEKED_ROWS)
-            peeked = [(f"{path}:{number}", row) for number, row in rows]
+            yield from check_files.first_problem(data, path, answers_in(data.answer_key))
         except UserError as error:
             yield f"data.train_paths: {error}"
-            continue
-        data = config.data
-        yield from check_files.first_problem(data, peeked, "data.answer_key", data.answer_key)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlmath.config.schema import DataConfig, MalformedRow, OverlongPrompt
+from rlmath.config.schema import DataConfig, OverlongPrompt
 from rlmath.data import leaks
-from rlmath.data.answers import accepted_answers
-from rlmath.data.files import MalformedRowError, read_rows
+from rlmath.data.files import read_rows
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.report import LoadReport
+from rlmath.data.rows import Draft, Target, answers_in, responses_in, usable_rows
 from rlmath.errors import UserError
 from rlmath.types import Problem
 
@@ -38,16 +37,6 @@ class Example:
     response_token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A readable row before tokenization; ``target`` is its answers or its response."""
-
-    place: str
-    prompt: str
-    target: Any
-    fields: dict[str, Any]
-
-
 def load_problems(
     paths: Sequence[str | Path],
     settings: DataConfig,
@@ -70,10 +59,8 @@ def load_problems(
         UserError: A file or a row that cannot be read, a prompt that is too long (where the
             settings say stop), or no problem left.
     """
-    drafts, rows, skipped = _read(
-        paths, settings, tokenizer, "data.answer_key", settings.answer_key, accepted_answers
-    )
-    drafts, tokens, report = _within_limits(drafts, settings, tokenizer, rows, skipped, limit)
+    drafts, skipped = _read(paths, settings, tokenizer, answers_in(settings.answer_key))
+    drafts, tokens, report = _within_limits(drafts, settings, tokenizer, skipped, limit)
     bad = _bad_answers(drafts)
     problems = [
         Problem(
@@ -117,10 +104,8 @@ def load_examples(
             "the model's tokenizer has no end-of-sequence token, which ends a response; name it "
             "as eos_token in tokenizer_config.json"
         )
-    drafts, rows, skipped = _read(
-        paths, settings, tokenizer, "sft.response_key", response_key, _response
-    )
-    drafts, prompts, report = _within_limits(drafts, settings, tokenizer, rows, skipped, None)
+    drafts, skipped = _read(paths, settings, tokenizer, responses_in(response_key))
+    drafts, prompts, report = _within_limits(drafts, settings, tokenizer, skipped, None)
     responses = Encoder(tokenizer).encode([draft.target for draft in drafts], False)
     examples = [
         Example(draft.place, prompt, response if response[-1] == end else (*response, end))
@@ -133,76 +118,25 @@ def _read(
     paths: Sequence[str | Path],
     settings: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
-    target_setting: str,
-    target_key: str,
-    read_target: Callable[[Any], Any],
-) -> tuple[list[_Draft], int, list[str]]:
-    """Readable rows, the number of all rows, and why rows were skipped."""
+    target: Target,
+) -> tuple[list[Draft], list[str]]:
+    """Readable rows, at least one, and why the others were skipped."""
     renderer = PromptRenderer(settings, tokenizer)
-    drafts: list[_Draft] = []
-    skipped: list[str] = []
-    rows = 0
-    for row in read_rows(paths):
-        rows += 1
-        try:
-            if isinstance(row.fields, MalformedRowError):
-                raise row.fields
-            prompt = _field(row.fields, "data.prompt_key", settings.prompt_key, renderer.render)
-            target = _field(row.fields, target_setting, target_key, read_target)
-        except MalformedRowError as error:
-            message = f"{row.place}: {error}"
-            if settings.malformed_rows is MalformedRow.stop:
-                raise UserError(
-                    f"{message}. Fix the row, or leave such rows out with data.malformed_rows=skip"
-                ) from error
-            skipped.append(message)
-            continue
-        drafts.append(_Draft(row.place, prompt, target, row.fields))
+    drafts, skipped = usable_rows(read_rows(paths), settings, renderer, target)
     if not drafts:
         names = ", ".join(str(path) for path in paths) or "no file"
-        why = (
-            f"all {rows} rows are malformed, such as {skipped[0]}" if skipped else "it has no rows"
-        )
-        raise UserError(f"{names}: {why}")
-    return drafts, rows, skipped
-
-
-def _field(fields: dict[str, Any], setting: str, key: str, read: Callable[[Any], Any]) -> Any:
-    """What ``read`` makes of a field; ``setting`` is where its name comes from."""
-    if key not in fields:
-        close = difflib.get_close_matches(key, list(fields), n=1)
-        hint = f"; did you mean {setting}={close[0]}?" if close else ""
-        raise MalformedRowError(
-            f"there is no field {key!r} ({setting}); its fields are "
-            f"{', '.join(map(str, fields)) or 'none'}{hint}"
-        )
-    try:
-        value = read(fields[key])
-        for text in value if isinstance(value, tuple) else (value,):
-            text.encode()
-    except UnicodeEncodeError as error:
-        raise MalformedRowError(
-            f"field {key!r}: half of a surrogate pair in it: {error}"
-        ) from error
-    except MalformedRowError as error:
-        raise MalformedRowError(f"field {key!r}: {error}") from error
-    return value
-
-
-def _response(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise MalformedRowError(f"a response is a text, this is {str(value)[:80]!r}")
-    return value
+        why = f"all {len(skipped)} rows are malformed, such as {skipped[0]}" if skipped else ""
+        raise UserError(f"{names}: {why or 'it has no rows'}")
+    return drafts, skipped
 
 
 def _within_limits(
-    drafts: list[_Draft],
+    drafts: list[Draft],
     settings: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
-    rows: int,
     skipped: list[str],
     limit: int | None,
-) -> tuple[list[_Draft], list[tuple[int, ...]], LoadReport]:
+) -> tuple[list[Draft], list[tuple[int, ...]], LoadReport]:
     """Tokenize, and leave out what is too long or too many."""
     tokens = Encoder(tokenizer).encode(
         [draft.prompt for draft in drafts], add_first_tokens=not settings.apply_chat_template
@@ -222,7 +156,7 @@ def _within_limits(
     kept = [drafts[index] for index in wanted]
     duplicates, contradictions = _repeated(kept)
     report = LoadReport(
-        rows=rows,
+        rows=len(drafts) + len(skipped),
         kept=len(kept),
         filtered=overlong,
         skipped=len(skipped),
@@ -235,7 +169,7 @@ def _within_limits(
     return kept, [tokens[index] for index in wanted], report
 
 
-def _repeated(drafts: list[_Draft]) -> tuple[int, int]:
+def _repeated(drafts: list[Draft]) -> tuple[int, int]:
     """Rows with the prompt of an earlier row, and those of them with another target."""
     first: dict[str, Any] = {}
     duplicates = contradictions = 0
@@ -248,7 +182,7 @@ def _repeated(drafts: list[_Draft]) -> tuple[int, int]:
     return duplicates, contradictions
 
 
-def _bad_answers(drafts: list[_Draft]) -> list[str]:
+def _bad_answers(drafts: list[Draft]) -> list[str]:
     from rlmath.grading import check_gold  # Not for --check, which loads no problems.
 
     problems: dict[str, str | None] = {}

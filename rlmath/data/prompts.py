@@ -72,29 +72,9 @@ class PromptRenderer:
         """The text for one prompt field.
 
         Raises:
-            MalformedRowError: The field is neither a text nor a list of chat messages whose last
-                is the user's, or it is empty, or it is a list without ``apply_chat_template``.
+            MalformedRowError: As :func:`chat_messages`, or the chat template refuses it.
         """
-        if isinstance(value, str):
-            messages = [{"role": "user", "content": value}]
-        elif isinstance(value, list):
-            if not self._settings.apply_chat_template:
-                raise MalformedRowError(
-                    "a list of chat messages: it needs data.apply_chat_template=true"
-                )
-            messages = [_message(item) for item in value]
-        else:
-            kind = "null" if value is None else f"a {type(value).__name__}"
-            raise MalformedRowError(
-                f"a prompt is a text or a list of chat messages, this is {kind}"
-            )
-        if not messages or not messages[-1]["content"].strip():
-            raise MalformedRowError("the prompt is empty")
-        if messages[-1]["role"] != "user":
-            raise MalformedRowError(
-                f"the last chat message is by {messages[-1]['role']!r}; it must be the user's, "
-                "which the model then answers"
-            )
+        messages = chat_messages(value, self._settings.apply_chat_template)
         text = self._fill_template(messages[-1]["content"])
         if not self._settings.apply_chat_template:
             return text
@@ -165,6 +145,34 @@ class Encoder:
             list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
         )
         return encoded["input_ids"]
+
+
+def chat_messages(value: Any, apply_chat_template: bool) -> list[dict[str, str]]:
+    """A prompt field as chat messages; a text is one of the user's.
+
+    Raises:
+        MalformedRowError: The field is neither a text nor a list of chat messages whose last is
+            the user's, or it is empty, or it is a list without ``apply_chat_template``.
+    """
+    if isinstance(value, str):
+        messages = [{"role": "user", "content": value}]
+    elif isinstance(value, list):
+        if not apply_chat_template:
+            raise MalformedRowError(
+                "a list of chat messages: it needs data.apply_chat_template=true"
+            )
+        messages = [_message(item) for item in value]
+    else:
+        kind = "null" if value is None else f"a {type(value).__name__}"
+        raise MalformedRowError(f"a prompt is a text or a list of chat messages, this is {kind}")
+    if not messages or not messages[-1]["content"].strip():
+        raise MalformedRowError("the prompt is empty")
+    if messages[-1]["role"] != "user":
+        raise MalformedRowError(
+            f"the last chat message is by {messages[-1]['role']!r}; it must be the user's, "
+            "which the model then answers"
+        )
+    return messages
 
 
 def _message(item: Any) -> dict[str, str]:
