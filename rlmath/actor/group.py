@@ -31,6 +31,7 @@ from rlmath.actor.step_parts import PartFigures, PartSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
+from rlmath.batching.held_shards import are_held, held_shards
 from rlmath.batching.shards import Sequences, response_rows, shards
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.processes import ProcessPlace, end_actors
@@ -190,13 +191,18 @@ class ActorGroup:
             seed: Of the split into minibatches.
         """
         self._shares = []
-        refs = []
+        given: list[tuple[Any, ...]] = []
         settings = shard_settings(self.settings, self.layout, update, seed)
-        for shard in shards(sequences, settings):
-            refs.append(ray.put(shard))
-            self._shares.append(shard.places)
+        if are_held(sequences):
+            for held, blocks in held_shards(sequences, settings):
+                given.append((ray.put(held), *blocks))
+                self._shares.append(held.shard.places)
+        else:
+            for shard in shards(sequences, settings):
+                given.append((ray.put(shard),))
+                self._shares.append(shard.places)
         self._get(
-            [w.begin_step.remote(refs[i]) for w, i in zip(self._workers, self._dp, strict=True)],
+            [w.begin_step.remote(*given[i]) for w, i in zip(self._workers, self._dp, strict=True)],
             "begin_step",
         )
 

@@ -114,11 +114,19 @@ class ActorWorker:
         peaks, self._peaks = self._peaks, {}
         return peaks
 
-    def begin_step(self, shard: Shard) -> None:
-        """Keep this rank's shard of a step for all calls of that step."""
+    def begin_step(self, shard: Any, *blocks: Any) -> None:
+        """Keep this rank's shard of a step for all calls of that step.
+
+        Args:
+            shard: Of the step; or a ``HeldShard``.
+            blocks: That a ``HeldShard`` is filled from; Ray has brought them to this node.
+        """
         self._note_peak("between_updates")
         from rlmath.actor.rank_step import RankStep
+        from rlmath.batching.held_shards import HeldShard
 
+        if isinstance(shard, HeldShard):
+            shard = shard.filled(blocks)
         self.step = RankStep(self.actor, self.value_model, shard)
 
     def log_probs_ahead(self, shard: Shard, reference: bool = False) -> tuple[bool, Any]:

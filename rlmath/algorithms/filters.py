@@ -12,8 +12,7 @@ from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import OnlyWith, setting
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 
 class GroupRule(Enum):
@@ -124,15 +123,17 @@ def reason_to_drop(
     return None
 
 
-def duplicates(responses: Sequence[NDArray[np.int32]]) -> list[bool]:
+def duplicates(responses: Sequence[bytes | str]) -> list[bool]:
     """For each response of a group, whether an earlier one has the very same tokens.
 
     Mask these out of the loss: copies would count a single solution several times.
+
+    Args:
+        responses: What tells the tokens of each: themselves, or a digest.
     """
-    seen: set[bytes] = set()
+    seen: set[bytes | str] = set()
     flags = []
-    for response in responses:
-        tokens = response.tobytes()
+    for tokens in responses:
         flags.append(tokens in seen)
         seen.add(tokens)
     return flags

@@ -78,7 +78,7 @@ class SampledSequences:
             rewards=self.rewards[rows],
             engine_log_probs=_concatenated([s.log_probs for _, s in chosen], np.float32),
             loss_mask=repeat(self.takes_part[rows], responses),
-            token_ages=_token_ages([s for _, s in chosen]),
+            token_ages=token_ages([s for _, s in chosen]),
             teacher_log_probs=None
             if scored is None
             else _concatenated([scored[i] for i in rows.tolist()], np.float32),
@@ -120,7 +120,7 @@ def sampled_sequences(
         for own, group in zip(takes_part.split(sizes), groups, strict=True):
             # Of those that take part: else a copy would be left out for one that does not.
             places = own.nonzero()[:, 0].tolist()
-            copies = duplicates([group.samples[i].sample.token_ids for i in places])
+            copies = duplicates(_tokens([group.samples[i].sample for i in places]))
             own[places] = ~torch.tensor(copies, dtype=torch.bool)
     of_groups = [np.array(group.problem.prompt_token_ids, np.int32) for group in groups]
     group_ids = [i for i, group in enumerate(groups) for _ in group.samples]
@@ -137,7 +137,15 @@ def sampled_sequences(
     )
 
 
-def _token_ages(samples: Sequence[Sample]) -> Tensor | None:
+def _tokens(samples: Sequence[Sample]) -> list[bytes | str]:
+    """What tells the tokens of a group's samples."""
+    digests = [sample.figures.tokens_digest for sample in samples if sample.figures is not None]
+    if len(digests) == len(samples):
+        return list(digests)
+    return [np.asarray(sample.token_ids).tobytes() for sample in samples]
+
+
+def token_ages(samples: Sequence[Sample]) -> Tensor | None:
     """See ``TrainingBatch.token_ages``."""
     if all(len(sample.spans) == 1 for sample in samples):
         return None

@@ -181,6 +181,25 @@ def shards(
         only: Make the shard of this rank alone.
 
     Raises:
+        ValueError: See :func:`dealt`.
+    """
+    for rows, weights, counts in dealt(sequences, settings, only):
+        places = torch.tensor(rows, dtype=torch.int64)
+        yield Shard(sequences.select(rows), places, weights, counts)
+
+
+def dealt(
+    sequences: Sequences, settings: ShardSettings, only: int | None = None
+) -> Iterator[tuple[list[int], Tensor, tuple[tuple[int, ...], ...]]]:
+    """Of each data-parallel rank the sequences that it gets, in order, what a token of each weighs,
+    and ``Shard.counts``.
+
+    Args:
+        sequences: Of a step.
+        settings: What the split depends on.
+        only: Of this rank alone.
+
+    Raises:
         ValueError: Fewer sequences in a minibatch than ranks without ``idle_ranks``, or than
             minibatches.
     """
@@ -206,8 +225,8 @@ def shards(
             rows[rank] += [members[i] for one in micro_batches for i in one.sequences]
             counts[rank].append(tuple(len(one.sequences) for one in micro_batches))
     for rank in range(settings.data_parallel) if only is None else (only,):
-        places = torch.tensor(rows[rank], dtype=torch.int64)
-        yield Shard(sequences.select(rows[rank]), places, weights[places], tuple(counts[rank]))
+        own = torch.tensor(rows[rank], dtype=torch.int64)
+        yield rows[rank], weights[own], tuple(counts[rank])
 
 
 def response_rows(places: Tensor, response_lengths: Tensor) -> Tensor:

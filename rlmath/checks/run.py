@@ -6,7 +6,8 @@ what divides what is in ``layout.py``; files, memory and disk are in ``files.py`
 is in ``benchmarks.py``; what the algorithm does not allow is in ``algorithm.py``; what a teacher
 needs is in ``teacher.py``; what layers and kernels are there is in ``precision.py``; adapters are
 in ``lora.py``, what is computed while others are sampled in ``overlap.py``, what is recomputed in
-``recompute.py``; this file has the order and the other contradictions.
+``recompute.py``, what needs arrays on the driver in ``arrays.py``; this file has the order and the
+other contradictions.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rlmath.checks import files as check_files
 from rlmath.checks import layout as check_layout
 from rlmath.checks import precision as check_precision
 from rlmath.checks.algorithm import algorithm_problems
+from rlmath.checks.arrays import array_problems
 from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.latent import latent_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
@@ -104,6 +106,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     if command == "train":
         yield from teacher_problems(config, device)
         yield from overlap_problems(config, device)
+        yield from array_problems(config)
         yield from unmerged_problems(config, device)
     if command != "sft":
         yield from quantization_problems(config, command)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlmath.monitor.files import replacing, to_json
 from rlmath.types import GradedSample, Group, Sample
 
@@ -180,7 +182,7 @@ def digest_samples(groups: Sequence[Group]) -> StepDigests:
     found.add("seeds", "samples", keys, [digest(str(one.sample.seed)) for one in samples])
     found.add("tokens", "samples", keys, [digest_tokens(one.sample) for one in samples])
     log_probs = [digest_log_probs(one.sample) for one in samples]
-    sums = [round(float(one.sample.log_probs.sum(dtype="float64")), 9) for one in samples]
+    sums = [round(one.sample.log_prob(), 9) for one in samples]
     found.add("rollout_log_probs", "samples", keys, log_probs, sums)
     rewards = [one.reward for one in samples]
     found.add("rewards", "samples", keys, [_rewards(one) for one in samples], rewards)
@@ -199,12 +201,16 @@ def digest_prompt(token_ids: Sequence[int]) -> str:
 
 def digest_tokens(sample: Sample) -> str:
     """Of a sample's tokens and its finish reason."""
-    return digest(sample.token_ids.astype("int32").tobytes(), sample.finish_reason)
+    if sample.figures is not None:
+        return sample.figures.tokens_digest
+    return digest(np.asarray(sample.token_ids, np.int32).tobytes(), sample.finish_reason)
 
 
 def digest_log_probs(sample: Sample) -> str:
     """Of a sample's rollout log-probs."""
-    return digest(sample.log_probs.astype("float32").tobytes())
+    if sample.figures is not None:
+        return sample.figures.log_probs_digest
+    return digest(np.asarray(sample.log_probs, np.float32).tobytes())
 
 
 def same_item(found: str, kept: str) -> bool:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from rlmath.errors import ConfigError, UserError
+from rlmath.utils.array_refs import ArrayRef
 
 Value = float | None
 Values = list[Value]
@@ -142,8 +143,14 @@ def _is_token_ids(value: Any) -> bool:
 
 
 def token_lists(completion_ids: Sequence[Any]) -> list[Sequence[int]]:
-    """Token ids of each completion as plain integers, for code that expects TRL's lists."""
-    return [ids.tolist() if hasattr(ids, "tolist") else ids for ids in completion_ids]
+    """Token ids of each completion as plain integers, for code that expects TRL's lists.
+
+    Those that are elsewhere stay there until they are read.
+    """
+    return [
+        ids.tolist() if hasattr(ids, "tolist") and not isinstance(ids, ArrayRef) else ids
+        for ids in completion_ids
+    ]
 
 
 def token_counts(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlmath.cluster.logs import send_output_to
@@ -17,6 +18,8 @@ from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.errors import WeightsError
 from rlmath.rollout.engine_arguments import cache_folders
+from rlmath.rollout.engine_journal import EngineJournal
+from rlmath.rollout.held_arrays import hold
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop, import_vllm
 from rlmath.utils.child_processes import end_with_parent
@@ -33,6 +36,7 @@ class RolloutEngine:
         self._spec = spec
         self._index = index
         self._loop = StepLoop(spec, index)
+        self._journal = EngineJournal(index)
         # False from the start of an update until its end, and after a sleep that dropped them.
         self._weights_valid = True
         self._preparing = threading.Lock()
@@ -90,6 +94,16 @@ class RolloutEngine:
         if requests:
             self._loop.submit(generation, requests)
         return self._loop.progress(generation, timeout_s)
+
+    def exchange_held(
+        self, generation: int, requests: Sequence[Request], timeout_s: float
+    ) -> tuple[Progress, Any]:
+        """:meth:`exchange`, and the block of arrays that stays here; see ``held_arrays.py``."""
+        self._journal.expect(generation, requests)
+        progress = self.exchange(generation, requests, timeout_s)
+        self._journal.write(progress.samples)
+        samples, block = hold(progress.samples)
+        return replace(progress, samples=samples), block
 
     def abort(self, generation: int) -> None:
         """Drop all requests of this generation, and its samples that were not yet fetched."""

@@ -16,11 +16,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import ray
 
+from rlmath.rollout.held_arrays import bound
 from rlmath.rollout.requests import EngineError, Progress, Request, cut_sample
 from rlmath.types import Sample
 
@@ -98,6 +100,9 @@ class Generation:
         self._queue: deque[Request] = deque()
         # Whether any request stays on an engine, and whether one that does may be in the queue.
         self._some_stay = self._queue_stays = False
+        # Whether engines keep arrays, and of each answer that is owed the block that comes with it.
+        self._holds_arrays = False
+        self._blocks: dict[Any, Any] = {}
         self._unfinished: set[Key] = set()
         # The answer that each busy engine owes, and the engines that owe one.
         self._answers: dict[Any, int] = {}
@@ -129,10 +134,13 @@ class Generation:
         self._unfinished |= keys
         if any(request.stays_on is not None for request in requests):
             self._some_stay = self._queue_stays = True
+        self._holds_arrays |= any(request.holds_arrays for request in requests)
         self._longest = max([self._longest, *(request.new_tokens for request in requests)])
         for request in requests:
             found = None if self._journal is None else self._journal.find(request)
             if found is None:
+                if request.holds_arrays and self._journal is not None:
+                    request = replace(request, journal=self._journal.entry(request))
                 self._queue.append(request)
             else:
                 self._found.append(found)
@@ -231,7 +239,13 @@ class Generation:
                 self._note_work(index)
                 engine = processes[index].handle
                 arguments = (self.number, dealt[index], self._answer_every_s)
-                self._answers[engine.exchange.remote(*arguments)] = index
+                if self._holds_arrays:
+                    call = engine.exchange_held.options(num_returns=2)
+                    answer, block = call.remote(*arguments)
+                    self._blocks[answer] = block
+                else:
+                    answer = engine.exchange.remote(*arguments)
+                self._answers[answer] = index
                 self._owing.add(index)
                 self._waited_before_s[index] = self._waited_s
 
@@ -337,9 +351,9 @@ class Generation:
         for ref in ready:
             if ref in starting:
                 continue
-            index = self._answered(ref)
+            index, block = self._answered(ref)
             try:
-                samples += self._take(ref, index)
+                samples += self._take(ref, index, block)
             except EngineError as error:
                 self._replace(index, error)
         if self._waited_s >= self._next_check_s:
@@ -349,11 +363,12 @@ class Generation:
             self._replace(index, why)
         return samples
 
-    def _answered(self, ref: Any) -> int:
-        """Take an answer off those that are owed; the engine that owed it."""
+    def _answered(self, ref: Any) -> tuple[int, Any]:
+        """Take an answer off those that are owed; the engine that owed it, and the answer's block
+        of arrays, if the engines keep them."""
         index = self._answers.pop(ref)
         self._owing.discard(index)
-        return index
+        return index, self._blocks.pop(ref, None)
 
     def _replace_stalled(self) -> None:
         """Have engines started again that owe an answer for too long."""
@@ -365,7 +380,7 @@ class Generation:
                 self._answered(ref)
                 self._replace(index, error)
 
-    def _take(self, ref: Any, index: int) -> Sequence[Sample]:
+    def _take(self, ref: Any, index: int, block: Any) -> Sequence[Sample]:
         """The samples of an engine's answer; nothing has changed when it raises."""
         engine, held = self._pool.processes[index], self.held[index]
         progress: Progress = engine.get(ref)
@@ -378,9 +393,10 @@ class Generation:
             )
         self.tokens_held[index] = progress.tokens_held
         self.tokens_reused += progress.tokens_reused
-        for sample in progress.samples:
+        samples = progress.samples if block is None else bound(progress.samples, block)
+        for sample in samples:
             request = held.pop((sample.problem_id, sample.index))
-            if self._journal is not None:
+            if self._journal is not None and request.journal is None:
                 self._journal.keep(request, sample)
             self.finished[index] += 1
             self.finished_tokens[index] += len(sample.token_ids)
@@ -388,7 +404,7 @@ class Generation:
         # What it finished counts, also when it hangs with the rest: that is seen next time.
         if not progress.samples:
             self._check_stall(index, progress.quiet_s, progress.unfinished)
-        return progress.samples
+        return samples
 
     def _replace(self, index: int, error: EngineError) -> None:
         """Have an engine started again; what it had goes back to the head of the queue.

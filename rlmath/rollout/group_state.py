@@ -19,10 +19,11 @@ def sample_to_state(sample: Sample) -> dict[str, Any]:
     """A sample, with its arrays in base 64."""
     state = {f.name: getattr(sample, f.name) for f in dataclasses.fields(Sample)}
     for name, dtype in _ARRAYS.items():
-        state[name] = _text(state[name].astype(dtype))
+        state[name] = _text(np.asarray(state[name], dtype))
     if (routes := sample.routes) is not None:
         state["routes"] = [_text(routes), routes.dtype.str, list(routes.shape)]
-    return state | {"spans": [list(span) for span in sample.spans]}
+    # What is saved are the arrays themselves.
+    return state | {"spans": [list(span) for span in sample.spans], "figures": None}
 
 
 def sample_from_state(state: Mapping[str, Any]) -> Sample:

@@ -1,6 +1,7 @@
 """Samples on disk as soon as an engine has made them, so that a run that dies does not lose them.
 
-``journal/step_000012.bin`` has the samples of one step, until a checkpoint covers the step. A run
+``journal/step_000012.bin`` has the samples of one step, until a checkpoint covers the step; with
+``rollout.arrays=engines``, files of the engines beside it (``engine_journal.py``) have them. A run
 that resumes before it finds them by request, if the weights are the same to the last bit, and asks
 the engines for the others alone. A record is its length, its CRC-32, a zlib stream (a line of JSON
 and the arrays), and routes as they are: they hardly compress.
@@ -22,7 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from rlmath.rollout.requests import Request
+from rlmath.rollout.requests import JournalEntry, Request
 from rlmath.types import Sample
 
 FOLDER = "journal"
@@ -53,15 +54,22 @@ class StepJournal:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         end = 0
+        for path in sorted(self._path.parent.glob(f"{self._path.stem}.*-*.bin")):
+            self._read(path)
         if self._path.exists():
-            data = self._path.read_bytes()
-            for payload, after in _records(data):
-                key, sample = _unpacked(payload)
-                self._known[key] = sample
-                end = after
+            end = self._read(self._path)
         self._file = self._path.open("r+b" if end else "wb")
         self._file.truncate(end)
         self._file.seek(end)
+
+    def _read(self, path: Path) -> int:
+        """Take the samples of a file; the place where its last whole record ends."""
+        end = 0
+        for payload, after in _records(path.read_bytes()):
+            key, sample = _unpacked(payload)
+            self._known[key] = sample
+            end = after
+        return end
 
     def close(self) -> None:
         """Wait for what is being written, and close the file."""
@@ -109,23 +117,24 @@ class StepJournal:
             return
         if sample.finish_reason == "cut" and len(sample.token_ids) == request.begun_tokens:
             return
-        new = slice(request.begun_tokens, None)
-        routes = None if sample.routes is None else sample.routes[request.begun_routes :]
-        sample = replace(
-            sample,
-            token_ids=sample.token_ids[new],
-            log_probs=sample.log_probs[new],
-            routes=routes,
-        )
+        sample = new_part(request, sample)
         self._writing.append(self._threads.submit(self._write, self._key(request), sample))
+
+    def entry(self, request: Request) -> JournalEntry | None:
+        """What an engine needs to write a request's sample; ``None``: nothing is kept."""
+        if self._file is None:
+            return None
+        return JournalEntry(
+            str(Path(self._file.name).absolute().with_suffix("")), self._key(request)
+        )
 
     def _write(self, key: str, sample: Sample) -> None:
         assert self._file is not None
         if self._failed is not None:
             return  # Behind half a record nothing is found.
-        payload = _packed(key, sample)
+        record = framed(key, sample)
         try:
-            self._file.write(_FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
+            self._file.write(record)
             self._file.flush()
         except OSError as error:
             self._failed = error
@@ -149,7 +158,8 @@ class StepJournal:
         digest.update(repr(plain).encode())
         digest.update(np.array(request.prompt_token_ids, np.int32).tobytes())
         if begun is not None:
-            digest.update(begun.token_ids.tobytes() + begun.log_probs.tobytes())
+            for array in (begun.token_ids, begun.log_probs):
+                digest.update(np.asarray(array).tobytes())
         if request.wants_routes:
             digest.update(b"routes")
         if request.begun_routes:  # The routes of a record follow upon these.
@@ -193,13 +203,13 @@ class SampleJournal:
     def drop(self, up_to: int) -> None:
         """Remove the files of steps that a checkpoint covers."""
         for path in self._files():
-            if int(path.stem.rpartition("_")[2]) <= up_to:
+            if _step(path) <= up_to:
                 path.unlink(missing_ok=True)
 
     def forget(self, step: int) -> None:
         """Remove the samples of a step: their engines had other weights than they should."""
         for path in self._files():
-            if path.stem == f"step_{step:06d}":
+            if _step(path) == step:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -207,7 +217,7 @@ class SampleJournal:
         self._threads.shutdown(wait=True)
 
     def _limit(self, newest: Path) -> None:
-        files = [path for path in self._files() if path < newest]
+        files = [path for path in self._files() if _step(path) < _step(newest)]
         sizes = [path.stat().st_size for path in files]
         total = sum(sizes)
         for path, size in zip(files, sizes, strict=True):
@@ -220,8 +230,31 @@ class SampleJournal:
         return [] if self._folder is None else sorted(self._folder.glob("step_*.bin"))
 
 
+def _step(path: Path) -> int:
+    """Of a file: ``step_000012.bin``, or an engine's ``step_000012.3-1f0c9a22.bin``."""
+    return int(path.name.partition(".")[0].rpartition("_")[2])
+
+
+def new_part(request: Request, sample: Sample) -> Sample:
+    """What an engine added to what was begun."""
+    new = slice(request.begun_tokens, None)
+    return replace(
+        sample,
+        token_ids=np.asarray(sample.token_ids)[new],
+        log_probs=np.asarray(sample.log_probs)[new],
+        routes=None if sample.routes is None else sample.routes[request.begun_routes :],
+    )
+
+
+def framed(key: str, sample: Sample) -> bytes:
+    """A record."""
+    payload = _packed(key, sample)
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
 def _packed(key: str, sample: Sample) -> bytes:
     plain: dict[str, Any] = dict(vars(sample)) | {"key": key}
+    plain.pop("figures")
     tokens = plain.pop("token_ids").astype("<i4")
     log_probs = plain.pop("log_probs").astype("<f4")
     routes = b""

@@ -35,6 +35,19 @@ class EngineStartError(UserError):
 
 
 @dataclass(frozen=True)
+class JournalEntry:
+    """Where an engine writes a sample; see ``engine_journal.py``.
+
+    Attributes:
+        stem: Path of the step's files, without what comes after the step.
+        key: Of the record.
+    """
+
+    stem: str
+    key: str
+
+
+@dataclass(frozen=True)
 class Request:
     """One completion to sample.
 
@@ -59,6 +72,8 @@ class Request:
             it, so ``max_tokens`` is one more than ``begun`` has.
         wants_routes: Its sample carries an MoE's routes, if the engine returns them: what is
             trained on, or compared with the actor's log-probs, wants them, and nothing else.
+        holds_arrays: Its sample's arrays stay on the engine's node; see ``held_arrays.py``.
+        journal: Of a sample that the engine writes to the journal; ``None``: it writes none.
     """
 
     problem_id: str
@@ -74,6 +89,8 @@ class Request:
     stays_on: int | None = None
     scores: bool = False
     wants_routes: bool = False
+    holds_arrays: bool = False
+    journal: JournalEntry | None = None
 
     @property
     def begun_tokens(self) -> int:
@@ -126,6 +143,7 @@ def requests_for(
     step: int,
     ignore_eos: bool = False,
     wants_routes: bool = False,
+    holds_arrays: bool = False,
 ) -> list[Request]:
     """Requests for ``samples`` completions of each problem, a problem's own side by side."""
     return [
@@ -139,6 +157,7 @@ def requests_for(
             seed=request_seed(run_seed, step, problem.id, index),
             ignore_eos=ignore_eos,
             wants_routes=wants_routes,
+            holds_arrays=holds_arrays,
         )
         for problem in problems
         for index in range(samples)

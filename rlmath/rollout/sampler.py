@@ -14,7 +14,7 @@ from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
 from rlmath.algorithms.filters import UNSCORED
 from rlmath.batching.from_groups import apply_truncation_penalty
 from rlmath.config.actor import RoutingReplay
-from rlmath.config.rollout import max_lag
+from rlmath.config.rollout import ArraysAt, max_lag
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
 from rlmath.rollout.collect import Collector
@@ -97,6 +97,7 @@ class Sampler:
         self.on_decided: Callable[[int, Group | None], None] = lambda *_: None
         self._max_lag = max_lag(config.rollout)
         self._wants_routes = config.actor.routing_replay is RoutingReplay.engine
+        self._holds_arrays = config.rollout.arrays is ArraysAt.engines
         schedule = config.rollout.schedule
         self._carries_over = schedule is RolloutSchedule.carry_over
         self._cuts = self._carries_over or schedule is RolloutSchedule.continuous
@@ -308,6 +309,7 @@ class Sampler:
             step=step,
             ignore_eos=config.rollout.ignore_eos,
             wants_routes=self._wants_routes,
+            holds_arrays=self._holds_arrays,
         )
         return LiveGroup(ordinal, now, problem, tuple(requests))
 

@@ -17,11 +17,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
+from rlmath.monitor.array_figures import array_figures
 from rlmath.rollout.engine_workers import (
     check_gpus,
     smallest,
@@ -488,7 +489,7 @@ class StepLoop:
         reason: FinishReason = "length" if finish_reason == "length" else "stop"
         if reason == "length" and len(running.token_ids) < request.max_tokens:
             reason = "cut"
-        return Sample(
+        sample = Sample(
             problem_id=request.problem_id,
             index=request.index,
             token_ids=np.array(running.token_ids, np.int32),
@@ -503,6 +504,9 @@ class StepLoop:
             engine=self._index,
             routes=self._routes(running, is_cut=reason == "cut"),
         )
+        if request.holds_arrays and reason != "cut":
+            return replace(sample, figures=array_figures(sample))
+        return sample
 
     def _routes(self, running: _Running, *, is_cut: bool) -> Any:
         """See ``Sample.routes``."""
@@ -528,8 +532,8 @@ class StepLoop:
 def _running(request: Request) -> _Running:
     running = _Running(request)
     if request.begun is not None:
-        running.token_ids.frombytes(request.begun.token_ids.astype(np.int32).tobytes())
-        running.log_probs.frombytes(request.begun.log_probs.astype(np.float32).tobytes())
+        running.token_ids.frombytes(np.asarray(request.begun.token_ids, np.int32).tobytes())
+        running.log_probs.frombytes(np.asarray(request.begun.log_probs, np.float32).tobytes())
         if request.begun_tokens:
             running.spans += request.begun.spans
     return running

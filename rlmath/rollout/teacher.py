@@ -95,7 +95,7 @@ class EngineTeacher:
     def submit(self, sequence: ToScore) -> Future[LogProbs]:
         """See :meth:`Teacher.submit`."""
         future: Future[LogProbs] = Future()
-        largest = int(sequence.sample.token_ids.max(initial=0))
+        largest = int(np.asarray(sequence.sample.token_ids).max(initial=0))
         with self._lock:
             if largest >= self._vocabulary:
                 future.set_exception(self._unreadable(sequence, largest))

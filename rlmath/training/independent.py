@@ -54,10 +54,10 @@ def dependent_samples(groups: Sequence[Sequence[Sample]]) -> list[str]:
     same = [(one, other) for one, other in pairs if _is_same(one, other)]
     if not same:
         return []
-    log_chance = log_tail([_log_probability(one) for one, _ in pairs], len(same))
+    log_chance = log_tail([one.log_prob() for one, _ in pairs], len(same))
     if log_chance >= math.log(CHANCE):
         return []
-    rarest, copy = min(same, key=lambda pair: _log_probability(pair[0]))
+    rarest, copy = min(same, key=lambda pair: pair[0].log_prob())
     return [
         f"{len(same)} of {len(pairs)} pairs of samples of one problem are identical, of which the "
         f"chance is at most 1e{log_chance / math.log(10):.0f} by their log-probs (such as samples "
@@ -91,10 +91,8 @@ def _samples(group: Group) -> list[Sample]:
 
 
 def _is_same(one: Sample, other: Sample) -> bool:
+    if one.figures is not None and other.figures is not None:
+        return one.figures.tokens_digest == other.figures.tokens_digest
     return one.finish_reason == other.finish_reason and np.array_equal(
         one.token_ids, other.token_ids
     )
-
-
-def _log_probability(sample: Sample) -> float:
-    return float(sample.log_probs.sum(dtype=np.float64))

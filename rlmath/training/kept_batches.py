@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ray
 import torch
+from ray.exceptions import RayError
 
 from rlmath.batching.from_groups import SampleRewards
+from rlmath.batching.held_shards import HeldShard, are_held, held_whole
 from rlmath.monitor.files import replacing
 from rlmath.training.controllers import Coefficients
 from rlmath.training.kept_files import kept_file, kept_files
@@ -105,10 +108,17 @@ class KeptBatches:
     def _write(self, step: int, header: Mapping[str, Any], batch: StepBatch) -> None:
         path = kept_file(self._folder, step)
         try:
-            with replacing(path) as file:
-                write_arrays(file, header, _arrays(batch))
+            if are_held(batch.sequences):
+                held, blocks = held_whole(batch.sequences)
+                task = ray.remote(_write_held).options(num_cpus=0, max_retries=0)
+                ray.get(
+                    task.remote(str(path.absolute()), header, _of_sequences(batch), held, *blocks)
+                )
+            else:
+                sequences = batch.sequences.select(range(len(batch)))
+                _write_file(path, header, _of_sequences(batch), sequences)
             self._limit(path)
-        except OSError as error:
+        except (OSError, RayError) as error:
             # The run is worth more than what is kept of it.
             self._warn(f"{path}: {error}; rlmath replay cannot redo this step")
 
@@ -164,12 +174,26 @@ def described_layout(session: Session) -> dict[str, Any]:
     return described | {"device": layout.device.value, "threads": session.threads_per_rank}
 
 
-def _arrays(batch: StepBatch) -> dict[str, Any]:
-    sequences = batch.sequences.select(range(len(batch)))
+def _of_sequences(batch: StepBatch) -> dict[str, Any]:
     tensors = {
         _TOTALS: batch.rewards.totals,
         _SEPARATE: batch.rewards.separate,
         _TAKES_PART: batch.takes_part,
-        **{one.name: getattr(sequences, one.name) for one in dataclasses.fields(sequences)},
     }
-    return {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def _write_held(
+    path: str, header: Mapping[str, Any], own: Mapping[str, Any], held: HeldShard, *blocks: Any
+) -> None:
+    """In a process of Ray's, on the node that has most of the blocks: the driver gets none."""
+    _write_file(Path(path), header, own, held.filled(blocks).batch)
+
+
+def _write_file(
+    path: Path, header: Mapping[str, Any], own: Mapping[str, Any], sequences: TrainingBatch
+) -> None:
+    tensors = {one.name: getattr(sequences, one.name) for one in dataclasses.fields(sequences)}
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
+    with replacing(path) as file:
+        write_arrays(file, header, {**own, **arrays})

@@ -31,6 +31,7 @@ SETTINGS = [
     f"reward.items=[{{name: '{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd'}}]",
     "algorithm.correction.kind=token_truncate",
 ]
+ARRAYS = ["rollout.arrays=engines"]
 CARRY_OVER = [
     "rollout.schedule=carry_over",
     "rollout.carry_over_tokens=20",
@@ -108,10 +109,41 @@ def test_a_killed_run_continues_with_what_was_sampled(
     run = rlmath(*settings(killed, "rollout.engines=1"))
     assert run.returncode == 0, run.stderr
     assert "samples came from the journal" in run.stdout
+    _check_same(killed, straight)
+
+
+@pytest.mark.long
+def test_arrays_that_stay_on_the_engines_nodes_change_nothing(
+    material: Path, tmp_path: Path
+) -> None:
+    """Also when one of two engines is killed, and then the run, which resumes with one."""
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+
+    def settings(folder: Path, *more: str) -> list[str]:
+        return ["train", *quickstart_settings(material, folder), *SETTINGS, *more]
+
+    run = rlmath(*settings(straight))
+    assert run.returncode == 0, run.stderr
+    first = Run(killed, settings(killed, *ARRAYS, "rollout.engines=2")[1:], tmp_path / "first.log")
+    first.until_step(1)
+    first.send(signal.SIGKILL, "RolloutEngine.exchange_held")
+    _kill_while_sampling(first, 3)
+    assert "is started again (1 of rollout.max_engine_restarts" in first.output()
+    run = rlmath(*settings(killed, *ARRAYS))
+    assert run.returncode == 0, run.stderr
+    assert "samples came from the journal" in run.stdout
+    assert not list((killed / "journal").glob("*")), "a checkpoint covers all steps"
+    found = replayed(killed, "4", "--from", "0")
+    assert [one["bit_equal"] for one in found["steps"]] == [True] * 4
+    _check_same(killed, straight)
+
+
+def _check_same(killed: Path, straight: Path) -> None:
+    """Two runs, with any number of engines."""
     assert _ledger(killed) == _ledger(straight)
     for step in range(1, 5):
         assert _samples(killed, step) == _samples(straight, step)
-    for one, other in zip(lines, metrics(killed), strict=True):
+    for one, other in zip(metrics(straight), metrics(killed), strict=True):
         expected = {
             k: v
             for k, v in one.items()
@@ -147,6 +179,7 @@ def test_without_a_lag_each_schedule_is_synchronous_to_the_last_bit(
     assert len([line for line in digests if "weights" in line]) == 3
     budget = ["rollout.schedule=carry_over", "rollout.carry_over_tokens=20", "rollout.max_lag=0"]
     for name, schedule in (
+        ("arrays", ARRAYS),
         ("carry_over", budget),
         ("pipelined", ["rollout.schedule=pipelined", "rollout.max_lag=0"]),
         ("continuous", ["rollout.schedule=continuous", "rollout.max_lag=0"]),
@@ -195,8 +228,12 @@ def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(
 
 def _kill_while_sampling(run: Run, step: int) -> None:
     """Kill all of a run once samples of a step are in the journal."""
-    journal = run.run_dir / "journal" / f"step_{step:06d}.bin"
-    run.until(lambda: journal.exists() and journal.stat().st_size > 0, f"samples of step {step}")
+    journal = run.run_dir / "journal"
+
+    def has_some() -> bool:
+        return any(path.stat().st_size for path in journal.glob(f"step_{step:06d}.*"))
+
+    run.until(has_some, f"samples of step {step}")
     assert run.end(signal.SIGKILL) == -signal.SIGKILL
 
 

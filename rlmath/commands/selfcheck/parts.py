@@ -137,7 +137,7 @@ def sample(pool: RolloutPool, wanted: Sequence[Request]) -> list[Sample]:
 def as_batch(wanted: Sequence[Request], samples: Sequence[Sample]) -> TrainingBatch:
     """A batch of samples with the engines' log-probs, and advantages of both signs."""
     pairs = zip(wanted, samples, strict=True)
-    batch = batch_of([(list(r.prompt_token_ids), list(s.token_ids)) for r, s in pairs])
+    batch = batch_of([(list(r.prompt_token_ids), s.token_ids.tolist()) for r, s in pairs])
     log_probs = torch.from_numpy(np.concatenate([one.log_probs for one in samples]))
     signs = torch.ones(len(batch))
     signs[1::2] = -1.0

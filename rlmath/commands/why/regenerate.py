@@ -57,7 +57,7 @@ def _compared(step: Step, found: Sample) -> Iterator[str]:
         yield f"| {found.text[:1200]}"
     if same and log_probs is not None:
         exact = same_item(digest_log_probs(found), log_probs[0])
-        difference = abs(float(found.log_probs.sum(dtype="float64")) - log_probs[1])
+        difference = abs(found.log_prob() - log_probs[1])
         yield "its log-probs are " + (
             "the same, bit by bit"
             if exact

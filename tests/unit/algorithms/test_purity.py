@@ -15,6 +15,7 @@ OWN = (
     "rlmath.algorithms",
     "rlmath.batching",
     "rlmath.types",
+    "rlmath.utils.array_refs",
     "rlmath.utils.lazy_torch",
     "rlmath.utils.setting",
 )

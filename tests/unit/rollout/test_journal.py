@@ -15,6 +15,7 @@ import pytest
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
 from rlmath.config.load import load
 from rlmath.config.schema import Device
+from rlmath.rollout.engine_journal import EngineJournal
 from rlmath.rollout.journal import FOLDER, SampleJournal
 from rlmath.rollout.requests import Request
 from rlmath.training.feed import Feed, weights_digest
@@ -103,6 +104,39 @@ def test_routes_are_kept_with_the_tokens_that_they_are_of(
         assert step.find(one) == found[0]
         assert step.find(bare) is None, "its routes would follow upon others"
         assert step.find(continued) == found[1]
+
+
+def test_engines_write_what_the_driver_does_not_get(journal: SampleJournal, tmp_path: Path) -> None:
+    """Each process in its own file; one that is cut off in a record loses that one alone."""
+    requests = [request(i, holds_arrays=True) for i in range(9)]
+    requests[4] = replace(requests[4], begun=answer(requests[4], 3))
+    engines = [EngineJournal(0), EngineJournal(1), EngineJournal(1)]
+    with journal.step(3, "w") as step:
+        asked = [replace(one, journal=step.entry(one)) for one in requests]
+    for number, engine in enumerate(engines):
+        own = asked[number::3]
+        engine.expect(2, [request(50), *own])
+        engine.expect(1, [request(51)])
+        engine.write([answer(one) for one in own])
+        engine.write([answer(one) for one in own])
+        engine.expect(4, [])
+        engine.write([answer(one) for one in own])
+    files = sorted((tmp_path / FOLDER).glob("step_000003.*-*.bin"))
+    assert len(files) == 3
+    cut = files[0].read_bytes()
+    files[0].write_bytes(cut[:-1])
+    with journal.step(3, "w") as step:
+        found = [step.find(one) for one in requests]
+        assert found.count(None) == 1 and step.reused == 8
+        assert all(one in (None, answer(of)) for one, of in zip(found, requests, strict=True))
+    with journal.step(3, "other weights") as step:
+        assert [step.find(one) for one in requests] == [None] * 9
+    # A file of an earlier step is older, and one of this step is not.
+    journal.step(4, "w").__enter__()
+    journal.forget(2)
+    assert len(list((tmp_path / FOLDER).glob("step_000003.*"))) == 4
+    journal.drop(up_to=3)
+    assert not list((tmp_path / FOLDER).glob("step_000003.*"))
 
 
 @pytest.mark.parametrize(

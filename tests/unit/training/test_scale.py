@@ -27,6 +27,7 @@ from rlmath.config.schema import ClusterConfig, Device
 from rlmath.data import ProblemStream
 from rlmath.model.tiny import make_tiny_model
 from rlmath.monitor import open_monitor
+from rlmath.monitor.digests import read_digests
 from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.mix_items import MixItem
@@ -37,6 +38,7 @@ from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feeds import feed_of, sampler_of
 from rlmath.training.kept_batches import KeptBatches
+from rlmath.training.kept_files import kept_files
 from rlmath.training.session import (
     Session,
     actor_settings,
@@ -222,6 +224,25 @@ def test_nothing_grows_faster_than_the_ranks_and_engines(small: Run, stubs: Stub
         assert one.step[0].calls["update"] == one.size
         assert one.step[1].calls["finish_weight_update"] == one.size
         assert one.step[1].calls["exchange"] >= one.size
+
+
+def test_steps_whose_arrays_stay_on_the_engines_nodes_are_the_same(stubs: Stubs) -> None:
+    """To the last bit of what the ranks have."""
+    calls = run(8, stubs, "rollout.arrays=engines").step[1].calls
+    assert calls["exchange_held"] >= 8 and not calls["exchange"]
+    held = stubs.folder / f"run_{stubs.runs}"
+    run(8, stubs)
+    here = stubs.folder / f"run_{stubs.runs}"
+    assert digests(held) == digests(here) and len(digests(here)) == STEPS + 1
+    # What replay redoes steps from, written where the arrays were.
+    kept, others = (
+        [one.read_bytes() for one in kept_files(of / "replay").values()] for of in (held, here)
+    )
+    assert kept == others and len(kept) == STEPS
+
+
+def digests(folder: Path) -> list[dict[str, str]]:
+    return [{k: v for k, v in line.items() if k != "settings"} for line in read_digests(folder)]
 
 
 @pytest.mark.long

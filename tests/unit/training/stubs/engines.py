@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from rlmath.monitor.array_figures import array_figures
 from rlmath.rollout.engine import RolloutEngine
+from rlmath.rollout.engine_journal import EngineJournal
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.types import Sample
 from tests.unit.training.stubs.ranks import PRINTS
@@ -28,6 +31,7 @@ class StubEngine(RolloutEngine):
         self._spec, self._index = spec, index
         self._loop = StubLoop(index)  # type: ignore[assignment]
         self._weights_valid, self._relay = True, None
+        self._journal = EngineJournal(index)
 
     def prepare(self) -> None: ...
 
@@ -77,7 +81,7 @@ class StubLoop:
     def _sample(self, request: Request) -> Sample:
         draw = np.random.default_rng(request.seed)
         count = int(draw.integers(24, 40))
-        return Sample(
+        sample = Sample(
             problem_id=request.problem_id,
             index=request.index,
             token_ids=draw.integers(3, 500, size=count, dtype=np.int32),
@@ -88,3 +92,4 @@ class StubLoop:
             seed=request.seed,
             engine=self._index,
         )
+        return replace(sample, figures=array_figures(sample)) if request.holds_arrays else sample

@@ -122,10 +122,10 @@ class StubRank(ActorWorker):
         self.connection = self.gatherer = None
         return StartedRank(self.rank // layout.tensor_parallel, 0, 0.0)
 
-    def begin_step(self, shard: Shard) -> None:
+    def begin_step(self, shard: Any, *blocks: Any) -> None:
         """See ``ActorWorker``."""
         self._world.forget()
-        super().begin_step(shard)
+        super().begin_step(shard, *blocks)
 
     def connect_engines(self, plan: Any) -> None:
         """See ``ActorWorker``."""

@@ -1,0 +1,66 @@
+"""Samples whose arrays stay in the object store of the engine's node (``rollout.arrays=engines``).
+
+An engine's answer has two parts, which Ray returns together or not at all: samples without their
+arrays, and the block of these. The driver owns both, so that a block outlives the engine's process.
+It is at least as large as what Ray leaves where it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlmath.types import Sample
+from rlmath.utils.array_refs import LEAST_BLOCK_BYTES, ArrayRef
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def hold(samples: Sequence[Sample]) -> tuple[tuple[Sample, ...], NDArray[np.int32] | None]:
+    """Take the arrays of samples that have figures of them.
+
+    Returns:
+        All samples, and the block; ``None``: no sample has figures.
+    """
+    held, pieces, start = [], [], 0
+    for sample in samples:
+        if sample.figures is not None:
+            count = len(sample.token_ids)
+            pieces += [
+                np.asarray(sample.token_ids, np.int32),
+                np.asarray(sample.log_probs, np.float32).view(np.int32),
+            ]
+            sample = replace(
+                sample,
+                token_ids=ArrayRef(None, start, count, "int32"),
+                log_probs=ArrayRef(None, start + count, count, "float32"),
+            )
+            start += 2 * count
+        held.append(sample)
+    if not pieces:
+        return tuple(held), None
+    pieces.append(np.zeros(max(0, LEAST_BLOCK_BYTES // 4 - start), np.int32))
+    return tuple(held), np.concatenate(pieces)
+
+
+def bound(samples: Sequence[Sample], block: Any) -> tuple[Sample, ...]:
+    """Samples of :func:`hold` that know where their block is.
+
+    Args:
+        samples: As they came.
+        block: Ray's reference to it.
+    """
+    return tuple(_bound(sample, block) for sample in samples)
+
+
+def _bound(sample: Sample, block: Any) -> Sample:
+    tokens, log_probs = sample.token_ids, sample.log_probs
+    if not isinstance(tokens, ArrayRef) or not isinstance(log_probs, ArrayRef):
+        return sample
+    return replace(
+        sample, token_ids=replace(tokens, block=block), log_probs=replace(log_probs, block=block)
+    )
