@@ -164,6 +164,10 @@ class CheckpointStore:
         """Folder of a step's checkpoint, whether or not there is one."""
         return self.folder / f"step_{step:06d}"
 
+    def owns(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint's folder is in the store; one that was set aside no longer is."""
+        return checkpoint.resolve().parent == self.folder.resolve()
+
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, ascending; whether they are whole is not looked at."""
         if not self.folder.is_dir():
@@ -223,8 +227,7 @@ class CheckpointStore:
     def _resume_from(self, path: Path) -> Checkpoint:
         checkpoint = open_checkpoint(path)
         self.clean_leftovers()
-        own = path.resolve().parent == self.folder.resolve()
-        self.set_aside(newer_than=checkpoint.step if own else -1)
+        self.set_aside(newer_than=checkpoint.step if self.owns(path) else -1)
         return checkpoint
 
     # -- clearing up ----------------------------------------------------------------------------

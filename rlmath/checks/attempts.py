@@ -211,8 +211,13 @@ def refused(config: Config, command: str = "train") -> list[str]:
     ]
 
 
-def record(config: Config, after_step: int) -> None:
-    """Note a start of the training loop and its settings."""
+def record(config: Config, after_step: int, begins: bool = False) -> None:
+    """Note a start of the training loop and its settings.
+
+    Args:
+        begins: A run begins with it, also where it continues another one's checkpoint: what the
+            folder has of earlier starts is of another run.
+    """
     run_dir = Path(config.runner.run_dir)
     file = run_dir / ATTEMPTS_FILE
     lines = _lines(file)
@@ -221,6 +226,7 @@ def record(config: Config, after_step: int) -> None:
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     line = {
         "after_step": after_step,
+        "begins": begins,
         "config": name,
         "started": started,
         "made_with": made_with(),
@@ -231,14 +237,14 @@ def record(config: Config, after_step: int) -> None:
 
 def resumed_after(run_dir: Path) -> list[int]:
     """Steps after which a start of the training loop resumed, in order."""
-    return sorted({one["after_step"] for one in _lines(run_dir / ATTEMPTS_FILE)} - {0})
+    return sorted({one["after_step"] for one in _of_this_run(run_dir)} - {0})
 
 
 def attempts(run_dir: Path) -> list[Attempt]:
     """The attempts whose steps count, in order: a later one that began earlier replaces those
     before it. From ``config.yaml`` alone where nothing was recorded."""
     found: list[Attempt] = []
-    for line in _lines(run_dir / ATTEMPTS_FILE):
+    for line in _of_this_run(run_dir):
         file = run_dir / line["config"]
         if file.is_file():
             found = [one for one in found if one.after_step < line["after_step"]]
@@ -284,6 +290,14 @@ def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[in
         if differing:
             result.append((after.after_step, differing))
     return result
+
+
+def _of_this_run(run_dir: Path) -> list[dict[str, Any]]:
+    """The starts of the run that the folder has now, in order."""
+    found: list[dict[str, Any]] = []
+    for line in _lines(run_dir / ATTEMPTS_FILE):
+        found = [line] if line.get("begins") else [*found, line]
+    return found
 
 
 def _settings(file: Path) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class MetricsWriter:
         self._last_step = -1 if last_step is None else last_step
         path = self._run_dir / METRICS_FILE
         if last_step is None:
-            _set_aside(self._run_dir)
+            set_aside(self._run_dir)
         kept = [line for line in _lines(path) if line[STEP] <= self._last_step]
         with replacing(path) as file:
             file.writelines(f"{to_json(line)}\n".encode() for line in kept)
@@ -138,16 +138,23 @@ def _number(tag: str, value: Any) -> float:
         raise TypeError(f"metric {tag!r} is no number but {value!r}") from error
 
 
-def _set_aside(run_dir: Path) -> None:
-    """Move what an earlier run wrote, if it came as far as a step, to its own folder."""
+def set_aside(run_dir: Path, *more: str) -> None:
+    """Move what an earlier run wrote, if it came as far as a step, to its own folder.
+
+    Args:
+        more: Names of other files of that run.
+    """
     if not any(True for _ in _lines(run_dir / METRICS_FILE)):
+        # Of a step that did not come to its end.
+        (run_dir / DIGESTS_FILE).unlink(missing_ok=True)
         return
     number = 1
     while (aside := run_dir / f"set_aside_{number}").exists():
         number += 1
     aside.mkdir()
-    moved = (METRICS_FILE, TENSORBOARD_FOLDER, SAMPLES_FOLDER, DIGESTS_FILE, DECISIONS_FILE)
-    for name in moved:
+    moved = (TENSORBOARD_FOLDER, SAMPLES_FOLDER, DIGESTS_FILE, DECISIONS_FILE)
+    # The metrics last: if the process is ended before, the next one moves the rest.
+    for name in (*moved, *more, METRICS_FILE):
         if (run_dir / name).exists():
             (run_dir / name).rename(aside / name)
     print(f"metrics and samples of an earlier run are in {aside} now", flush=True)

@@ -82,7 +82,7 @@ class Saver:
             the ranks need for it.
 
     Attributes:
-        committed_step: Of the newest complete checkpoint; 0: there is none.
+        committed_step: Of the run's newest complete checkpoint; 0: there is none.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class Saver:
         # Where the ranks write, or wrote last.
         self._folder: Path | None = None
         self._saved_step = 0
-        # Of the newest complete checkpoint.
+        # Another run's checkpoint, which the run began from.
+        self._began_from: Path | None = None
         self.committed_step = 0
         # Of which the ranks' part is written, or being written, and no checkpoint made yet.
         self._written_step: int | None = None
@@ -118,7 +119,10 @@ class Saver:
             part.load_state_dict(checkpoint.driver_state[name])
         if pool is not None:
             sync_weights(self._actor, pool, checkpoint.driver_state["weights_version"])
-        self._saved_step = self.committed_step = checkpoint.step
+        if self._store.owns(checkpoint.path):
+            self._saved_step = self.committed_step = checkpoint.step
+        else:
+            self._began_from = checkpoint.path
         self.step_done(checkpoint.step, checkpoint.metrics)
         for skipped in checkpoint.skipped:
             print(f"skipped {skipped.path}: {skipped.reason}", flush=True)
@@ -236,7 +240,7 @@ class Saver:
             self._look(wait=True)
             return (
                 f"{what} in the update of step {last.step + 1}, where nothing can be saved; "
-                f"runner.resume=auto resumes after step {self._saved_step}"
+                + self._where_it_resumes()
             )
         if self._saved_step != last.step:
             if self._leave_gpus is not None:
@@ -244,6 +248,13 @@ class Saver:
             self.save()
         self._look(wait=True)
         return f"{what}; saved after step {last.step}: runner.resume=auto resumes there"
+
+    def _where_it_resumes(self) -> str:
+        if self._saved_step:
+            return f"runner.resume=auto resumes after step {self._saved_step}"
+        if self._began_from is not None:
+            return f"runner.resume={self._began_from} begins from there again"
+        return "there is no checkpoint yet, so the run starts over"
 
     def _look(self, wait: bool) -> None:
         """See how far the writing in the background is; with ``wait`` see it through."""

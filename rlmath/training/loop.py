@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlmath.checkpoint import Checkpoint
+from rlmath.checkpoint import Checkpoint, CheckpointStore
 from rlmath.checks import attempts
 from rlmath.cluster.watchdog import watch_progress
 from rlmath.config.load import save, to_yaml
@@ -20,7 +20,7 @@ from rlmath.data import load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
 from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.evaluation.run import evaluate
-from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics
+from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics, set_aside
 from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.rollout.journal import FOLDER as JOURNAL_FOLDER
 from rlmath.rollout.journal import SampleJournal
@@ -121,7 +121,10 @@ def open_run(config: Config) -> Iterator[Training]:
     store = open_store(config)
     checkpoint = store.resume(config.runner.resume)
     done = 0 if checkpoint is None else checkpoint.step
-    attempts.record(config, after_step=done)
+    after = own_step(store, checkpoint)
+    if not after:
+        set_aside(run_dir, LEDGER_FILE)
+    attempts.record(config, after_step=done, begins=not after)
     with (
         open_training(
             config, problems=[*problems, *(p for one in held_out for p in one.problems)]
@@ -132,7 +135,6 @@ def open_run(config: Config) -> Iterator[Training]:
         monitor.show_settings(to_yaml(config), attempts.flat_settings(config))
         journal = SampleJournal(run_dir / JOURNAL_FOLDER, config.runner.journal_keep_gib)
         stack.callback(journal.close)
-        after = own_step(config, checkpoint)
         ledger = Ledger(run_dir / LEDGER_FILE, after)
         kept = KeptBatches(run_dir / KEPT_FOLDER, config.runner.replay_keep_gib, after)
         stack.callback(kept.close)
@@ -160,12 +162,10 @@ def open_run(config: Config) -> Iterator[Training]:
         )
 
 
-def own_step(config: Config, checkpoint: Checkpoint | None) -> int:
+def own_step(store: CheckpointStore, checkpoint: Checkpoint | None) -> int:
     """The step up to which what the folder has of steps is of this run; 0: none, before a new run
-    or one that begins from another run's checkpoint."""
-    run_dir = Path(config.runner.run_dir)
-    is_own = checkpoint is not None and checkpoint.path.resolve().is_relative_to(run_dir.resolve())
-    return checkpoint.step if checkpoint and is_own else 0
+    or one that begins from another run's checkpoint, or from one that was set aside."""
+    return checkpoint.step if checkpoint and store.owns(checkpoint.path) else 0
 
 
 def step_and_save(training: Training, step: int) -> TrainingBatch | None:

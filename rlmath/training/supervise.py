@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from rlmath.checkpoint import CheckpointStore
+from rlmath.checkpoint.manifest import read_manifest
 from rlmath.cluster.watchdog import Stalled
 from rlmath.config.schema import Config
 from rlmath.errors import ComponentError, UserError, printable
@@ -29,7 +30,8 @@ ROLLBACKS_FILE = "rollbacks.json"
 def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
     """Run ``attempt`` until it finishes.
 
-    After a part has failed it is run again, from the newest checkpoint, at most
+    After a part has failed it is run again, from the newest checkpoint (while there is none, from
+    that of another run which ``runner.resume`` names), at most
     ``runner.max_restarts`` times without a new checkpoint between; no more when its code raised the
     same error at the same step twice running. After a collapse whose detector
     asks for it, it is run again from the newest checkpoint before the collapse with a lower
@@ -46,11 +48,13 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
     rollbacks = run_dir / ROLLBACKS_FILE
     if config.runner.resume != "auto":
         rollbacks.unlink(missing_ok=True)
+    # Where the next attempt resumes.
+    how = config.runner.resume
     restarts, saved = 0, _newest(store)
     raised: _Raised | None = None
     while True:
         try:
-            return attempt(_with_lower_lr(config, rollbacks))
+            return attempt(_with_lower_lr(_resuming(config, how), rollbacks))
         except COMPONENT_FAILURES as error:
             newest = _newest(store)
             restarts = restarts + 1 if newest == saved else 1
@@ -62,14 +66,13 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
             if restarts > config.runner.max_restarts:
                 raise
             choice = f"restart {restarts} of runner.max_restarts={config.runner.max_restarts}"
-            _tell(run_dir, "a part failed", choice, str(error), _redone(run_dir, newest))
+            how = _next_resume(config, store)
+            redone = _redone(run_dir, store, how)
+            _tell(run_dir, "a part failed", choice, str(error), redone)
         except RollBack as collapse:
-            _roll_back(config, store, collapse, rollbacks)
+            how = _roll_back(config, store, collapse, rollbacks)
         # Without what the attempt had: its processes have ended, its memory may be large.
         gc.collect()
-        if store.steps() or config.runner.resume == "never":
-            runner = dataclasses.replace(config.runner, resume="auto")
-            config = dataclasses.replace(config, runner=runner)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +105,30 @@ def _newest(store: CheckpointStore) -> int:
     return max(store.steps(), default=0)
 
 
-def _redone(run_dir: Path, newest: int) -> str:
+def _next_resume(config: Config, store: CheckpointStore) -> str:
+    """``runner.resume`` of an attempt after the first. A run that began from another run's
+    checkpoint begins from it again while it has none itself: a collapse may have taken all."""
+    how = config.runner.resume
+    is_another_runs = how not in ("auto", "never") and not store.owns(Path(how))
+    return how if is_another_runs and not store.steps() else "auto"
+
+
+def _resuming(config: Config, how: str) -> Config:
+    runner = dataclasses.replace(config.runner, resume=how)
+    return dataclasses.replace(config, runner=runner)
+
+
+def _first_step(store: CheckpointStore, how: str) -> int:
+    """That an attempt begins with."""
+    return 1 + (_newest(store) if how == "auto" else read_manifest(Path(how)).step)
+
+
+def _redone(run_dir: Path, store: CheckpointStore, how: str) -> str:
     """Which steps a restart repeats, including the one that failed."""
-    last = _last_step(run_dir)
-    first = newest + 1
+    last, first = _last_step(run_dir), _first_step(store, how)
     steps = f"step {first} is" if last < first else f"steps {first} to {last + 1} are"
-    start = f"the checkpoint of step {newest}" if newest else "the beginning"
-    return f"resumes from {start}; {steps} repeated"
+    own = f"the checkpoint of step {first - 1}" if first > 1 else "the beginning"
+    return f"resumes from {own if how == 'auto' else how}; {steps} repeated"
 
 
 def _with_lower_lr(config: Config, rollbacks: Path) -> Config:
@@ -127,8 +147,12 @@ def _with_lower_lr(config: Config, rollbacks: Path) -> Config:
     return dataclasses.replace(config, actor=dataclasses.replace(config.actor, optimizer=optimizer))
 
 
-def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollbacks: Path) -> None:
-    """Put the checkpoints since the collapse aside, and note the lower learning rate."""
+def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollbacks: Path) -> str:
+    """Put the checkpoints since the collapse aside, and note the lower learning rate.
+
+    Returns:
+        Where the next attempt resumes.
+    """
     earlier = _read(rollbacks)
     if len(earlier) >= config.collapse.max_rollbacks:
         raise UserError(
@@ -136,14 +160,16 @@ def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollb
             f"{collapse.reason}. Checkpoints and metrics are in {config.runner.run_dir}."
         ) from None
     store.set_aside(newer_than=collapse.onset - 1)
-    to = _newest(store)
+    how = _next_resume(config, store)
+    to = _first_step(store, how) - 1
     factor = config.collapse.rollback_lr_factor * (earlier[-1]["lr_factor"] if earlier else 1.0)
     entry = {"step": collapse.step, "to": to, "lr_factor": factor, "reason": collapse.reason}
     with replacing(rollbacks) as file:
         file.write((json.dumps([*earlier, entry], indent=1) + "\n").encode())
     run_dir = rollbacks.parent
     choice = f"rollback {len(earlier) + 1}, learning rate times {factor:g}"
-    _tell(run_dir, "collapse", choice, collapse.reason, _redone(run_dir, to))
+    _tell(run_dir, "collapse", choice, collapse.reason, _redone(run_dir, store, how))
+    return how
 
 
 def _read(rollbacks: Path) -> list[dict[str, Any]]:

@@ -169,7 +169,8 @@ def _warnings(folder: Path) -> list[dict[str, Any]]:
     starts = [
         line["started"]
         for line in _objects(folder / attempts.ATTEMPTS_FILE)
-        if line.get("after_step") == 0 and isinstance(line.get("started"), str)
+        if (line.get("after_step") == 0 or line.get("begins"))
+        and isinstance(line.get("started"), str)
     ]
     began = datetime.datetime.fromisoformat(starts[-1]).timestamp() if starts else 0.0
     found = [line for line in _lines(folder / WARNINGS_FILE) if "message" in line]

@@ -191,6 +191,18 @@ def test_each_attempt_keeps_its_settings_and_the_card_says_what_held_when(run_di
     assert len(list((run_dir / "configs").glob("*.yaml"))) == 4
 
 
+def test_a_run_that_begins_from_a_checkpoint_has_none_of_the_folders_earlier_starts(
+    run_dir: Path,
+) -> None:
+    attempts.record(settings(run_dir), after_step=0, begins=True)
+    attempts.record(settings(run_dir), after_step=8)
+    named = "runner.resume=other/checkpoints/step_000050"
+    attempts.record(settings(run_dir, named), after_step=50, begins=True)
+    attempts.record(settings(run_dir), after_step=52)
+    assert [one.after_step for one in attempts.attempts(run_dir)] == [50, 52]
+    assert attempts.resumed_after(run_dir) == [50, 52]
+
+
 def test_check_shows_where_a_run_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
 
-from rlmath.monitor import MetricsWriter, read_metrics, write_samples
+from rlmath.monitor import MetricsWriter, read_metrics, set_aside, write_samples
 from rlmath.monitor.samples import write_engines
 from rlmath.monitor.trackers.tensorboard import as_markdown_code
 
@@ -113,6 +113,12 @@ def test_a_run_that_starts_over_sets_the_earlier_one_aside(tmp_path, group):
     assert [line["x"] for line in read_metrics(aside)] == [1.0]
     assert scalars(aside, "x") == [(1, 1.0)]
     assert [path.name for path in (aside / "samples").iterdir()] == ["step_000001.jsonl"]
+
+
+def test_digests_of_a_step_that_was_not_logged_are_no_earlier_run(tmp_path):
+    (tmp_path / "digests.jsonl").write_text('{"step": 50, "weights": "x"}\n')
+    set_aside(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_steps_rise_and_metrics_are_numbers(tmp_path):

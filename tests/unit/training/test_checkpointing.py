@@ -88,6 +88,42 @@ def test_an_update_that_was_begun_is_not_saved(
     assert "cut short by RewardError in the update of step 2" in capsys.readouterr().out
 
 
+def test_a_run_that_began_from_another_ones_checkpoint_is_saved_in_its_own_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    ranks = SlowRanks(blocks=1, every_s=0.0)
+    other = saver_of(ranks, tmp_path / "other")
+    other.step_done(50, {"rollout/rewards": 0.5})
+    other.save()
+    store = CheckpointStore(tmp_path / "own", keep=1)
+    theirs = store.resume(str(tmp_path / "other" / "step_000050"))
+    assert theirs is not None
+
+    def cut_short() -> str:
+        saver = Saver(store, ranks, {})  # type: ignore[arg-type]
+        found = store.resume("auto")
+        saver.restore(found or theirs, None)
+        assert saver.committed_step == (50 if found else 0)
+        with pytest.raises(RewardError), saver.saving_when_cut_short():
+            raise RewardError("a reward raises")
+        return capsys.readouterr().out
+
+    ranks.load_checkpoint = lambda _: None  # type: ignore[attr-defined]
+    saver = Saver(store, ranks, {})  # type: ignore[arg-type]
+    saver.restore(theirs, None)
+    ranks.changed = True
+    with pytest.raises(RewardError), saver.saving_when_cut_short():
+        raise RewardError("a reward raises")
+    assert f"runner.resume={theirs.path} begins from there again" in capsys.readouterr().out
+    assert store.steps() == []
+    assert "saved after step 50" in cut_short()
+    found = store.resume("auto")
+    assert found is not None and (found.step, found.metrics) == (50, theirs.metrics)
+    written = found.path.stat().st_ino
+    assert "saved after step 50" in cut_short()
+    assert found.path.stat().st_ino == written, "it is saved already"
+
+
 def test_a_checkpoint_without_the_metric_of_the_best_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -14,7 +14,9 @@ from rlmath.checkpoint import CheckpointStore
 from rlmath.config.algorithm import ReferenceConfig, ReferenceKind
 from rlmath.config.lora import LoraConfig
 from rlmath.device.residue import Residue
+from rlmath.monitor.digests import DIGESTS_FILE, DigestLog
 from rlmath.rollout.journal import SampleJournal
+from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger
 from rlmath.rollout.sampler import Sampled
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.training import loop, step
@@ -31,6 +33,9 @@ class Run:
         self.spec = SimpleNamespace(sleeps=sleeps, prefix_caching=False)
         self.weights_version, self.verified_syncs = 0, 3
         self.generation = None  # Nothing is generated.
+        self.begins = False
+        self.weights_before: str | None = None
+        self.groups_before = 0
         self.folder = folder
 
     # The engines.
@@ -49,6 +54,9 @@ class Run:
         return {}
 
     # The ranks.
+    def load_checkpoint(self, folder: Path) -> None:
+        self.events.append(f"load {int(folder.name[5:11])}")
+
     def save_checkpoint(self, folder: Path) -> None:
         self.events.append(f"write {int(folder.name[5:11])}")
         (folder / "tensors").write_bytes(bytes(10))
@@ -120,7 +128,7 @@ class Monitor:
 def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs two steps without a group, of which the second is saved, up to where a run sums up."""
 
-    def run(sleeps: bool) -> Run:
+    def run(sleeps: bool, resume: str = "auto") -> Run:
         parts = Run(tmp_path, sleeps)
         store = CheckpointStore(tmp_path / "checkpoints", keep=1)
         monitor = Monitor(parts)
@@ -133,7 +141,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 run_dir=str(tmp_path),
                 steps=2,
                 save_every=2,
-                resume="auto",
+                resume=resume,
                 seed=0,
             ),
             data=SimpleNamespace(
@@ -165,6 +173,18 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         saver = Saver(store, parts, {})  # type: ignore[arg-type]
         evaluated = lambda *_, **__: parts.events.append("evaluate") or {}  # noqa: E731
         report = SimpleNamespace(describe=lambda _: "")
+
+        def open_monitor(folder: Path, *given: Any) -> Any:
+            parts.weights_before = DigestLog(folder, given[-1]).weights_after(given[-1] or 0)
+            return contextlib.nullcontext(monitor)
+
+        def record(*_: Any, begins: bool, **__: Any) -> None:
+            parts.begins = begins
+
+        def sampler_of(*given: Any) -> Any:
+            parts.groups_before = given[3].balance.admitted
+            return SimpleNamespace(journal=SampleJournal())
+
         replaced: dict[str, Any] = {
             "save": lambda *_: None,
             "load_tokenizer": lambda _: None,
@@ -174,13 +194,13 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "Coefficients": lambda _: None,
             "open_store": lambda _: store,
             "attempts": SimpleNamespace(
-                record=lambda *_, **__: None, flat_settings=lambda _: {}, resumed_after=lambda _: []
+                record=record, flat_settings=lambda _: {}, resumed_after=lambda _: []
             ),
             "to_yaml": lambda _: "",
             "open_training": lambda *_, **__: contextlib.nullcontext(session),
-            "open_monitor": lambda *_: contextlib.nullcontext(monitor),
+            "open_monitor": open_monitor,
             "least_groups": lambda *_: 1,
-            "sampler_of": lambda *_: SimpleNamespace(journal=SampleJournal()),
+            "sampler_of": sampler_of,
             "feed_of": lambda *_: Feed(parts),
             "open_saver": lambda *_: contextlib.closing(saver),
             "read_metrics": lambda _: [],
@@ -227,6 +247,30 @@ def test_ranks_write_after_the_step_where_engines_have_their_own_memory(run_of: 
         *("evaluate", "log 0", "send 1", "log 1"),
         *("reference takes 1", "send 2", "evaluate", "log 2", "write 2", "export"),
     ]
+
+
+@pytest.mark.parametrize(
+    "start", ["never", "other/checkpoints", "checkpoints_set_aside_1", "checkpoints"]
+)
+def test_a_run_that_begins_has_nothing_of_the_folders_earlier_run(
+    run_of: Any, tmp_path: Path, start: str
+) -> None:
+    """What that one's step 1 left is of other weights, whatever has its number."""
+    files = ("metrics.jsonl", DIGESTS_FILE, LEDGER_FILE)
+    (tmp_path / files[0]).write_text('{"step": 1, "rollout/rewards": 0.5}\n')
+    (tmp_path / files[1]).write_text('{"step": 1, "weights": "theirs"}\n')
+    Ledger(tmp_path / LEDGER_FILE).write(1, [{"event": Event.admitted, "group": 0}])
+    if start != "never":
+        store = CheckpointStore(tmp_path / start, keep=1)
+        store.begin(1).joinpath("tensors").write_bytes(b"1")
+        start = str(store.commit(1, {"weights_version": 1}, {}))
+    run = run_of(sleeps=False, resume=start)
+    own = start == str(tmp_path / "checkpoints" / "step_000001")
+    assert run.weights_before == ("theirs" if own else None)
+    assert (run.groups_before, run.begins) == (int(own), not own)
+    folder = tmp_path if own else tmp_path / "set_aside_1"
+    assert all((folder / name).read_text() for name in files)
+    assert own or not any((tmp_path / name).is_file() for name in (files[0], files[2]))
 
 
 def test_a_rewards_parameters_are_checked_before_anything_starts(

@@ -101,6 +101,32 @@ def test_other_errors_are_not_tried_again(config, store, error):
     assert len(attempts.seen) == 1
 
 
+def test_a_run_begins_from_another_ones_checkpoint_while_it_has_none(
+    config, store, tmp_path, capsys
+):
+    """A collapse sets all that it made aside."""
+    other = CheckpointStore(tmp_path / "other", keep=1)
+    other.begin(50).joinpath("tensors").write_bytes(b"1")
+    path = str(other.commit(50, {}, {}))
+    runner = dataclasses.replace(config.runner, resume=path, max_restarts=3)
+    dead = ActorError("rank 0 failed")
+    ends = ([], dead), ([55], dead), ([], RollBack(52, 54, "a")), ([], dead), ([52], dead)
+    attempts = Attempts(store, *ends, ([], None))
+    assert supervise(dataclasses.replace(config, runner=runner), attempts) == 0
+    assert [resume for resume, _ in attempts.seen] == [path, path, "auto", path, path, "auto"]
+    (entry,) = json.loads((tmp_path / "rollbacks.json").read_text())
+    assert entry["to"] == 50
+    said = capsys.readouterr().err
+    assert f"resumes from {path}; step 51 is repeated" in said
+    assert "resumes from the checkpoint of step 55; step 56 is repeated" in said
+    assert f"resumes from {path}; steps 51 to 56 are repeated" in said
+    # The run's own checkpoint, which the collapse took, is nothing to begin from.
+    own = dataclasses.replace(config.runner, resume=str(store.path(52)))
+    attempts = Attempts(store, ([], RollBack(52, 54, "a")), ([], None))
+    assert supervise(dataclasses.replace(config, runner=own), attempts) == 0
+    assert [resume for resume, _ in attempts.seen] == [str(store.path(52)), "auto"]
+
+
 def test_rollbacks_lower_the_rate_for_good(config, store, tmp_path):
     attempts = Attempts(
         store, ([5, 10, 15], RollBack(11, 13, "a")), ([15], RollBack(12, 14, "b")), ([], None)
