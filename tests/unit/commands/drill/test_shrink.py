@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlmath.checks.latent import CPU_WIDTH
 from rlmath.checks.machine import Machine
 from rlmath.checks.run import find_problems
 from rlmath.commands.drill.shrink import shrink, smaller_model
@@ -106,6 +107,12 @@ def test_a_model_keeps_its_family(name: str) -> None:
     )
     assert (after.experts > 0) == (before.experts > 0)
     assert bool(after.dense_layers) == bool(before.dense_layers)
+    assert (after.latent is None) == (before.latent is None)
+    if after.latent is not None and before.latent is not None:
+        # The only width of a CPU engine's kernel.
+        kept = after.latent.kv_rank + after.latent.rotary_dim
+        assert kept == before.latent.kv_rank + before.latent.rotary_dim == CPU_WIDTH
+        assert after.expert_groups > after.groups_per_token
 
 
 def test_rewards_that_need_other_data_become_the_answer(tmp_path: Path) -> None:
