@@ -29,7 +29,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from rlmath.config.groups import CONF_DIR, options
-from rlmath.config.not_offered import NOT_OFFERED
+from rlmath.config.not_offered import NOT_OFFERED, NOT_OFFERED_VALUES
 from rlmath.config.options import SECTIONS, complete, section_of
 from rlmath.config.placeholders import unfilled_part
 from rlmath.config.renamed import RENAMED, RENAMED_VALUES
@@ -398,6 +398,9 @@ def _type_problem(text: str, key: str, value: Any, schema: DictConfig) -> str | 
         renamed = RENAMED_VALUES.get(key, {}).get(str(value))
         if renamed is not None:
             return f"{text}: it is {key}={renamed} now"
+        reason = NOT_OFFERED_VALUES.get(key, {}).get(str(value))
+        if reason is not None:
+            return f"{text}: {reason}"
         setting = by_key().get(key)
         expected = f"; expected {setting.type_text}" if setting else ""
         if setting and setting.type_text.startswith("list of text") and not isinstance(value, dict):

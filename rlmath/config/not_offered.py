@@ -1,4 +1,4 @@
-"""Levers of Megatron-core 0.16.1 that there is no setting for, by Megatron's names, and why.
+"""Levers of Megatron-core 0.16.1 and vLLM 0.32 that there is no setting or value for, and why.
 
 ``tests/contracts/test_not_offered.py`` holds each reason to the installed package: when one no
 longer holds, the lever can be offered.
@@ -42,4 +42,15 @@ NOT_OFFERED = {
     "fine_grained_activation_offloading": _ACTIVATIONS,
     "offload_modules": _ACTIVATIONS,
     "cpu_offloading": _ACTIVATIONS,
+}
+
+# By key, values that one might ask for.
+NOT_OFFERED_VALUES = {
+    "rollout.quantization": {
+        "int8": (
+            "vLLM quantizes experts alone to INT8 when it has loaded them, with kernels that need "
+            "a GPU; dense matrices have to be in INT8 in the model's files, which no weight sync "
+            "brings. Take fp8, or none"
+        )
+    }
 }

@@ -34,6 +34,18 @@ ROWS = [
 ]
 
 
+def test_vllm_quantizes_experts_alone_to_int8() -> None:
+    """rollout.quantization=int8: of dense matrices its INT8 methods read INT8 from files."""
+    from vllm.model_executor.layers.quantization.online import base
+
+    def in_int8(table: Any) -> list[str]:
+        return [str(key) for key in table if torch.int8 in (key.dtype,)]
+
+    assert not in_int8(base._ONLINE_LINEAR_METHODS), REASON
+    assert in_int8(base._ONLINE_MOE_METHODS)
+    assert base._ONLINE_LINEAR_METHODS, "those of FP8"
+
+
 @parametrized(ROWS)
 def test_contract(row: Row) -> None:
     check(row)

@@ -18,7 +18,7 @@ from rlmath.algorithms.objective import policy_objective
 from rlmath.checks import attempts
 from rlmath.config.docs import settings_page
 from rlmath.config.load import load, to_yaml
-from rlmath.config.not_offered import NOT_OFFERED
+from rlmath.config.not_offered import NOT_OFFERED, NOT_OFFERED_VALUES
 from rlmath.config.renamed import RENAMED
 from rlmath.config.settings import by_key
 from rlmath.errors import ConfigError
@@ -142,6 +142,13 @@ def test_what_is_not_offered_is_refused_with_the_reason(name: str) -> None:
     assert name not in offered
     for named in re.findall(r"actor\.\w+", NOT_OFFERED[name]):
         assert named in by_key()
+
+
+def test_a_value_that_is_not_offered_is_refused_with_the_reason() -> None:
+    for key, values in NOT_OFFERED_VALUES.items():
+        for value, reason in values.items():
+            assert value not in by_key()[key].choices
+            assert refusal(f"{key}={value}").endswith(reason)
 
 
 def test_a_misspelled_old_name_leads_to_the_new_one() -> None:
