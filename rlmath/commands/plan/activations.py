@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SOFTMAX_ROWS = 2048
 # Float32 tables of such rows, forward and backward.
 FORWARD_TABLES, BACKWARD_TABLES = 2, 3
+# What rlmath.actor.softmax_triton has of a row at once, over several tensor ranks: float32 numbers.
+KERNEL_ROW_BYTES = 4 * 16
 
 
 def layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) -> float:
@@ -176,6 +178,7 @@ def logits_bytes(
     *,
     backward: bool,
     in_float32: bool = False,
+    kernels: bool = False,
     whole: bool = False,
 ) -> float:
     """Logits of a micro-batch on the last stage, and what the log-probs take beside them.
@@ -187,6 +190,7 @@ def logits_bytes(
     Args:
         in_float32: ``precision.lm_head_dtype=float32``: logits are float32, and so are blocks of
             the weight.
+        kernels: ``actor.logits=triton``: there are no tables.
         whole: ``actor.logits=whole``.
     """
     if whole:
@@ -195,7 +199,9 @@ def logits_bytes(
     width = padded_vocab_size(spec.vocab, tp) // tp
     size = 4 if in_float32 else 2
     rows = min(rows_per_chunk(width, size), actor.tokens)
-    table = 4 * width * min(rows_per_table(width), rows)
+    table = 0 if kernels else 4 * width * min(rows_per_table(width), rows)
+    # Numbers of each row, with those of the kernels that the others have within their tables.
+    of_rows = KERNEL_ROW_BYTES * rows if kernels else 0
     block = min(weight_rows_per_block(spec.hidden), width)
     hidden = 2 * spec.hidden
     gathered = hidden * actor.tokens if tp > 1 else 0
@@ -203,12 +209,12 @@ def logits_bytes(
     operands = 4 * block * (spec.hidden + rows) if in_float32 else 0
     logits = width * size * rows + gathered
     if not backward:
-        return logits + hidden * rows + max(FORWARD_TABLES * table, operands)
+        return logits + hidden * rows + max(FORWARD_TABLES * table, operands, of_rows)
     # Of hidden states in float32 where they are parts of a sum.
     gradient = hidden * actor.tokens * (2 if in_float32 and tp > 1 else 1)
     taken = 2 * size * spec.hidden * rows
     working = taken + logits - gathered
-    working += max(BACKWARD_TABLES * table, operands, size * block * spec.hidden)
+    working += max(BACKWARD_TABLES * table, operands, size * block * spec.hidden, of_rows)
     if actor.overlap_gradients and actor.lora is None:
         # Zeros of the weight's size, from which Megatron's sum starts.
         working = max(working, 2 * width * spec.hidden)

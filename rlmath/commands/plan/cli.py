@@ -189,6 +189,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         overlap_gradients=config.actor.overlap_gradients,
         layers="local" if config.actor.layers is Layers.local else "transformer_engine",
         whole_logits=config.actor.logits is Logits.whole,
+        triton_logits=config.actor.logits is Logits.triton,
         offload=None if (asked := given.get("actor.offload")) is None else asked.value,
         offload_in_backward=config.actor.offload_in_backward,
         lora=_adapters(config, spec),

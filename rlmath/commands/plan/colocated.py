@@ -152,6 +152,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         value_model=algorithm.advantage == "gae",
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
         whole_logits=settings.logits.value == "whole",
+        triton_logits=settings.logits.value == "triton",
         offload=settings.offload.value,
         offload_in_backward=settings.offload_in_backward,
         minibatches=algorithm.minibatches_per_step,

@@ -331,6 +331,7 @@ def _step(wish: Wish, actor: ActorShape) -> Step:
         reference=wish.reference,
         value_model=wish.value_model,
         whole_logits=wish.whole_logits,
+        triton_logits=wish.triton_logits,
         offload=wish.offload or "none",
         offload_in_backward=wish.offload_in_backward,
         minibatches=wish.work.minibatches,

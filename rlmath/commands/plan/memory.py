@@ -108,6 +108,7 @@ class Step:
         value_model: A value model is trained in the same processes.
         lm_head_float32: The output layer multiplies in float32.
         whole_logits: Those of a micro-batch are there as a whole.
+        triton_logits: Kernels take their softmax (``actor.logits=triton``).
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
         offload_in_backward: The optimizer's state is on the GPU for its steps alone.
         minibatches: Optimizer steps of a step.
@@ -124,6 +125,7 @@ class Step:
     value_model: bool = False
     lm_head_float32: bool = False
     whole_logits: bool = False
+    triton_logits: bool = False
     offload: str = "none"
     offload_in_backward: bool = False
     minibatches: int = 1
@@ -324,6 +326,7 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
             backward=backward,
             in_float32=step.lm_head_float32,
             whole=step.whole_logits,
+            kernels=step.triton_logits,
         )
 
     widest = max(forward_bytes(spec, actor, stage), logits(backward=False))

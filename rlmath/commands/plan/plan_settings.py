@@ -53,6 +53,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"weights.bucket_size_mib={wish.bucket_size_mib}",
         *(["actor.layers=local"] if wish.layers == "local" else []),
         *(["actor.logits=whole"] if wish.whole_logits else []),
+        *(["actor.logits=triton"] if wish.triton_logits else []),
         *([f"actor.offload={wish.offload}"] if wish.offload not in (None, "none") else []),
         *(["actor.offload_in_backward=true"] if wish.offload_in_backward else []),
         *_routing_settings(wish.routing_replay),

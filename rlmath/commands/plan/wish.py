@@ -38,6 +38,7 @@ class Wish:
         reference: A KL term, which has a reference model.
         value_model: GAE, which has a value model.
         whole_logits: ``actor.logits=whole``.
+        triton_logits: ``actor.logits=triton``.
         lora: ``actor.lora``.
         unmerged: ``actor.lora.rollout``: engines get the adapters alone.
         quantized: ``rollout.quantization``: engines have the matrices of layers in FP8.
@@ -71,6 +72,7 @@ class Wish:
     reference: bool = False
     value_model: bool = False
     whole_logits: bool = False
+    triton_logits: bool = False
     lora: Lora | None = None
     unmerged: bool = False
     quantized: bool = False

@@ -24,6 +24,7 @@ from rlmath.actor.logprobs import Distribution, VocabSlice
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.softmax import compare_softmax
 from rlmath.device import choose_platform
+from tests.contracts.fake_cuda import LiveBytes
 
 TEMPERATURE = 0.5
 
@@ -35,12 +36,27 @@ def main() -> None:
         "head": head(),
         "gradcheck": gradcheck(),
         "selfcheck": selfcheck(),
+        "row_bytes": row_bytes(),
         "ranks": [],
     }
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(rank, (folder,), nprocs=2)
         found["ranks"] = [json.loads(Path(folder, f"{one}.json").read_text()) for one in (0, 1)]
     json.dump(found, sys.stdout)
+
+
+def row_bytes(rows: int = 64) -> list[float]:
+    """What forward and backward allocate, over the rows, without a group of tensor ranks."""
+    vocab = VocabSlice(0, 40, TEMPERATURE, None, lambda x: x.sum(1))
+    logits = torch.randn(rows, 50)
+    local, mine = torch.arange(rows) % 40, torch.ones(rows, dtype=torch.bool)
+    with LiveBytes("cpu") as forward:
+        log_z, log_probs, entropy = softmax_triton.statistics(vocab, logits, local, mine)
+    with LiveBytes("cpu") as backward:
+        softmax_triton.write_gradient(
+            vocab, logits, log_z, entropy, local, mine, log_probs, entropy
+        )
+    return [forward.peak / rows, backward.peak / rows]
 
 
 # Type of the logits; rows, entries with padding, valid ones; what the logits are multiplied with.

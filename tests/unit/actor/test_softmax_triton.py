@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rlmath.commands.plan.activations import KERNEL_ROW_BYTES
+
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +54,13 @@ def test_values_and_gradients_are_those_of_float64(found: dict[str, Any]) -> Non
 def test_the_head_computes_the_same_with_both(found: dict[str, Any]) -> None:
     assert found["head"] <= 1e-6
     assert found["gradcheck"] is True
+
+
+def test_the_plan_counts_what_the_kernels_allocate(found: dict[str, Any]) -> None:
+    """Numbers of a row, and no table of 50 entries in float32."""
+    forward, backward = found["row_bytes"]
+    assert 16 <= forward <= KERNEL_ROW_BYTES < 4 * 50
+    assert backward <= KERNEL_ROW_BYTES
 
 
 def test_slices_of_tensor_ranks_are_put_together(found: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from rlmath.actor.head_rows import rows_per_table, weight_rows_per_block
 from rlmath.actor.logprobs import ROWS_PER_CHUNK
 from rlmath.commands.plan import activations
 from rlmath.commands.plan.activations import (
@@ -226,6 +227,22 @@ def test_logits_by_hand() -> None:
     assert expected / GIB == pytest.approx(1.01, abs=0.01)
     forward = 38016 * (2 * 5248 + 2 * 4 * 441) + 2 * 3584 * (28672 + 5248)
     assert logits_bytes(spec(), actor, backward=False) == forward
+
+
+def test_triton_takes_no_tables() -> None:
+    """The same chunk of logits, beside a block of the weight's gradient where the tables were."""
+    actor = ActorShape(Layout(4, 1, 2), recompute_layers=0, max_tokens=28672)
+    rows, width = 5248, 38016
+    for backward, tables in ((False, 2), (True, 3)):
+        with_tables = logits_bytes(spec(), actor, backward=backward)
+        without = logits_bytes(spec(), actor, backward=backward, kernels=True)
+        table = 4 * width * rows_per_table(width)
+        rest = max(64 * rows, 2 * weight_rows_per_block(3584) * 3584 if backward else 0)
+        assert with_tables - without == tables * table - rest > 0
+    step = Step(8, 8192, triton_logits=True)
+    phases = {one.name: one for one in stage_phases(spec(), actor, step, 0)}
+    plain = {one.name: one for one in stage_phases(spec(), actor, Step(8, 8192), 0)}
+    assert phases["logits"].num_bytes < plain["logits"].num_bytes
 
 
 def test_whole_logits_by_hand() -> None:
