@@ -8,7 +8,9 @@ usage: RANK=r WORLD_SIZE=n launchers/launch_cluster.sh SLOTS EXPERIMENT [key=val
 
 Starts Ray on this node. RANK 0 waits until SLOTS accelerators (on CPU: slots) of WORLD_SIZE nodes
 are there and trains; the other ranks stay until it ends. All exit with its exit code, or with 1
-when the head is lost. RAY_OPTIONS is given to ray_utils/start_ray.sh ("--interface eth0");
+when the head is lost. SIGTERM to RANK 0, or the file end.RLMATH_RUN_ID in RLMATH_SHARED_DIR, tells
+the run to save and end; Ray stays until it has, on all nodes. RAY_OPTIONS is given to
+ray_utils/start_ray.sh ("--interface eth0");
 RLMATH_CHECK_TIMEOUT_S is the time for nodes to come (default 600); for other variables see
 ray_utils/start_ray.sh --help. All nodes have to see the clone, the run's folder and
 RLMATH_SHARED_DIR.
@@ -27,10 +29,44 @@ with_token
 need_number SLOTS "$slots"
 need_number RANK "${RANK:-}"
 need_number WORLD_SIZE "${WORLD_SIZE:-}"
+[ "$WORLD_SIZE" -ge 1 ] && [ "$slots" -ge "$WORLD_SIZE" ] ||
+  fail "SLOTS=$slots: WORLD_SIZE=$WORLD_SIZE nodes have at least one each"
 exit_file=$shared_dir/exit_code.$run_id
 [ "$RANK" != 0 ] || { mkdir -p "$shared_dir"; rm -f "$exit_file"; }
 
-trap 'bash ray_utils/stop_ray.sh' EXIT
+# Batch systems send TERM to this script, to its process group, or both, and more than once. A run
+# that saves needs Ray on every node meanwhile, and takes a second TERM as the end of its saving.
+asked='' child=''
+ask_to_end() {
+  [ -z "$asked" ] || return 0
+  asked=yes
+  say "told to end: the run saves what it can"
+  [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true
+}
+
+# Runs a command in a separate session, so that it is told to end by ask_to_end alone.
+run_until_asked() {
+  [ -z "$asked" ] || return 143
+  setsid "$@" &
+  child=$!
+  while kill -0 "$child" 2>/dev/null; do
+    [ ! -e "$end_file" ] || ask_to_end
+    sleep 1 || true # TERM to the process group ends it.
+  done
+  local code=0
+  wait "$child" || code=$?
+  child=''
+  return "$code"
+}
+
+trap 'trap "" TERM HUP; bash ray_utils/stop_ray.sh' EXIT
+if [ "$RANK" = 0 ]; then
+  trap ask_to_end TERM HUP
+  # Of a terminal. It does not reach the other session; a second one ends the saving.
+  trap 'asked=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true' INT
+else
+  trap : TERM HUP # RANK 0 hears of it too, and this node's Ray has to outlive the saving.
+fi
 started=0
 # The options are words, not one word.
 # shellcheck disable=SC2086
@@ -48,14 +84,20 @@ fi
 
 if [ "$RANK" = 0 ]; then
   code=0
-  bash ray_utils/check_ray.sh "$slots" "${RLMATH_CHECK_TIMEOUT_S:-600}" &&
-    bash launchers/run_math_grpo.sh "$experiment" "cluster.nodes=$WORLD_SIZE" \
+  run_until_asked bash ray_utils/check_ray.sh "$slots" "${RLMATH_CHECK_TIMEOUT_S:-600}" || code=$?
+  if [ "$code" -eq 0 ]; then
+    run_until_asked bash launchers/run_math_grpo.sh "$experiment" "cluster.nodes=$WORLD_SIZE" \
+      "cluster.gpus_per_node=$((slots / WORLD_SIZE))" \
       "cluster.ray_address=$(head_address)" "$@" || code=$?
+  fi
+  rm -f "$end_file"
   echo "$code" >"$exit_file.$$"
   mv "$exit_file.$$" "$exit_file"
   exit "$code"
 fi
 
+# Also for what is called here. Ray was started before, so that its processes can be ended.
+trap '' TERM HUP
 while [ ! -s "$exit_file" ]; do
   if ! node_is_alive; then
     sleep 5 # The head writes the code before it ends.

@@ -16,6 +16,7 @@ need_number() { # NAME VALUE
 run_id=${RLMATH_RUN_ID:-${SLURM_JOB_ID:-default}}
 shared_dir=${RLMATH_SHARED_DIR:-$rlmath_root/.cluster}
 address_file=$shared_dir/ray_address.$run_id
+end_file=$shared_dir/end.$run_id # While it is there, RANK 0 tells the run to save and end.
 state_dir=${RLMATH_STATE_DIR:-/tmp/rlmath_ray_$(id -u)}/$run_id
 pid_file=$state_dir/rank_${RANK:-0}.pid
 node_log=$state_dir/rank_${RANK:-0}.log

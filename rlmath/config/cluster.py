@@ -23,7 +23,7 @@ class Placement(Enum):
 class ClusterConfig:
     device: Device = setting(Device.auto, "Device of the actor and the engines.")
     nodes: int = setting(1, "Number of nodes.", least=1, common=True)
-    gpus_per_node: int = setting(8, "GPUs per node; ignored on CPU.", least=1, common=True)
+    gpus_per_node: int = setting(1, "GPUs per node; ignored on CPU.", least=1, common=True)
     placement: Placement = setting(
         Placement.colocated,
         "colocated: engines and actor share GPUs and take turns; separate: each has its own GPUs. "
