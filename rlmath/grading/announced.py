@@ -24,7 +24,8 @@ def is_retracted(text: str, start: int) -> bool:
         return True
     if _is_replaced(rest[: another.start() if another else len(rest)], text[:start]):
         return True
-    looked_at = [first, *(paragraph.lstrip()[: lexicon.OPENING] for paragraph in paragraphs[1:])]
+    later = (paragraph.lstrip()[: lexicon.OPENING] for paragraph in paragraphs[1:])
+    looked_at = [first, *filter(None, later)]
     return any(
         any(part in one for part in lexicon.RETRACTIONS)
         and lexicon.RETRACTED.search(one) is not None

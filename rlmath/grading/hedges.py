@@ -111,6 +111,7 @@ _TAKEN_BACK = wording.NEGATIONS - _names("minus void unless except excluding wit
     approximately doubled tripled halved quadrupled negated inverted reversed factorial factorials
     powered conjugated raised unless except undefined"""
 )
+_AFTER_MARKUP = _names(r"""$ ) } ] * _ ` \ " \text \mathrm {""")
 _ANNOUNCING = _names(
     """about around approx approximately roughly circa so then and is are was were be i we you to
     minus negative another"""
@@ -376,7 +377,7 @@ def _hedged_after(text: str, end: int) -> bool:
         return True
     if ("sure" in after or "guess" in after or "certain" in after) and _UNSURE.search(after[:cut]):
         return True
-    while found and found[0] in ("$", ")", "}", "]", "*", "_", "`", "\\", '"'):
+    while found and found[0] in _AFTER_MARKUP:
         del found[0]
     if not found:
         return False

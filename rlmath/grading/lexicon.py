@@ -287,16 +287,16 @@ RESTATED = re.compile(
 )
 # Another value under a label: `Edit: 6`.
 RELABELED = re.compile(
-    r"(?:^|\n)[\s*_#-]{0,6}(?:(?:edit|updat|correct|revis|fix)(?:ed|e|ion)?|new|final|real|actual|true"
-    r"|right|erratum|ps|result|total|value)\b(?: [a-z]{1,12})?[\s*]{0,4}[:=—–-]{1,2}"
-    r"[\s*$]{0,4}(\d[\d,./]*)",
+    r"(?:^|\n)[ \t*_#-]{0,6}(?:(?:edit|updat|correct|revis|fix)(?:ed|e|ion)?|new|final"
+    r"|real|actual|true|right|erratum|ps|result|total|value)\b(?: [a-z]{1,12})?[\s*]{0,4}"
+    r"[:=—–-]{1,2}[\s*$]{0,4}(\d[\d,./]*)",
     re.IGNORECASE,
 )
 # A number that is all of a later line: `17\n18`, `17... 18`.
 BARE_LINE = re.compile(r"(?:\n|\.\.|[.!] )[ \t*$_#.]{0,8}(\d[\d,./]*)[ \t*$_.!]{0,8}(?=\n|\Z)")
 # A conclusion after the answer: `Therefore she has 7 apples.`
 CONCLUDING = re.compile(
-    r"(?:^|[.!?\n][\s*_#-]{0,6}|[,;] (?:and )?)(?:so|thus|therefore|hence|then|altogether|overall"
+    r"(?:^|[.!?\n][ \t*_#-]{0,6}|[,;] (?:and )?)(?:so|thus|therefore|hence|then|altogether|overall"
     r"|finally|consequently|as a result|all in all|in (?:total|all|conclusion|summary|the end)"
     r"|(?:this|that|which) (?:means|gives|makes|leaves))\b",
     re.IGNORECASE,

@@ -240,6 +240,7 @@ def test_a_conclusion_that_states_no_other_value_replaces_nothing(
         "Let's go with 5.",
         "Default: 5",
         "TODO: 5",
+        "x = 5 \\text{ is not a solution}",
         "The answer is !5.",
         "The answer is 5!.",
         "The answer is increased by 5.",
