@@ -10,7 +10,9 @@ from rlmath.model.spec import ModelSpec
 ROUTER_DTYPES = ("model", "float32")
 
 
-def moe_settings(spec: ModelSpec, layout: Layout, router_dtype: str, on_te: bool) -> dict[str, Any]:
+def moe_settings(
+    spec: ModelSpec, layout: Layout, router_dtype: str, grouped: bool
+) -> dict[str, Any]:
     """Fields of Megatron's ``TransformerConfig`` for the experts; none for a dense model.
 
     A token goes to the experts of highest probability, weighted by the softmax over those alone
@@ -20,7 +22,7 @@ def moe_settings(spec: ModelSpec, layout: Layout, router_dtype: str, on_te: bool
 
     Args:
         router_dtype: ``model`` or ``float32``, of the product that gives the router's logits.
-        on_te: Transformer Engine's layers, which multiply all experts of a rank at once.
+        grouped: All experts of a rank multiply at once, as Transformer Engine's do.
     """
     if not spec.experts:
         return {}
@@ -47,7 +49,7 @@ def moe_settings(spec: ModelSpec, layout: Layout, router_dtype: str, on_te: bool
         "moe_router_load_balancing_type": "none",
         "moe_router_dtype": "fp32" if router_dtype == "float32" else None,
         "moe_layer_freq": [int(spec.is_moe_layer(n)) for n in range(spec.layers)],
-        "moe_grouped_gemm": on_te,
+        "moe_grouped_gemm": grouped,
         "expert_model_parallel_size": layout.expert_parallel,
         "expert_tensor_parallel_size": layout.expert_tensor_parallel,
     }

@@ -8,6 +8,10 @@ is ``A x``, a few numbers a token:
 - ``W`` split by columns: ``A`` is split as ``W`` is, and the ranks' ``A x`` are summed; ``B`` is on
   every rank.
 
+An expert's layer gets the tokens of all of its tensor ranks, and what they put out is summed
+afterwards, by Megatron's dispatcher: nothing of the adapter crosses ranks. Of the parameter that
+every one of them has, each computes a part of the gradient.
+
 Under sequence parallelism the parameter that every rank has works on the rank's own tokens, so its
 gradient is partial; Megatron sums it, by the mark ``sequence_parallel``.
 """
@@ -41,6 +45,7 @@ class Adapter(nn.Module):
         lora: The adapters.
         like: The matrix.
         sequence_parallel: Tensor ranks have parts of the tokens where matrices are not split.
+        expert_ranks: Of an expert's matrix, the ranks that share it; 0: it is of no expert.
 
     Attributes:
         enabled: Whether it takes part; without, the layer is the base model's.
@@ -49,7 +54,12 @@ class Adapter(nn.Module):
     mask: Tensor | None
 
     def __init__(
-        self, layout: AdapterLayout, lora: Lora, like: Tensor, sequence_parallel: bool
+        self,
+        layout: AdapterLayout,
+        lora: Lora,
+        like: Tensor,
+        sequence_parallel: bool,
+        expert_ranks: int = 0,
     ) -> None:
         from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes as mark
 
@@ -58,9 +68,18 @@ class Adapter(nn.Module):
         self.by_columns, self.sequence_parallel = layout.rule is Rule.row, sequence_parallel
         self.a = nn.Parameter(like.new_empty(layout.a.shape))
         self.b = nn.Parameter(like.new_empty(layout.b.shape))
+        self.is_expert = expert_ranks > 0
         split, on_all = (self.a, self.b) if self.by_columns else (self.b, self.a)
         mark(split, is_parallel=True, dim=1 if self.by_columns else 0, stride=1)
-        on_all.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+        if expert_ranks == 1:
+            # No other rank has it, so that the gradient's norm counts it where it is.
+            mark(on_all, is_parallel=True, dim=0, stride=1)
+        # Megatron then sums its gradient over tensor ranks, which are those that share an expert.
+        partial = expert_ranks > 1 if self.is_expert else sequence_parallel
+        on_all.sequence_parallel = partial  # type: ignore[attr-defined]
+        for one in (self.a, self.b):
+            # Whether all data-parallel ranks have it, or those with the same experts.
+            one.allreduce = getattr(like, "allreduce", True)  # type: ignore[attr-defined]
         mask = _owners(layout)
         mask = None if bool(mask.all()) else mask.to(like.device, like.dtype)
         self.register_buffer("mask", mask, persistent=False)
@@ -69,13 +88,15 @@ class Adapter(nn.Module):
         """The layer's output with the adapter's, in one new tensor.
 
         Args:
-            x: ``[s, b, in]``, the layer's input.
-            output: ``[s, b, out]``, of the layer alone.
+            x: ``[s, b, in]``, the layer's input; of an expert ``[tokens, in]``.
+            output: The same with ``out``, of the layer alone.
         """
         from megatron.core import tensor_parallel as tp
 
         low = F.linear(x, self.a) * self.scale
-        if self.by_columns:
+        if self.is_expert:
+            pass
+        elif self.by_columns:
             if self.sequence_parallel:
                 low = tp.reduce_scatter_to_sequence_parallel_region(low)
             else:
@@ -85,7 +106,8 @@ class Adapter(nn.Module):
         else:
             low = tp.copy_to_tensor_model_parallel_region(low)
         wide = self._wide(self.b)
-        return torch.addmm(output.flatten(0, 1), low.flatten(0, 1), wide.t()).view_as(output)
+        flat, low = output.flatten(0, -2), low.flatten(0, -2)
+        return torch.addmm(flat, low, wide.t()).view_as(output)
 
     def _wide(self, b: Tensor, rows: slice = slice(None)) -> Tensor:
         """``[out, matrices * rank]``: each row of ``b`` under the ``A`` that it belongs to."""
@@ -125,13 +147,19 @@ class Adapter(nn.Module):
         from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
         from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
+        if self.is_expert:
+            tensor_ranks = parallel_state.get_expert_tensor_parallel_group()
+            copies = parallel_state.get_expert_data_parallel_group()
+        else:
+            tensor_ranks = parallel_state.get_tensor_model_parallel_group()
+            copies = parallel_state.get_data_parallel_group(with_context_parallel=True)
         found = make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
             {"a": 1} if self.by_columns else {"b": 0},
             sharded_offsets,
-            tp_group=parallel_state.get_tensor_model_parallel_group(),
-            dp_cp_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
+            tp_group=tensor_ranks,
+            dp_cp_group=copies,
         )
         if self.layout.rule is Rule.gate_up:
             # Each rank has its run of gate, then its run of up.
@@ -171,7 +199,8 @@ def attach_adapters(
         if layout is None:
             continue
         linear = module.get_submodule(matrix.name.removesuffix(".weight"))
-        adapter = Adapter(layout, lora, matrix.tensor, config.sequence_parallel)
+        sharing = parallel.expert_tp_size if matrix.entry.per_expert else 0
+        adapter = Adapter(layout, lora, matrix.tensor, config.sequence_parallel, sharing)
         initialize(adapter, spec.size(matrix.entry.hf[0].dims[1]), lora)
         _attach(linear, adapter)
         found.append(adapter)

@@ -48,6 +48,7 @@ class ModelSettings:
         precision: Of what decides log-probs most.
         layers: ``auto``, ``transformer_engine`` or ``local``, see ``choose_platform``.
         separate_norms: No norms within Transformer Engine's matrices.
+        separate_experts: Each of its experts multiplies alone.
         logits: ``whole``; ``chunked``: never, see ``rlmath/actor/head.py``; ``triton``: chunked,
             with Triton's kernels; ``auto``: chunked on CUDA.
     """
@@ -60,6 +61,7 @@ class ModelSettings:
     precision: Precision = field(default_factory=Precision)
     layers: str = ActorConfig.layers.value
     separate_norms: bool = False
+    separate_experts: bool = False
     logits: str = ActorConfig.logits.value
 
 
@@ -137,7 +139,12 @@ def transformer_config(
         **fusion_settings(on_te),
         **invariance_settings(settings.precision, on_te),
         **recompute,
-        **moe_settings(spec, layout, settings.precision.router_dtype, on_te),
+        **moe_settings(
+            spec,
+            layout,
+            settings.precision.router_dtype,
+            grouped=on_te and not settings.separate_experts,
+        ),
     )
 
 

@@ -33,7 +33,7 @@ from rlmath.batching.shards import Shard, Share, shards
 from rlmath.checkpoint.optimizer_state import initialize_states
 from rlmath.checkpoint.state import AdapterState, ModelState
 from rlmath.device import Platform
-from rlmath.model.lora import described
+from rlmath.model.lora import adapts_experts, described
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from rlmath.weights.tensor_prints import TensorPrints
@@ -100,7 +100,13 @@ class RankModel:
             self.spec,
             self.layout,
             self.platform,
-            dataclasses.replace(settings.model, separate_norms=settings.lora is not None),
+            dataclasses.replace(
+                settings.model,
+                separate_norms=settings.lora is not None,
+                # Grouped products have no place for an adapter.
+                separate_experts=settings.lora is not None
+                and adapts_experts(self.spec, settings.lora),
+            ),
             settings.max_sequence_length,
         )
         began_s = time.perf_counter()

@@ -10,7 +10,7 @@ from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.schema import Config, Device, DType
 from rlmath.config.weights import Transport
 from rlmath.errors import UserError, WeightsError
-from rlmath.model.lora import TARGETS, VLLM_RANKS, adapter_parameters, possible_targets
+from rlmath.model.lora import TARGETS, VLLM_RANKS, adapter_parameters
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
@@ -50,20 +50,14 @@ def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
     lora = config.actor.lora
     if not lora.rank:
         return
-    possible = possible_targets(model)
-    refused = [name for name in lora.targets or [] if name in TARGETS and name not in possible]
-    if refused:
-        yield (
-            f"actor.lora.targets: {', '.join(refused)} of an MoE (model.path has {model.experts} "
-            f"experts) have no adapters; take some of {', '.join(possible)}, or null"
-        )
+    unknown = [name for name in lora.targets or [] if name not in TARGETS]
     beyond = [layer for layer in lora.layers or [] if not 0 <= layer < model.layers]
     if beyond:
         yield (
             f"actor.lora.layers: the model has layers 0 to {model.layers - 1}, and no "
             f"{', '.join(map(str, beyond))}"
         )
-    if refused or beyond or [] in (lora.targets, lora.layers):
+    if unknown or beyond or [] in (lora.targets, lora.layers):
         return
     yield from _stages(config, model)
     adapters = adapters_of(lora, model, config.runner.seed)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from rlmath.model.lora import TARGETS, Lora, possible_targets
+from rlmath.model.lora import TARGETS, Lora, default_targets
 from rlmath.model.spec import ModelSpec
 from rlmath.utils.setting import OnlyWith, setting
 
@@ -32,7 +32,8 @@ class LoraConfig:
     targets: list[str] | None = setting(
         None,
         "Which matrices of a layer have an adapter: some of q_proj, k_proj, v_proj, o_proj, "
-        "gate_proj, up_proj, down_proj; null: all of them, of an MoE those of attention.",
+        "gate_proj, up_proj, down_proj, the last three also of every expert; null: all of them, of "
+        "an MoE those of attention.",
         only_with=_ON,
     )
     layers: list[int] | None = setting(
@@ -65,7 +66,7 @@ def adapters_of(lora: LoraConfig, spec: ModelSpec, seed: int) -> Lora | None:
     """
     if not lora.rank:
         return None
-    chosen = possible_targets(spec) if lora.targets is None else lora.targets
+    chosen = default_targets(spec) if lora.targets is None else lora.targets
     return Lora(
         rank=lora.rank,
         alpha=lora.alpha,

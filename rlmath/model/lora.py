@@ -14,8 +14,8 @@ from typing import Any
 from rlmath.model.families import Entry, Rule
 from rlmath.model.spec import ModelSpec
 
-# Of a layer, in the order of the files. Experts, routers, embeddings and the output layer have no
-# adapters.
+# Of a layer, in the order of the files; those of the feed-forward are of each expert as well.
+# Routers, embeddings and the output layer have no adapters.
 ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 TARGETS = ATTENTION_TARGETS + MLP_TARGETS
@@ -75,8 +75,9 @@ def rank_in_vllm(rank: int) -> int:
     raise ValueError(f"vLLM's adapters have ranks up to {VLLM_RANKS[-1]}, not {rank}")
 
 
-def possible_targets(spec: ModelSpec) -> tuple[str, ...]:
-    """The targets that a model has; of an MoE those of attention alone."""
+def default_targets(spec: ModelSpec) -> tuple[str, ...]:
+    """The targets of a model where none are given: all, of an MoE those of attention. Adapters of
+    each expert are a choice, for there are as many as there are experts."""
     return ATTENTION_TARGETS if spec.experts else TARGETS
 
 
@@ -91,12 +92,13 @@ def lora_b(tensor: str) -> str:
 
 
 def adapted_entries(spec: ModelSpec, lora: Lora) -> Iterator[tuple[Entry, int]]:
-    """Entries of the family's table, with the layer, that hold a matrix with an adapter."""
+    """Entries of the family's table, with the layer, that hold a matrix with an adapter; those of
+    experts once for all of a layer."""
     for layer in lora.layers_of(spec):
         for entry in spec.family.entries:
-            if not entry.per_layer or entry.per_expert or entry.rule is Rule.replicated:
+            if not entry.per_layer or entry.rule is Rule.replicated:
                 continue
-            names = [tensor.name.format(layer=layer) for tensor in entry.hf]
+            names = [tensor.name.format(layer=layer, expert=0) for tensor in entry.hf]
             if spec.has(entry, layer) and any(map(lora.adapts, names)):
                 yield entry, layer
 
@@ -105,13 +107,19 @@ def adapter_shapes(spec: ModelSpec, lora: Lora) -> dict[str, tuple[int, int]]:
     """Name and shape of every ``A`` and ``B``, in the order of the model."""
     result: dict[str, tuple[int, int]] = {}
     for entry, layer in adapted_entries(spec, lora):
-        for tensor in entry.hf:
-            name = tensor.name.format(layer=layer)
-            if lora.adapts(name):
-                rows, columns = (spec.size(dim) for dim in tensor.dims)
-                result[lora_a(name)] = (lora.rank, columns)
-                result[lora_b(name)] = (rows, lora.rank)
+        for expert in range(spec.experts if entry.per_expert else 1):
+            for tensor in entry.hf:
+                name = tensor.name.format(layer=layer, expert=expert)
+                if lora.adapts(name):
+                    rows, columns = (spec.size(dim) for dim in tensor.dims)
+                    result[lora_a(name)] = (lora.rank, columns)
+                    result[lora_b(name)] = (rows, lora.rank)
     return result
+
+
+def adapts_experts(spec: ModelSpec, lora: Lora) -> bool:
+    """Whether experts have adapters."""
+    return any(entry.per_expert for entry, _ in adapted_entries(spec, lora))
 
 
 def adapter_parameters(spec: ModelSpec, lora: Lora) -> int:

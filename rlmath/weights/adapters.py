@@ -9,11 +9,13 @@ parameters:
   to. Rows of a matrix without an adapter are there, unused and 0.
 
 Tensor ranks share them as they share the matrix: where the rows are split, ``b`` is and ``a`` is
-on every rank; where the columns are, ``a`` is and ``b`` is on every rank.
+on every rank; where the columns are, ``a`` is and ``b`` is on every rank. An expert's
+matrix is shared by the expert's tensor ranks.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -53,11 +55,10 @@ class AdapterLayout:
 def adapter_layout(matrix: LocalParameter, lora: Lora) -> AdapterLayout | None:
     """The adapter of a rank's matrix; ``None``: it has none."""
     entry, rank = matrix.entry, lora.rank
-    if not entry.per_layer or entry.per_expert or entry.rule is Rule.replicated:
+    if not entry.per_layer or entry.rule is Rule.replicated:
         return None
-    parts = tuple(
-        n for n in (t.name.format(layer=matrix.layer) for t in entry.hf) if lora.adapts(n)
-    )
+    names = (t.name.format(layer=matrix.layer, expert=matrix.expert) for t in entry.hf)
+    parts = tuple(name for name in names if lora.adapts(name))
     if not parts:
         return None
     rows, columns = cast(tuple[int, int], matrix.layout.shape)
@@ -107,6 +108,6 @@ def local_adapters(
             for name, tensor in (("a", layout.a), ("b", layout.b)):
                 parameter = chunk.get_parameter(prefix + name)
                 found.append(
-                    LocalParameter(prefix + name, parameter, tensor, matrix.entry, matrix.layer)
+                    dataclasses.replace(matrix, name=prefix + name, tensor=parameter, layout=tensor)
                 )
     return found

@@ -30,6 +30,7 @@ class LocalParameter:
         layout: The Hugging Face tensors in it.
         entry: Of the family's table.
         layer: Global number from 0; ``None``: it is of no layer.
+        expert: The same of an expert.
     """
 
     name: str
@@ -37,6 +38,7 @@ class LocalParameter:
     layout: LocalTensor
     entry: Entry
     layer: int | None
+    expert: int | None = None
 
     @property
     def is_copy(self) -> bool:
@@ -89,7 +91,7 @@ def local_parameters(
                     f"{parallel.tp_size}; {spec.architecture} needs {layout.shape}"
                 )
             seen.setdefault(layer, set()).add(entry)
-            result.append(LocalParameter(name, parameter, layout, entry, layer))
+            result.append(LocalParameter(name, parameter, layout, entry, layer, expert))
         _check_layers_whole(seen, spec)
     return result
 

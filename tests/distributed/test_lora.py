@@ -23,7 +23,7 @@ from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.checkpoint.state import begin_save, load_model, save_model
 from rlmath.device import Platform
 from rlmath.errors import UserError
-from rlmath.model.lora import ATTENTION_TARGETS, TARGETS, Lora, adapter_shapes
+from rlmath.model.lora import ATTENTION_TARGETS, MLP_TARGETS, TARGETS, Lora, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import read_model_spec
 from rlmath.validation.convert import to_hf
@@ -40,7 +40,7 @@ from tests.distributed.test_actor import (
     make_model,
     tiny_model,  # noqa: F401
 )
-from tests.distributed.test_mixture import make_mixture
+from tests.distributed.test_mixture import make_glm, make_mixture
 
 TEMPERATURE = 0.7
 ALL = Lora(rank=4, alpha=6.0, targets=TARGETS)
@@ -89,6 +89,8 @@ def dense(model: str, lora: Lora) -> nn.Module:
         model, dtype=torch.float64, experts_implementation="eager"
     ).requires_grad_(False)
     tensors = load_file(f"{lora.init_from}/adapter_model.safetensors")
+    of_experts = [key for key in tensors if ".experts." in key]
+    adapt_experts(found, {key: tensors.pop(key) for key in of_experts}, lora)
     for key in [key for key in tensors if key.endswith("lora_A.weight")]:
         stem = key.removesuffix(".lora_A.weight")
         name = stem.removeprefix("base_model.model.")
@@ -101,6 +103,37 @@ def dense(model: str, lora: Lora) -> nn.Module:
         )
         setattr(found.get_submodule(parent), last, adapted)
     return found
+
+
+def adapt_experts(model: Any, tensors: dict[str, Tensor], lora: Lora) -> None:
+    """Add the product of each expert's ``B`` and ``A`` to its rows of transformers' matrices of all
+    experts; they are kept by PEFT's names for a matrix each."""
+    model.of_experts = {
+        key.removeprefix("base_model.model."): one.double().requires_grad_()
+        for key, one in tensors.items()
+    }
+    by_module: dict[str, dict[tuple[int, str], Tensor]] = {}
+    for key, a in model.of_experts.items():
+        if key.endswith(".lora_A.weight"):
+            stem = key.removesuffix(".lora_A.weight")
+            module, _, expert, last = stem.rsplit(".", 3)
+            delta = lora.alpha / lora.rank * model.of_experts[f"{stem}.lora_B.weight"] @ a
+            by_module.setdefault(module + ".experts", {})[int(expert), last] = delta
+    for module, deltas in by_module.items():
+        experts = model.get_submodule(module)
+        width = experts.down_proj.size(2)
+        rows = {
+            "gate_proj": ("gate_up_proj", slice(width)),
+            "up_proj": ("gate_up_proj", slice(width, None)),
+            "down_proj": ("down_proj", slice(None)),
+        }
+        whole = {name: experts._parameters.pop(name) for name in ("gate_up_proj", "down_proj")}
+        added = {name: torch.zeros_like(one) for name, one in whole.items()}
+        for (expert, last), delta in deltas.items():
+            name, where = rows[last]
+            added[name][expert, where] += delta
+        for name, one in whole.items():
+            setattr(experts, name, one + added[name])
 
 
 def dense_log_probs(model: nn.Module, batch: Any) -> Tensor:
@@ -190,6 +223,7 @@ def expectation(model: str, lora: Lora) -> Any:
         if isinstance(one, Dense)
         for kind in "ab"
     }
+    grads |= {name: one.grad for name, one in found.of_experts.items()}
     norm = math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
     return batch, log_probs.detach(), grads, norm
 
@@ -258,6 +292,11 @@ def make_tied(folder: Path) -> str:
         # The frozen table is on both stages.
         pytest.param(make_tied, TARGETS, Layout(1, 2, 1), marks=pytest.mark.long),
         (make_mixture, ATTENTION_TARGETS, Layout(2, 1, 2, expert_parallel=2)),
+        # Each expert has its own, beside the dense layer's.
+        (make_mixture, TARGETS, Layout(2, 1, 2, expert_parallel=2)),
+        (make_mixture, MLP_TARGETS, Layout(1, 2, 2, expert_parallel=2)),
+        # Shared by two ranks, beside experts that every token goes to.
+        (make_glm, ("o_proj", "gate_proj", "down_proj"), Layout(2, 1, 1)),
     ],
     ids=str,
 )
@@ -364,9 +403,20 @@ def test_what_is_sent_is_the_merged_model(
     which: str,
     layout: Layout,
 ) -> None:
-    lora = adapters[which]
-    results = ranks.run(layout, run_merged, tiny_model, str(tmp_path), lora)
-    base, tensors = load_file(f"{tiny_model}/model.safetensors"), adapters_of(lora)
+    check_sent(ranks, tiny_model, adapters[which], layout, tmp_path)
+
+
+def test_experts_are_sent_merged_and_written_for_peft(ranks: RankPool, tmp_path: Path) -> None:
+    """Each expert from the rank that has it, by the names of single matrices."""
+    model = make_mixture(tmp_path / "model")
+    lora = write_peft(tmp_path / "peft", model, dataclasses.replace(ALL, targets=MLP_TARGETS))
+    assert ".mlp.experts.3.down_proj.lora_A.weight" in " ".join(adapters_of(lora))
+    check_sent(ranks, model, lora, Layout(2, 1, 2, expert_parallel=2), tmp_path)
+
+
+def check_sent(ranks: RankPool, model: str, lora: Lora, layout: Layout, tmp_path: Path) -> None:
+    results = ranks.run(layout, run_merged, model, str(tmp_path), lora)
+    base, tensors = load_file(f"{model}/model.safetensors"), adapters_of(lora)
     exported = load_file(tmp_path / "hf" / "model.safetensors")
     assert set(exported) == set(base)
     for name, weight in base.items():
@@ -425,13 +475,15 @@ def run_resumed(
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes"),
+    ("layout", "changes", "experts"),
     [
-        (Layout(1, 1, 2), {"offload": "optimizer"}),
+        (Layout(1, 1, 2), {"offload": "optimizer"}, False),
         (
             Layout(2, 1, 1),
             {"optimizer": {"distributed": False}, "model": ModelSettings(torch.bfloat16)},
+            False,
         ),
+        (Layout(1, 1, 2, expert_parallel=2), {}, True),
     ],
     ids=str,
 )
@@ -441,19 +493,22 @@ def test_a_run_resumes_bit_by_bit_and_in_other_layouts(
     tmp_path: Path,
     layout: Layout,
     changes: dict[str, Any],
+    experts: bool,
 ) -> None:
     batch = make_batch()
-    given = (tiny_model, batch, str(tmp_path), ALL)
+    model = make_mixture(tmp_path / "model") if experts else tiny_model
+    given = (model, batch, str(tmp_path), ALL)
     through = ranks.run(layout, run_resumed, *given, (2, 2), changes)
     resumed = ranks.run(layout, run_resumed, *given, (0, 2), changes)
     for one, other in zip(through, resumed, strict=True):
         assert one[0] == other[0]
         if one[1] is not None:
             assert torch.equal(one[1].log_probs, other[1].log_probs)
-    # Adapters, and up to three float32 tensors of each, with headers; all weights take over 2 MB.
-    trained = sum(math.prod(s) for s in adapter_shapes(read_model_spec(tiny_model), ALL).values())
+    # Adapters, and up to three float32 tensors of each, with headers.
+    shapes = adapter_shapes(read_model_spec(model), ALL).values()
+    trained = sum(map(math.prod, shapes))
     held = sum(p.stat().st_size for p in (tmp_path / "actor").glob("*.distcp"))
-    assert 12 * trained <= held < 16 * trained + 500_000
+    assert 12 * trained <= held < 16 * trained + 9_000 * len(shapes)
     if layout.tensor_parallel == 1:
         other = Layout(2, 2, 1)
         for metrics, _ in ranks.run(other, run_resumed, *given, (0, 2), {}):

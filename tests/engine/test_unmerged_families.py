@@ -12,7 +12,7 @@ from reference import make_requests, random_prompts
 from transformers import AutoModelForCausalLM
 
 from rlmath.checks.lora import UNMERGED_FAMILIES
-from rlmath.model.lora import Lora, possible_targets
+from rlmath.model.lora import Lora, default_targets
 from rlmath.model.spec import read_model_spec
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, build_tokenizer
 from rlmath.rollout.pool import RolloutPool
@@ -50,7 +50,7 @@ def test_an_engine_computes_the_adapters_of(
     folder = make_folder(family, tmp_path / "model")
     model = read_model_spec(folder)
     assert model.family.name == family
-    lora = Lora(4, 6.0, possible_targets(model), layers=(0, 2))
+    lora = Lora(4, 6.0, default_targets(model), layers=(0, 2))
     spec = replace(log_dir_spec, model_path=str(folder), adapters=lora, max_sequence_tokens=128)
     prompts = random_prompts(4, 20)
     with RolloutPool(spec, num_engines=1, stall_timeout_s=120) as pool:

@@ -122,11 +122,10 @@ def _module_bytes(spec: ModelSpec, actor: ActorShape) -> dict[str, float]:
         attention += 2 * (2 * query + 2 * cp * key)
     products = 3 if _keeps_input(actor, "down_proj") else 2
     dense = products * spec.ffn + (spec.hidden if _norm_is_within(actor) else 0)
-    # Each token's copies for its experts, and gate, up and their product; experts have no adapters.
-    frozen = actor.lora is not None
-    copies = 2 * spec.moe_ffn if frozen else spec.hidden + 3 * spec.moe_ffn
-    routed = spec.experts_per_token * copies
-    shared = 2 * (2 if frozen else 3) * spec.shared_ffn
+    # Each token's copies for its experts, and gate, up and their product.
+    copies = spec.hidden if _keeps_input(actor, "gate_proj", "up_proj") else 0
+    routed = spec.experts_per_token * (copies + products * spec.moe_ffn)
+    shared = 2 * products * spec.shared_ffn
     return {
         "core_attn": attention / tp,
         "mlp": 2 * dense / tp,
@@ -178,8 +177,8 @@ def logits_bytes(
     *,
     backward: bool,
     in_float32: bool = False,
-    kernels: bool = False,
     whole: bool = False,
+    kernels: bool = False,
 ) -> float:
     """Logits of a micro-batch on the last stage, and what the log-probs take beside them.
 
@@ -190,8 +189,8 @@ def logits_bytes(
     Args:
         in_float32: ``precision.lm_head_dtype=float32``: logits are float32, and so are blocks of
             the weight.
-        kernels: ``actor.logits=triton``: there are no tables.
         whole: ``actor.logits=whole``.
+        kernels: ``actor.logits=triton``: there are no tables.
     """
     if whole:
         return _whole_logits_bytes(spec, actor, backward=backward, in_float32=in_float32)

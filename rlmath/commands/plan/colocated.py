@@ -64,7 +64,7 @@ def with_awake_engine(
     sync = next(phase for phase in phases if phase.name == "weight sync")
     awake = {"engine weights": engine_weights_bytes(spec, engine_tp, step.quantized)}
     copying = [
-        Phase("engines wake beside copies", {**phase.terms, **awake})
+        Phase("early wake-up", {**phase.terms, **awake})
         for phase in phases
         if phase.name == COPYING
     ]

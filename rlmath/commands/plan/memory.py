@@ -36,7 +36,7 @@ from rlmath.commands.plan.models import (
 )
 from rlmath.config.schema import RolloutConfig
 from rlmath.config.weights import BUCKET_MIB
-from rlmath.model.lora import MERGED_ELEMENTS, Lora, adapter_shapes
+from rlmath.model.lora import MERGED_ELEMENTS, MLP_TARGETS, Lora, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes
@@ -216,7 +216,11 @@ def model_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> StateBy
     experts = expert_parameters_of_rank(spec, layout, stage)
     if actor.lora is not None:
         frozen = StateBytes(2 * (dense + experts), 0.0, 0.0)
-        return frozen + state_bytes(trained_parameters(spec, actor, stage), layout.copies)
+        shared, own = (
+            sum(adapter_sizes_of_rank(spec, layout, stage, actor.lora, of_experts))
+            for of_experts in (False, True)
+        )
+        return frozen + state_bytes(shared, layout.copies) + state_bytes(own, layout.expert_copies)
     return state_bytes(dense, layout.copies) + state_bytes(experts, layout.expert_copies)
 
 
@@ -224,7 +228,13 @@ def trained_parameters(spec: ModelSpec, actor: ActorShape, stage: int) -> int:
     """Of a rank of a stage: adapters, or all of its weights."""
     if actor.lora is None:
         return rank_parameters(spec, actor, stage)
-    return sum(adapter_sizes_of_rank(spec, actor.layout, stage, actor.lora))
+    return sum(_adapter_sizes(spec, actor.layout, stage, actor.lora))
+
+
+def _adapter_sizes(spec: ModelSpec, layout: Layout, stage: int, lora: Lora) -> tuple[int, ...]:
+    """Of the parameters of a rank's adapters, those of experts among them."""
+    shared = adapter_sizes_of_rank(spec, layout, stage, lora)
+    return shared + adapter_sizes_of_rank(spec, layout, stage, lora, of_experts=True)
 
 
 def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:
@@ -386,7 +396,7 @@ def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> fl
         return 0.0
     if actor.lora is not None:
         stages = telling_stages(spec, layout)
-        sizes = (adapter_sizes_of_rank(spec, layout, stage, actor.lora) for stage in stages)
+        sizes = (_adapter_sizes(spec, layout, stage, actor.lora) for stage in stages)
         return 8 * min(weights / layout.copies, max(map(max, filter(None, sizes)), default=0))
     largest = largest_parameter_of_rank(spec, layout)
     if actor.overlap_gradients or (spec.tied and pp > 1):
@@ -421,10 +431,12 @@ def merging_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     """
     if actor.lora is None or actor.unmerged:
         return 0.0
-    largest = spec.hidden * max(
-        spec.ffn if "gate_proj" in actor.lora.targets else 0, spec.heads * spec.head_dim
-    )
-    largest //= actor.layout.tensor_parallel
+    layout, wide = actor.layout, bool({*MLP_TARGETS} & {*actor.lora.targets})
+    dense = max(spec.ffn if spec.moe_layers < spec.layers else 0, spec.shared_ffn)
+    width = max(dense if wide else 0, spec.heads * spec.head_dim) // layout.tensor_parallel
+    if wide and spec.experts:
+        width = max(width, spec.moe_ffn // layout.expert_tensor_parallel)
+    largest = spec.hidden * width
     return 2 * largest + 8 * min(MERGED_ELEMENTS, largest)
 
 
@@ -459,9 +471,22 @@ def checkpoint_bytes(
     """What a rank takes to save its share of a checkpoint; experts are a separate part."""
     layout = actor.layout
     if actor.lora is not None:
-        sizes = adapter_sizes_of_rank(spec, layout, stage, actor.lora)
-        return checkpoint_bytes_of_rank(
-            sum(sizes), layout.copies, max(sizes, default=0), background=background
+        parts = [
+            checkpoint_bytes_of_rank(
+                sum(sizes), copies, max(sizes, default=0), background=background
+            )
+            for sizes, copies in (
+                (adapter_sizes_of_rank(spec, layout, stage, actor.lora), layout.copies),
+                (
+                    adapter_sizes_of_rank(spec, layout, stage, actor.lora, of_experts=True),
+                    layout.expert_copies,
+                ),
+            )
+            if sizes
+        ]
+        return CheckpointBytes(
+            max((one.gpu_bytes for one in parts), default=0),
+            sum(one.host_bytes for one in parts),
         )
     largest = largest_parameter_of_rank(spec, layout)
     dense = parameters_of_rank(spec, layout, stage)

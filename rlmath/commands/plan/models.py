@@ -187,25 +187,29 @@ def parameters_of_rank(spec: ModelSpec, layout: Layout, stage: int) -> int:
 
 @functools.cache
 def adapter_sizes_of_rank(
-    spec: ModelSpec, layout: Layout, stage: int, lora: Lora
+    spec: ModelSpec, layout: Layout, stage: int, lora: Lora, of_experts: bool = False
 ) -> tuple[int, ...]:
-    """Elements of each parameter of adapters that one rank of a pipeline stage holds.
+    """Elements of each parameter of adapters that one rank of a pipeline stage holds, either those
+    of experts or the others.
 
     Of a matrix that tensor ranks share by rows ``b`` is shared and ``a`` is not; by columns the
     other way round (``rlmath/weights/adapters.py``).
     """
-    tp, layers = layout.tensor_parallel, layout.stage_layers(spec.layers, stage)
+    layers = layout.stage_layers(spec.layers, stage)
+    tp = layout.expert_tensor_parallel if of_experts else layout.tensor_parallel
+    each = spec.experts // layout.expert_parallel if of_experts else 1
     sizes: list[int] = []
     for entry, layer in adapted_entries(spec, lora):
-        if layer not in layers:
+        if layer not in layers or entry.per_expert is not of_experts:
             continue
         rows = sum(spec.size(tensor.dims[0]) for tensor in entry.hf)
         columns = spec.size(entry.hf[0].dims[1])
-        parts = sum(lora.adapts(tensor.name.format(layer=layer)) for tensor in entry.hf)
+        names = (tensor.name.format(layer=layer, expert=0) for tensor in entry.hf)
+        parts = sum(map(lora.adapts, names))
         if entry.rule is Rule.row:
-            sizes += [lora.rank * columns // tp, lora.rank * rows]
+            sizes += [lora.rank * columns // tp, lora.rank * rows] * each
         else:
-            sizes += [lora.rank * parts * columns, lora.rank * rows // tp]
+            sizes += [lora.rank * parts * columns, lora.rank * rows // tp] * each
     return tuple(sizes)
 
 

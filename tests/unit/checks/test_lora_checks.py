@@ -24,7 +24,15 @@ from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.schema import Config, Device, DType
 from rlmath.config.weights import Transport
 from rlmath.model.families import FAMILIES
-from rlmath.model.lora import TARGETS, Lora, adapter_parameters, adapter_shapes
+from rlmath.model.lora import (
+    ATTENTION_TARGETS,
+    TARGETS,
+    Lora,
+    adapter_parameters,
+    adapter_shapes,
+    adapts_experts,
+)
+from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 from rlmath.weights.peft_folder import CONFIG_FILE, write_adapters
 
@@ -72,7 +80,6 @@ def test_parameters_are_those_of_the_papers_formula() -> None:
         ({"layers": []}, QWEN, ("actor.lora.layers=[]",)),
         ({"layers": [3, 28]}, QWEN, ("actor.lora.layers", "0 to 27", "28")),
         ({"layers": [-1]}, QWEN, ("actor.lora.layers", "-1")),
-        ({"targets": ["o_proj", "up_proj"]}, MOE, ("up_proj", "64 experts", "q_proj")),
         ({"rank": 4000}, QWEN, ("actor.lora.rank=4000", "parameters")),
     ],
     ids=str,
@@ -83,6 +90,21 @@ def test_what_the_model_does_not_have_is_refused(
     (message,) = problems(config(**changes), spec)
     for part in parts:
         assert part in message
+
+
+def test_experts_have_adapters_where_they_are_asked_for() -> None:
+    """A and B of each, beside attention's; by default of attention alone."""
+    moe = model_spec(KNOWN["Qwen3-30B-A3B"])
+    assert not problems(config(targets=["o_proj", "up_proj", "down_proj"]), moe)
+    asked = Lora(8, 8.0, ("up_proj",), layers=(3,))
+    shapes = adapter_shapes(moe, asked)
+    assert len(shapes) == 2 * 128 and adapts_experts(moe, asked)
+    assert shapes["model.layers.3.mlp.experts.127.up_proj.lora_B.weight"] == (768, 8)
+    usual = adapters_of(config().actor.lora, moe, seed=0)
+    assert usual is not None and usual.targets == ATTENTION_TARGETS
+    assert not adapts_experts(moe, usual)
+    made = config(targets=["up_proj"], rollout=LoraRollout.unmerged)
+    assert any("qwen3_moe" in one for one in unmerged_model(made, moe))
 
 
 def test_each_stage_has_an_adapter() -> None:

@@ -276,6 +276,16 @@ def layout_cases() -> list[Case]:
             budget,
         ),
         case(
+            "30B EP 8, LoRA on experts",
+            "qwen3_30b_a3b",
+            2,
+            "actor.lora.rank=32",
+            "actor.lora.targets=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]",
+            "actor.recompute=none",
+            *small,
+            budget,
+        ),
+        case(
             "1.5B with a value model and a KL term, all offloaded",
             "r1_distill_qwen_1.5b",
             1,

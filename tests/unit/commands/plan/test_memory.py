@@ -439,13 +439,13 @@ def test_engines_wake_beside_copies_where_the_update_took_more() -> None:
 
     actor = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=8192)
     named = phases(actor, engine_tp=4)
-    wake, parameters = named["engines wake beside copies"], parameters_of_rank(one, actor.layout, 0)
+    wake, parameters = named["early wake-up"], parameters_of_rank(one, actor.layout, 0)
     assert wake.terms["state"] == (2 + 12 / 2) * parameters
     assert wake.terms["engine weights"] == engine_weights_bytes(one, 4)
     fullest = max(named["training"].num_bytes, named["optimizer step"].num_bytes)
     assert wake.num_bytes <= fullest
     # One GPU's engine takes as much as four ranks of the actor freed: they wait.
-    assert "engines wake beside copies" not in phases(actor, engine_tp=1)
+    assert "early wake-up" not in phases(actor, engine_tp=1)
     none = dataclasses.replace(step, offload="none")
     beside = beside_sleeping_engine(one, actor, none)
     assert "copies to the host" not in {phase.name for phase in beside}
@@ -532,3 +532,23 @@ def test_adapters_of_the_plan_are_those_of_the_ranks() -> None:
             assert found is not None
             sizes += [math.prod(found.a.shape), math.prod(found.b.shape)]
         assert sizes == list(adapter_sizes_of_rank(one, Layout(tp), 0, lora))
+
+
+def test_adapters_of_experts_are_where_the_experts_are() -> None:
+    """Of 128, those of the rank's; over tensor ranks where these share each. Their copies share the
+    optimizer's state."""
+    one, lora = (
+        model_spec(KNOWN["Qwen3-30B-A3B"]),
+        Lora(8, 8.0, ("o_proj", "gate_proj", "down_proj")),
+    )
+    fc1, fc2 = 8 * (2048 + 2 * 768), 8 * (768 + 2048)
+    apart = Layout(2, 1, 4, expert_parallel=8)
+    sizes = adapter_sizes_of_rank(one, apart, 0, lora, of_experts=True)
+    assert len(sizes) == 48 * 16 * 4 and sum(sizes) == 48 * 16 * (fc1 + fc2)
+    shared = adapter_sizes_of_rank(one, Layout(2), 0, lora, of_experts=True)
+    assert sum(shared) == 48 * 128 * 8 * (2048 + 768 + 384 + 2048)
+    actor = ActorShape(apart, recompute_layers=0, max_tokens=8192, lora=lora)
+    attention = sum(adapter_sizes_of_rank(one, apart, 0, lora))
+    state = model_state_bytes(one, actor, 0)
+    assert state.optimizer == 12 * (attention / 4 + sum(sizes))
+    assert state.gradients == 4 * (attention + sum(sizes))
