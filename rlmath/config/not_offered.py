@@ -14,6 +14,11 @@ _ACTIVATIONS = (
     "Megatron asks Transformer Engine for it, which nothing here can run to compare; "
     "actor.recompute=selective saves activations"
 )
+_FP8 = (
+    "training in FP8 is not built: Transformer Engine alone computes it (without it Megatron takes "
+    "model.dtype and says nothing), and nothing here can run it to compare; rollout.quantization "
+    "has FP8 for engines"
+)
 
 NOT_OFFERED = {
     "optimizer_cpu_offload": (
@@ -42,6 +47,7 @@ NOT_OFFERED = {
     "fine_grained_activation_offloading": _ACTIVATIONS,
     "offload_modules": _ACTIVATIONS,
     "cpu_offloading": _ACTIVATIONS,
+    **dict.fromkeys(("fp8", "fp8_recipe", "fp8_param"), _FP8),
 }
 
 # By key, values that one might ask for.

@@ -57,6 +57,17 @@ def test_without_transformer_engine_there_is_no_activation_offload() -> None:
     assert transformer_engine.cpu_offload is None
 
 
+def test_without_transformer_engine_fp8_is_no_error_and_nothing() -> None:
+    """A setting for it would have to refuse Megatron's own layers itself."""
+    from megatron.core import fp8_utils
+
+    assert not fp8_utils.HAVE_TE
+    wanted: Any = SimpleNamespace(fp8="e4m3", fp8_recipe="blockwise")
+    assert fp8_utils.get_fp8_recipe(wanted) is None, REASON
+    with fp8_utils.get_fp8_context(wanted) as context:
+        assert context is None
+
+
 def test_recomputed_norms_ask_for_fp8_whatever_they_are_told() -> None:
     from megatron.core.tensor_parallel.random import HAVE_TE, CheckpointWithoutOutput
 
