@@ -17,6 +17,7 @@ from typing import Any
 
 from rlmath.commands.plan.schedule.lengths import Lengths
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
+from rlmath.config.rollout import ArraysAt
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
 from rlmath.rollout.continuous import ContinuousSampler
@@ -381,12 +382,14 @@ class InstantGrades:
 
 
 def _with(config: Config, choice: Choice) -> Config:
-    """The settings with a schedule, and without what depends on rewards."""
+    """The settings with a schedule, and without what depends on rewards; virtual engines have no
+    arrays to keep."""
     rollout = dataclasses.replace(
         config.rollout,
         schedule=choice.schedule,
         carry_over_tokens=choice.budget_tokens,
         max_lag=choice.max_lag,
+        arrays=ArraysAt.driver,
     )
     algorithm = dataclasses.replace(
         config.algorithm, filter=type(config.algorithm.filter)(), curriculum=_no_curriculum(config)
