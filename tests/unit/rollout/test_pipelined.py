@@ -163,6 +163,7 @@ class Parts:
         session: Any = SimpleNamespace(
             config=self.sampler._config,
             sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
+            actor=SimpleNamespace(begin_load=lambda: None),
         )
         monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
         monkeypatch.setattr(feed_module, "weights_digest", lambda *_: None)
