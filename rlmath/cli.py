@@ -256,10 +256,9 @@ def _run(command: str, options: argparse.Namespace) -> int:
         if found.finished:
             return 0
     if options.check:
-        if not is_hub_model(config.model.path):
-            from rlmath.checks.trial import trial
+        from rlmath.checks.trial import trial
 
-            print("".join(f"{line}\n" for line in trial(config, command)), end="", flush=True)
+        print("".join(f"{line}\n" for line in trial(config, command)), end="", flush=True)
         print("".join(f"note     {note}\n" for note in notes), end="", flush=True)
         return 0
     from rlmath.utils.paused_collector import paused_collector

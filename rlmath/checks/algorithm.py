@@ -11,6 +11,7 @@ from rlmath.config.algorithm import KlPlace
 from rlmath.config.rollout import KvAtSync, max_lag
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs, RolloutSchedule
 from rlmath.config.settings import by_key, value_of, value_text
+from rlmath.rewards.registry import is_graded
 
 # Advantages that compare the samples of a problem with each other.
 _OF_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "batch_std", "gdpo", "pass_at_k")
@@ -33,6 +34,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _correction(algorithm)
     yield from _kl_and_entropy(algorithm)
     yield from _filter(algorithm)
+    yield from _grades(config)
     yield from _curriculum(config)
     yield from _schedule(config)
 
@@ -272,6 +274,27 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
         yield (
             f"algorithm.filter.keep={rules.keep.name}: in a group of group_size=1 all is always "
             "equal, so no group would be kept; take filter.keep=all, or a group_size of 2 or more"
+        )
+
+
+def _grades(config: Config) -> Iterator[str]:
+    """What asks whether a sample is right, where no reward has its answer graded."""
+    algorithm, items = config.algorithm, config.reward.items
+    asks = algorithm.filter.keep is GroupRule.accuracy or algorithm.curriculum.cooldown
+    if not asks or not items or any(is_graded(item.name) for item in items):
+        return
+    names = ", ".join(item.name for item in items)
+    why = f"reward.items ({names}) has no reward that grades answers, which say what is correct"
+    works = "add {name: math, weight: 0} to reward.items, which grades and adds nothing to the sum"
+    if algorithm.filter.keep is GroupRule.accuracy:
+        yield (
+            f"algorithm.filter.keep=accuracy: {why}, so every group would be dropped; {works}, or "
+            "take keep=variance"
+        )
+    if algorithm.curriculum.cooldown:
+        yield (
+            f"algorithm.curriculum.cooldown=true: {why}, so no problem would have a pass rate; "
+            f"{works}, or set it to false"
         )
 
 

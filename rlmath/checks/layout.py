@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
+from rlmath.cluster import placement
 from rlmath.config.arithmetic import RunLayout, batch_of
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.rollout import KvCacheDtype
 from rlmath.config.schema import Config, Device, DType, Recompute
+from rlmath.errors import UserError
 from rlmath.model.families import QkNorm
 from rlmath.model.parallel import chunk_problem, even_stages, stage_problem
 from rlmath.model.spec import ModelSpec
@@ -65,6 +68,19 @@ def batch_divides(config: Config, layout: RunLayout, command: str) -> Iterator[s
         f"{batch.sequences} sequences, / {minibatches} minibatches / {ranks} data-parallel ranks "
         f"= {batch.sequences / parts:g} does not divide; works: {works}"
     )
+
+
+def tensor_groups_have_nodes(config: Config, layout: RunLayout, command: str) -> Iterator[str]:
+    """The ranks of a tensor-parallel group are on one node, of nodes that are all free."""
+    if layout.device is Device.cpu:
+        return
+    if command != "train":  # As a run places it, which asks the teacher in training only.
+        layout = dataclasses.replace(layout, teacher_engines=0)
+    nodes = placement.whole_nodes(placement.reserved_gpus(layout), config.cluster.gpus_per_node)
+    try:
+        placement.assign(layout, nodes)
+    except UserError as error:
+        yield str(error)
 
 
 def gradient_copies(config: Config, layout: RunLayout) -> Iterator[str]:

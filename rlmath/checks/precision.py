@@ -31,6 +31,25 @@ def layers(config: Config, machine: Machine, device: Device) -> Iterator[str]:
         yield te_install.refusal(machine.transformer_engine)
 
 
+def context_attention(config: Config, device: Device, command: str) -> Iterator[str]:
+    """Attention of context-parallel ranks in ``model.dtype``.
+
+    Of Transformer Engine's backends flash and fused attention take 16 bits alone, and the unfused
+    one no context parallelism (``get_attention_backend`` in transformer_engine 2.11,
+    dot_product_attention/utils.py).
+    """
+    actor = config.actor
+    on_te = device is Device.cuda and actor.layers is not Layers.local
+    if command == "evaluate" or not on_te or actor.context_parallel == 1:
+        return
+    if config.model.dtype is DType.float32:
+        yield (
+            "model.dtype=float32: Transformer Engine has no attention for it with "
+            f"actor.context_parallel={actor.context_parallel}; take bfloat16, "
+            "actor.context_parallel=1, or actor.layers=local"
+        )
+
+
 def logits_kernels(config: Config, device: Device, command: str) -> Iterator[str]:
     """``actor.logits=triton`` where there is no GPU."""
     if command != "evaluate" and config.actor.logits is Logits.triton and device is Device.cpu:

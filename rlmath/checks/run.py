@@ -96,6 +96,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     if command != "evaluate":
         yield from check_precision.layers(config, machine, device)
     yield from check_precision.batch_invariance(config, machine, device, command)
+    yield from check_precision.context_attention(config, device, command)
     yield from check_precision.logits_kernels(config, device, command)
     yield from check_files.data_files(config, command)
     yield from check_files.model_folder(config)
@@ -122,6 +123,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield str(error)
     if layout is not None:
         yield from check_layout.batch_divides(config, layout, command)
+        yield from check_layout.tensor_groups_have_nodes(config, layout, command)
         if command != "evaluate":
             yield from check_layout.gradient_copies(config, layout)
     if command != "sft":

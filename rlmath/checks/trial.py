@@ -1,5 +1,5 @@
-"""What ``--check`` tries out: the first rows as the run reads them, with the model's tokenizer, and
-rewards of the user's own on two made-up responses.
+"""What ``--check`` tries out: the first rows as the run reads them, with the model's tokenizer, the
+making of every reward, and rewards of the user's own on two made-up responses.
 
 Needs neither torch nor transformers. The user's code runs, so this is not for every start.
 """
@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlmath.checks.data_rows import rows_of
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.hub_names import is_hub
-from rlmath.config.schema import Config, DataConfig, OverlongPrompt, RewardItem
+from rlmath.config.schema import Config, DataConfig, OverlongPrompt
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.rows import Draft, Target, answers_in, responses_in, usable_rows
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY
+from rlmath.model.hub import is_hub_model
 from rlmath.rewards.loading import is_path
 from rlmath.rewards.registry import available_rewards
 from rlmath.types import Problem, Sample
+
+if TYPE_CHECKING:
+    from rlmath.rewards.mix import RewardMix
 
 # Rows of each file that are read.
 ROWS = 1000
@@ -32,24 +37,38 @@ def trial(config: Config, command: str) -> list[str]:
     """Lines that say how the trial went.
 
     Args:
-        config: Checked settings, with a model whose folder is there.
+        config: Checked settings; the model may still be on the hub.
         command: ``train``, ``sft`` or ``evaluate``.
 
     Raises:
         UserError: A row is malformed or a prompt too long where the settings say stop, or a
-            reward cannot be loaded, raised, or returned something else than numbers.
+            reward cannot be made, raised, or returned something else than numbers.
     """
-    folder = config.model.path
-    if folder != TINY and not (Path(folder) / "tokenizer.json").is_file():
-        return [f"prompts  not looked at: {folder} has no tokenizer.json, only slower formats"]
-    tokenizer = LightTokenizer(folder)
-    read = [_prompts(source, tokenizer) for source in _sources(config, command)]
-    lines = [line for _, found in read for line in found]
-    own = [item for item in config.reward.items if _is_own(item.name)]
-    if command == "train" and own and read[0][0]:
-        problem = _problem(config.data, read[0][0][0], tokenizer)
-        lines += _own_rewards(config, own, problem, tokenizer)
+    sources = list(_sources(config, command))
+    missing = _no_tokenizer(config.model.path)
+    tokenizer = LightTokenizer(TINY if missing else config.model.path)
+    if missing:
+        lines = [f"prompts  not looked at: {missing}"]
+        drafts = [_drafts_in_its_place(source, tokenizer) for source in sources]
+    else:
+        read = [_prompts(source, tokenizer) for source in sources]
+        lines = [line for _, found in read for line in found]
+        drafts = [of_source for of_source, _ in read]
+    if command == "sft":
+        return lines
+    found = zip(sources, drafts, strict=True)
+    problems = [_problem(one.data, rows[0], tokenizer) for one, rows in found if rows]
+    lines += _rewards(config, problems[:1], tokenizer, not_the_models=bool(missing))
     return lines
+
+
+def _no_tokenizer(model: str) -> str:
+    """Why prompts cannot be rendered as the model's; empty: they can."""
+    if is_hub_model(model):
+        return f"{model} and its tokenizer are still on the hub"
+    if model != TINY and not (Path(model) / "tokenizer.json").is_file():
+        return f"{model} has no tokenizer.json, only slower formats"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +131,16 @@ def _prompts(source: _Source, tokenizer: LightTokenizer) -> tuple[list[Draft], l
     return drafts, lines
 
 
+def _drafts_in_its_place(source: _Source, tokenizer: LightTokenizer) -> list[Draft]:
+    """Rows as a tokenizer in the place of the model's renders them; none where it cannot."""
+    renderer = PromptRenderer(source.data, tokenizer)
+    rows = [row for path in source.paths[:1] for row in itertools.islice(rows_of(path), ROWS)]
+    try:
+        return usable_rows(rows, source.data, renderer, source.target)[0]
+    except UserError:  # The run's own tokenizer may say otherwise.
+        return []
+
+
 def _lengths(
     data: DataConfig, texts: list[str], tokenizer: LightTokenizer, *, all_read: bool
 ) -> str:
@@ -137,19 +166,52 @@ def _problem(data: DataConfig, draft: Draft, tokenizer: LightTokenizer) -> Probl
     return Problem(draft.place, draft.prompt, ids[0], draft.target, draft.fields)
 
 
+def _rewards(
+    config: Config, problems: Sequence[Problem], tokenizer: LightTokenizer, *, not_the_models: bool
+) -> Iterator[str]:
+    """Make all rewards, and call those that the user wrote, as training would.
+
+    Args:
+        config: The settings.
+        problems: The first is what they are called with; none: they are made and not called.
+        tokenizer: Of the model, or in its place.
+        not_the_models: It is in its place.
+    """
+    from rlmath.rewards.mix import RewardMix  # With the grader: not for every start.
+
+    reward = config.reward
+    with RewardMix.from_config(
+        reward.items,
+        correct=reward.correct,
+        incorrect=reward.incorrect,
+        completion_format="chat" if config.data.apply_chat_template else "text",
+    ) as mix:
+        own = [
+            # A weight of 0 counts as well here.
+            replace(made, weight=1.0)
+            for made, item in zip(mix.items, reward.items, strict=True)
+            if _is_own(item.name)
+        ]
+        if not own:
+            return
+        if not problems:
+            labels = ", ".join(item.label for item in own)
+            yield f"reward   {labels}: not tried, as there is no problem to call it with here"
+            return
+        if not_the_models:
+            yield "reward   tried with the tokens of another tokenizer:"
+        yield from _call(RewardMix(own), problems[0], tokenizer)
+
+
 def _is_own(name: str) -> bool:
     """Whether a reward is a function of the user's; a server of theirs may not be in reach."""
     server = name.startswith(("http://", "https://"))
     return is_path(name) and not server and name not in available_rewards()
 
 
-def _own_rewards(
-    config: Config, items: Sequence[RewardItem], problem: Problem, tokenizer: LightTokenizer
-) -> Iterator[str]:
-    """Call the rewards that the user wrote, as training would."""
+def _call(mix: RewardMix, problem: Problem, tokenizer: LightTokenizer) -> Iterator[str]:
+    """Call rewards on a response with the accepted answer, and on one without."""
     import numpy as np
-
-    from rlmath.rewards.mix import RewardMix  # With the grader: for those alone who need it.
 
     texts = (f"The answer is \\boxed{{{problem.answers[0]}}}.", "I do not know.")
     samples = [
@@ -166,15 +228,8 @@ def _own_rewards(
         )
         for index, text in enumerate(texts)
     ]
-    completion_format = "chat" if config.data.apply_chat_template else "text"
-    with RewardMix.from_config(
-        items,
-        correct=config.reward.correct,
-        incorrect=config.reward.incorrect,
-        completion_format=completion_format,  # type: ignore[arg-type]
-    ) as mix:
-        mix.check_columns([problem])
-        right, wrong = mix.score_group(problem, samples)
+    mix.check_columns([problem])
+    right, wrong = mix.score_group(problem, samples)
     for label in right.rewards:
         values = (right.rewards[label], wrong.rewards[label])
         shown = ["cannot be scored" if value is None else f"{value:g}" for value in values]

@@ -92,10 +92,7 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
     from ray.util.placement_group import placement_group, remove_placement_group
 
     colocated = layout.placement is Placement.colocated
-    bundles = max(layout.actor.world_size, layout.engine_ranks)
-    if not colocated:
-        bundles = layout.actor.world_size + layout.engine_ranks
-    bundles += layout.teacher_ranks
+    bundles = reserved_gpus(layout)
     group = placement_group([{"GPU": 1}] * bundles, strategy="PACK")
     try:
         try:
@@ -147,6 +144,24 @@ def bundles_by_node(group: Any, count: int) -> list[list[Bundle]]:
         ) from error
     bundles = [Bundle(index, node_of[index], str(gpus[index][0])) for index in range(count)]
     return in_order(bundles, [node["NodeID"] for node in sorted_nodes()])
+
+
+def reserved_gpus(layout: RunLayout) -> int:
+    """GPUs that a layout reserves."""
+    ranks = (layout.actor.world_size, layout.engine_ranks)
+    colocated = layout.placement is Placement.colocated
+    return (max(ranks) if colocated else sum(ranks)) + layout.teacher_ranks
+
+
+def whole_nodes(gpus: int, gpus_per_node: int) -> list[list[Bundle]]:
+    """The bundles that Ray's PACK reserves of nodes that are free: node by node."""
+    return [
+        [
+            Bundle(index, f"node {first // gpus_per_node}", str(index - first))
+            for index in range(first, min(gpus, first + gpus_per_node))
+        ]
+        for first in range(0, gpus, gpus_per_node)
+    ]
 
 
 def in_order(bundles: Sequence[Bundle], nodes: Sequence[str]) -> list[list[Bundle]]:
@@ -215,7 +230,7 @@ def _straddles(section: str, width: int, count: int, gpus: Sequence[int]) -> str
     room = [number // width for number in gpus]
     return (
         f"{section}.tensor_parallel={width}: {count} groups of {width} GPUs are needed, each on "
-        f"one node, but Ray reserved {_sum(gpus)} GPUs on {len(gpus)} nodes, with room for "
+        f"one node, but of the nodes {len(gpus)} have {_sum(gpus)} GPUs for them, with room for "
         f"{_sum(room)} = {sum(room)}; free whole nodes, or set {section}.tensor_parallel to a "
         "divisor of what each node has free"
     )

@@ -64,6 +64,19 @@ def reward_class(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def is_graded(name: str) -> bool:
+    """Whether a reward is registered and grades answers, and so says which samples are correct.
+
+    A path's code is not run for this: of a function it is no, and so it is of a class.
+    """
+    if name not in _BUILT_IN and name not in _added:
+        return False
+    from rlmath.rewards.answers import GradedReward
+
+    factory = reward_class(name)
+    return inspect.isclass(factory) and issubclass(factory, GradedReward)
+
+
 def get_reward(name: str, **params: Any) -> Reward:
     """A reward, ready to be called as ``reward(completions, **columns)``.
 

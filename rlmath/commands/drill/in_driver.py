@@ -10,10 +10,10 @@ from unittest import mock
 from rlmath.commands.drill.fault import Fault, Scene
 from rlmath.commands.drill.material import rows, write_rows
 from rlmath.config.schema import Config
-from rlmath.rewards.answers import AnswerGrader, GradedReward
+from rlmath.rewards.answers import AnswerGrader
 from rlmath.rewards.base import Values
 from rlmath.rewards.program_tests import CodeReward
-from rlmath.rewards.registry import reward_class
+from rlmath.rewards.registry import is_graded
 from rlmath.rewards.sandbox import CodeProvider, Execution, Limits, PreparedProgram, Program
 
 HINT = " (The answer is {answer}.)"
@@ -140,10 +140,8 @@ def leaked_answers(scene: Scene) -> Iterator[None]:
 
 
 def _no_grader(config: Config) -> str | None:
-    for item in config.reward.items:
-        found = reward_class(item.name)
-        if isinstance(found, type) and issubclass(found, GradedReward):
-            return None
+    if any(is_graded(item.name) for item in config.reward.items):
+        return None
     return "reward.items: none of them grades answers"
 
 

@@ -11,7 +11,7 @@ from rlmath.commands.plan.gpus import GPUS, Gpu
 from rlmath.commands.plan.memory import GIB, Phase, actor_phases, engine_weights_bytes, usable_bytes
 from rlmath.commands.plan.teacher import describe_teacher
 from rlmath.config.rollout import Quantization
-from rlmath.config.schema import Config, Placement
+from rlmath.config.schema import Config, DType, Placement
 from rlmath.model.spec import ModelSpec
 
 # Of these phases none depends on the card.
@@ -20,6 +20,11 @@ _SHOWN = ("log-probs", "logits", "training", "optimizer step", "weight sync")
 
 def describe_memory(config: Config, spec: ModelSpec) -> list[str]:
     """The actor's peaks on the fullest GPU, and which cards hold them beside the engine."""
+    if config.model.dtype is DType.float32:
+        return [
+            "memory   not planned: rlmath plan counts weights and activations of 16 bits, and "
+            "model.dtype=float32 takes up to twice as much"
+        ]
     colocated = config.cluster.placement is Placement.colocated
     phases = _phases(config, spec, 80.0)
     peaks = ", ".join(f"{p.name} {p.num_bytes / GIB:.1f}" for p in phases if p.name in _SHOWN)

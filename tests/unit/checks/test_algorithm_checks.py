@@ -119,7 +119,31 @@ def test_refused(overrides: list[str], expected: list[str]) -> None:
         ["filter.keep=mean_range", "filter.high=4", "truncated=penalize", "truncated_penalty=2"],
         ["curriculum.cooldown=true", "curriculum.cooldown_steps=5"],
         ["curriculum.length_stages=[{first_step: 1, max_response_tokens: 8192}]"],
+        ["filter.keep=accuracy"],
     ],
 )
 def test_allowed(overrides: list[str]) -> None:
     assert problems(*overrides) == []
+
+
+@pytest.mark.parametrize("own", ["mine.py:f", "code", "remote", "format"])
+@pytest.mark.parametrize(
+    ("asking", "beside"),
+    [
+        ("recipe=dapo", "take keep=variance"),
+        ("algorithm.filter.keep=accuracy", "take keep=variance"),
+        ("algorithm.curriculum.cooldown=true", "set it to false"),
+    ],
+)
+def test_what_asks_for_correct_answers_needs_a_reward_that_grades(
+    own: str, asking: str, beside: str
+) -> None:
+    def found(items: str) -> list[str]:
+        given = ["model.path=m", "runner.run_dir=r", asking, f"reward.items=[{items}]"]
+        return [text for text in algorithm_problems(load(given)) if "grades answers" in text]
+
+    (message,) = found(f"{{name: '{own}'}}")
+    assert f"({own}) has no reward" in message
+    assert "add {name: math, weight: 0}" in message and beside in message
+    assert found(f"{{name: '{own}'}}, {{name: math, weight: 0}}") == []
+    assert found(f"{{name: '{own}'}}, {{name: cosine}}") == []

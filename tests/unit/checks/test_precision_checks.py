@@ -11,6 +11,7 @@ from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B
 from rlmath.checks.precision import (
     batch_invariance,
     batch_invariant_model,
+    context_attention,
     layers,
     logits_kernels,
 )
@@ -108,3 +109,26 @@ def test_triton_kernels_need_a_gpu() -> None:
     assert not list(logits_kernels(asked, Device.cuda, "train"))
     # Engines alone.
     assert not list(logits_kernels(asked, Device.cpu, "evaluate"))
+
+
+def test_context_parallel_float32_has_no_attention_on_transformer_engine(tmp_path: Any) -> None:
+    wide = {"context_parallel": 2, "dtype": DType.float32}
+    (message,) = context_attention(config(**wide), Device.cuda, "sft")
+    for part in (
+        "model.dtype=float32",
+        "actor.context_parallel=2",
+        "take bfloat16",
+        "layers=local",
+    ):
+        assert part in message
+    for made, device, command in (
+        (config(context_parallel=2), Device.cuda, "train"),
+        (config(dtype=DType.float32), Device.cuda, "train"),
+        (config(**wide, layers=Layers.local), Device.cuda, "train"),
+        (config(**wide), Device.cpu, "train"),
+        (config(**wide), Device.cuda, "evaluate"),
+    ):
+        assert not list(context_attention(made, device, command))
+    given = ["cluster=gpu8", "model.dtype=float32", "actor.context_parallel=2"]
+    loaded = load([f"model.path={tmp_path}", f"runner.run_dir={tmp_path}/run", *given])
+    assert message in list(find_problems(loaded, "train", GPU_MACHINE))

@@ -460,6 +460,39 @@ def closed(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            ["cluster.gpus_per_node=8", "rollout.tensor_parallel=16"],
+            ["rollout.tensor_parallel=16: 1 groups of 16 GPUs", "2 have 8 + 8 GPUs", "0 + 0 = 0"],
+        ),
+        (
+            ["cluster.gpus_per_node=6", "rollout.tensor_parallel=4", "rollout.engines=3"],
+            ["rollout.tensor_parallel=4: 3 groups of 4 GPUs", "2 have 6 + 6 GPUs", "1 + 1 = 2"],
+        ),
+        (
+            ["cluster.gpus_per_node=8", "actor.tensor_parallel=16"],
+            ["actor.tensor_parallel=16: 1 groups of 16 GPUs"],
+        ),
+    ],
+)
+def test_tensor_groups_wider_than_a_node(
+    refusal: Callable[..., str], given: list[str], expected: list[str]
+) -> None:
+    on_two = [
+        *("cluster.device=cuda", "cluster.nodes=2", "cluster.ray_address=auto"),
+        "algorithm.prompts_per_step=96",
+    ]
+    message = refusal(*on_two, *given, machine=GPU_MACHINE)
+    for part in expected:
+        assert part in message
+    # Beside a mistake that stays: as wide as divides a node, they are placed.
+    narrow = given[1].partition("=")[0] + "=2"
+    other = refusal(*on_two, *given, narrow, "actor.optimizer.lr=-1", machine=GPU_MACHINE)
+    assert "groups of" not in other
+
+
 def test_a_run_dir_without_permission(refusal: Callable[..., str], closed: Path) -> None:
     assert "no permission to write" in refusal(f"runner.run_dir={closed}/run")
 

@@ -85,6 +85,60 @@ def test_own_rewards_are_called_on_made_up_responses(
     assert "no column for its parameter hint" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ("{name: math}, {name: soft_overlong_punishment}", "soft_overlong_punishment"),
+        ("{name: math}, {name: remote}", "remote"),
+        ("{name: math, weight: 0}", "all weights are 0 (math)"),
+        ("{name: math, label: a}, {name: format, label: a}", "two rewards have the label 'a'"),
+        ("{name: length, needs_group: false}", "needs_group=false"),
+    ],
+)
+def test_rewards_that_cannot_be_made_are_refused(
+    base: list[str],
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    items: str,
+    expected: str,
+) -> None:
+    given = base[1:]
+    if command == "evaluate":
+        given = [one.replace("train_paths", "eval_paths") for one in given]
+    assert main([command, *given]) == 0
+    capsys.readouterr()
+    assert main([command, *given, f"reward.items=[{items}]"]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_own_rewards_are_called_without_the_models_tokenizer(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a hub model that is not cached, also with a weight of 0 and of no problem in reach."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def seen(completions, prompts, completion_ids, **columns):\n"
+        "    assert all('1+1?' in str(p) for p in prompts) and all(completion_ids)\n"
+        "    return [float(len(completions)) for _ in completions]\n"
+        "def broken(completions, **columns):\n"
+        "    return [columns['gold'] for _ in completions]\n"
+    )
+    hub = [*base, *GPU_RUN, *LONG, "model.dtype=bfloat16"]
+    items = f"reward.items=[{{name: math}},{{name: {file}:seen, weight: 0}}]"
+    assert main([*hub, items]) == 0
+    out = capsys.readouterr().out
+    assert "prompts  not looked at: Qwen/Qwen3-8B and its tokenizer are still on the hub" in out
+    assert "tried with the tokens of another tokenizer" in out
+    assert "seen: 2 for a made-up response" in out
+    assert main([*hub, f"reward.items=[{{name: {file}:broken}}]"]) == 2
+    assert "KeyError" in capsys.readouterr().err
+    assert main([*hub, "reward.items=[{name: soft_overlong_punishment}]"]) == 2
+    capsys.readouterr()
+    assert main([*hub, items, "data.train_paths=[hub:openai/gsm8k]"]) == 0
+    assert "seen: not tried" in capsys.readouterr().out
+
+
 GPU_RUN = ["cluster=gpu8", "model.path=Qwen/Qwen3-8B", "actor.tensor_parallel=4"]
 LONG = ["algorithm.prompts_per_step=512", "rollout.gpu_memory_utilization=0.6"]
 
@@ -102,6 +156,9 @@ def test_settings_for_gpus_are_checked_without_them(
     assert "this machine has no GPU" in out
     assert "Qwen/Qwen3-8B will be downloaded" in out
     assert "an H100 is too small" not in out
+    assert main([*gpu, "model.dtype=float32"]) == 0
+    out = capsys.readouterr().out
+    assert "memory   not planned" in out and "model.dtype=float32" in out and "fits" not in out
     # What does not fit says so; what does not divide is an error as anywhere.
     assert main([*gpu, "actor.max_tokens_per_microbatch=131072", "actor.logits=whole"]) == 0
     assert "an H100 is too small: logits" in capsys.readouterr().out
@@ -149,11 +206,11 @@ def test_chat_templates_are_rendered_as_transformers_does(tmp_path: Path) -> Non
     )
 
 
-def test_the_check_imports_neither_grader_nor_transformers(base: list[str]) -> None:
+def test_the_check_imports_neither_torch_nor_transformers(base: list[str]) -> None:
     code = (
         "import sys\nfrom rlmath.cli import main\n"
         f"assert main({base!r}) == 0\n"
-        "heavy = ('torch', 'transformers', 'ray', 'rlmath.grading.grader', 'sympy')\n"
+        "heavy = ('torch', 'transformers', 'ray', 'vllm', 'sympy')\n"
         "print([m for m in heavy if m in sys.modules])\n"
     )
     root = Path(__file__).resolve().parents[3]

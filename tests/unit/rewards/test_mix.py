@@ -129,6 +129,15 @@ def test_a_group_of_samples():
     assert not any("length/status" in name for name in figures), "graded once, counted once"
 
 
+def test_a_reward_of_weight_0_grades_and_adds_nothing():
+    items = [{"name": "math", "weight": 0}, {"name": "format"}]
+    texts = [r"\boxed{4}", r"\boxed{5}", "4"]
+    with RewardMix.from_config(items, num_workers=1) as mix:
+        graded = mix.score_group(PROBLEM, [sample(i, text) for i, text in enumerate(texts)])
+    assert [g.correct for g in graded] == [True, False, False]
+    assert [g.reward for g in graded] == [g.rewards["format"] for g in graded]
+
+
 def test_metrics_are_drained():
     with RewardMix.from_config(["format"]) as mix:
         mix.score(["x"])
