@@ -121,6 +121,8 @@ def _hangs_on(text: str, begin: int) -> bool:
     found = tokens(above)
     if not found:
         return False
+    if "doubt" in found[:3]:
+        return True
     if found[-1] in ("that", "if"):
         return len(found) == 1 or not lexicon.UNCLEAR.isdisjoint(found)
     if above.endswith(("$", "\\]", "\\)")) and not lexicon.DISOWNED.isdisjoint(found):

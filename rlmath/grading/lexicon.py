@@ -248,7 +248,7 @@ CLOSERS = _names(
 )
 # The end of a sentence that needs another clause, behind a formula that is not one.
 UNENDING = re.compile(
-    r"\b(?:that|if|whether|says?|suppose|assume|imagine) {1,3}(?=[\\$])"
+    r"\b(?:that|if|whether|says?|suppose|assume|imagine) {1,3}(?=[\\$}])"
     r"(?:[^\w.!?\n]|\\[a-z]{1,12}(?:\{[a-z]{1,12}\})?){1,20}"
     r"[.!?\n]\s{0,8}\Z",
     re.IGNORECASE,

@@ -255,6 +255,8 @@ def test_a_conclusion_that_states_no_other_value_replaces_nothing(
         "I doubt that \\end{equation}.  we get 5 ways",
         "I doubt that \\]\n the answer is 5.",
         "Many people say $$.  n = 5.",
+        "I doubt that A and B\n the total is 5 in total.",
+        "Suppose }\\].\n there are 5 ways",
     ],
 )
 def test_what_is_done_on_the_way_denied_or_changed_is_not_stated(
