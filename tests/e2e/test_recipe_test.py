@@ -10,10 +10,14 @@ from tests.e2e.runs import rlmath
 
 pytestmark = pytest.mark.long
 
+# Two runs take minutes, and far more beside other programs.
+TIMEOUT_S = 3600
+
 
 @pytest.mark.parametrize("name", ["quickstart", "dapo", "open_r1"])
 def test_a_recipe(name: str, tmp_path: Path) -> None:
-    done = rlmath("test", name, "--steps", "4", "--out", str(tmp_path))
+    arguments = ("--steps", "4", "--out", str(tmp_path))
+    done = rlmath("test", name, *arguments, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     said = dict(
         line.split(maxsplit=1)[::-1] for line in done.stdout.splitlines() if line[:2] == "ok"

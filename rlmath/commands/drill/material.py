@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def make_model(folder: Path, fields: dict[str, Any], config: Config) -> list[Pro
         torch.manual_seed(config.runner.seed)
         model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
         problems, _ = load_problems(config.data.train_paths, config.data, tokenizer)
-        _tune(model, tokenizer, problems)
+        with _one_thread():
+            _tune(model, tokenizer, problems)
     model.generation_config = GenerationConfig(**ends)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -105,6 +107,23 @@ def _model_type(architecture: str) -> str:
     return next(
         kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture
     )
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread.
+
+    Products of this size gain little from more, and where other programs have the cores, threads
+    that wait for each other take several times as long.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _tune(model: Any, tokenizer: Any, problems: Sequence[Problem]) -> None:
