@@ -16,7 +16,7 @@ from rlmath.config.groups import options
 from rlmath.config.load import compose_settings
 from rlmath.config.schema import Config, Device, Recompute
 from rlmath.config.settings import by_key, value_of
-from rlmath.errors import UserError
+from rlmath.errors import ModelError, UserError
 from rlmath.model.folder import TINY
 from rlmath.model.published import KNOWN, VERSIONS
 from rlmath.model.spec import CONFIG_FILE, model_spec, read_config
@@ -140,6 +140,10 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
         ModelError: The family is not supported.
     """
     spec = model_spec(config)
+    if spec.latent is not None:
+        raise ModelError(
+            f"{spec.architecture}: a drill has no small model with multi-head latent attention"
+        )
     layers = min(spec.layers, LAYERS)
     small = {
         key: value
@@ -172,11 +176,6 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
             small["first_k_dense_replace"] = 1
         if config.get("mlp_only_layers"):
             small["mlp_only_layers"] = [n for n in config["mlp_only_layers"] if n < layers]
-    if spec.latent is not None:
-        # The widths of what an engine keeps stay: its kernel on a CPU has no others.
-        small |= {"q_lora_rank": 3 * HEAD_DIM, "qk_nope_head_dim": HEAD_DIM, "v_head_dim": HEAD_DIM}
-    if spec.expert_groups > 1:
-        small |= {"n_group": 2, "topk_group": 1}
     for key in ("num_nextn_predict_layers", "num_mtp_layers"):
         if key in config:
             small[key] = 0

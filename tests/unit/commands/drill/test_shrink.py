@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.checks.latent import CPU_WIDTH
 from rlmath.checks.machine import Machine
 from rlmath.checks.run import find_problems
 from rlmath.commands.drill.shrink import shrink, smaller_model
@@ -14,7 +13,7 @@ from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.groups import options
 from rlmath.config.load import load
 from rlmath.config.schema import Device, TeacherConfig
-from rlmath.errors import ConfigError, UserError
+from rlmath.errors import ConfigError, ModelError, UserError
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 
@@ -96,7 +95,7 @@ def test_it_says_what_was_shrunk(tmp_path: Path) -> None:
         assert said in notes
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", [one for one in KNOWN if one != "DeepSeek-V3"])
 def test_a_model_keeps_its_family(name: str) -> None:
     before, after = model_spec(KNOWN[name]), model_spec(smaller_model(KNOWN[name]))
     assert after.family == before.family and after.tied == before.tied
@@ -107,12 +106,6 @@ def test_a_model_keeps_its_family(name: str) -> None:
     )
     assert (after.experts > 0) == (before.experts > 0)
     assert bool(after.dense_layers) == bool(before.dense_layers)
-    assert (after.latent is None) == (before.latent is None)
-    if after.latent is not None and before.latent is not None:
-        # The only width of a CPU engine's kernel.
-        kept = after.latent.kv_rank + after.latent.rotary_dim
-        assert kept == before.latent.kv_rank + before.latent.rotary_dim == CPU_WIDTH
-        assert after.expert_groups > after.groups_per_token
 
 
 def test_rewards_that_need_other_data_become_the_answer(tmp_path: Path) -> None:
@@ -130,8 +123,9 @@ def test_rewards_that_need_other_data_become_the_answer(tmp_path: Path) -> None:
             ["quickstart", "model.path=nowhere", "model.architecture=LlamaForCausalLM"],
             "model.path=nowhere: there is no such folder",
         ),
+        (["quickstart", "model.path=DeepSeek-V3"], "no small model with multi-head latent"),
     ],
 )
 def test_mistakes_are_named(words: list[str], says: str, tmp_path: Path) -> None:
-    with pytest.raises((UserError, ConfigError), match=says):
+    with pytest.raises((UserError, ConfigError, ModelError), match=says):
         shrink(words, tmp_path, None, 8)
