@@ -35,6 +35,8 @@ class Problem:
         prompt_token_ids: ``prompt`` as tokens; what the engine and the actor both read.
         answers: Accepted answers; any of them is right.
         columns: All fields of the data row as they are, for rewards that want them.
+        messages: The chat messages that ``prompt`` was rendered from, for rewards that want them;
+            ``None``: without a chat template.
     """
 
     id: str
@@ -42,6 +44,7 @@ class Problem:
     prompt_token_ids: tuple[int, ...]
     answers: tuple[str, ...]
     columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Mapping[str, str], ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,14 @@ from rlmath.config.hub_names import is_hub
 from rlmath.config.schema import Config, DataConfig, OverlongPrompt
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.data.prompts import Encoder, PromptRenderer
-from rlmath.data.rows import Draft, Target, answers_in, responses_in, usable_rows
+from rlmath.data.rows import (
+    Draft,
+    Target,
+    answers_in,
+    problem_of,
+    responses_in,
+    usable_rows,
+)
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY
 from rlmath.model.hub import is_hub_model
@@ -163,7 +170,7 @@ def _lengths(
 def _problem(data: DataConfig, draft: Draft, tokenizer: LightTokenizer) -> Problem:
     encoder = Encoder(tokenizer)
     ids = encoder.encode([draft.prompt], add_first_tokens=not data.apply_chat_template)
-    return Problem(draft.place, draft.prompt, ids[0], draft.target, draft.fields)
+    return problem_of(draft, ids[0], data, PromptRenderer(data, tokenizer))
 
 
 def _rewards(

@@ -12,7 +12,14 @@ from rlmath.data import leaks
 from rlmath.data.files import read_rows
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.report import LoadReport
-from rlmath.data.rows import Draft, Target, answers_in, responses_in, usable_rows
+from rlmath.data.rows import (
+    Draft,
+    Target,
+    answers_in,
+    problem_of,
+    responses_in,
+    usable_rows,
+)
 from rlmath.errors import UserError
 from rlmath.types import Problem
 
@@ -62,14 +69,9 @@ def load_problems(
     drafts, skipped = _read(paths, settings, tokenizer, answers_in(settings.answer_key))
     drafts, tokens, report = _within_limits(drafts, settings, tokenizer, skipped, limit)
     bad = _bad_answers(drafts)
+    renderer = PromptRenderer(settings, tokenizer)
     problems = [
-        Problem(
-            id=draft.place,
-            prompt=draft.prompt,
-            prompt_token_ids=ids,
-            answers=draft.target,
-            columns=draft.fields,
-        )
+        problem_of(draft, ids, settings, renderer)
         for draft, ids in zip(drafts, tokens, strict=True)
     ]
     shares = leaks.shares([draft.prompt for draft in drafts], [draft.target for draft in drafts])

@@ -74,12 +74,24 @@ class PromptRenderer:
         Raises:
             MalformedRowError: As :func:`chat_messages`, or the chat template refuses it.
         """
-        messages = chat_messages(value, self._settings.apply_chat_template)
-        text = self._fill_template(messages[-1]["content"])
+        messages = self.messages(value)
         if not self._settings.apply_chat_template:
-            return text
-        messages[-1] = {"role": "user", "content": text}
+            return messages[-1]["content"]
         return self._apply_chat_template(messages)
+
+    def messages(self, value: Any) -> list[dict[str, str]]:
+        """The chat messages for one prompt field: template filled, system prompt first.
+
+        Raises:
+            MalformedRowError: As :func:`chat_messages`.
+        """
+        messages = chat_messages(value, self._settings.apply_chat_template)
+        messages[-1] = {"role": "user", "content": self._fill_template(messages[-1]["content"])}
+        system = self._settings.system_prompt
+        if system is not None:
+            rest = messages[1:] if messages[0]["role"] == "system" else messages
+            messages = [{"role": "system", "content": system}, *rest]
+        return messages
 
     def _fill_template(self, text: str) -> str:
         template = self._settings.prompt_template
@@ -89,10 +101,6 @@ class PromptRenderer:
     def _apply_chat_template(self, messages: list[dict[str, str]]) -> str:
         from jinja2 import TemplateError
 
-        system = self._settings.system_prompt
-        if system is not None:
-            rest = messages[1:] if messages[0]["role"] == "system" else messages
-            messages = [{"role": "system", "content": system}, *rest]
         try:
             return str(
                 self._tokenizer.apply_chat_template(

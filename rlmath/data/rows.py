@@ -16,6 +16,7 @@ from rlmath.data.answers import accepted_answers
 from rlmath.data.files import MalformedRowError, Row
 from rlmath.data.prompts import PromptRenderer
 from rlmath.errors import UserError
+from rlmath.types import Problem
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,16 @@ def usable_rows(
             continue
         drafts.append(Draft(row.place, prompt, value, row.fields))
     return drafts, skipped
+
+
+def problem_of(
+    draft: Draft, token_ids: tuple[int, ...], settings: DataConfig, renderer: PromptRenderer
+) -> Problem:
+    """The problem of a row with answers."""
+    messages = None
+    if settings.apply_chat_template:
+        messages = tuple(renderer.messages(draft.fields[settings.prompt_key]))
+    return Problem(draft.place, draft.prompt, token_ids, draft.target, draft.fields, messages)
 
 
 def read_value(value: Any, read: Callable[[Any], Any]) -> Any:

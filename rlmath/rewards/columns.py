@@ -13,16 +13,17 @@ from rlmath.types import Problem, Sample
 # What a function from elsewhere gets beside the columns of ``group_columns``.
 ADDED_COLUMNS = {"completions", "solution", "trainer_state", "log_metric", "log_extra"}
 # Fields of the data that would be taken for something else.
-_RESERVED_FIELDS = {"completions", "prescored", "self", GRADES_COLUMN}
+_RESERVED_FIELDS = {"completions", "prescored", "self", "prompt_messages", GRADES_COLUMN}
 
 
 def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
     """The columns that rewards get for samples of one problem.
 
     The data row's own fields, prompt and answer included, keep their names and values; the rest
-    are TRL's names, ``finish_reason``, ``answers`` (the accepted answers) and ``problem_id``. A
-    field of the row that has one of these names, or that of a parameter of
-    :meth:`RewardMix.score`, is not passed on.
+    are TRL's names, ``finish_reason``, ``answers`` (the accepted answers), ``problem_id``, and
+    under a chat template ``prompt_messages`` (what ``prompts`` are rendered from). A field of the
+    row that has one of these names, or that of a parameter of :meth:`RewardMix.score`, is not
+    passed on.
     """
     count = len(samples)
     columns: dict[str, Any] = {
@@ -37,6 +38,8 @@ def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]
         answers=[list(problem.answers)] * count,
         problem_id=[problem.id] * count,
     )
+    if problem.messages is not None:
+        columns["prompt_messages"] = [problem.messages] * count
     return columns
 
 
@@ -54,7 +57,7 @@ def function_columns(
     Args:
         columns: Those of the samples.
         texts: The completions.
-        completion_format: ``chat``: as message lists.
+        completion_format: ``chat``: completions and prompts as message lists.
         partials: Take what the function notes with ``log_extra``.
         trainer_state: With the step.
         log_metric: Takes a name and a number.
@@ -71,11 +74,22 @@ def function_columns(
     if "completion_ids" in extended:
         extended["completion_ids"] = token_lists(extended["completion_ids"])
     extended.setdefault("prompts", [""] * len(texts))
+    if completion_format == "chat":
+        prompts = extended.get("prompt_messages", extended["prompts"])
+        extended["prompts"] = [_as_messages(prompt) for prompt in prompts]
     if "solution" not in extended and "answers" in extended:
         extended["solution"] = [
             a[0] if not isinstance(a, str) and len(a) == 1 else a for a in extended["answers"]
         ]
     return {**extended, "completions": completions}
+
+
+def _as_messages(prompt: Any) -> list[dict[str, Any]]:
+    """A prompt as TRL's conversational data has it, for the function to keep; a text is the
+    user's."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return [dict(message) for message in prompt]
 
 
 def _extra_logger(partials: Sequence[Partial]) -> Callable[[str, Sequence[Any]], None]:

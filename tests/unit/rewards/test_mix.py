@@ -157,7 +157,7 @@ def test_what_a_foreign_function_gets(functions):
         seen = globals_of(mix)["seen"]
         assert seen["completions"] == [[{"role": "assistant", "content": "abc"}]]
         assert seen["solution"] == ["4"]
-        assert seen["prompts"] == [""]
+        assert seen["prompts"] == [[{"role": "user", "content": ""}]]
 
 
 def test_fields_of_the_data_that_have_reserved_names(functions):
