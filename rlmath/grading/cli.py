@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rlmath.errors import UserError
 from rlmath.grading.grader import MathGrader
@@ -59,12 +60,13 @@ def run(options: argparse.Namespace) -> int:
     """Grade the file; one JSON line per row, then a line of counts on stderr.
 
     Raises:
-        UserError: the file cannot be read, a row lacks a column, or math-verify is not installed.
+        UserError: the file cannot be read, a row lacks a column, the verdicts cannot be written, or
+            math-verify is not installed.
     """
     other = _math_verify() if options.against else None
     rows = list(read_rows(options.file, options.response_key, options.gold_key))
     counts: Counter[str] = Counter()
-    out = options.out.open("w", encoding="utf-8") if options.out else sys.stdout
+    out = _open_out(options.out) if options.out else sys.stdout
     try:
         with MathGrader(fallback=options.fallback) as grader:
             responses, golds = [row[0] for row in rows], [row[1] for row in rows]
@@ -73,18 +75,35 @@ def run(options: argparse.Namespace) -> int:
                 counts[grade.status] += 1
                 line = _line(number, grade, grader, gold)
                 if other is not None:
-                    verdict = other(response, gold if isinstance(gold, str) else str(gold[0]))
+                    accepted = [gold] if isinstance(gold, str) else gold
+                    verdict = any(other(response, one) for one in accepted)
                     if verdict == grade.correct:
                         continue
                     counts["disagreements"] += 1
                     line["math_verify"] = verdict
-                out.write(json.dumps(line, ensure_ascii=False) + "\n")
+                out.write(_json_line(line, out.encoding or "utf-8"))
     finally:
         if options.out:
             out.close()
     summary = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     print(f"{len(rows)} rows: {summary}", file=sys.stderr)
     return 0
+
+
+def _open_out(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out {path}: cannot be written: {error.strerror}") from error
+
+
+def _json_line(line: dict[str, Any], encoding: str) -> str:
+    text = json.dumps(line, ensure_ascii=False) + "\n"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:  # Half of a surrogate pair, or a terminal that is not UTF-8.
+        text = json.dumps(line) + "\n"
+    return text
 
 
 def _line(number: int, grade: Grade, grader: MathGrader, gold: Any) -> dict[str, Any]:
@@ -106,7 +125,7 @@ def _line(number: int, grade: Grade, grader: MathGrader, gold: Any) -> dict[str,
 
 
 def read_rows(path: Path, response_key: str, gold_key: str) -> Iterable[tuple[str, Any]]:
-    """(response, gold) of each row; a gold in JSONL may be a text, a number or a list of texts.
+    """(response, gold) of each row; a gold in JSONL may be a text, a number or a list of these.
 
     Raises:
         UserError: naming the file, the row and the column.
@@ -115,27 +134,44 @@ def read_rows(path: Path, response_key: str, gold_key: str) -> Iterable[tuple[st
         raise UserError(f"{path}: rlmath grade reads .jsonl and .csv files")
     if not path.is_file():
         raise UserError(f"{path}: there is no such file")
-    with path.open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(_rows(path, file), 1):
-            for key in (response_key, gold_key):
-                if row.get(key) is None:
-                    held = ", ".join(map(str, row)) or "nothing"
-                    raise UserError(
-                        f"{path}, row {number}: no column {key!r}; it has {held} "
-                        f"(see --response-key and --gold-key)"
-                    )
-            gold = row[gold_key]
-            if isinstance(gold, bool) or not isinstance(gold, str | int | float | list):
-                kind = type(gold).__name__
-                raise UserError(f"{path}, row {number}: {gold_key!r} is a {kind}, not an answer")
-            plain = [str(g) for g in gold] if isinstance(gold, list) else str(gold)
-            yield str(row[response_key]), plain
+    for number, row in enumerate(_rows(path, io.StringIO(_text(path), newline="")), 1):
+        for key in (response_key, gold_key):
+            if key not in row:
+                held = ", ".join(map(str, row)) or "nothing"
+                raise UserError(
+                    f"{path}, row {number}: no column {key!r}; it has {held} "
+                    f"(see --response-key and --gold-key)"
+                )
+            if row[key] is None:  # null, or a short row of a .csv
+                raise UserError(f"{path}, row {number}: {key!r} has no value")
+        gold = row[gold_key]
+        for one in gold if isinstance(gold, list) else [gold]:
+            if isinstance(one, bool) or not isinstance(one, str | int | float):
+                kind = "null" if one is None else f"a {type(one).__name__}"
+                where = "holds" if isinstance(gold, list) else "is"
+                raise UserError(
+                    f"{path}, row {number}: {gold_key!r} {where} {kind}, which is not an answer"
+                )
+        plain = [str(one) for one in gold] if isinstance(gold, list) else str(gold)
+        yield str(row[response_key]), plain
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")  # Spreadsheets write a byte order mark.
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line} is not UTF-8: {error.reason}; convert it") from error
 
 
 def _rows(path: Path, file: Iterable[str]) -> Iterable[dict[str, Any]]:
     if path.suffix == ".csv":
         csv.field_size_limit(1 << 30)
-        yield from csv.DictReader(file)
+        try:
+            yield from csv.DictReader(file)
+        except csv.Error as error:
+            raise UserError(f"{path} is no CSV: {error}") from error
         return
     for number, line in enumerate(file, 1):
         if not line.strip():
@@ -144,6 +180,10 @@ def _rows(path: Path, file: Iterable[str]) -> Iterable[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise UserError(f"{path}, line {number} is no JSON: {error.msg}") from error
+        except ValueError as error:  # Python reads no more than 4,300 digits.
+            raise UserError(
+                f"{path}, line {number}: {error}; write such a number as a text, in quotes"
+            ) from error
         if not isinstance(row, dict):
             raise UserError(f"{path}, line {number} is a {type(row).__name__}, not an object")
         yield row

@@ -11,6 +11,7 @@ import pytest
 
 from rlmath import cli
 from rlmath.grading import MathGrader, check_gold
+from rlmath.grading import cli as grading_cli
 
 pytestmark = pytest.mark.process
 
@@ -83,15 +84,64 @@ def test_without_math_verify_there_is_one_clear_error(
         ("rows.jsonl", "[1]\n", "line 1"),
         ("rows.jsonl", '{"response": "5", "gold": {"a": 1}}\n', "row 1"),
         ("rows.csv", "response,answer\n5,5\n", "'gold'"),
+        ("rows.csv", "response,gold\n5,5\n5\n", "row 2: 'gold' has no value"),
+        ("rows.jsonl", '{"response": "5", "gold": null}\n', "row 1: 'gold' has no value"),
+        ("rows.jsonl", '{"response": "5", "gold": ["5", null]}\n', "'gold' holds null"),
+        ("rows.jsonl", '{"response": "5", "gold": [true]}\n', "'gold' holds a bool"),
+        ("rows.jsonl", f'{{"response": "5", "gold": {"1" * 4301}}}\n', "line 1: Exceeds"),
+        ("rows.jsonl", b'{"response": "5", "gold": "5"}\n{"r": "\xe9"}\n', "line 2 is not UTF-8"),
+        ("rows.csv", b"response,gold\n5,5\n\xe9,5\n", "line 3 is not UTF-8"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_a_file_that_cannot_be_graded(
-    name: str, text: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, text: str | bytes, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / name).write_text(text, encoding="utf-8")
+    content = text if isinstance(text, bytes) else text.encode()
+    (tmp_path / name).write_bytes(content)
     assert cli.main(["grade", str(tmp_path / name)]) == 2
     assert named in capsys.readouterr().err
     assert cli.main(["grade", str(tmp_path / "none.jsonl")]) == 2
+
+
+def test_a_place_that_cannot_be_written(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out in (tmp_path / "none" / "out.jsonl", tmp_path):
+        assert cli.main(["grade", str(file), "--out", str(out)]) == 2
+        assert f"--out {out}: cannot be written" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert cli.main(["grade", str(file)]) == 0
+
+
+def test_half_of_a_surrogate_pair_is_written_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    path.write_text(json.dumps({"response": "\\boxed{\ud835}", "gold": "é"}) + "\n")
+    assert cli.main(["grade", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert cli.main(["grade", str(path), "--out", str(out)]) == 0
+    for text in (printed, out.read_text("utf-8")):
+        assert json.loads(text)["answer"] == "\ud835"
+
+
+def test_each_answer_of_a_list_is_compared_by_math_verify(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        grading_cli, "_math_verify", lambda: lambda response, gold: gold in response
+    )
+    path = tmp_path / "rows.jsonl"
+    golds: list[object] = [["7", 5], [], "5"]
+    rows = [{"response": "\\boxed{5}", "gold": gold} for gold in golds]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main(["grade", str(path), "--against", "math-verify"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "" and "1 bad_gold" in printed.err
 
 
 def test_the_verifier_needs_sympy_and_numpy_at_most() -> None:
