@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,15 @@ from rlmath.monitor.repetition import repetition_of
 from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.scored import Partial
 from rlmath.types import Group, Problem, Repetition, Sample
+from rlmath.utils.daemon_threads import DaemonThreads
 from rlmath.utils.futures import gather, resolve, when_all
+
+# How soon a wait for grades ends that is cancelled.
+LOOK_EVERY_S = 0.5
+
+
+class GradingCancelled(Exception):
+    """Grades are not waited for any more: the run ends."""
 
 
 class Grading:
@@ -23,11 +32,13 @@ class Grading:
     Args:
         rewards: What to grade with.
         threads: Where.
-        group_size: Samples of each problem.
+        group_size: Samples of a problem of which nothing else is said.
     """
 
-    def __init__(self, rewards: RewardMix, threads: ThreadPoolExecutor, group_size: int) -> None:
+    def __init__(self, rewards: RewardMix, threads: DaemonThreads, group_size: int) -> None:
         self._rewards, self._threads, self._group_size = rewards, threads, group_size
+        self._cancelled = threading.Event()
+        self._sizes: dict[str, int] = {}
         self._problems: dict[str, Problem] = {}
         self._arrived: dict[str, list[tuple[Sample, Future[list[Partial]]]]] = {}
         self._graded: dict[str, Future[Group]] = {}
@@ -35,9 +46,16 @@ class Grading:
         self._pieces: dict[tuple[str, int], Future[Any]] = {}
         self._repetition: dict[tuple[str, int], Repetition] = {}
 
-    def expect(self, problems: Sequence[Problem]) -> None:
-        """Problems whose samples will come; with their own ids."""
+    def expect(self, problems: Sequence[Problem], group_size: int | None = None) -> None:
+        """Problems whose samples will come; with their own ids.
+
+        Args:
+            problems: These.
+            group_size: Samples of each; ``None``: as usual. A group that a resumed run continues
+                may have another size than the settings say now.
+        """
         for problem in problems:
+            self._sizes[problem.id] = self._group_size if group_size is None else group_size
             self._problems[problem.id] = problem
             self._arrived[problem.id] = []
 
@@ -68,7 +86,7 @@ class Grading:
         piece = self._run(look)
         self._pieces[problem.id, sample.index] = piece
         own.append((sample, piece))
-        if len(own) == self._group_size:
+        if len(own) == self._sizes[problem.id]:
             self._graded[problem.id] = self._finish(problem, own)
 
     def finished(self, block: bool = False) -> list[Group]:
@@ -79,13 +97,21 @@ class Grading:
 
         Raises:
             RewardError: A reward failed.
+            GradingCancelled: ``block``, and it was cancelled meanwhile.
         """
         left = {id_: group for id_, group in self._graded.items() if id_ not in self._given}
-        if block and left:
-            wait(left.values(), return_when=FIRST_COMPLETED)
-        done = [id_ for id_, group in left.items() if group.done()]
-        self._given.update(done)
-        return [left[id_].result() for id_ in done]
+        while block and left:
+            if wait(left.values(), LOOK_EVERY_S, return_when=FIRST_COMPLETED).done:
+                break
+            if self._cancelled.is_set():
+                raise GradingCancelled
+        new = [id_ for id_, group in left.items() if group.done()]
+        self._given.update(new)
+        return [left[id_].result() for id_ in new]
+
+    def cancel(self) -> None:
+        """Have the thread that waits in :meth:`finished` give up, within a second."""
+        self._cancelled.set()
 
     def wait(self) -> tuple[Group, ...]:
         """All groups, in the order of the problems, each with its samples by index.
@@ -166,7 +192,7 @@ class Collector:
     def __init__(self, rewards: RewardMix, num_threads: int = 4) -> None:
         self._rewards = rewards
         self._last: Grading | None = None
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grade")
+        self._threads = DaemonThreads(num_threads, "grade")
 
     def begin(self, group_size: int) -> Grading:
         """For samples that come one by one, of problems that become known on the way."""
@@ -193,6 +219,12 @@ class Collector:
         """Of the last samples: see :meth:`Grading.ungraded`."""
         return [] if self._last is None else self._last.ungraded()
 
+    def cancel(self) -> None:
+        """Have the thread that waits for the last samples' grades give up, within a second."""
+        if self._last is not None:
+            self._last.cancel()
+
     def close(self) -> None:
-        """End the threads once what they do now is done."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Begin no more grading. What hangs is left behind."""
+        self.cancel()
+        self._threads.close()

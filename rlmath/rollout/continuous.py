@@ -37,6 +37,7 @@ class ContinuousSampler(Sampler):
             collector: Grades.
             is_taken: The step has its groups already.
         """
+        self._admit_resumed(step)
         algorithm, steps = self._config.algorithm, self._config.runner.steps
         if self._seen[0] != step:
             self._seen = (step, self._ids_in_use())
@@ -56,6 +57,7 @@ class ContinuousSampler(Sampler):
             unfinished=self._live.values(),
             groups_per_step=algorithm.prompts_per_step,
             max_lag=max_lag(self._config.rollout),
+            last_steps=self._last_steps,
             admit=admit,
             grading=self._grading,
             graded=self._with_penalty,
@@ -96,6 +98,6 @@ class ContinuousSampler(Sampler):
         last = self.round
         if last is not None:
             finished, dropped = last.finished | finished, last.dropped | dropped
-        self.round = Round(step, finished, dropped, self._work_metrics(work))
+        self.round = Round(step, finished, dropped, self._work_metrics(work), is_open=True)
         self._events = sorted(events, key=lambda event: event["group"])
         return self.round

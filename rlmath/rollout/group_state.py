@@ -37,6 +37,11 @@ def sample_from_state(state: Mapping[str, Any]) -> Sample:
     return Sample(**given | {"spans": tuple((version, start) for version, start in spans)})
 
 
+def response_tokens(state: Mapping[str, Any]) -> int:
+    """Response tokens of the sample that :func:`sample_to_state` was given."""
+    return len(_array(state["token_ids"], _ARRAYS["token_ids"]))
+
+
 def group_to_state(group: Group) -> dict[str, Any]:
     """A group without its problem's text, which the data has."""
     samples = [

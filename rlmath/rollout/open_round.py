@@ -60,7 +60,7 @@ class OpenRound(StepSampling):
         for group in self.unfinished.values():
             if group.problem.id in in_grading:
                 continue
-            self._grading.expect([group.problem])
+            self._grading.expect([group.problem], len(group.requests))
             if group.is_complete:  # A checkpoint has no grades under way.
                 self._grade(group, range(len(group.requests)))
             requests += self._continue(group, None)

@@ -20,6 +20,8 @@ class Round:
         dropped: By problem, why the filter dropped its group.
         metrics: Known when the sampling ends.
         engines: What each engine did for it; see ``Generation.summary``.
+        is_open: These are groups that came early, while the step before trained; the step's own
+            sampling is still to come.
     """
 
     step: int
@@ -27,6 +29,7 @@ class Round:
     dropped: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict)
     engines: Mapping[str, Any] | None = None
+    is_open: bool = False
 
     def to_state(self, kept: Mapping[int, Group]) -> dict[str, Any]:
         """Plain JSON values.
@@ -43,6 +46,7 @@ class Round:
             "dropped": dict(sorted(self.dropped.items())),
             "metrics": dict(self.metrics),
             "engines": self.engines,
+            "open": self.is_open,
         }
 
     @classmethod
@@ -65,6 +69,9 @@ class Round:
             else group_from_state(saved, problem(saved["problem_id"]))
             for ordinal, saved in state["finished"]
         }
+        engines = state["engines"]
+        # Checkpoints of earlier versions do not say; only a whole round had its engines' work.
+        is_open = state.get("open", engines is None)
         return cls(
-            state["step"], finished, dict(state["dropped"]), state["metrics"], state["engines"]
+            state["step"], finished, dict(state["dropped"]), state["metrics"], engines, is_open
         )

@@ -26,7 +26,7 @@ from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import requests_for
 from rlmath.rollout.round import Round
-from rlmath.rollout.schedule import live_target
+from rlmath.rollout.schedule import live_target, steps_that_train
 from rlmath.rollout.step_sampling import StepSampling
 from rlmath.types import Group, Problem
 
@@ -101,6 +101,11 @@ class Sampler:
         schedule = config.rollout.schedule
         self._carries_over = schedule is RolloutSchedule.carry_over
         self._cuts = self._carries_over or schedule is RolloutSchedule.continuous
+        # Of groups that were admitted under other settings and may be older than these let them be:
+        # the last step that may train each.
+        self._last_steps: dict[int, int] = {}
+        # ``K`` and ``G`` of the live groups that a checkpoint brought, until the next step begins.
+        self._resumed_with: list[int] | None = None
         # Groups that are not finished, and steps that admitted those that wait for an update.
         self._live: dict[int, LiveGroup] = {}
         self._kept_since: dict[int, int] = {}
@@ -115,6 +120,11 @@ class Sampler:
         # Problems that were skipped in this step, as they are on cooldown.
         self._skipped = 0
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the next step's sampling is done, so that :meth:`take` can follow."""
+        return self.round is not None and not self.round.is_open
+
     def sample(
         self,
         step: int,
@@ -124,7 +134,7 @@ class Sampler:
         weights: str | None = None,
     ) -> Sampled:
         """Sample the groups of a step, unless they are there, and take them."""
-        if self.round is None:
+        if not self.is_sampled:
             self.generate(step, pool, collector, while_grading, weights)
         return self.take(step)
 
@@ -150,6 +160,8 @@ class Sampler:
             ahead: The step before it is still being made: the engines have that one's weights, and
                 the ledger has the groups as admitted in it.
         """
+        assert not self.is_sampled, f"step {step} is sampled already"
+        self._admit_resumed(step)
         now = step - ahead
         rollout, algorithm = self._config.rollout, self._config.algorithm
         self._skipped, seen = 0, self._ids_in_use()
@@ -168,6 +180,7 @@ class Sampler:
             unfinished=self._live.values(),
             groups_per_step=algorithm.prompts_per_step,
             max_lag=self._max_lag if self._carries_over else 0,
+            last_steps=self._last_steps,
             budget_tokens=rollout.carry_over_tokens,
             live_groups=self._live_target,
             admit=admit,
@@ -187,7 +200,10 @@ class Sampler:
         for one in self._live.values():
             one.graded.clear()
         self._see_rates(work.finished, step)
-        self.round = Round(step, work.finished, work.dropped, self._work_metrics(work))
+        finished, dropped = work.finished, work.dropped
+        if self.round is not None:
+            finished, dropped = self.round.finished | finished, self.round.dropped | dropped
+        self.round = Round(step, finished, dropped, self._work_metrics(work))
         if self._carries_over and self._max_lag:
             target = algorithm.prompts_per_step
             self._live_target = live_target(len(work.cut_groups), target, self._max_lag)
@@ -224,6 +240,7 @@ class Sampler:
 
     def _pop(self, step: int) -> tuple[list[Group], PoolCounts]:
         """The step's groups; writes what became of all groups to the ledger."""
+        self._admit_resumed(step)
         groups, counts = self._groups.pop(self._at_least)
         left = {ordinal for ordinal, _ in self._groups.carried_over}
         trained = sorted(self._kept_since.keys() - left)
@@ -231,6 +248,7 @@ class Sampler:
         for ordinal in trained:
             del self._kept_since[ordinal]
         live = sorted(left | self._live.keys())
+        self._last_steps = {o: last for o, last in self._last_steps.items() if o in live}
         events = [{"event": Event.trained, "group": ordinal} for ordinal in trained]
         events += [{"event": Event.carried_over, "group": ordinal} for ordinal in live]
         happened, self._events = self._events, []
@@ -328,14 +346,31 @@ class Sampler:
             return
         for ordinal in trained:
             admitted = self._kept_since[ordinal]
-            allowed = self._max_lag + sum(1 for one in self._short_steps if one >= admitted)
-            if step - admitted > allowed:
+            short = sum(1 for one in self._short_steps if one >= admitted)
+            last = max(admitted + self._max_lag, self._last_steps.get(ordinal, 0))
+            if step > last + short:
                 raise LedgerError(
                     f"step {step} trains group {ordinal}, which step {admitted} admitted: "
-                    f"{step - admitted} steps are more than rollout.max_lag={self._max_lag} and "
-                    f"{allowed - self._max_lag} steps that trained too few groups. This is a "
-                    "defect of rlmath."
+                    f"{step - admitted} steps are more than the {last - admitted} of "
+                    f"rollout.max_lag={self._max_lag} and {short} steps that trained too few "
+                    "groups. This is a defect of rlmath."
                 )
+
+    def _admit_resumed(self, step: int) -> None:
+        """Let live groups of a checkpoint be as old as it takes to train them under these settings,
+        if they were admitted under others.
+
+        Args:
+            step: The next one.
+        """
+        before, self._resumed_with = self._resumed_with, None
+        if before is None or before == self._lag_settings():
+            return
+        live = sorted(self._live.keys() | self._kept_since.keys())
+        self._last_steps = steps_that_train(live, step, self._config.algorithm.prompts_per_step)
+
+    def _lag_settings(self) -> list[int]:
+        return [self._max_lag, self._config.algorithm.prompts_per_step]
 
     def _work_metrics(self, work: StepSampling) -> dict[str, float]:
         """What only the sampling itself knows."""
@@ -405,6 +440,8 @@ class Sampler:
             "short_steps": list(self._short_steps),
             "lengths": [list(self._lengths.finished), list(self._lengths.trained)],
             "live_target": self._live_target,
+            "last_steps": [[ordinal, step] for ordinal, step in sorted(self._last_steps.items())],
+            "lag_settings": self._resumed_with or self._lag_settings(),
             "tally": self._groups.tally(),
             "ledger_events": self.ledger.balance.events,
         }
@@ -454,6 +491,8 @@ class Sampler:
             )
             for saved in state.get("live", ())
         }
+        self._last_steps = dict(state.get("last_steps", ()))
+        self._resumed_with = state.get("lag_settings", [])
         held = {ordinal: group.problem.id for ordinal, group in carried_over}
         held |= {ordinal: group.problem.id for ordinal, group in self._live.items()}
         self.ledger.adopt(held, state.get("ledger_events"))

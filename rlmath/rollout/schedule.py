@@ -13,22 +13,33 @@ import math
 from collections.abc import Sequence
 
 
-def must_train(admitted: Sequence[int], step: int, groups_per_step: int, max_lag: int) -> int:
+def must_train(last_steps: Sequence[int], step: int, groups_per_step: int) -> int:
     """How many of the oldest live groups a step has to finish, however long they take.
 
     Args:
-        admitted: Of each live group, the step that admitted it.
+        last_steps: Of each live group, oldest first, the last step that may train it.
         step: The step, before it admits any.
         groups_per_step: ``G``.
-        max_lag: ``K``, at least 1.
     """
-    return max(
-        0,
-        *(
-            sum(1 for one in admitted if one + max_lag <= step + later) - later * groups_per_step
-            for later in range(max_lag)
-        ),
-    )
+    counts = [
+        place - max(0, last - step) * groups_per_step
+        for place, last in enumerate(last_steps, start=1)
+    ]
+    return max([0, *counts])
+
+
+def steps_that_train(groups: Sequence[int], step: int, groups_per_step: int) -> dict[int, int]:
+    """The steps that train live groups, oldest first, when nothing is admitted meanwhile.
+
+    Under settings that these groups were not admitted with, such as a smaller ``K`` or ``G``, none
+    can be trained earlier.
+
+    Args:
+        groups: Their ordinals, in order.
+        step: The first of these steps.
+        groups_per_step: ``G``.
+    """
+    return {ordinal: step + place // groups_per_step for place, ordinal in enumerate(groups)}
 
 
 def live_target(cut_groups: int, groups_per_step: int, max_lag: int) -> int:

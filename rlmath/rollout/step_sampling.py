@@ -9,7 +9,7 @@ whatever the number of engines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlmath.algorithms.dynamic_sampling import GroupPool
@@ -32,6 +32,7 @@ class StepSampling:
         unfinished: Groups that earlier steps left unfinished, by ordinal.
         groups_per_step: Groups that a step trains.
         max_lag: See ``rollout.max_lag``; 0 without carry-over.
+        last_steps: Of groups that may be older than that, the last step that may train them.
         budget_tokens: Tokens that the step may add to a sample that it does not have to finish;
             ``None``: as many as it takes.
         live_groups: Groups to have under way or waiting.
@@ -61,6 +62,7 @@ class StepSampling:
         unfinished: Iterable[LiveGroup],
         groups_per_step: int,
         max_lag: int,
+        last_steps: Mapping[int, int],
         budget_tokens: int | None,
         live_groups: int,
         admit: Callable[[int], Sequence[LiveGroup]],
@@ -73,6 +75,7 @@ class StepSampling:
         self._step = step
         self._kept, self._kept_since = kept, kept_since
         self._target, self._max_lag = groups_per_step, max_lag
+        self._last_steps = last_steps
         self._budget_tokens = budget_tokens if max_lag else None
         self._live_groups = live_groups
         self._admit, self._grading = admit, grading
@@ -92,7 +95,7 @@ class StepSampling:
         """The requests to begin with: to continue what earlier steps left, and of new groups."""
         due, requests = self._due(), []
         for group in self.unfinished.values():
-            self._grading.expect([group.problem])
+            self._grading.expect([group.problem], len(group.requests))
             requests += self._continue(group, None if group.ordinal in due else self._budget_tokens)
         requests += self._new(self._to_request())
         if self._max_lag:
@@ -145,8 +148,9 @@ class StepSampling:
             return {group.ordinal for group in self.unfinished.values()}
         since = dict(self._kept_since)
         since |= {group.ordinal: group.step for group in self.unfinished.values()}
-        oldest = sorted(since)
-        count = must_train([since[o] for o in oldest], self._step, self._target, self._max_lag)
+        oldest = sorted(ordinal for ordinal, step in since.items() if step < self._step)
+        last = [max(since[o] + self._max_lag, self._last_steps.get(o, 0)) for o in oldest]
+        count = must_train(last, self._step, self._target)
         return set(oldest[:count]) - self._kept_since.keys()
 
     def _to_request(self) -> int:
@@ -165,7 +169,7 @@ class StepSampling:
         for group in self._admit(count):
             self.unfinished[group.ordinal] = group
             self._groups[group.problem.id] = group
-            self._grading.expect([group.problem])
+            self._grading.expect([group.problem], len(group.requests))
             first = group.requests[0]
             version = self._step - 1
             self._note(

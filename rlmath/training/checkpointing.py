@@ -103,6 +103,8 @@ class Saver:
         # Another run's checkpoint, which the run began from.
         self._began_from: Path | None = None
         self.committed_step = 0
+        # A save was; the ranks may still be writing.
+        self._is_interrupted = False
         # Of which the ranks' part is written, or being written, and no checkpoint made yet.
         self._written_step: int | None = None
         # Written by the ranks in the background, and then committed by a thread.
@@ -161,6 +163,13 @@ class Saver:
         Raises:
             DiskFull: There was no room; earlier checkpoints are untouched.
         """
+        try:
+            self._save()
+        except (KeyboardInterrupt, SystemExit):
+            self._is_interrupted = True
+            raise
+
+    def _save(self) -> None:
         point = self._last
         assert point is not None, "no step is done"
         if self._written_step != point.step:
@@ -241,6 +250,11 @@ class Saver:
             return (
                 f"{what} in the update of step {last.step + 1}, where nothing can be saved; "
                 + self._where_it_resumes()
+            )
+        if self._is_interrupted:
+            return (
+                f"{what} in the save after step {last.step}, which is given up; "
+                f"runner.resume=auto resumes after step {self._saved_step}"
             )
         if self._saved_step != last.step:
             if self._leave_gpus is not None:

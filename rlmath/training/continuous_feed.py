@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.open_round import OpenRound
 from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled
-from rlmath.training.feed import Feed, SamplingCancelled
+from rlmath.training.feed import CLOSE_WAIT_S, Feed, SamplingCancelled
 from rlmath.training.session import Session
+from rlmath.utils.daemon_threads import DaemonThreads
 
 # How often the step looks at grades that have come, while it waits for its groups.
 LOOK_EVERY_S = 0.1
@@ -33,7 +34,7 @@ class ContinuousFeed(Feed):
     def __init__(self, session: Session, sampler: ContinuousSampler, monitor: Monitor) -> None:
         super().__init__(session, sampler, monitor)
         self._open_sampler = sampler
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sample")
+        self._thread = DaemonThreads(1, "sample")
         # Guards the sampler, the round and what follows here, between the thread and the loop.
         self._changed = threading.Condition()
         self._round: OpenRound | None = None
@@ -92,9 +93,9 @@ class ContinuousFeed(Feed):
         self._ended_s = time.monotonic()
 
     def close(self) -> None:
-        """End the sampling under way, within seconds."""
+        """End the sampling under way, within seconds; what hangs is left behind."""
         self._cancel()
-        self._thread.shutdown(wait=True)
+        self._thread.close(CLOSE_WAIT_S)
 
     def metrics(self) -> dict[str, float]:
         """``schedule/..._waited_s`` since the last call: the actor for samples, and the engines

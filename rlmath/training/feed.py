@@ -10,7 +10,7 @@ import importlib.util
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,11 @@ from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.training.passes_ahead import PassesAhead
 from rlmath.training.session import Session
 from rlmath.types import Group
+from rlmath.utils.daemon_threads import DaemonThreads
+
+# Longest wait at a run's end for what samples in the background. A reward, an engine or a rank may
+# hang; the engines and ranks that it waits for are ended only after it.
+CLOSE_WAIT_S = 10.0
 
 
 class Feed:
@@ -61,7 +66,7 @@ class Feed:
         self._set_step(step)
         if self.ahead is not None:
             self.ahead.begin()
-        if self._sampler.round is None:
+        if not self._sampler.is_sampled:
             with self._monitor.phase("generate"):
                 # Grading starts with the first finished sample.
                 self._generate(step, lambda: self._monitor.phase("grade"), self._weights(step - 1))
@@ -139,7 +144,7 @@ class PipelinedFeed(Feed):
 
     def __init__(self, session: Session, sampler: Sampler, monitor: Monitor) -> None:
         super().__init__(session, sampler, monitor)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sample-ahead")
+        self._thread = DaemonThreads(1, "sample-ahead")
         self._cancelled = threading.Event()
         self._ended_s: float | None = None
         self._waited_s = {"actor": 0.0, "engines": 0.0}
@@ -166,7 +171,7 @@ class PipelinedFeed(Feed):
         try:
             yield
         except BaseException:
-            self._cancelled.set()
+            self._cancel()
             raise
         self._wait_for(running)
         self._set_step(step)
@@ -177,9 +182,9 @@ class PipelinedFeed(Feed):
         super().forget(step + 1)
 
     def close(self) -> None:
-        """End the sampling under way, within seconds."""
-        self._cancelled.set()
-        self._thread.shutdown(wait=True)
+        """End the sampling under way, within seconds; what hangs is left behind."""
+        self._cancel()
+        self._thread.close(CLOSE_WAIT_S)
 
     def metrics(self) -> dict[str, float]:
         """``schedule/..._waited_s`` since the last call: the actor for samples, and the engines for
@@ -187,6 +192,10 @@ class PipelinedFeed(Feed):
         found = {f"schedule/{who}_waited_s": waited for who, waited in self._waited_s.items()}
         self._waited_s = dict.fromkeys(self._waited_s, 0.0)
         return found
+
+    def _cancel(self) -> None:
+        self._cancelled.set()
+        self._session.sampling.collector.cancel()
 
     def _sample(self, step: int, weights: str | None) -> float:
         """Sample for a step; returns when it ended."""

@@ -1,11 +1,12 @@
-"""SIGTERM ends a run at once, but lets an update come to its end first: then nothing is lost."""
+"""SIGTERM ends a run at once, but an update or a save comes to its end first: nothing is lost."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -72,3 +73,35 @@ class Grace:
             self._before(signal.SIGTERM, frame)
         else:
             raise SystemExit(128 + signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Let the first SIGTERM or Ctrl-C that comes in this block take effect at its end; a second one
+    does so at once."""
+    noted: list[int] = []
+    before: dict[int, Handler] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            before[number](number, frame)
+            return
+        noted.append(number)
+        name = signal.Signals(number).name
+        print(
+            f"{name} in a save: the run ends when it is done; a second signal ends it", flush=True
+        )
+
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGTERM, signal.SIGINT):
+            handler = signal.getsignal(one)
+            if callable(handler):
+                before[one] = handler
+                signal.signal(one, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if noted:
+            before[noted[0]](noted[0], None)

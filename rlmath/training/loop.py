@@ -26,6 +26,7 @@ from rlmath.rollout.journal import FOLDER as JOURNAL_FOLDER
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Ledger
 from rlmath.rollout.progress import sampling_progress
+from rlmath.rollout.resumed_groups import check_resumed_groups
 from rlmath.rollout.sampler import Sampler
 from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.algorithm_settings import least_groups
@@ -33,7 +34,7 @@ from rlmath.training.checkpointing import HasState, Saver, open_saver, open_stor
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed
 from rlmath.training.feeds import feed_of, sampler_of
-from rlmath.training.grace import Grace
+from rlmath.training.grace import Grace, signals_wait
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
@@ -120,6 +121,8 @@ def open_run(config: Config) -> Iterator[Training]:
     coefficients = Coefficients(config.algorithm)
     store = open_store(config)
     checkpoint = store.resume(config.runner.resume)
+    if checkpoint is not None:
+        check_resumed_groups(config, checkpoint.path, checkpoint.driver_state["sampler"])
     done = 0 if checkpoint is None else checkpoint.step
     after = own_step(store, checkpoint)
     if not after:
@@ -196,7 +199,7 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
     training.saver.step_done(step, metrics)
     act(training.detectors.see(step, metrics), training.monitor.note, training.monitor.warn)
     if save_due:
-        with training.monitor.phase("save"):
+        with training.monitor.phase("save"), signals_wait():
             training.saver.save()
     training.sampler.journal.drop(up_to=training.saver.committed_step)
     return batch

@@ -22,6 +22,7 @@ from rlmath.config.schema import Config
 from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
 from rlmath.monitor import open_monitor
 from rlmath.training.checkpointing import open_saver
+from rlmath.training.grace import signals_wait
 from rlmath.training.session import open_session, with_model_folder
 from rlmath.types import TrainingBatch
 from rlmath.utils.run_lock import only_run_in
@@ -87,7 +88,7 @@ def fine_tune(config: Config) -> int:
             monitor.log_step(step, figures)
             saver.step_done(step, figures)
             if sft.save_every and (step % sft.save_every == 0 or step == sft.steps):
-                with monitor.phase("save"):
+                with monitor.phase("save"), signals_wait():
                     saver.save()
         saver.finish()
         actor.save_hf(run_dir / "sft")

@@ -143,9 +143,7 @@ def sampling_tags(group):
 
 def waiting_tags():
     unused: Any = None
-    feed = PipelinedFeed(unused, unused, unused)
-    feed.close()
-    return set(feed.metrics())
+    return set(PipelinedFeed(unused, unused, unused).metrics())
 
 
 def routing_tags():

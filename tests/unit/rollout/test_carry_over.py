@@ -20,7 +20,7 @@ from rlmath.rollout.collect import Collector
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
 from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
-from rlmath.rollout.schedule import must_train
+from rlmath.rollout.schedule import must_train, steps_that_train
 from rlmath.types import Sample
 from tests.unit.rollout.stand_ins import (
     Engines,
@@ -197,11 +197,18 @@ def test_long_samples_are_finished_when_their_group_is_due(collector: Collector)
 
 
 def test_what_has_to_be_trained_leaves_no_more_than_later_steps_can_train() -> None:
-    assert must_train([], 5, 4, 2) == 0
-    assert must_train([3] * 4 + [4] * 4, 5, 4, 2) == 4  # All of the third step's are due.
-    assert must_train([4] * 6 + [5], 5, 4, 2) == 2  # Six are due in the next step, which takes 4.
-    assert must_train([4] * 8, 5, 4, 2) == 4
-    assert must_train([5] * 12, 5, 4, 2) == 0
+    assert must_train([], 5, 4) == 0
+    assert must_train([5] * 4 + [6] * 4, 5, 4) == 4  # All of the oldest are due.
+    assert must_train([6] * 6 + [7], 5, 4) == 2  # Six are due in the next step, which takes 4.
+    assert must_train([6] * 8, 5, 4) == 4
+    assert must_train([7] * 12, 5, 4) == 4
+    assert must_train([7] * 8, 5, 4) == 0
+    # Two that may wait stand before one that may not.
+    assert must_train([9, 9, 5], 5, 4) == 3
+    # What a resumed run is given can be kept: each step trains as many as it can.
+    given = steps_that_train(range(10, 20), 5, 4)
+    assert list(given.values()) == [5] * 4 + [6] * 4 + [7] * 2
+    assert must_train(list(given.values()), 5, 4) == 4
 
 
 def test_the_ledger_says_what_became_of_each_group(collector: Collector, tmp_path: Path) -> None:
@@ -281,7 +288,7 @@ def test_a_group_that_is_too_old_stops_the_run(collector: Collector) -> None:
     sampler = sampler_of(*CARRY_OVER)
     for step in (1, 2):
         sample(sampler, step, collector)
-    with pytest.raises(LedgerError, match=r"more than rollout.max_lag=2"):
+    with pytest.raises(LedgerError, match=r"more than the 2 of rollout.max_lag=2"):
         sample(sampler, 9, collector)
 
 

@@ -22,6 +22,7 @@ from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, events
 from rlmath.rollout.requests import EngineError, Request, cut_sample
 from rlmath.rollout.sampler import Sampled
+from rlmath.training import continuous_feed
 from rlmath.training import feed as feed_module
 from rlmath.training.continuous_feed import ContinuousFeed
 from rlmath.training.controllers import Coefficients
@@ -220,6 +221,30 @@ def test_a_failed_step_ends_what_is_sampled(
         raise KeyboardInterrupt
     parts.feed.close()
     assert not parts.pool.generating
+
+
+def test_ranks_that_never_connect_to_an_engine_do_not_keep_a_run_that_ends(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are ended after the feed."""
+    hangs, end = threading.Event(), threading.Event()
+
+    class Restarting(Pool):
+        def _answer(self, request: Request) -> Sample:
+            if not self.has_weights_at_hand:
+                hangs.set()
+                assert end.wait(30)
+            return super()._answer(request)
+
+    monkeypatch.setattr(continuous_feed, "CLOSE_WAIT_S", 0.1)
+    parts = Parts(collector, Restarting(0.001), sampler_of(), monkeypatch)
+    parts.feed.take(1)
+    with pytest.raises(KeyboardInterrupt), parts.feed.sampling_ahead(1):
+        assert hangs.wait(10)
+        raise KeyboardInterrupt
+    parts.feed.close()
+    assert parts.pool.generating
+    end.set()
 
 
 @pytest.mark.parametrize("when", ["waits", "trains"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from rlmath.rewards.loading import FunctionReward
+from rlmath.rewards.mix import RewardMix
+from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
@@ -216,6 +220,50 @@ def test_a_failed_step_ends_what_is_sampled_ahead(
     pool.gate.set()
     parts.feed.close()
     assert parts.sampler.round is None, "it was not sampled to the end"
+
+
+def test_a_reward_that_never_returns_does_not_keep_a_run_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The watchdog, SIGTERM or Ctrl-C ends the step; what samples ahead waits for a grade."""
+    hang, hangs = threading.Event(), threading.Event()
+
+    def stuck(completions: Sequence[str], **_: Any) -> list[float]:
+        if hang.is_set():
+            hangs.set()
+            threading.Event().wait()
+        return [1.0] * len(completions)
+
+    with RewardMix([MixItem(FunctionReward(stuck, "stuck"), "stuck")], answer_grader=None) as mix:
+        collector = Collector(mix)
+        parts = Parts(collector, Pool(), monkeypatch)
+        parts.feed.take(1)
+        hang.set()
+        with pytest.raises(KeyboardInterrupt), parts.feed.sampling_ahead(1):
+            assert hangs.wait(10)
+            raise KeyboardInterrupt
+        began_s = time.monotonic()
+        parts.feed.close()
+        assert time.monotonic() - began_s < feed_module.CLOSE_WAIT_S / 2, "it was not cancelled"
+        collector.close()
+    assert not [one for one in threading.enumerate() if one.name.startswith("sample-ahead")]
+    stuck_threads = [one for one in threading.enumerate() if one.name.startswith("grade")]
+    assert stuck_threads and all(one.daemon for one in stuck_threads)
+
+
+def test_an_engine_that_hangs_is_waited_for_a_while(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engines and ranks that could end it are ended after the feed."""
+    pool = Pool(threading.Event())
+    parts = Parts(collector, pool, monkeypatch)
+    monkeypatch.setattr(feed_module, "CLOSE_WAIT_S", 0.1)
+    parts.feed.take(1)
+    with pytest.raises(KeyboardInterrupt), parts.feed.sampling_ahead(1):
+        raise KeyboardInterrupt
+    parts.feed.close()
+    assert pool.gate is not None and not pool.gate.is_set()
+    pool.gate.set()
 
 
 def test_an_engine_that_fails_for_good_fails_the_step(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from rlmath.checkpoint import CheckpointStore
 from rlmath.cluster.watchdog import Stalled, watch_progress
 from rlmath.rewards.base import RewardError
 from rlmath.training.checkpointing import Saver
+from rlmath.training.grace import Grace, signals_wait
 
 
 class SlowRanks:
@@ -165,3 +170,50 @@ def test_what_ranks_wrote_of_a_step_that_is_never_done_is_no_checkpoint(tmp_path
         raise RewardError("evaluation fails")
     saver.close()
     assert [one.name for one in tmp_path.iterdir()] == ["step_000001"]
+
+
+class SignalledRanks(SlowRanks):
+    """Ranks in whose first save the driver is told to end, that many times."""
+
+    def __init__(self, number: int, signals: int) -> None:
+        super().__init__(blocks=1, every_s=0.0)
+        self.number, self.signals, self.saves = number, signals, 0
+
+    def save_checkpoint(self, folder: Path) -> None:
+        self.saves += 1
+        for _ in range(self.signals if self.saves == 1 else 0):
+            os.kill(os.getpid(), self.number)
+            time.sleep(0.01)
+        super().save_checkpoint(folder)
+
+
+@pytest.fixture
+def ends_the_process() -> Iterator[None]:
+    """On SIGTERM, as the run's own handler does."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_in_a_save_does_not_begin_it_again(
+    tmp_path: Path,
+    number: int,
+    signals: int,
+    ends_the_process: None,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """One is noted until the checkpoint is there; a second one gives the save up."""
+    ranks = SignalledRanks(number, signals)
+    saver = saver_of(ranks, tmp_path)
+    with pytest.raises((SystemExit, KeyboardInterrupt)), saver.saving_when_cut_short():
+        with Grace(60, lambda: ranks.changed), signals_wait():
+            saver.save()
+        pytest.fail("it went on")
+    assert ranks.saves == 1
+    assert (tmp_path / "step_000001" / "manifest.json").is_file() == (signals == 1)
+    said = capsys.readouterr().out
+    assert f"{signal.Signals(number).name} in a save" in said
+    after = "saved after step 1" if signals == 1 else "resumes after step 0"
+    assert after in said

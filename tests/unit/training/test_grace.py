@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlmath.training.grace import Grace
+from rlmath.training.grace import Grace, signals_wait
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +73,16 @@ def test_the_handler_is_as_before() -> None:
     with Grace(60, lambda: True):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_signals_that_wait_leave_the_handlers_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with signals_wait():
+        assert signal.getsignal(signal.SIGTERM) is not before[0]
+    assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+    reached = False
+    with pytest.raises(SystemExit), signals_wait():
+        send()
+        reached = True
+    assert reached
+    assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))

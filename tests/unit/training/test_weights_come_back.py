@@ -22,7 +22,7 @@ def test_weights_come_back_when_engines_sleep(groups: tuple[str, ...]) -> None:
         actor=SimpleNamespace(begin_load=lambda: events.append("load")),
     )
     sampled = SimpleNamespace(groups=groups)
-    sampler: Any = SimpleNamespace(round="made", take=lambda _: events.append("take") or sampled)
+    sampler: Any = SimpleNamespace(is_sampled=True, take=lambda _: events.append("take") or sampled)
     monitor: Any = None
     assert Feed(session, sampler, monitor).take(1) is sampled
     assert events == ["take", "sleep", *(["load"] if groups else [])]

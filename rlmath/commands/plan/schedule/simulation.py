@@ -220,7 +220,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
         else:
             if ahead is not None:
                 ahead.begin()
-            if sampler.round is None:
+            if not sampler.is_sampled:
                 generate_s, idle_share = _generate(sampler, step, pool, collector)
             sampled = sampler.take(step)
             worked_s = train_s(sampled)
@@ -360,7 +360,7 @@ class InstantGrades:
         self._done += other._done
         return {group.problem.id for group in other._done}
 
-    def expect(self, problems: Sequence[Problem]) -> None:
+    def expect(self, problems: Sequence[Problem], group_size: int | None = None) -> None:
         for problem in problems:
             self._problems[problem.id], self._samples[problem.id] = problem, []
 

@@ -1,0 +1,88 @@
+"""Threads for work that may never return: a reward of the user, a call of a rank that hangs.
+
+Python waits at its exit for every thread of a ``ThreadPoolExecutor``, so that one stuck call would
+keep a run that has ended, and its job's machines, for good.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class DaemonThreads:
+    """Runs calls in daemon threads, in the order in which they come.
+
+    Args:
+        count: Calls at once.
+        name: Of the threads, with a number behind it.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: set[Future[Any]] = set()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """The result of ``function(*arguments)``, called by a thread.
+
+        Raises:
+            RuntimeError: After :meth:`close`.
+        """
+        future: Future[T] = Future()
+
+        def call() -> None:
+            with self._lock:
+                self._waiting.discard(future)
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"the threads {self._name} have ended")
+            self._waiting.add(future)
+            self._calls.put(call)
+            if len(self._threads) < self._count:
+                name = f"{self._name}-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+                self._threads[-1].start()
+        return future
+
+    def close(self, wait_s: float = 0.0) -> bool:
+        """Take no more calls, and cancel those that have not begun.
+
+        Args:
+            wait_s: How long to wait for those that have, in seconds.
+
+        Returns:
+            Whether no call is under way.
+        """
+        with self._lock:
+            self._closed = True
+            waiting, self._waiting = self._waiting, set()
+            for _ in self._threads:
+                self._calls.put(None)
+        for future in waiting:
+            future.cancel()
+        until_s = time.monotonic() + wait_s
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # It holds what it returned.

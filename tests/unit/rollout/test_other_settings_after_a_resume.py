@@ -1,0 +1,210 @@
+"""Groups that a checkpoint left unfinished, under settings that the run was not begun with."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.config.schema import Config
+from rlmath.errors import UserError
+from rlmath.rollout.collect import Collector
+from rlmath.rollout.continuous import ContinuousSampler
+from rlmath.rollout.ledger import LEDGER_FILE, Ledger, LedgerError
+from rlmath.rollout.requests import cut_sample
+from rlmath.rollout.resumed_groups import check_resumed_groups
+from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.types import Group
+from tests.unit.rollout import test_continuous as continuous
+from tests.unit.rollout.stand_ins import (
+    LONGEST,
+    PROBLEMS,
+    Engines,
+    sampler_of,
+    through_a_checkpoint,
+)
+
+CARRY_OVER = ("rollout.schedule=carry_over", "rollout.carry_over_tokens=4")
+
+
+def carried_over(
+    steps: int, collector: Collector, folder: Path, *settings: str
+) -> tuple[Sampler, dict[str, Any]]:
+    """A run that leaves groups unfinished in each step, and its checkpoint."""
+    sampler = sampler_of(*CARRY_OVER, *settings, ledger=Ledger(folder / LEDGER_FILE))
+    for step in range(1, steps + 1):
+        sample(sampler, step, collector)
+    return sampler, through_a_checkpoint(sampler, folder)
+
+
+def sample(sampler: Sampler, step: int, collector: Collector) -> Sampled:
+    engines: Any = Engines(step, step - 1, spread=1.0)
+    return sampler.sample(step, engines, collector, contextlib.nullcontext)
+
+
+def resumed(state: dict[str, Any], step: int, folder: Path, *settings: str) -> Sampler:
+    sampler = sampler_of(*settings, ledger=Ledger(folder / LEDGER_FILE, step))
+    sampler.load_state_dict(state)
+    return sampler
+
+
+PIPELINED = ("rollout.schedule=pipelined",)
+SYNCHRONOUS = ("rollout.schedule=synchronous",)
+
+
+def sizes(sampled: Sampled) -> list[int]:
+    return [len(group.samples) for group in sampled.groups]
+
+
+@pytest.mark.parametrize("group_size", [1, 4])
+def test_groups_keep_the_size_that_they_were_admitted_with(
+    group_size: int, collector: Collector, tmp_path: Path
+) -> None:
+    before, state = carried_over(2, collector, tmp_path)
+    left = len(before._live)
+    assert left >= 4
+    size = f"algorithm.group_size={group_size}"
+    sampler = resumed(state, 2, tmp_path, *CARRY_OVER, size)
+    found = [one for step in range(3, 8) for one in sizes(sample(sampler, step, collector))]
+    kept = len(state["carried_over"])
+    assert found == [2] * (left + kept) + [group_size] * (20 - left - kept)
+
+
+@pytest.mark.parametrize("group_size", [1, 4])
+def test_groups_of_a_run_whose_sampling_goes_on_do_as_well(
+    group_size: int, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parts_of(sampler: Any) -> continuous.Parts:
+        return continuous.Parts(collector, continuous.Pool(0.004), sampler, monkeypatch)
+
+    path = tmp_path / LEDGER_FILE
+    before = continuous.sampler_of(ledger=Ledger(path))
+    first = parts_of(before)
+    for step in (1, 2):
+        first.step(step)
+    first.feed.close()
+    assert before._live
+    state = through_a_checkpoint(before, tmp_path)
+    left = len(before._live) + len(state["carried_over"])
+    after = continuous.sampler_of(f"algorithm.group_size={group_size}", ledger=Ledger(path, 2))
+    after.load_state_dict(state)
+    second = parts_of(after)
+    found = [one for step in range(3, 7) for one in sizes(second.step(step))]
+    second.feed.close()
+    # The filter drops a group without a scored sample.
+    old = found.count(2)
+    assert found == [2] * old + [group_size] * (16 - old) and 0 < old <= left
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (*CARRY_OVER, "rollout.max_lag=1"),
+        (*CARRY_OVER, "rollout.max_lag=2"),
+        (*CARRY_OVER, "rollout.max_lag=4", "algorithm.prompts_per_step=2"),
+        PIPELINED,
+        SYNCHRONOUS,
+    ],
+)
+def test_groups_are_trained_that_may_not_wait_as_long_as_before(
+    settings: tuple[str, ...], collector: Collector, tmp_path: Path
+) -> None:
+    before, state = carried_over(5, collector, tmp_path, "rollout.max_lag=4")
+    old = sorted(before._live.keys() | before._kept_since.keys())
+    assert len(old) >= 12
+    sampler = resumed(state, 5, tmp_path, *settings)
+    per_step = sampler._config.algorithm.prompts_per_step
+    trained: list[int] = []
+    for step in range(6, 16):
+        waited = sorted(sampler._live.keys() | sampler._kept_since.keys())
+        assert len(sample(sampler, step, collector).groups) == per_step
+        left = sampler._live.keys() | sampler._kept_since.keys()
+        trained += [one for one in waited if one not in left]
+        if step in (7, 9):  # Once more, with the same settings.
+            state = through_a_checkpoint(sampler, tmp_path)
+            sampler = resumed(state, step, tmp_path, *settings)
+    assert set(old) <= set(trained)
+
+
+def test_a_group_that_waits_longer_than_it_may_is_a_defect(
+    collector: Collector, tmp_path: Path
+) -> None:
+    """Also one that was given more steps for its age."""
+    _, state = carried_over(5, collector, tmp_path, "rollout.max_lag=4")
+    sampler = resumed(state, 5, tmp_path, *CARRY_OVER, "rollout.max_lag=1")
+    sample(sampler, 6, collector)
+    last = max(sampler._last_steps.values())
+    assert last == 9
+    sampler._check_lag(last, [])
+    for group in sampler._live.values():
+        sampler._kept_since[group.ordinal] = group.step
+    with pytest.raises(LedgerError, match=rf"step {last + 1} trains group"):
+        sampler._check_lag(last + 1, sorted(sampler._last_steps))
+
+
+def open_round(sampler: ContinuousSampler, step: int, collector: Collector, early: int) -> None:
+    """A step whose round ends when that many groups are there for the next step."""
+    engines = Engines(step, step - 1)
+    work = sampler.open(step, collector)
+    queue, taken = work.begin(), False
+    while not taken or len(sampler._groups.carried_over) < early:
+        queue += work.more(not queue)
+        if not taken and work.is_ready:
+            sampler.take(step)
+            taken = True
+        elif any(group.is_complete for group in work.unfinished.values()):
+            time.sleep(0.001)  # It is being graded.
+        else:
+            work.take(engines._answer(queue.pop(0)))
+    for request in queue:
+        work.take(cut_sample(request))
+    sampler.close(step)
+
+
+def test_a_limit_below_responses_that_are_under_way_is_named_before_anything_starts(
+    collector: Collector, tmp_path: Path
+) -> None:
+    before, state = carried_over(2, collector, tmp_path)
+    assert before._live
+
+    def settings(tokens: int) -> Config:
+        return sampler_of(f"rollout.max_response_tokens={tokens}")._config
+
+    check_resumed_groups(settings(LONGEST), tmp_path, state)
+    with pytest.raises(UserError, match=rf"max_response_tokens=39.* up to {LONGEST} tokens"):
+        check_resumed_groups(settings(LONGEST - 1), tmp_path, state)
+    # So are those that wait to be trained on.
+    sampler = sampler_of("algorithm.prompts_per_step=2")
+    sample(sampler, 1, collector)
+    group = Group(PROBLEMS[0], sample(sampler, 2, collector).groups[0].samples)
+    sampler._groups.set_carried_over([(0, group)])
+    longest = max(len(one.sample.token_ids) for one in group.samples)
+    state = sampler.state_dict()
+    check_resumed_groups(settings(longest), tmp_path, state)
+    with pytest.raises(UserError, match=f"has a response of {longest} tokens"):
+        check_resumed_groups(settings(longest - 1), tmp_path, state)
+
+
+@pytest.mark.parametrize("settings", [SYNCHRONOUS, CARRY_OVER, PIPELINED])
+def test_a_step_that_has_some_groups_already_samples_the_others(
+    settings: tuple[str, ...], collector: Collector, tmp_path: Path
+) -> None:
+    """Of a run whose sampling went on while it trained."""
+    before = continuous.sampler_of(ledger=Ledger(tmp_path / LEDGER_FILE))
+    for step in range(1, 4):
+        open_round(before, step, collector, early=3)
+    state = through_a_checkpoint(before, tmp_path)
+    assert len(state["carried_over"]) == 3 and state["round"]["step"] == 4
+    sampler = resumed(state, 3, tmp_path, *settings)
+    assert sampler.round is not None and not sampler.is_sampled
+    early = {group.problem.id for group in sampler.round.finished.values()}
+    assert early
+    sampled = sample(sampler, 4, collector)
+    assert len(sampled.groups) == 4 and not sampled.shortage
+    assert early <= {group.problem.id for group in sampled.finished}
+    # Checkpoints of earlier versions do not say that it is open.
+    del state["round"]["open"]
+    assert not resumed(state, 3, tmp_path, *settings).is_sampled
