@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 LogProbs: TypeAlias = NDArray[np.float32]
 
+# Longest wait at a run's end for sequences that are being scored.
+CLOSE_WAIT_S = 10.0
+
 
 class TeacherError(ComponentError):
     """The teacher could not score a sample. The message says which and why."""
@@ -111,10 +114,11 @@ class EngineTeacher:
         return future
 
     def close(self) -> None:
-        """See :meth:`Teacher.close`. The engines have no request when this returns."""
+        """See :meth:`Teacher.close`. The engines have no request when this returns, unless one
+        hangs."""
         self._queue.put(None)
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(CLOSE_WAIT_S)
 
     def watchdog_probe(self) -> WatchedComponent:
         """See :meth:`Teacher.watchdog_probe`."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ import pytest
 
 from rlmath.config.load import load
 from rlmath.errors import UserError
+from rlmath.rollout import teacher as teacher_module
 from rlmath.rollout import teacher_server
-from rlmath.rollout.teacher import TeacherError, TeacherScores, ToScore
+from rlmath.rollout.teacher import EngineTeacher, TeacherError, TeacherScores, ToScore
 from rlmath.rollout.teacher_server import ServerTeacher
 from rlmath.training.session import server_teacher
 from rlmath.types import GradedSample, Group, Problem, Sample
@@ -276,3 +278,25 @@ def test_an_end_does_not_wait_for_the_next_attempt(
     waiting.close()
     with pytest.raises(TeacherError, match="the run has ended"):
         call.result(5)
+
+
+def test_an_engine_that_hangs_does_not_keep_a_run_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is ended after the teacher."""
+    hangs, end = threading.Event(), threading.Event()
+
+    def generate(_: list[Any], more: Any) -> Iterator[Any]:
+        more(True)
+        hangs.set()
+        assert end.wait(30)
+        yield from ()
+
+    monkeypatch.setattr(teacher_module, "CLOSE_WAIT_S", 0.1)
+    pool: Any = SimpleNamespace(generate=generate)
+    made = EngineTeacher(pool, vocabulary=1000)
+    made.submit(sequences(1)[0])
+    assert hangs.wait(10)
+    made.close()
+    assert not end.is_set()
+    end.set()
