@@ -201,6 +201,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "open_monitor": open_monitor,
             "least_groups": lambda *_: 1,
             "sampler_of": sampler_of,
+            "check_resumed_groups": lambda *_: None,
             "feed_of": lambda *_: Feed(parts),
             "open_saver": lambda *_: contextlib.closing(saver),
             "read_metrics": lambda _: [],
@@ -263,7 +264,7 @@ def test_a_run_that_begins_has_nothing_of_the_folders_earlier_run(
     if start != "never":
         store = CheckpointStore(tmp_path / start, keep=1)
         store.begin(1).joinpath("tensors").write_bytes(b"1")
-        start = str(store.commit(1, {"weights_version": 1}, {}))
+        start = str(store.commit(1, {"weights_version": 1, "sampler": {}}, {}))
     run = run_of(sleeps=False, resume=start)
     own = start == str(tmp_path / "checkpoints" / "step_000001")
     assert run.weights_before == ("theirs" if own else None)
