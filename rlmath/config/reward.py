@@ -47,8 +47,8 @@ class RewardItem:
     required: bool = setting(False, "A sample that this reward cannot score gets no reward at all.")
     completion_format: CompletionFormat | None = setting(
         None,
-        "What a function from elsewhere gets as completions: strings (text) or lists of messages "
-        "(chat); null: chat with data.apply_chat_template, otherwise text.",
+        "What a function from elsewhere gets as prompts and completions: strings (text) or lists "
+        "of messages (chat); null: chat with data.apply_chat_template, otherwise text.",
     )
     needs_group: bool | None = setting(
         None,
