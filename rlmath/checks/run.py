@@ -327,11 +327,12 @@ def _optimizers(config: Config, command: Command) -> Iterator[str]:
             "value.optimizer", config.value.optimizer, arithmetic.value_updates(config)
         )
         alone, steps = config.value.warmup_steps, config.runner.steps
-        if alone >= steps:
+        if alone > steps:
             yield (
                 f"value.warmup_steps={alone}: the run has {steps} steps, in none of which the "
-                f"policy would be trained; take at most {steps - 1}, or more steps"
+                f"policy would be trained; take at most {steps}, or more steps"
             )
+        if alone >= steps:  # Values alone, for a run that is continued later.
             return
     yield from _optimizer(
         "actor.optimizer", config.actor.optimizer, arithmetic.policy_updates(config)

@@ -99,13 +99,15 @@ def test_a_warm_up_longer_than_the_run_is_an_error(
     assert check([*base, *extra, f"{key}.warmup_steps=3"], capsys, command)[0] == 0
 
 
-def test_a_value_model_that_is_trained_alone_to_the_end_is_an_error(
+def test_a_value_model_that_is_trained_alone_beyond_the_end_is_an_error(
     base: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     gae = [*base, "algorithm.advantage=gae", "runner.steps=5"]
-    code, _, err = check([*gae, "value.warmup_steps=5"], capsys)
+    code, _, err = check([*gae, "value.warmup_steps=6"], capsys)
     assert code == 2
-    assert "value.warmup_steps=5: the run has 5 steps" in err and "at most 4" in err
+    assert "value.warmup_steps=6: the run has 5 steps" in err and "at most 5" in err
+    code, blocks, _ = check([*gae, "value.warmup_steps=5"], capsys)
+    assert code == 0 and "5 steps = 0 optimizer steps" in blocks["run"], "to be continued"
     code, blocks, _ = check([*gae, "value.warmup_steps=4"], capsys)
     assert code == 0 and "5 steps = 2 optimizer steps" in blocks["run"]
 
