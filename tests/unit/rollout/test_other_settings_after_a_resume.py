@@ -94,9 +94,9 @@ def test_groups_of_a_run_whose_sampling_goes_on_do_as_well(
     second = parts_of(after)
     found = [one for step in range(3, 7) for one in sizes(second.step(step))]
     second.feed.close()
-    # The filter drops a group without a scored sample.
-    old = found.count(2)
-    assert found == [2] * old + [group_size] * (16 - old) and 0 < old <= left
+    # The filter drops a group without a scored sample, and a later group may be finished earlier.
+    assert set(found) <= {2, group_size} and len(found) == 16
+    assert 0 < found.count(2) <= left
 
 
 @pytest.mark.parametrize(
