@@ -84,7 +84,8 @@ def train_step(
                 metrics |= train_on(session, batch, passes, coefficients, monitor, step, ahead)
                 count = min(session.config.runner.check_export_sequences, len(batch))
                 first = batch.sequences.select(range(count)) if count else None
-            renew_reference(session, monitor, step)
+            else:
+                renew_reference(session, monitor, step)
     # Engines that slept have no weights, also where nothing was trained.
     metrics |= sync_weights(session, monitor, step, write)
     metrics |= memory_by_phase(session.actor.take_peaks())
@@ -147,7 +148,7 @@ def update(
     monitor: Monitor,
     step: int,
 ) -> dict[str, float]:
-    """Train the value model and the policy, and update the coefficients.
+    """Train the value model and the policy, and update the coefficients and the reference.
 
     Returns:
         ``value/...`` and ``train/...``.
@@ -168,12 +169,15 @@ def update(
                 session, prepared, passes, kl_coef, entropy_coef, monitor, step
             )
         coefficients.see_kl(metrics.get("train/kl"), samples=len(prepared.batch))
+    renew_reference(session, monitor, step)
     return metrics
 
 
 def renew_reference(session: Session, monitor: Monitor, step: int) -> None:
-    """Let the reference model go to the policy, if it is due; in skipped steps too, since the
-    policy has changed in those before."""
+    """Let the reference model go to the policy, if it is due.
+
+    At the end of an update; and in a step that was skipped, as those before changed the policy.
+    """
     algorithm = session.config.algorithm
     if share := reference_share(algorithm, step):
         with monitor.phase("update"):

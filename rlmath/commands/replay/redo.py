@@ -25,7 +25,7 @@ from rlmath.training.controllers import Coefficients
 from rlmath.training.kept_batches import KeptStep, described_layout, read_step
 from rlmath.training.passes import Passes
 from rlmath.training.session import Session, open_training
-from rlmath.training.step import train_on
+from rlmath.training.step import renew_reference, train_on
 from rlmath.utils.array_file import BrokenFile
 
 # Sections that say nothing about an update.
@@ -196,7 +196,11 @@ def _steps(
         with _opened(ranks, folder / f"part_{number}") as (opened, monitor):
             session = Session(config, opened.layout, opened.actor, None)
             _begin(session, monitor, source, begin)
+            done = begin.step
             for step in steps:
+                for skipped in range(done + 1, step):
+                    renew_reference(session, monitor, skipped)
+                done = step
                 yield _Step(step, session, monitor, _read(source, step), begin)
             if not is_last:
                 begin = Start(steps[-1], folder / f"after_{steps[-1]}")
