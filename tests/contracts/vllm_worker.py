@@ -93,10 +93,12 @@ class Channel:
     def __init__(self) -> None:
         self.destroyed = 0
         self._sent: queue.Queue[Tensor] = queue.Queue()
+        # Of the wire: what it holds is no memory of the trainer, in whose thread bytes are counted.
+        self._wire = ThreadPoolExecutor(1)
         self.end = SimpleNamespace(broadcast=self._receive, destroy=lambda: None)
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
-        self._sent.put(tensor.clone())
+        self._sent.put(self._wire.submit(tensor.clone).result(TIMEOUT_S))
 
     def _receive(self, tensor: Tensor, src: int) -> None:
         sent = self._sent.get(timeout=TIMEOUT_S)
