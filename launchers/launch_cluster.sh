@@ -33,6 +33,8 @@ need_number WORLD_SIZE "${WORLD_SIZE:-}"
   fail "SLOTS=$slots: WORLD_SIZE=$WORLD_SIZE nodes have at least one each"
 exit_file=$shared_dir/exit_code.$run_id
 [ "$RANK" != 0 ] || { mkdir -p "$shared_dir"; rm -f "$exit_file"; }
+# Of an earlier run. A job of Slurm may have been told already, and its script removes an old one.
+[ "$RANK" != 0 ] || [ -n "${SLURM_JOB_ID:-}" ] || rm -f "$end_file"
 
 # Batch systems send TERM to this script, to its process group, or both, and more than once. A run
 # that saves needs Ray on every node meanwhile, and takes a second TERM as the end of its saving.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -173,12 +173,20 @@ class RankModel:
         """Bring the weights to the device, unless they are there."""
         self.device_state.load("parameters")
 
-    def begin_release(self) -> None:
+    def begin_release(self, empty_cache: Callable[[], None]) -> None:
         """Free the gradients, and begin the copies of what :meth:`release` takes off the device.
-        Nothing may change until then without loading it."""
-        if self.settings.offload == "none":
+        Nothing may change until then without loading it.
+
+        Args:
+            empty_cache: Gives memory back that is not used. It comes before the copies, as to free
+                a block waits for all that the GPU does.
+        """
+        offloads = self.settings.offload != "none"
+        if offloads:
+            self.device_state.release("gradients")
+        empty_cache()
+        if not offloads:
             return
-        self.device_state.release("gradients")
         self.device_state.begin_copy("optimizer")
         if self.settings.offload == "all":
             self.device_state.begin_copy("parameters")

@@ -85,6 +85,11 @@ def build_optimizer(
     optimizer = get_megatron_optimizer(
         config, list(chunks), config_overrides=overrides(config), use_gloo_process_groups=False
     )
+    # Where adapters of experts alone are trained, Megatron has an empty part for dense parameters,
+    # on all ranks, which its chain cannot save.
+    parts = optimizer.chained_optimizers
+    if real := [one for one in parts if not getattr(one, "is_stub_optimizer", False)]:
+        optimizer.chained_optimizers = real
     for chunk in chunks:
         chunk.module.config.grad_scale_func = optimizer.scale_loss
     return optimizer

@@ -233,8 +233,7 @@ class ActorWorker:
     def _after_update(self) -> None:
         self._note_peak("update")
         # Nobody waits for the copies before engines take memory; see make_room.
-        self.actor.begin_release()
-        self.platform.release_cached_memory()
+        self.actor.begin_release(self.platform.release_cached_memory)
 
     def update_values(self, settings: Any) -> Any:
         """See :meth:`rlmath.actor.rank_step.RankStep.update_values`."""
@@ -353,10 +352,9 @@ class ActorWorker:
         Returns:
             What is there until :meth:`make_room`.
         """
-        self.actor.begin_release()
         if self.value_model is not None:
             self.value_model.release()
-        self.release_cached_memory()
+        self.actor.begin_release(self.release_cached_memory)
         return self._residue()
 
     def load_parameters(self) -> None:

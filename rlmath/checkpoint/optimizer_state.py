@@ -72,8 +72,8 @@ def load_optimizer_state(optimizer: Any, state: Any) -> None:
     step = _saved_step(state)
     for part, own in zip(optimizer_parts(optimizer), _states(optimizer, state), strict=True):
         hyperparameters = [_hyperparameters(group) for group in part.param_groups]
-        if "param_state" in own and "optimizer" not in own:
-            # Saved with experts in a separate part, and now without, or the other way round:
+        if "param_state" in own:
+            # Perhaps saved with experts in a separate part, and now without, or the other way:
             # tensors find their places by name, and of the rest only the step is taken over.
             groups = [values | {"step": step} for values in hyperparameters]
             own["optimizer"] = {"param_groups": groups}

@@ -19,7 +19,7 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -193,7 +193,9 @@ class CheckpointStore:
             return Newest(path, skipped)
         return Newest(None, skipped)
 
-    def resume(self, how: str) -> Checkpoint | None:
+    def resume(
+        self, how: str, check: Callable[[Checkpoint], None] = lambda _: None
+    ) -> Checkpoint | None:
         """What ``runner.resume`` asks for, after cleaning what a killed process left.
 
         After ``never`` or a path, checkpoints that would be newer than the run's own beginning are
@@ -201,13 +203,14 @@ class CheckpointStore:
 
         Args:
             how: ``auto`` (the newest whole one, or ``None``), ``never``, or a checkpoint's folder.
+            check: Raises if the run cannot resume from a checkpoint; nothing is moved then.
 
         Raises:
             UserError: The folder given is not a whole checkpoint, or there are checkpoints and
                 none is whole.
         """
         if how not in ("auto", "never"):
-            return self._resume_from(Path(how))
+            return self._resume_from(Path(how), check)
         leftovers = self.clean_leftovers()
         if how == "never":
             self.set_aside(newer_than=-1)
@@ -215,6 +218,7 @@ class CheckpointStore:
         newest = self.newest_whole()
         if newest.path is not None:
             found = open_checkpoint(newest.path, verified=True)
+            check(found)
             return replace(found, skipped=(*leftovers, *newest.skipped))
         if newest.skipped:
             reasons = "".join(f"\n  - {s.path.name}: {s.reason}" for s in newest.skipped)
@@ -224,8 +228,9 @@ class CheckpointStore:
             )
         return None
 
-    def _resume_from(self, path: Path) -> Checkpoint:
+    def _resume_from(self, path: Path, check: Callable[[Checkpoint], None]) -> Checkpoint:
         checkpoint = open_checkpoint(path)
+        check(checkpoint)
         self.clean_leftovers()
         self.set_aside(newer_than=checkpoint.step if self.owns(path) else -1)
         return checkpoint

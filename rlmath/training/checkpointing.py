@@ -254,7 +254,7 @@ class Saver:
         if self._is_interrupted:
             return (
                 f"{what} in the save after step {last.step}, which is given up; "
-                f"runner.resume=auto resumes after step {self._saved_step}"
+                + self._where_it_resumes()
             )
         if self._saved_step != last.step:
             if self._leave_gpus is not None:
@@ -264,8 +264,8 @@ class Saver:
         return f"{what}; saved after step {last.step}: runner.resume=auto resumes there"
 
     def _where_it_resumes(self) -> str:
-        if self._saved_step:
-            return f"runner.resume=auto resumes after step {self._saved_step}"
+        if self.committed_step:
+            return f"runner.resume=auto resumes after step {self.committed_step}"
         if self._began_from is not None:
             return f"runner.resume={self._began_from} begins from there again"
         return "there is no checkpoint yet, so the run starts over"
@@ -276,8 +276,9 @@ class Saver:
             point, self._writing = self._writing, None
             try:
                 self._actor.finish_checkpoint()
-            except BaseException:
+            except BaseException as error:
                 self._store.abandon(point.step)
+                self._is_interrupted |= isinstance(error, KeyboardInterrupt | SystemExit)
                 raise
             self._committing = self._thread.submit(self._commit, point)
         if self._committing is not None and (wait or self._committing.done()):

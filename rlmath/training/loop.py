@@ -92,7 +92,8 @@ def train(config: Config) -> int:
         for step in range(training.done + 1, config.runner.steps + 1):
             batch = step_and_save(training, step)
             grace.step_done()
-        training.saver.finish()
+        with signals_wait():
+            training.saver.finish()
         export(training, batch)
     return 0
 
@@ -120,9 +121,10 @@ def open_run(config: Config) -> Iterator[Training]:
     stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
     coefficients = Coefficients(config.algorithm)
     store = open_store(config)
-    checkpoint = store.resume(config.runner.resume)
-    if checkpoint is not None:
-        check_resumed_groups(config, checkpoint.path, checkpoint.driver_state["sampler"])
+    checkpoint = store.resume(
+        config.runner.resume,
+        lambda found: check_resumed_groups(config, found.path, found.driver_state["sampler"]),
+    )
     done = 0 if checkpoint is None else checkpoint.step
     after = own_step(store, checkpoint)
     if not after:

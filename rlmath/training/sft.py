@@ -90,7 +90,8 @@ def fine_tune(config: Config) -> int:
             if sft.save_every and (step % sft.save_every == 0 or step == sft.steps):
                 with monitor.phase("save"), signals_wait():
                     saver.save()
-        saver.finish()
+        with signals_wait():
+            saver.finish()
         actor.save_hf(run_dir / "sft")
         if config.actor.lora.rank:
             actor.save_adapters(run_dir / "sft_adapter")

@@ -475,15 +475,17 @@ def run_resumed(
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes", "experts"),
+    ("layout", "changes", "mixture"),
     [
-        (Layout(1, 1, 2), {"offload": "optimizer"}, False),
+        (Layout(1, 1, 2), {"offload": "optimizer"}, None),
         (
             Layout(2, 1, 1),
             {"optimizer": {"distributed": False}, "model": ModelSettings(torch.bfloat16)},
-            False,
+            None,
         ),
-        (Layout(1, 1, 2, expert_parallel=2), {}, True),
+        (Layout(1, 1, 2, expert_parallel=2), {}, {}),
+        # Nothing but experts is trained.
+        (Layout(1, 1, 2, expert_parallel=2), {}, {"mlp_only_layers": []}),
     ],
     ids=str,
 )
@@ -493,11 +495,12 @@ def test_a_run_resumes_bit_by_bit_and_in_other_layouts(
     tmp_path: Path,
     layout: Layout,
     changes: dict[str, Any],
-    experts: bool,
+    mixture: dict[str, Any] | None,
 ) -> None:
     batch = make_batch()
-    model = make_mixture(tmp_path / "model") if experts else tiny_model
-    given = (model, batch, str(tmp_path), ALL)
+    model = tiny_model if mixture is None else make_mixture(tmp_path / "model", **mixture)
+    lora = dataclasses.replace(ALL, targets=MLP_TARGETS) if mixture else ALL
+    given = (model, batch, str(tmp_path), lora)
     through = ranks.run(layout, run_resumed, *given, (2, 2), changes)
     resumed = ranks.run(layout, run_resumed, *given, (0, 2), changes)
     for one, other in zip(through, resumed, strict=True):
@@ -505,7 +508,7 @@ def test_a_run_resumes_bit_by_bit_and_in_other_layouts(
         if one[1] is not None:
             assert torch.equal(one[1].log_probs, other[1].log_probs)
     # Adapters, and up to three float32 tensors of each, with headers.
-    shapes = adapter_shapes(read_model_spec(model), ALL).values()
+    shapes = adapter_shapes(read_model_spec(model), lora).values()
     trained = sum(map(math.prod, shapes))
     held = sum(p.stat().st_size for p in (tmp_path / "actor").glob("*.distcp"))
     assert 12 * trained <= held < 16 * trained + 9_000 * len(shapes)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from rlmath.actor.model_base import RankModel
 from rlmath.actor.offload import DeviceState
 from rlmath.device import CPU, Platform
 from tests.contracts.fake_cuda import FakeCuda, Races
@@ -116,3 +118,23 @@ def test_copies_are_ordered_on_cudas_streams(
             state.begin_copy("parameters", "optimizer")
             state.release("parameters", "optimizer")
     assert bool(cuda.races) is not is_right, cuda.races
+
+
+@pytest.mark.parametrize(
+    ("offload", "wanted"),
+    [
+        ("none", ["empty cache"]),
+        ("optimizer", ["free gradients", "empty cache", "copy optimizer"]),
+        ("all", ["free gradients", "empty cache", "copy optimizer", "copy parameters"]),
+    ],
+)
+def test_no_copy_is_under_way_when_the_cache_is_emptied(offload: str, wanted: list[str]) -> None:
+    """CUDA frees memory when all that the device does is done, copies too."""
+    events: list[str] = []
+    state = SimpleNamespace(
+        release=lambda part: events.append(f"free {part}"),
+        begin_copy=lambda part: events.append(f"copy {part}"),
+    )
+    model: Any = SimpleNamespace(settings=SimpleNamespace(offload=offload), device_state=state)
+    RankModel.begin_release(model, lambda: events.append("empty cache"))
+    assert events == wanted

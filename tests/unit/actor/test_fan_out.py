@@ -62,7 +62,7 @@ class Model(Alone):
         traces: Any = [place for one in parts for place in one.places.tolist()]
         return UpdateResult([{"loss": 1.0}], {}, None, traces=tuple(traces))
 
-    def begin_release(self) -> None: ...
+    def begin_release(self, empty_cache: Any) -> None: ...
 
     def update_shard(
         self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()

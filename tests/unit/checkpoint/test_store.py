@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.checkpoint import CheckpointStore, DiskFull, checkpoint_bytes
+from rlmath.checkpoint import Checkpoint, CheckpointStore, DiskFull, checkpoint_bytes
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.errors import UserError
 from tests.unit.checkpoint.small_disk import small_disk
@@ -148,6 +148,22 @@ def test_without_a_complete_checkpoint_the_run_stops(tmp_path: Path) -> None:
     truncate(save(store, 2) / "actor" / "common.pt")
     with pytest.raises(UserError, match=r"step_000002: .*\n.*step_000001: .*\n.*resume=never"):
         store.resume("auto")
+
+
+def test_nothing_is_moved_for_a_run_that_cannot_resume(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    store = CheckpointStore(folder, keep=9)
+    for step in (1, 2):
+        save(store, step)
+
+    def refuse(found: Checkpoint) -> None:
+        raise UserError(f"not from step {found.step}")
+
+    with pytest.raises(UserError, match="not from step 1"):
+        store.resume(str(folder / "step_000001"), refuse)
+    with pytest.raises(UserError, match="not from step 2"):
+        store.resume("auto", refuse)
+    assert store.steps() == [1, 2] and names(tmp_path) == ["checkpoints"]
 
 
 def test_never_and_a_path_move_newer_ones_aside(tmp_path: Path) -> None:

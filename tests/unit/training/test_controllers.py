@@ -66,7 +66,7 @@ def test_the_entropy_coef_stands_still_while_the_value_model_is_trained_alone(
     alone: Any = SimpleNamespace(values=True, policy=False)
     prepared: Any = SimpleNamespace(entropy=0.1, batch=())
     monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
-    session: Any = None
+    session: Any = SimpleNamespace(config=SimpleNamespace(algorithm=algorithm))
     for number in (1, 2):
         metrics = step.update(session, prepared, alone, weights, monitor, number)
         assert metrics["train/entropy_coef"] == 0.01 == weights.entropy_coef

@@ -94,7 +94,7 @@ class StubModel(Alone):
         assert len(sums) == settings.minibatches
         return UpdateResult([dict(one) for one in sums], {}, None)
 
-    def begin_release(self) -> None: ...
+    def begin_release(self, empty_cache: Any) -> None: ...
 
 
 class StubRank(ActorWorker):
