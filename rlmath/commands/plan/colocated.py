@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlmath.commands.plan.engine_adapters import inbox_bytes, slot_bytes
-from rlmath.commands.plan.memory import (
-    COPYING,
+from rlmath.commands.plan.engine_memory import (
     ENGINE_PROCESS_GIB,
-    GIB,
-    MIB,
-    ActorShape,
-    Phase,
-    Step,
-    actor_phases,
     engine_step_bytes,
     engine_sync_bytes,
     engine_weights_bytes,
     kv_bytes,
 )
+from rlmath.commands.plan.memory import COPYING, GIB, MIB, ActorShape, Phase, Step, actor_phases
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of

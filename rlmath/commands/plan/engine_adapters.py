@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rlmath.commands.plan.memory import engine_weights_bytes
+from rlmath.commands.plan.engine_memory import engine_weights_bytes
 from rlmath.commands.plan.models import adapter_sizes_of_rank
 from rlmath.model.lora import MLP_TARGETS, TARGETS, Lora, adapter_parameters, rank_in_vllm
 from rlmath.model.parallel import Layout

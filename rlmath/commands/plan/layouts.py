@@ -14,6 +14,7 @@ from rlmath.commands.plan.colocated import (
     with_awake_engine,
 )
 from rlmath.commands.plan.engine_adapters import asleep_bytes
+from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.memory import (
     GIB,
     MIB,
@@ -21,9 +22,7 @@ from rlmath.commands.plan.memory import (
     Phase,
     Step,
     engine_share,
-    engine_weights_bytes,
     host_bytes,
-    kv_bytes,
     moved_bytes,
     usable_bytes,
 )

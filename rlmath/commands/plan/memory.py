@@ -17,39 +17,29 @@ from rlmath.checkpoint.memory import CheckpointBytes, checkpoint_bytes_of_rank
 from rlmath.commands.plan.activations import (
     attention_masks_bytes,
     backward_bytes,
-    feed_forward_width,
     forward_bytes,
     kept_bytes,
     logits_bytes,
 )
 from rlmath.commands.plan.models import (
     adapter_sizes_of_rank,
-    attention_matrices,
-    decoding_matrices,
-    down_matrices,
     expert_parameters_of_rank,
-    feed_forward_matrices,
     is_last_stage,
     largest_parameter_of_rank,
     parameters_of_rank,
     telling_stages,
 )
-from rlmath.config.schema import RolloutConfig
 from rlmath.config.weights import BUCKET_MIB
 from rlmath.model.lora import MERGED_ELEMENTS, MLP_TARGETS, Lora, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.sync_memory import shared_buffer_bytes, sync_buffer_bytes
+from rlmath.weights.sync_memory import shared_buffer_bytes
 
 GIB = 2**30
 MIB = 2**20
 # CUDA's context, NCCL's buffers and libraries of the actor's process. Assumed.
 ACTOR_PROCESS_GIB = 2.0
-# The same of an engine that sleeps, with its CUDA graphs. Assumed.
-ENGINE_PROCESS_GIB = 2.5
-# Tokens that vLLM reads in one step.
-ENGINE_STEP_TOKENS = RolloutConfig.max_batched_tokens
 # Ranks copy their state to the host after an update; gradients are gone, activations too.
 COPYING = "copies to the host"
 # Left free: what the allocator loses in pieces.
@@ -558,64 +548,6 @@ def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
                 fullest[phase.name] = phase
     process = {"process": ACTOR_PROCESS_GIB * GIB}
     return [Phase(one.name, process | dict(one.terms)) for one in fullest.values()]
-
-
-def engine_weights_bytes(spec: ModelSpec, tp: int, quantized: bool = False) -> float:
-    """Weights of one rank of an engine, in bfloat16.
-
-    Of latent attention each rank has the matrices that give the latent vectors whole, and those
-    that decode twice.
-
-    Args:
-        quantized: The matrices of layers are in FP8, with a float32 scale for each row
-            (``rollout.quantization``; dense models alone).
-    """
-    layout = Layout(tp)
-    matrices = attention_matrices(spec) + feed_forward_matrices(spec)
-    rows = (spec.heads + 2 * spec.kv_heads) * spec.head_dim + 2 * spec.ffn + 2 * spec.hidden
-    saved = spec.layers * (matrices - 4 * rows) / tp if quantized else 0.0
-    more = spec.layers * (down_matrices(spec) * (1 - 1 / tp) + decoding_matrices(spec) / tp)
-    return -saved + 2 * (
-        parameters_of_rank(spec, layout, 0) + expert_parameters_of_rank(spec, layout, 0) + more
-    )
-
-
-def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int) -> float:
-    """What an engine's rank takes for a weight sync beside its weights."""
-    module = 2 * spec.experts * 3 * spec.hidden * spec.moe_ffn or None
-    largest = largest_tensor_bytes(spec)
-    sizes = sync_buffer_bytes(
-        "ipc",
-        bucket_bytes,
-        largest,
-        largest_module_bytes=module if module and module > largest else None,
-        engine_tensor_parallel=tp,
-    )
-    return sizes.engine_bytes
-
-
-def kv_bytes(spec: ModelSpec, tp: int, in_fp8: bool = False) -> float:
-    """Keys and values of one token on one rank of an engine; ranks beyond the heads hold copies.
-
-    Of latent attention one vector for both and the rotated part of the keys, which every rank has
-    (DeepSeek-V2, arXiv:2405.04434, table 1).
-
-    Args:
-        in_fp8: ``rollout.kv_cache_dtype=fp8``.
-    """
-    element = 1 if in_fp8 else 2
-    if spec.latent is not None:
-        return element * spec.layers * (spec.latent.kv_rank + spec.latent.rotary_dim)
-    return element * 2 * spec.layers * max(1.0, spec.kv_heads / tp) * spec.head_dim
-
-
-def engine_step_bytes(spec: ModelSpec, tp: int, running: int) -> float:
-    """What a step of an engine takes: the widest layer, and logits of each running sequence.
-
-    The sampler has the logits in float32 and three tables like them.
-    """
-    layer = ENGINE_STEP_TOKENS * (4 * spec.hidden + 6 * feed_forward_width(spec) / tp)
-    return layer + running * spec.vocab * 4 * 4
 
 
 def usable_bytes(gpu_gib: float) -> float:

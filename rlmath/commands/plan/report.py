@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlmath.checks.latent import ON_CPU_ALONE
+from rlmath.commands.plan.engine_memory import ENGINE_STEP_TOKENS
 from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, most_tokens
-from rlmath.commands.plan.memory import ENGINE_STEP_TOKENS, GIB, usable_bytes
+from rlmath.commands.plan.memory import GIB, usable_bytes
 from rlmath.commands.plan.plan_settings import overrides
 from rlmath.commands.plan.wish import Wish
 

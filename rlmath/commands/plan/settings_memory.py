@@ -7,8 +7,9 @@ from rlmath.commands.plan.colocated import (
     settings_in_plan,
     settings_phases,
 )
+from rlmath.commands.plan.engine_memory import engine_weights_bytes
 from rlmath.commands.plan.gpus import GPUS, Gpu
-from rlmath.commands.plan.memory import GIB, Phase, actor_phases, engine_weights_bytes, usable_bytes
+from rlmath.commands.plan.memory import GIB, Phase, actor_phases, usable_bytes
 from rlmath.commands.plan.teacher import describe_teacher
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType, Placement

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.gpus import GPUS, Gpu
-from rlmath.commands.plan.memory import GIB, engine_weights_bytes, kv_bytes
+from rlmath.commands.plan.memory import GIB
 from rlmath.config.arithmetic import teacher_sequence_tokens
 from rlmath.config.schema import Config, DType
 from rlmath.config.teacher import starts_teacher

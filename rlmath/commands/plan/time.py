@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.gpus import Efficiency, Gpu
-from rlmath.commands.plan.memory import (
-    ActorShape,
-    engine_weights_bytes,
-    kv_bytes,
-    trained_parameters,
-)
+from rlmath.commands.plan.memory import ActorShape, trained_parameters
 from rlmath.commands.plan.models import (
     active_matrices,
     expert_matrices,

@@ -105,13 +105,13 @@ def this_node(out: Path, model: str | None) -> Node:
 
 def _refuse_too_large(model: str, gpu_gib: float) -> None:
     """Most checks train on one GPU, beside an engine."""
-    from rlmath.commands.plan import memory
+    from rlmath.commands.plan import engine_memory, memory
     from rlmath.model.spec import read_model_spec
 
     parameters = read_model_spec(model).num_parameters
     state = memory.state_bytes(parameters, 1).whole / memory.GIB
     engine = ENGINE_SHARE * gpu_gib
-    needed = state + engine + memory.ACTOR_PROCESS_GIB + memory.ENGINE_PROCESS_GIB
+    needed = state + engine + memory.ACTOR_PROCESS_GIB + engine_memory.ENGINE_PROCESS_GIB
     usable = memory.usable_bytes(gpu_gib) / memory.GIB
     if needed > usable:
         raise UserError(

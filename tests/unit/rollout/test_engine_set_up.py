@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlmath.commands.plan.memory import ENGINE_STEP_TOKENS
+from rlmath.commands.plan.engine_memory import ENGINE_STEP_TOKENS
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.lora import LoraRollout

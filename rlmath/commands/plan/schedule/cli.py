@@ -15,8 +15,8 @@ from pathlib import Path
 from rlmath.checks.overlap import overlap_problems
 from rlmath.commands.plan import cli as layout_cli
 from rlmath.commands.plan.advice import plans_or_advice
+from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.layouts import Plan, find_plans
-from rlmath.commands.plan.memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.schedule.lengths import (
     Lengths,
     budgets,

@@ -25,6 +25,7 @@ from rlmath.commands.plan.colocated import (
     with_awake_engine,
 )
 from rlmath.commands.plan.engine_adapters import asleep_bytes, inbox_bytes, slot_bytes
+from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.memory import (
     GIB,
     MIB,
@@ -33,9 +34,7 @@ from rlmath.commands.plan.memory import (
     Step,
     actor_phases,
     buffer_bytes,
-    engine_weights_bytes,
     host_bytes,
-    kv_bytes,
     merging_bytes,
     micro_batches_in_flight,
     model_state_bytes,
