@@ -45,13 +45,13 @@ class _Loop:
 
     config_file: str
     checkpoints: str
-    export: str
+    exported: str
     guarded: tuple[str, ...]
 
 
 _LOOPS = {
-    "train": _Loop(CONFIG_FILE, "checkpoints", "hf", GUARDED),
-    "sft": _Loop(SFT_CONFIG_FILE, "sft_checkpoints", "sft", ("model.path",)),
+    "train": _Loop(CONFIG_FILE, "checkpoints", "exported.json", GUARDED),
+    "sft": _Loop(SFT_CONFIG_FILE, "sft_checkpoints", "sft_exported.json", ("model.path",)),
 }
 
 
@@ -75,7 +75,7 @@ class Continuation:
         step: Of the newest checkpoint; the run continues after it.
         steps: That the run is to have, by ``setting``.
         changes: Settings that differ from those of the last attempt.
-        exported: The run has written its final model.
+        exported: The run has written the final model of this step.
         setting: The key of the number of steps.
     """
 
@@ -139,7 +139,7 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
         step, source = int(match[1]) if match else 0, checkpoint.parent.parent
     if not step:
         return None
-    exported = (run_dir / loop.export / "config.json").is_file() and runner.resume == "auto"
+    exported = _exported_step(run_dir / loop.exported) == step and runner.resume == "auto"
     steps, setting = (
         (config.sft.steps, "sft.steps") if command == "sft" else (runner.steps, "runner.steps")
     )
@@ -219,6 +219,7 @@ def record(config: Config, after_step: int, begins: bool = False) -> None:
             folder has of earlier starts is of another run.
     """
     run_dir = Path(config.runner.run_dir)
+    forget_export(run_dir)
     file = run_dir / ATTEMPTS_FILE
     lines = _lines(file)
     name = f"{CONFIGS_FOLDER}/attempt_{len(lines) + 1:03d}.yaml"
@@ -233,6 +234,27 @@ def record(config: Config, after_step: int, begins: bool = False) -> None:
     }
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")
+
+
+def note_export(run_dir: Path, step: int, command: str = "train") -> None:
+    """The final model of a step is written, with all that belongs to it."""
+    text = json.dumps({"step": step}) + "\n"
+    (run_dir / _LOOPS[command].exported).write_text(text, encoding="utf-8")
+
+
+def forget_export(run_dir: Path, command: str = "train") -> None:
+    """A start of the loop: the model in the folder is of an earlier one until the next is written.
+
+    Without this, a longer run that is ended while it exports would pass for finished.
+    """
+    (run_dir / _LOOPS[command].exported).unlink(missing_ok=True)
+
+
+def _exported_step(file: Path) -> int | None:
+    try:
+        return int(json.loads(file.read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def resumed_after(run_dir: Path) -> list[int]:

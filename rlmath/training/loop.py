@@ -229,4 +229,5 @@ def export(training: Training, batch: TrainingBatch | None) -> None:
     checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
     summary = summarize(config, session, checked)
     write_card(run_dir)
+    attempts.note_export(run_dir, config.runner.steps)
     print(ending(config, summary), flush=True)

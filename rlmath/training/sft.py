@@ -16,7 +16,7 @@ from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.checkpoint import CheckpointStore
-from rlmath.checks.attempts import SFT_CONFIG_FILE
+from rlmath.checks.attempts import SFT_CONFIG_FILE, forget_export, note_export
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
@@ -41,6 +41,7 @@ def fine_tune(config: Config) -> int:
     config = with_model_folder(config)
     run_dir = Path(config.runner.run_dir)
     save(config, run_dir / SFT_CONFIG_FILE)
+    forget_export(run_dir, "sft")
     tokenizer = load_tokenizer(config.model.path)
     examples, report = load_examples(
         config.sft.train_paths, config.data, config.sft.response_key, tokenizer
@@ -95,6 +96,7 @@ def fine_tune(config: Config) -> int:
         actor.save_hf(run_dir / "sft")
         if config.actor.lora.rank:
             actor.save_adapters(run_dir / "sft_adapter")
+    note_export(run_dir, sft.steps, "sft")
     print(f"fine-tuned model: {run_dir / 'sft'}")
     return 0
 

@@ -147,13 +147,37 @@ def test_a_finished_run_is_told_apart_from_one_that_has_not_exported(run_dir: Pa
     config = settings(run_dir, "runner.steps=8")
     found = attempts.continuation(config)
     assert found is not None and not found.finished
+    # A folder alone is no export: its run may have ended before the rest was written.
     (run_dir / "hf").mkdir()
     (run_dir / "hf" / "config.json").write_text("{}")
+    found = attempts.continuation(config)
+    assert found is not None and not found.finished
+    attempts.note_export(run_dir, step=8)
     found = attempts.continuation(config)
     assert found is not None and found.finished
     assert "already at step 8 of 8" in found.describe() and "runner.steps" in found.describe()
     more = attempts.continuation(settings(run_dir, "runner.steps=9"))
     assert more is not None and not more.finished
+
+
+def test_the_export_of_a_shorter_run_is_not_that_of_a_longer_one(run_dir: Path) -> None:
+    attempts.note_export(run_dir, step=8)
+    more = settings(run_dir, "runner.steps=9")
+    attempts.record(more, after_step=8)
+    checkpoint(run_dir / "checkpoints", 9)
+    # Ended while it exported, hf/ still of step 8.
+    found = attempts.continuation(more)
+    assert found is not None and not found.finished
+    attempts.note_export(run_dir, step=9)
+    found = attempts.continuation(more)
+    assert found is not None and found.finished
+    # Nor does the export of a run count for another begun in its folder.
+    attempts.record(more, after_step=0, begins=True)
+    found = attempts.continuation(more)
+    assert found is not None and not found.finished
+    (run_dir / "exported.json").write_text('{"st')
+    found = attempts.continuation(more)
+    assert found is not None and not found.finished
 
 
 def test_sft_guards_the_model_alone(tmp_path: Path) -> None:
@@ -162,8 +186,7 @@ def test_sft_guards_the_model_alone(tmp_path: Path) -> None:
     checkpoint(tmp_path / "sft_checkpoints", 6)
     assert attempts.refused(settings(tmp_path, *base, "algorithm.loss=gspo"), "sft") == []
     assert attempts.refused(settings(tmp_path, *base, "model.path=x"), "sft")
-    (tmp_path / "sft").mkdir()
-    (tmp_path / "sft" / "config.json").write_text("{}")
+    attempts.note_export(tmp_path, 6, "sft")
     found = attempts.continuation(settings(tmp_path, *base), "sft")
     assert found is not None and found.finished and "sft.steps" in found.describe()
     assert attempts.continuation(settings(tmp_path, "sft.save_every=0"), "sft") is None
