@@ -27,7 +27,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     """A message for each setting of ``algorithm`` that cannot work as it is."""
     algorithm = config.algorithm
     yield from _value_model(config)
-    yield from _unused(config)
+    yield from unused_problems(config)
     yield from _group_size(algorithm)
     yield from _whitening(algorithm)
     yield from _aggregation(algorithm)
@@ -51,7 +51,8 @@ def unused(config: Config) -> Iterator[str]:
             yield key
 
 
-def _unused(config: Config) -> Iterator[str]:
+def unused_problems(config: Config) -> Iterator[str]:
+    """A message for each of :func:`unused`."""
     for key in unused(config):
         setting = by_key()[key]
         rule = setting.only_with

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from rlmath.commands.plan.gpus import GPUS
 from rlmath.commands.plan.layouts import Plan, with_least_offload
 from rlmath.commands.plan.wish import Wish
+from rlmath.config.lora import LoraConfig
 from rlmath.errors import UserError
+from rlmath.model.lora import Lora, default_targets
 
 # How many times the nodes are tried.
 _MORE_NODES = (2, 4, 8)
 # Shares of the longest response that are tried.
 _SHORTER = (2, 4, 8)
+_LORA_RANK = 32
 
 
 def plans_or_advice(wish: Wish) -> tuple[Wish, list[Plan]]:
@@ -44,6 +47,7 @@ def _what_would(wish: Wish) -> Iterator[str]:
                 f"cluster.gpus_per_node={more.gpus_per_node} ({step})"
             )
             break
+    yield from _other_settings(wish)
     larger = [gpu for gpu in GPUS.values() if gpu.memory_gib > wish.gpu.memory_gib and gpu.runs]
     for gpu in sorted(larger, key=lambda one: one.memory_gib):
         step = _step_s(dataclasses.replace(wish, gpu=gpu))
@@ -68,11 +72,31 @@ def _what_would(wish: Wish) -> Iterator[str]:
             break
 
 
+def _other_settings(wish: Wish) -> Iterator[str]:
+    """Settings with which it fits on the same GPUs, by what they give up."""
+    if wish.whole_logits:
+        step = _step_s(dataclasses.replace(wish, whole_logits=False))
+        if step is not None:
+            yield f"logits in rows: actor.logits=chunked ({step})"
+    if wish.offload is not None or wish.offload_in_backward is False:
+        step = _step_s(dataclasses.replace(wish, offload=None, offload_in_backward=None))
+        if step is not None:
+            yield f"the optimizer's state in host memory ({step})"
+    lora = Lora(_LORA_RANK, LoraConfig.alpha, default_targets(wish.spec))
+    if wish.lora is None and wish.spec.latent is None:
+        step = _step_s(dataclasses.replace(wish, lora=lora))
+        if step is not None:
+            yield f"adapters alone trained: actor.lora.rank={lora.rank} ({step})"
+
+
 def _step_s(wish: Wish) -> str | None:
     """Predicted time of a step of the best layout; ``None``: nothing fits."""
     try:
         chosen, (best, *_) = with_least_offload(wish)
     except UserError:
         return None
-    offload = f", actor.offload={chosen.offload}" if chosen.offload != wish.offload else ""
-    return f"{best.step_s:,.0f} s a step{offload if chosen.offload != 'none' else ''}"
+    moved = [f"actor.offload={chosen.offload}"] if chosen.offload != wish.offload else []
+    if chosen.offload_in_backward and not wish.offload_in_backward:
+        moved += ["actor.offload_in_backward=true"]
+    added = ", " + " ".join(moved) if moved and chosen.offload != "none" else ""
+    return f"{best.step_s:,.0f} s a step{added}"

@@ -191,7 +191,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         whole_logits=config.actor.logits is Logits.whole,
         triton_logits=config.actor.logits is Logits.triton,
         offload=None if (asked := given.get("actor.offload")) is None else asked.value,
-        offload_in_backward=config.actor.offload_in_backward,
+        offload_in_backward=given.get("actor.offload_in_backward"),
         lora=_adapters(config, spec),
         quantized=_quantizes(config, spec),
         kv_cache_in_fp8=config.rollout.kv_cache_dtype is KvCacheDtype.fp8,

@@ -41,8 +41,6 @@ from rlmath.model.spec import ModelSpec
 
 # Context-parallel ranks that are tried.
 CONTEXT_CHOICES = [1, 2, 4, 8]
-# From the least to the most.
-OFFLOADS = tuple(one.value for one in Offload)
 # Predictions that are no further apart say nothing of which is faster.
 EQUAL_SHARE = 0.03
 # Of a micro-batch, beyond which more tokens make nothing faster.
@@ -86,20 +84,34 @@ class Plan:
 
 def with_least_offload(wish: Wish) -> tuple[Wish, list[Plan]]:
     """Every layout that fits with the least that has to leave the GPUs for it, and the wish with
-    that ``offload``.
+    that ``offload`` and ``offload_in_backward``.
 
     Raises:
         UserError: Nothing fits; see :func:`find_plans`.
     """
     error: UserError | None = None
-    for offload in OFFLOADS if wish.offload is None else [wish.offload]:
-        one = dataclasses.replace(wish, offload=offload)
+    for offload, in_backward in _offloads(wish):
+        one = dataclasses.replace(wish, offload=offload, offload_in_backward=in_backward)
         try:
             return one, find_plans(one)
         except UserError as refused:
             error = refused
     assert error is not None
     raise error
+
+
+def _offloads(wish: Wish) -> Iterator[tuple[str, bool]]:
+    """``offload`` and ``offload_in_backward`` as wished, from the least to the most that is moved:
+    within a step once, then once for each minibatch."""
+    offloads = [one.value for one in Offload] if wish.offload is None else [wish.offload]
+    asked = wish.offload_in_backward
+    if wish.offload == Offload.none.value:
+        asked = bool(asked)
+    for in_backward in (False, True) if asked is None else (asked,):
+        for offload in offloads:
+            # Without an offload it does nothing; asked for so, the settings' check says it.
+            if wish.offload is not None or not in_backward or offload != Offload.none.value:
+                yield offload, in_backward
 
 
 def find_plans(wish: Wish) -> list[Plan]:
@@ -332,7 +344,7 @@ def _step(wish: Wish, actor: ActorShape) -> Step:
         whole_logits=wish.whole_logits,
         triton_logits=wish.triton_logits,
         offload=wish.offload or "none",
-        offload_in_backward=wish.offload_in_backward,
+        offload_in_backward=bool(wish.offload_in_backward),
         minibatches=wish.work.minibatches,
         replayed_tokens=replayed,
         sampled_routes=wish.routing_replay is RoutingReplay.engine,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlmath.checks import layout as check_layout
+from rlmath.checks.algorithm import unused_problems
 from rlmath.checks.lora import lora_model
 from rlmath.commands.plan.memory import ActorShape
 from rlmath.commands.plan.wish import Wish
@@ -114,6 +115,7 @@ def checked(wish: Wish, settings: list[str]) -> tuple[Config, RunLayout]:
     problems += check_layout.batch_divides(config, layout, "train")
     problems += check_layout.experts(config, wish.spec, layout)
     problems += lora_model(config, wish.spec)
+    problems += unused_problems(config)
     if problems:
         raise ConfigError.of(problems)
     return config, layout

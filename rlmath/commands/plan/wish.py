@@ -49,7 +49,8 @@ class Wish:
         overlap_gradients: ``actor.overlap_gradients``; layouts of one copy have none to add up.
         offload: ``actor.offload``; ``None``: nothing is, unless :func:`with_least_offload`
             chooses.
-        offload_in_backward: ``actor.offload_in_backward``, with an ``offload``.
+        offload_in_backward: ``actor.offload_in_backward``, with an ``offload``; ``None`` as of
+            ``offload``.
     """
 
     path: str
@@ -82,7 +83,7 @@ class Wish:
     recompute_modules: tuple[str, ...] = ()
     overlap_gradients: bool = False
     offload: str | None = None
-    offload_in_backward: bool = False
+    offload_in_backward: bool | None = None
 
     @property
     def bucket_size_mib(self) -> int:

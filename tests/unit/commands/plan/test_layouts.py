@@ -258,7 +258,10 @@ def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_pa
         ("--json", "missing: --layers"),
         ("model.path=Qwen2.5-7B --layers 3", "the sizes are those of Qwen2.5-7B"),
         ("model.path=Qwen9-7B", "known are Qwen2.5-0.5B"),
-        ("model.path=Qwen2.5-32B", "no layout of this model fits 8 GPUs of 80 GiB"),
+        (
+            "model.path=Qwen2.5-32B actor.offload_in_backward=false",
+            "no layout of this model fits 8 GPUs of 80 GiB",
+        ),
         ("model.path=Qwen2.5-7B actor.tensor_parallel=3", "actor.tensor_parallel=3"),
         ("model.path=Qwen2.5-3B rollout.max_response_tokens=40000", "take 31744 or less"),
         (
@@ -277,7 +280,10 @@ def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_pa
         ("model.path=Qwen2.5-7B --gpus=8", "give cluster.nodes=N cluster.gpus_per_node=N"),
         ("model.path=Qwen2.5-7B reward.correct=1", "reward.correct: this command does not use it"),
         ("model.path=Qwen2.5-7B reward=math", "reward: this command does not use it"),
-        ("model.path=Qwen2.5-32B cluster=gpu8", "no layout of this model fits 8 GPUs"),
+        (
+            "model.path=Qwen2.5-32B cluster=gpu8 actor.offload=none",
+            "no layout of this model fits 8 GPUs",
+        ),
         ("model.path=Qwen2.5-7B actor.tensr_parallel=1", "did you mean actor.tensor_parallel"),
     ],
 )

@@ -90,12 +90,35 @@ def test_a_setting_that_a_plan_ignores_is_refused_without_a_run(
 
 def test_what_would_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model.path=Qwen2.5-32B", "actor.tensor_parallel=8", "rollout.tensor_parallel=8"]
-    assert plan(*words) == 2
+    assert plan(*words, "actor.offload=none") == 2
     err = capsys.readouterr().err
     assert "no layout of this model fits 8 GPUs" in err
     fits = err.partition("what fits:")[2]
     assert "16 h100: cluster.nodes=2" in fits
     assert "8 h200: --gpu h200" in fits
+    moved = [line for line in fits.splitlines() if "host memory" in line]
+    assert len(moved) == 1
+    assert "actor.offload=optimizer actor.offload_in_backward=true" in moved[0]
+    assert "actor.lora.rank=32" in fits
+    # Each is what it says.
+    assert plan(*words, "actor.offload=optimizer", "actor.offload_in_backward=true") == 0
+    assert plan(*words, "actor.offload=none", "actor.lora.rank=32") == 0
+
+
+def test_the_most_is_moved_where_nothing_less_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("model.path=Qwen2.5-32B", "--command") == 0
+    out = capsys.readouterr().out
+    assert "actor.offload=optimizer" in out and "actor.offload_in_backward=true" in out
+    # Shorter responses need less, and get less.
+    assert plan("model.path=Qwen2.5-32B", "rollout.max_response_tokens=8192", "--command") == 0
+    out = capsys.readouterr().out
+    assert "actor.offload=optimizer" in out and "in_backward" not in out
+    # Without an offload the setting does nothing, as a run's check says.
+    assert plan("model.path=Qwen2.5-0.5B", "actor.offload_in_backward=true") == 0
+    assert "actor.offload=optimizer" in capsys.readouterr().out
+    none = ["actor.offload=none", "actor.offload_in_backward=true"]
+    assert plan("model.path=Qwen2.5-0.5B", *none) == 2
+    assert "does not read it" in capsys.readouterr().err
 
 
 def test_a_step_of_hours_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
