@@ -202,7 +202,7 @@ def attach_adapters(
         sharing = parallel.expert_tp_size if matrix.entry.per_expert else 0
         adapter = Adapter(layout, lora, matrix.tensor, config.sequence_parallel, sharing)
         initialize(adapter, spec.size(matrix.entry.hf[0].dims[1]), lora)
-        _attach(linear, adapter)
+        attach_adapter(linear, adapter)
         found.append(adapter)
     if lora.init_from is not None:
         own = local_adapters([module], spec, parallel, lora)
@@ -213,7 +213,7 @@ def attach_adapters(
     return found
 
 
-def _attach(linear: Any, adapter: Adapter) -> None:
+def attach_adapter(linear: Any, adapter: Adapter) -> None:
     """Let a linear layer add its adapter's output, and save it by the adapter's own rules."""
     linear.adapter = adapter
     # What is normalized afterwards has the adapter in it.

@@ -3,7 +3,8 @@
 What is released is the *storage* of a tensor: ``untyped_storage().resize_(0)``. The tensors stay
 the objects that they are, so every view of a storage (``param.data`` in Megatron's bucket,
 ``main_grad``, the optimizer's shards) is right again once the storage has its bytes back. Until
-then a tensor without storage can be neither read nor sliced: torch refuses.
+then nobody may read it: torch refuses to slice a tensor without storage, but to copy or add one up
+ends the process (SIGSEGV, torch 2.13).
 
 State has three parts:
 

@@ -373,6 +373,7 @@ class MegatronActor(RankModel):
         self._prints.add_gradient(index)
         for one in (self.observer, self.probe):
             if one is not None:
+                self.device_state.load("optimizer")  # It reads the main parameters.
                 one.see_gradient(self.optimizer)
         decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
         lr = self.finish_minibatch(decision.discard)

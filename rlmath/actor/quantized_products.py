@@ -30,17 +30,27 @@ def quantized_products(module: nn.Module) -> Iterator[None]:
         module: A rank's stage.
     """
     kept: dict[int, torch.Tensor] = {}
+    merged: set[int] = set()
 
     @torch.no_grad()
     def before(matrix: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        kept[id(matrix)] = matrix.weight.data
-        matrix.weight.data = rounded(matrix.weight.data)
+        weight = kept[id(matrix)] = matrix.weight.data
+        adapter = getattr(matrix, "adapter", None)
+        if adapter is not None and adapter.enabled:
+            # Engines get the sum, and round that.
+            weight = adapter.merged(weight, adapter.a.data, adapter.b.data, 0, 0)
+            adapter.enabled = False
+            merged.add(id(matrix))
+        matrix.weight.data = rounded(weight)
         if "LayerNorm" in type(matrix).__name__:
             return arguments
         return (rounded(arguments[0]), *arguments[1:])
 
     def after(matrix: Any, arguments: Any, output: Any) -> None:
         matrix.weight.data = kept.pop(id(matrix))
+        if id(matrix) in merged:
+            matrix.adapter.enabled = True
+            merged.remove(id(matrix))
 
     with contextlib.ExitStack() as stack:
         for name, part in module.named_modules():

@@ -32,17 +32,25 @@ def layers(config: Config, machine: Machine, device: Device) -> Iterator[str]:
 
 
 def context_attention(config: Config, device: Device, command: str) -> Iterator[str]:
-    """Attention of context-parallel ranks in ``model.dtype``.
+    """Attention on a GPU in float32, which flash attention does not take.
 
     Of Transformer Engine's backends flash and fused attention take 16 bits alone, and the unfused
     one no context parallelism (``get_attention_backend`` in transformer_engine 2.11,
-    dot_product_attention/utils.py).
+    dot_product_attention/utils.py). The local layers use torch's flash attention for packed
+    sequences (``torch.nn.attention.varlen``), and with context parallelism another kernel.
     """
     actor = config.actor
-    on_te = device is Device.cuda and actor.layers is not Layers.local
-    if command == "evaluate" or not on_te or actor.context_parallel == 1:
+    in_float32 = device is Device.cuda and config.model.dtype is DType.float32
+    if command == "evaluate" or not in_float32:
         return
-    if config.model.dtype is DType.float32:
+    local, alone = actor.layers is Layers.local, actor.context_parallel == 1
+    if local and alone:
+        yield (
+            "model.dtype=float32: torch's attention for packed sequences, which "
+            "actor.layers=local uses, has 16 bits alone on CUDA; take bfloat16, or "
+            "actor.layers=auto"
+        )
+    if not local and not alone:
         yield (
             "model.dtype=float32: Transformer Engine has no attention for it with "
             f"actor.context_parallel={actor.context_parallel}; take bfloat16, "

@@ -17,7 +17,7 @@ _REFUSED = {
         "Megatron-core 0.16.1 needs Transformer Engine for it, whose matrices have the norms within"
     ),
     "moe_act": "needs Transformer Engine's grouped experts, with which it is not proven; take moe",
-    "mla_up_proj": "no family here has multi-latent attention",
+    "mla_up_proj": "not proven with the one family that has it (DeepSeek-V3); take mlp or moe",
 }
 
 

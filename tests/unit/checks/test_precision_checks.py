@@ -111,6 +111,14 @@ def test_triton_kernels_need_a_gpu() -> None:
     assert not list(logits_kernels(asked, Device.cpu, "evaluate"))
 
 
+def test_local_layers_in_float32_have_no_attention_on_a_gpu() -> None:
+    made = config(dtype=DType.float32, layers=Layers.local)
+    (message,) = context_attention(made, Device.cuda, "train")
+    assert "model.dtype=float32" in message and "actor.layers=auto" in message
+    assert not list(context_attention(made, Device.cpu, "train"))
+    assert not list(context_attention(config(layers=Layers.local), Device.cuda, "train"))
+
+
 def test_context_parallel_float32_has_no_attention_on_transformer_engine(tmp_path: Any) -> None:
     wide = {"context_parallel": 2, "dtype": DType.float32}
     (message,) = context_attention(config(**wide), Device.cuda, "sft")
