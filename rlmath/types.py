@@ -89,7 +89,7 @@ class Sample:
             experts that the engine sent the first ``m`` tokens of prompt and response to. The last
             token that was sampled went through no layer, so ``m`` is one less than the tokens.
             ``None``: the engine returned none.
-        figures: Of arrays that are elsewhere; ``None``: they are here.
+        figures: Of arrays that are or were elsewhere; ``None``: they were always here.
     """
 
     problem_id: str

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 from torch import Tensor
 
 from rlmath.actor.ahead import PassAhead, Sources, StepPass
@@ -42,6 +48,7 @@ from rlmath.errors import ComponentError, UserError
 from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
+from rlmath.utils.array_refs import lost_arrays, origins_of
 from rlmath.utils.sizes import in_words
 
 if TYPE_CHECKING:
@@ -184,6 +191,9 @@ class ActorGroup:
     def begin_step(self, sequences: Sequences, update: UpdateSettings, seed: int) -> None:
         """Deal a step's sequences: each data-parallel rank gets its own, once.
 
+        Raises:
+            LostArrays: An engine's node has gone with responses of them.
+
         Args:
             sequences: To train on.
             update: How many minibatches, and what a token weighs in their losses; a value model's
@@ -201,10 +211,17 @@ class ActorGroup:
             for shard in shards(sequences, settings):
                 given.append((ray.put(shard),))
                 self._shares.append(shard.places)
-        self._get(
-            [w.begin_step.remote(*given[i]) for w, i in zip(self._workers, self._dp, strict=True)],
-            "begin_step",
-        )
+        calls = [
+            w.begin_step.remote(*given[i]) for w, i in zip(self._workers, self._dp, strict=True)
+        ]
+        try:
+            self._get(calls, "begin_step")
+        except ActorError as failed:
+            lost = _lost_object(failed.__cause__)
+            if lost is None or not are_held(sequences):
+                raise
+            arrays = [one.sample.token_ids for one in sequences.samples]
+            raise lost_arrays(origins_of(arrays, lost), lost) from failed
 
     def begin_log_probs(self, sequences: Sequences, reference: bool = False) -> PassAhead:
         """Have the ranks compute log-probs of sequences of which later a step is made; returns at
@@ -624,6 +641,12 @@ class ActorGroup:
 
     def _log_path(self, rank: int) -> str:
         return f"{self._log_dir}/actor_{rank}.log"
+
+
+def _lost_object(error: BaseException | None) -> ObjectLostError | None:
+    """What Ray says of an object that a call was given, if it is lost."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return cause if isinstance(cause, ObjectLostError) else None
 
 
 def _first_dead(refs: list[Any]) -> tuple[Any, RayActorError] | None:

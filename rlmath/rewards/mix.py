@@ -19,6 +19,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from rlmath.errors import LostArrays
 from rlmath.grading import GradingSettings, MathGrader
 from rlmath.grading.settings import REWARD_FALLBACK
 from rlmath.rewards.answers import GRADES_COLUMN, AnswerGrader, GradedReward
@@ -378,11 +379,11 @@ class RewardMix:
             coming = Future()
             coming.set_exception(error)
 
-        def note() -> None:
-            values = self._checked(item, coming.result, texts, columns)
+        def note(done: Future[Any]) -> None:
+            values = self._checked(item, done.result, texts, columns)
             self._note(item, partials, values, started_s)
 
-        coming.add_done_callback(lambda _: resolve(noted, note))
+        coming.add_done_callback(lambda done: resolve(noted, lambda: note(done)))
         return noted
 
     def _note(
@@ -419,7 +420,7 @@ class RewardMix:
         """What a call returns, if it keeps the contract; else as ``on_error`` says."""
         try:
             values, _ = check_values(item.label, call(), len(texts))
-        except RewardSettingError:
+        except (RewardSettingError, LostArrays):
             raise
         except Exception as error:
             if self.on_error == "raise":

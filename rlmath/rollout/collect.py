@@ -141,10 +141,12 @@ class Grading:
         pieces = gather([piece for _, piece in arrived])
         group: Future[Group] = Future()
 
-        def compare(_: Future[Any]) -> None:
+        # A callback that held the future which keeps it would make a cycle, and samples, with the
+        # blocks of their arrays, would stay until Python looks for cycles.
+        def compare(done: Future[list[list[Partial]]]) -> None:
             whole = self._run(
                 lambda: self._rewards.begin_group(
-                    problem, samples, [one for piece in pieces.result() for one in piece]
+                    problem, samples, [one for piece in done.result() for one in piece]
                 )
             )
             whole.add_done_callback(add_up)

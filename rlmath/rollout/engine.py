@@ -101,9 +101,9 @@ class RolloutEngine:
         """:meth:`exchange`, and the block of arrays that stays here; see ``held_arrays.py``."""
         self._journal.expect(generation, requests)
         progress = self.exchange(generation, requests, timeout_s)
-        self._journal.write(progress.samples)
+        failed = self._journal.write(progress.samples)
         samples, block = hold(progress.samples)
-        return replace(progress, samples=samples), block
+        return replace(progress, samples=samples, journal_error=failed), block
 
     def abort(self, generation: int) -> None:
         """Drop all requests of this generation, and its samples that were not yet fetched."""

@@ -391,6 +391,8 @@ class Generation:
                 f"{self._pool.spec.role} {index} has no work but owes {len(left)} samples: "
                 f"{sorted(left)[:5]}" + engine.end_of_log()
             )
+        if progress.journal_error and self._journal is not None:
+            self._journal.note_failure(index, progress.journal_error)
         self.tokens_held[index] = progress.tokens_held
         self.tokens_reused += progress.tokens_reused
         samples = progress.samples if block is None else bound(progress.samples, block)
@@ -416,7 +418,10 @@ class Generation:
         """
         held = self.held[index]
         self._pool.replace(index, error, unfinished=len(held))
-        self._queue.extendleft(reversed(held.values()))
+        again = list(held.values())
+        if self._journal is not None:
+            again = [self._journal.again(one) for one in again]
+        self._queue.extendleft(reversed(again))
         held.clear()
         self.tokens_held[index] = 0
         self._note_idle(index)

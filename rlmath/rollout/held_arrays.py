@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlmath.types import Sample
+from rlmath.types import Group, Sample
 from rlmath.utils.array_refs import LEAST_BLOCK_BYTES, ArrayRef
 
 if TYPE_CHECKING:
@@ -61,6 +61,33 @@ def _bound(sample: Sample, block: Any) -> Sample:
     tokens, log_probs = sample.token_ids, sample.log_probs
     if not isinstance(tokens, ArrayRef) or not isinstance(log_probs, ArrayRef):
         return sample
+    origin = f"sample {sample.index} of problem {sample.problem_id} (engine {sample.engine})"
     return replace(
-        sample, token_ids=replace(tokens, block=block), log_probs=replace(log_probs, block=block)
+        sample,
+        token_ids=replace(tokens, block=block, origin=origin),
+        log_probs=replace(log_probs, block=block, origin=origin),
+    )
+
+
+def fetched(group: Group) -> Group:
+    """A group whose samples have their arrays here, and need no engine's node any more.
+
+    Raises:
+        LostArrays: They are gone.
+    """
+    if not any(isinstance(one.sample.token_ids, ArrayRef) for one in group.samples):
+        return group
+    return replace(
+        group,
+        samples=tuple(
+            replace(
+                one,
+                sample=replace(
+                    one.sample,
+                    token_ids=np.asarray(one.sample.token_ids),
+                    log_probs=np.asarray(one.sample.log_probs),
+                ),
+            )
+            for one in group.samples
+        ),
     )

@@ -43,9 +43,12 @@ class StepJournal:
     def __init__(self, path: Path | None, weights: str, threads: ThreadPoolExecutor | None) -> None:
         self._path, self._weights, self._threads = path, weights, threads
         self._known: dict[str, Sample] = {}
+        self._attempt_of: dict[str, int] = {}
         self._file: IO[bytes] | None = None
         self._writing: list[Future[None]] = []
         self._failed: OSError | None = None
+        # Engines that could not write their samples, with the reason.
+        self._failed_engines: dict[int, str] = {}
         self.reused = 0
 
     def open(self) -> None:
@@ -66,8 +69,10 @@ class StepJournal:
         """Take the samples of a file; the place where its last whole record ends."""
         end = 0
         for payload, after in _records(path.read_bytes()):
-            key, sample = _unpacked(payload)
-            self._known[key] = sample
+            key, sample, attempt = _unpacked(payload)
+            # An earlier attempt's was written, and not taken: what was trained on is the last's.
+            if attempt >= self._attempt_of.get(key, 0):
+                self._known[key], self._attempt_of[key] = sample, attempt
             end = after
         return end
 
@@ -87,6 +92,26 @@ class StepJournal:
                 file=sys.stderr,
                 flush=True,
             )
+        if self._failed_engines:
+            engines = ", ".join(str(one) for one in sorted(self._failed_engines))
+            reason = next(iter(self._failed_engines.values()))
+            print(
+                f"warning: {self._path}: engines that could not write their samples: {engines} "
+                f"({reason}); a run that dies generates them again (runner.journal_keep_gib)",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def note_failure(self, engine: int, reason: str) -> None:
+        """An engine writes no more samples of this step."""
+        self._failed_engines[engine] = reason
+
+    def again(self, request: Request) -> Request:
+        """A request whose engine's answer is not waited for any more, for another engine."""
+        if request.journal is None:
+            return request
+        attempt = request.journal.attempt + 1
+        return replace(request, journal=replace(request.journal, attempt=attempt))
 
     def tell(self, step: int) -> None:
         """Say how many samples it had."""
@@ -178,6 +203,9 @@ class SampleJournal:
     def __init__(self, folder: Path | None = None, keep_gib: float = 0.0) -> None:
         self._folder = folder if keep_gib else None
         self._keep_bytes = keep_gib * 2**30
+        # Of the files that no process writes to any more, those of the oldest step first.
+        self._sizes: dict[Path, int] = {}
+        self._total = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     @contextlib.contextmanager
@@ -204,27 +232,32 @@ class SampleJournal:
         """Remove the files of steps that a checkpoint covers."""
         for path in self._files():
             if _step(path) <= up_to:
-                path.unlink(missing_ok=True)
+                self._remove(path)
 
     def forget(self, step: int) -> None:
         """Remove the samples of a step: their engines had other weights than they should."""
         for path in self._files():
             if _step(path) == step:
-                path.unlink(missing_ok=True)
+                self._remove(path)
 
     def close(self) -> None:
         """End its thread."""
         self._threads.shutdown(wait=True)
 
     def _limit(self, newest: Path) -> None:
-        files = [path for path in self._files() if _step(path) < _step(newest)]
-        sizes = [path.stat().st_size for path in files]
-        total = sum(sizes)
-        for path, size in zip(files, sizes, strict=True):
-            if total <= self._keep_bytes:
+        # Engines of many steps leave many files, and a file of an earlier step does not grow.
+        for path in self._files():
+            if path not in self._sizes and _step(path) < _step(newest):
+                self._sizes[path] = path.stat().st_size
+                self._total += self._sizes[path]
+        for path in list(self._sizes):
+            if self._total <= self._keep_bytes:
                 return
-            path.unlink(missing_ok=True)
-            total -= size
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._total -= self._sizes.pop(path, 0)
 
     def _files(self) -> list[Path]:
         return [] if self._folder is None else sorted(self._folder.glob("step_*.bin"))
@@ -246,14 +279,16 @@ def new_part(request: Request, sample: Sample) -> Sample:
     )
 
 
-def framed(key: str, sample: Sample) -> bytes:
-    """A record."""
-    payload = _packed(key, sample)
+def framed(key: str, sample: Sample, attempt: int = 0) -> bytes:
+    """A record; ``attempt``: see ``JournalEntry``."""
+    payload = _packed(key, sample, attempt)
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def _packed(key: str, sample: Sample) -> bytes:
+def _packed(key: str, sample: Sample, attempt: int) -> bytes:
     plain: dict[str, Any] = dict(vars(sample)) | {"key": key}
+    if attempt:
+        plain["attempt"] = attempt
     plain.pop("figures")
     tokens = plain.pop("token_ids").astype("<i4")
     log_probs = plain.pop("log_probs").astype("<f4")
@@ -266,21 +301,22 @@ def _packed(key: str, sample: Sample) -> bytes:
     return zlib.compress(head + tokens.tobytes() + log_probs.tobytes(), _COMPRESSION) + routes
 
 
-def _unpacked(payload: bytes) -> tuple[str, Sample]:
+def _unpacked(payload: bytes) -> tuple[str, Sample, int]:
     stream = zlib.decompressobj()
     head, _, arrays = stream.decompress(payload).partition(b"\n")
     plain = json.loads(head)
-    key = plain.pop("key")
+    key, attempt = plain.pop("key"), plain.pop("attempt", 0)
     if "routes" in plain:
         dtype, shape = plain["routes"]
         plain["routes"] = np.frombuffer(stream.unused_data, dtype).reshape(shape).copy()
     half = len(arrays) // 2
     plain["spans"] = tuple((version, start) for version, start in plain["spans"])
-    return key, Sample(
+    sample = Sample(
         **plain,
         token_ids=np.frombuffer(arrays[:half], "<i4").astype(np.int32),
         log_probs=np.frombuffer(arrays[half:], "<f4").astype(np.float32),
     )
+    return key, sample, attempt
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, int]]:

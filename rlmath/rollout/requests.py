@@ -41,10 +41,13 @@ class JournalEntry:
     Attributes:
         stem: Path of the step's files, without what comes after the step.
         key: Of the record.
+        attempt: How often the request was given to an engine before. The driver does not take the
+            sample of an earlier attempt any more, whose engine may have written it all the same.
     """
 
     stem: str
     key: str
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,8 @@ class Progress:
         quiet_s: Seconds since its last token; 0 when it has no work.
         tokens_reused: Since the last answer, tokens of continued responses and their prompts whose
             keys and values it still had.
+        journal_error: Why samples of the step are not in the engine's journal, at the first that is
+            not; empty: none.
     """
 
     samples: tuple[Sample, ...]
@@ -185,6 +190,7 @@ class Progress:
     tokens_held: int
     quiet_s: float
     tokens_reused: int = 0
+    journal_error: str = ""
 
 
 # Tokens of a block of vLLM's KV cache on CPU; prefixes are kept in whole blocks.

@@ -19,6 +19,7 @@ from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.group_state import group_from_state, group_to_state
+from rlmath.rollout.held_arrays import fetched
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.ledger import Event, Ledger, LedgerError
@@ -242,6 +243,10 @@ class Sampler:
         """The step's groups; writes what became of all groups to the ledger."""
         self._admit_resumed(step)
         groups, counts = self._groups.pop(self._at_least)
+        if self._holds_arrays:
+            # They outlive the step: a node that goes later must not take them with it.
+            kept = self._groups.carried_over
+            self._groups.set_carried_over([(order, fetched(group)) for order, group in kept])
         left = {ordinal for ordinal, _ in self._groups.carried_over}
         trained = sorted(self._kept_since.keys() - left)
         self._check_lag(step, trained)

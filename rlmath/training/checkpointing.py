@@ -16,6 +16,7 @@ from rlmath.actor.group import ActorGroup
 from rlmath.checkpoint import Checkpoint, CheckpointStore
 from rlmath.cluster.watchdog import WatchedComponent
 from rlmath.config.schema import Config
+from rlmath.errors import LostArrays
 from rlmath.rewards.base import RewardError
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineError
@@ -225,14 +226,15 @@ class Saver:
     @contextlib.contextmanager
     def saving_when_cut_short(self) -> Iterator[None]:
         """Save when the block ends early although the ranks are well, if they hold a step that is
-        done: SIGINT, SIGTERM, a reward that raises, an engine that fails for good.
+        done: SIGINT, SIGTERM, a reward that raises, an engine that fails for good,
+        arrays that go with an engine's node.
 
         They do not from the beginning of an update until the step's end. A second signal ends the
         saving.
         """
         try:
             yield
-        except (KeyboardInterrupt, SystemExit, RewardError, EngineError) as cause:
+        except (KeyboardInterrupt, SystemExit, RewardError, EngineError, LostArrays) as cause:
             signal = isinstance(cause, KeyboardInterrupt | SystemExit)
             what = "interrupted" if signal else f"cut short by {type(cause).__name__}"
             try:

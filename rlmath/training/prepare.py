@@ -7,7 +7,7 @@ from everything that they depend on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlmath.actor.ahead import StepPass
@@ -60,6 +60,7 @@ def prepare(
     monitor: Monitor,
     step: int,
     ahead: Sequence[StepPass] = (),
+    once_dealt: Callable[[], object] = lambda: None,
 ) -> Prepared:
     """Deal a step's sequences, run the passes before its update, and compute its advantages.
 
@@ -67,6 +68,8 @@ def prepare(
         kl_coef: This step's weight of a KL in the reward.
         ahead: ``batch.log_prob_passes`` that were begun while the step was sampled; none: they are
             made now.
+        once_dealt: Called when the ranks have their sequences, and those that stayed with the
+            engines are not waited for any more.
 
     Raises:
         AlignmentError: Engine and actor disagree; see :func:`check_mismatch`.
@@ -77,6 +80,7 @@ def prepare(
         metrics = batch_metrics(sequences)
         # The shares depend on none of the coefficients.
         actor.begin_step(sequences, update_settings(config, 0.0, 0.0), config.runner.seed + step)
+    once_dealt()
     with monitor.phase("log_probs"):
         if passes.old_log_probs:
             stale_kv = keeps_kv(config.rollout)

@@ -6,6 +6,7 @@ The names of its phases are those of the metrics ``timing/...``.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from rlmath.actor.ahead import StepPass
@@ -80,8 +81,10 @@ def train_step(
                 ahead = feed.passes_ahead(sampled.groups)
                 parts = tuple(one.places for one in ahead)
                 batch = StepBatch.of(session, sampled.groups, scored, parts)
-                kept.keep(step, batch, coefficients, session)
-                metrics |= train_on(session, batch, passes, coefficients, monitor, step, ahead)
+                keep = functools.partial(kept.keep, step, batch, coefficients, session)
+                metrics |= train_on(
+                    session, batch, passes, coefficients, monitor, step, ahead, keep
+                )
                 count = min(session.config.runner.check_export_sequences, len(batch))
                 first = batch.sequences.select(range(count)) if count else None
             else:
@@ -100,20 +103,25 @@ def train_on(
     monitor: Monitor,
     step: int,
     ahead: Sequence[StepPass] = (),
+    once_dealt: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
     """The part of a step that needs no engines: passes, advantages, update. A run does it once,
     and ``rlmath replay`` again.
 
     Args:
         ahead: See :func:`prepare` and :func:`prepare_parts`.
+        once_dealt: Called before anything is computed, but after the ranks have their sequences.
 
     Returns:
         The metrics of it.
     """
     if session.config.algorithm.overlap_update:
+        once_dealt()
         prepared = prepare_parts(session, batch, passes, coefficients, monitor, step, ahead)
     else:
-        prepared = prepare(session, batch, passes, coefficients.kl_coef, monitor, step, ahead)
+        prepared = prepare(
+            session, batch, passes, coefficients.kl_coef, monitor, step, ahead, once_dealt
+        )
     digest_sequences(monitor.digests, batch, prepared.fingerprints)
     digest_start(monitor, session.actor)
     updated = update(session, prepared, passes, coefficients, monitor, step)

@@ -7,9 +7,11 @@ asks here for a few values gets them through the driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from rlmath.errors import LostArrays
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,12 +30,14 @@ class ArrayRef:
         start: Its first item.
         length: Items.
         dtype: What their bits are.
+        origin: Whose they are, for messages: the sample, and the engine that made it.
     """
 
     block: Any
     start: int
     length: int
     dtype: str
+    origin: str = ""
 
     def __len__(self) -> int:
         return self.length
@@ -43,11 +47,21 @@ class ArrayRef:
         return block[self.start : self.start + self.length].view(self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """The values, fetched.
+
+        Raises:
+            LostArrays: Their block is gone.
+        """
         import numpy as np
         import ray
+        from ray.exceptions import ObjectLostError
 
+        try:
+            block = ray.get(self.block)
+        except ObjectLostError as error:
+            raise lost_arrays([self.origin], error) from error
         # Its own memory: a view would keep the block in the driver's store.
-        found = self.of(ray.get(self.block)).copy()
+        found = self.of(block).copy()
         return found if dtype is None else np.asarray(found, dtype)
 
     def __getitem__(self, place: Any) -> Any:
@@ -60,3 +74,38 @@ class ArrayRef:
         """The values as Python's numbers."""
         found: list[Any] = self.__array__().tolist()
         return found
+
+
+# Samples that a message names.
+MOST_NAMED = 4
+
+
+def lost_arrays(origins: Sequence[str], error: BaseException) -> LostArrays:
+    """The error for blocks that are gone.
+
+    Args:
+        origins: Whose arrays were in them, as far as it is known.
+        error: What Ray said.
+    """
+    named = [one for one in dict.fromkeys(origins) if one]
+    more = len(named) - MOST_NAMED
+    whose = "; ".join(named[:MOST_NAMED]) + (f"; and of {more} more" if more > 0 else "")
+    return LostArrays(
+        f"rollout.arrays=engines: token ids and log-probs are lost ({type(error).__name__}): "
+        f"{whose or 'of which samples is not known'}. The node that had them ended or its object "
+        "store gave them up. Samples in the journal are not sampled again after a resume; with "
+        "rollout.arrays=driver no step depends on the engines' nodes"
+    )
+
+
+def origins_of(arrays: Iterable[Any], error: BaseException) -> list[str]:
+    """Whose arrays were in the block that Ray names in an error; all, if it names none.
+
+    Args:
+        arrays: Of which some are references.
+        error: Of Ray.
+    """
+    refs = [one for one in arrays if isinstance(one, ArrayRef)]
+    name = getattr(error, "object_ref_hex", None)
+    own = [one.origin for one in refs if getattr(one.block, "hex", str)() == name]
+    return own or [one.origin for one in refs]

@@ -14,10 +14,12 @@ def when_all(futures: Sequence[Future[Any]], callback: Callable[[], None]) -> No
     """Call ``callback`` once, when the last of ``futures`` is done.
 
     It runs in the thread that completes the last one, or here if all are done already. It must not
-    raise: nobody would see it.
+    raise: nobody would see it. The futures do not keep it, and what it holds, once it was called.
     """
     left = len(futures)
     lock = threading.Lock()
+    # A future keeps its callbacks for good: one that held the futures would make a cycle.
+    to_call = [callback]
 
     def one_done(_: Future[Any]) -> None:
         nonlocal left
@@ -25,7 +27,7 @@ def when_all(futures: Sequence[Future[Any]], callback: Callable[[], None]) -> No
             left -= 1
             last = left == 0
         if last:
-            callback()
+            to_call.pop()()
 
     if not futures:
         callback()

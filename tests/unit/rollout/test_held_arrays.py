@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import OwnerDiedError
 
 from rlmath.batching.from_groups import sampled_sequences
+from rlmath.errors import LostArrays
 from rlmath.monitor.array_figures import array_figures
 from rlmath.monitor.digests import digest_log_probs, digest_tokens
 from rlmath.monitor.repetition import repetition, repetition_of
 from rlmath.rewards.base import token_lists
+from rlmath.rewards.loading import FunctionReward
+from rlmath.rewards.mix import MixItem, RewardMix
 from rlmath.rollout.group_state import sample_from_state, sample_to_state
-from rlmath.rollout.held_arrays import bound, hold
+from rlmath.rollout.held_arrays import bound, fetched, hold
 from rlmath.training.independent import dependent_samples
 from rlmath.types import ArrayFigures, GradedSample, Group, Problem, Sample
 from rlmath.utils.array_refs import LEAST_BLOCK_BYTES, ArrayRef
@@ -65,6 +69,44 @@ def test_a_sample_that_is_held_is_the_same_sample(held: Held) -> None:
         assert sample_from_state(sample_to_state(one)) == sample
         assert list(token_lists([one.token_ids])[0]) == sample.token_ids.tolist()
         assert one.token_ids[0] == sample.token_ids[0]
+
+
+def test_a_group_that_waits_for_another_step_needs_no_node(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [made(0, 5), made(1, 3000)]
+    graded = [GradedSample(one, 1.0, True, "correct") for one in held(samples)]
+    group = Group(Problem("p", "?", (1, 2), ("1",)), tuple(graded))
+    found = fetched(group)
+
+    def gone(_: Any) -> None:
+        raise OwnerDiedError("00ff", None, "")
+
+    monkeypatch.setattr(ray, "get", gone)
+    assert [one.sample for one in found.samples] == samples and found.problem == group.problem
+    assert fetched(found) is found
+    with pytest.raises(LostArrays, match=r"sample 0 of problem p \(engine 1\)"):
+        fetched(group)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "none"])
+def test_a_reward_that_reads_tokens_which_are_lost_gives_none_no_value(
+    on_error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that went is no failure of the reward, whatever is to be done about those."""
+
+    def gone(_: Any) -> None:
+        raise OwnerDiedError("00ff", None, "")
+
+    def reads(completion_ids: Any, **_: Any) -> list[float]:
+        return [float(ids[0]) for ids in completion_ids]
+
+    monkeypatch.setattr(ray, "get", gone)
+    light, _ = hold([with_figures(made(0, 5))])
+    items = [MixItem(FunctionReward(reads, "reads"), "reads")]
+    mix = RewardMix(items, answer_grader=None, on_error=on_error)
+    with mix, pytest.raises(LostArrays):
+        mix.score_group(Problem("p", "?", (1, 2), ("1",)), bound(light, "block"))
 
 
 def test_the_driver_reads_figures_and_no_arrays(monkeypatch: pytest.MonkeyPatch) -> None:

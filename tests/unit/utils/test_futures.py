@@ -1,0 +1,52 @@
+"""Futures that are waited for: what they held goes with them, without the cycle collector."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from rlmath.utils.futures import gather, when_all
+
+
+class Thing: ...
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_what_was_gathered_goes_with_its_last_reference() -> None:
+    things = [Thing(), Thing()]
+    seen = [weakref.ref(one) for one in things]
+    futures: list[Future[Any]] = [Future(), Future()]
+    whole = gather(futures)
+    for future, thing in zip(futures, things, strict=True):
+        future.set_result(thing)
+    assert whole.result() == things
+    del future, futures, thing, things, whole
+    assert [one() for one in seen] == [None, None]
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_callback_is_not_kept_once_it_was_called() -> None:
+    futures: list[Future[Any]] = [Future(), Future()]
+    thing, called = Thing(), []
+    seen = weakref.ref(thing)
+    when_all(futures, lambda thing=thing: called.append(thing))  # type: ignore[misc]
+    del thing
+    for future in futures:
+        assert not called
+        future.set_result(None)
+    assert len(called) == 1
+    called.clear()
+    assert seen() is None and futures[0].done()
