@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from rlmath.errors import ConfigError, UserError
-from rlmath.utils.array_refs import ArrayRef
+from rlmath.utils.array_refs import ArrayRef, FetchedOnce
 
 Value = float | None
 Values = list[Value]
@@ -147,10 +147,14 @@ def token_lists(completion_ids: Sequence[Any]) -> list[Sequence[int]]:
 
     Those that are elsewhere stay there until they are read.
     """
-    return [
-        ids.tolist() if hasattr(ids, "tolist") and not isinstance(ids, ArrayRef) else ids
-        for ids in completion_ids
-    ]
+    return [_token_list(ids) for ids in completion_ids]
+
+
+def _token_list(ids: Any) -> Sequence[int]:
+    if isinstance(ids, ArrayRef):
+        return FetchedOnce(ids)
+    listed: Sequence[int] = ids.tolist() if hasattr(ids, "tolist") else ids
+    return listed
 
 
 def token_counts(

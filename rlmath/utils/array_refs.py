@@ -76,6 +76,50 @@ class ArrayRef:
         return found
 
 
+class FetchedOnce(Sequence[Any]):
+    """The values of a reference as Python's numbers, for code that expects a list: they are fetched
+    when the first is read, and once.
+
+    Args:
+        ref: To the values.
+    """
+
+    def __init__(self, ref: ArrayRef) -> None:
+        self._ref = ref
+        self._values: list[Any] | None = None
+
+    def _fetched(self) -> list[Any]:
+        if self._values is None:
+            self._values = self._ref.tolist()
+        return self._values
+
+    def __len__(self) -> int:
+        return len(self._ref)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._fetched()[place]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._fetched())
+
+    def __eq__(self, other: object) -> bool:
+        return self._fetched() == (list(other) if isinstance(other, FetchedOnce) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._fetched())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        import numpy as np
+
+        return np.array(self._fetched(), self._ref.dtype if dtype is None else dtype)
+
+    def __reduce__(self) -> Any:
+        # Another process has no way to the block.
+        return list, (self._fetched(),)
+
+
 # Samples that a message names.
 MOST_NAMED = 4
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +88,26 @@ def test_a_group_that_waits_for_another_step_needs_no_node(
     assert fetched(found) is found
     with pytest.raises(LostArrays, match=r"sample 0 of problem p \(engine 1\)"):
         fetched(group)
+
+
+def test_a_reward_function_gets_sequences_of_tokens_that_are_fetched_once(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = made(0, 50)
+    found = held([sample])
+    fetches: list[Any] = []
+    get = ray.get
+    monkeypatch.setattr(ray, "get", lambda ref: [fetches.append(ref), get(ref)][1])
+    (ids,) = token_lists([one.token_ids for one in found])
+    wanted = sample.token_ids.tolist()
+    assert isinstance(ids, Sequence) and len(ids) == 50 and not fetches
+    assert [ids[i] for i in range(50)] == wanted and ids[-3:] == wanted[-3:] and ids == wanted
+    assert ids.count(wanted[0]) == wanted.count(wanted[0]) and wanted[0] in ids
+    assert list(reversed(ids)) == wanted[::-1] and str(ids) == str(wanted)
+    assert np.asarray(ids).dtype == np.int32 and np.asarray(ids).tolist() == wanted
+    again = pickle.loads(pickle.dumps(ids))
+    assert type(again) is list and again == wanted
+    assert len(fetches) == 1
 
 
 @pytest.mark.parametrize("on_error", ["raise", "none"])
