@@ -261,11 +261,13 @@ def _run(command: str, options: argparse.Namespace) -> int:
         print("".join(f"{line}\n" for line in trial(config, command)), end="", flush=True)
         print("".join(f"note     {note}\n" for note in notes), end="", flush=True)
         return 0
+    from rlmath.utils.command_line import outliving_readers
     from rlmath.utils.paused_collector import paused_collector
 
     with paused_collector():
         module = importlib.import_module(_MODULES[command])
-    return int(module.run(config))
+    with outliving_readers():
+        return int(module.run(config))
 
 
 def _machine(config: Config, *, check_only: bool) -> tuple[Machine, list[str]]:

@@ -127,7 +127,10 @@ def _watch(
             + "".join(f"\n  - {line}" for line in waits or ["unknown"])
         )
         print(found[0], file=sys.stderr, flush=True)
-        print(stacks_of(components), file=sys.stderr, flush=True)
+        try:
+            print(stacks_of(components), file=sys.stderr, flush=True)
+        except Exception as error:  # The stall ends the run, with or without them.
+            print(f"no stacks: {error!r}", file=sys.stderr, flush=True)
         if over.is_set():
             return
         os.kill(os.getpid(), END_SIGNAL)
@@ -138,7 +141,14 @@ def _watch(
 
 
 def _progress(components: Sequence[WatchedComponent]) -> list[Hashable]:
-    return [component.progress() for component in components]
+    """A component that cannot say, as with an error of a shared disk, has made none."""
+    found: list[Hashable] = []
+    for component in components:
+        try:
+            found.append(component.progress())
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
 
 
 def stacks_of(components: Sequence[WatchedComponent]) -> str:

@@ -12,7 +12,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from rlmath.config.collapse import CollapseAction, CollapseConfig
@@ -111,7 +110,7 @@ class CollapseDetectors:
             "mismatch_k3": ("mismatch/k3", _above),
             "mismatch_ess": ("mismatch/effective_sample_size", _below),
             "grad_norm": ("train/grad_norm", _outlier(baseline)),
-            "reward_fall": ("rollout/rewards", _fallen),
+            "reward_fall": ("rollout/rewards", _Fallen()),
         }
         self._detectors = [
             _Detector(
@@ -219,28 +218,40 @@ def _outlier(least: int) -> Rule:
     return rule
 
 
-def _fallen(past: Sequence[float], value: float, threshold: float) -> str | None:
+class _Fallen:
     """The mean of the last steps is ``threshold`` standard errors under the best such mean.
 
     The noise of one step comes from the differences of successive steps before those (a fall is
     no noise), which a trend hardly touches: σ² = mean(Δ²) / 2 (von Neumann et al., 1941). The
     difference of two means of w steps has the standard error σ √(2 / w) = √(mean(Δ²) / w).
+
+    It keeps what it has of the past, to which values are only added: a run has thousands of steps.
     """
-    if not math.isfinite(value):
-        return f"is {value}"
-    w = REWARD_WINDOW_STEPS
-    if len(past) < 2 * w:
-        return None
-    squares = [(b - a) ** 2 for a, b in pairwise(past[:-w])]
-    error = math.sqrt(statistics.fmean(squares) / w)
-    best = max(statistics.fmean(past[i : i + w]) for i in range(len(past) - w + 1))
-    now = statistics.fmean([*past[-w + 1 :], value])
-    if best - now <= threshold * error:
-        return None
-    return (
-        f"has a mean of {now:.4g} over {w} steps, {_ratio(best - now, error)} standard errors "
-        f"({error:.3g}) under its best {best:.4g}"
-    )
+
+    def __init__(self) -> None:
+        self._windows, self._best = 0, -math.inf
+        self._pairs, self._squares = 0, 0.0
+
+    def __call__(self, past: Sequence[float], value: float, threshold: float) -> str | None:
+        if not math.isfinite(value):
+            return f"is {value}"
+        w = REWARD_WINDOW_STEPS
+        if len(past) < 2 * w:
+            return None
+        for end in range(self._pairs + 1, len(past) - w):
+            self._squares += (past[end] - past[end - 1]) ** 2
+        self._pairs = len(past) - w - 1
+        for first in range(self._windows, len(past) - w + 1):
+            self._best = max(self._best, statistics.fmean(past[first : first + w]))
+        self._windows = len(past) - w + 1
+        error = math.sqrt(self._squares / self._pairs / w)
+        now = statistics.fmean([*past[-w + 1 :], value])
+        if self._best - now <= threshold * error:
+            return None
+        return (
+            f"has a mean of {now:.4g} over {w} steps, {_ratio(self._best - now, error)} standard "
+            f"errors ({error:.3g}) under its best {self._best:.4g}"
+        )
 
 
 def _ratio(value: float, unit: float) -> str:

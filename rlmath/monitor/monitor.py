@@ -30,6 +30,8 @@ from rlmath.monitor.writer import DECISIONS_FILE, MetricsWriter
 from rlmath.types import Group
 
 WARNINGS_FILE = "warnings.jsonl"
+# Steps between two looks at what their files take.
+_LOOK_AT_SIZES_EVERY = 100
 
 
 class Monitor:
@@ -141,10 +143,11 @@ class Monitor:
             limit_samples(self.run_dir, self._runner.samples_keep_gib)
 
     def finish_samples(self) -> None:
-        """Wait for the file that is being written; raises what went wrong with it."""
+        """Wait for the file that is being written. A run is worth more than this file: what a
+        disk says is told, and the run continues."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.result()
+            self._tell_if_not_written(writing.result)
 
     @property
     def digests(self) -> StepDigests:
@@ -161,7 +164,13 @@ class Monitor:
         digesting, self._digesting = self._digesting, None
         if digesting is not None:
             self._digests.now.add_first(digesting.result())
-        self._digests.write(step)
+        self._tell_if_not_written(lambda: self._digests.write(step))
+
+    def _tell_if_not_written(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self.warn(f"not written: {error}")
 
     def close(self) -> None:
         """End the thread once what it writes is written, and the process that wrote for it."""
@@ -180,6 +189,10 @@ class Monitor:
         if self._tokens:
             everything["throughput/tokens_per_s"] = self._tokens / timings["timing/step"]
         self._write_digests(step)
+        keep_gib = self._runner.samples_keep_gib
+        if keep_gib is not None and step % _LOOK_AT_SIZES_EVERY == 0:
+            # Also where no samples are written: each step has digests.
+            self._tell_if_not_written(lambda: limit_samples(self.run_dir, keep_gib))
         self._writer.write(step, everything, self._texts)
         self._display.step(step, everything)
         if self._server is not None:
@@ -197,8 +210,7 @@ class Monitor:
         terminal when it is another choice than the last one. (A step that is done again after a
         resume has its line again.)"""
         line = {"step": step, "what": what, "choice": choice, "reason": reason}
-        with (self.run_dir / DECISIONS_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{to_json(line)}\n")
+        self._tell_if_not_written(lambda: _append(self.run_dir / DECISIONS_FILE, line))
         if self._choices.get(what) != choice:
             self._choices[what] = choice
             print(f"step {step}: {what} takes {choice}: {reason}", flush=True)
@@ -207,13 +219,19 @@ class Monitor:
         """A line on standard error, below which the live display stays, and in
         ``warnings.jsonl``."""
         line = {"step": self._step, "time_s": round(time.time(), 3), "message": message}
-        with (self.run_dir / WARNINGS_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{to_json(line)}\n")
+        # On a full disk the terminal has it alone.
+        with contextlib.suppress(OSError):
+            _append(self.run_dir / WARNINGS_FILE, line)
         if self._server is not None:
             self._server.warning()
         for listener in self.on_warning:
             listener(message)
         print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
+
+
+def _append(path: Path, line: Mapping[str, object]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{to_json(line)}\n")
 
 
 @contextlib.contextmanager

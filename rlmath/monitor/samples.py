@@ -99,25 +99,26 @@ def write_engines(run_dir: str | Path, step: int, engines: Mapping[str, object])
 
 
 def limit_samples(run_dir: str | Path, keep_gib: float) -> None:
-    """Remove the oldest steps' files while all of them take more than this; never the newest.
+    """Remove the oldest steps' files while all of them take more than this; never those of the
+    newest step that has samples, and of later ones.
 
     Evaluation's samples are kept.
     """
-    files = sorted(Path(run_dir, FOLDER).glob("step_*.jsonl*"))
-    sizes = [path.stat().st_size for path in files]
-    left = sum(sizes)
-    for path, size in zip(files[:-1], sizes, strict=False):
-        if left <= keep_gib * 2**30:
+    steps: dict[int, list[Path]] = {}
+    for path in Path(run_dir, FOLDER).glob("step_*"):
+        number = path.name.partition(".")[0].rpartition("_")[2]
+        if number.isdigit():
+            steps.setdefault(int(number), []).append(path)
+    sizes = {step: sum(path.stat().st_size for path in files) for step, files in steps.items()}
+    left = sum(sizes.values())
+    sampled = [step for step, files in steps.items() if any(".jsonl" in one.name for one in files)]
+    newest = max(sampled or steps, default=0)
+    for step in sorted(steps):
+        if left <= keep_gib * 2**30 or step >= newest:
             return
-        path.unlink(missing_ok=True)
-        name = path.name.partition(".")[0]
-        for ending in ("engines.json", "tokens.bin"):
-            path.with_name(f"{name}.{ending}").unlink(missing_ok=True)
-        # Steps whose samples are not written (runner.samples_every) have digests all the same.
-        for digests in path.parent.glob("step_*.digests.json"):
-            if digests.name.partition(".")[0] <= name:
-                digests.unlink(missing_ok=True)
-        left -= size
+        for path in steps[step]:
+            path.unlink(missing_ok=True)
+        left -= sizes[step]
 
 
 def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ learning, and says what happened. Arguments are Hydra overrides of ``experiment=
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -95,7 +96,7 @@ def _story(run_dir: Path, summary: dict[str, Any]) -> str:
         f"{layout['engines']} vLLM engine(s) sampled.",
         "Log-probs of the sampled tokens agree: mean exp|difference| "
         f"{summary['alignment/mean_exp_abs_diff']:.6f} between engine and actor (worst step), "
-        f"{summary.get('alignment/hf_mean_exp_abs_diff', float('nan')):.6f} between actor and "
+        f"{summary.get('alignment/hf_mean_exp_abs_diff') or math.nan:.6f} between actor and "
         "exported folder.",
         f"It took {summary['wall_s']:.0f} s, and {summary['setup_s']:.0f} s of set-up.",
         "",

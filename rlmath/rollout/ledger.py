@@ -17,8 +17,10 @@ costs no run: ``lost`` ends the groups of which only lines that are gone said ho
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -109,12 +111,16 @@ class Ledger:
         self.balance = Balance()
         if path is None or not path.is_file():
             return
-        _drop_damaged_end(path)
-        found = events(path)
-        kept = _in_force(found, after_step)
-        for event in kept:
-            self.balance.add(event)
-        if len(kept) < len(found):
+        found, end = _in_short(path)
+        with path.open("r+b") as file:
+            file.truncate(end)  # What a process left that was ended while it wrote.
+        void = 0
+        for kind, step, group in found:
+            if after_step and step <= after_step:
+                self.balance.add({"event": kind, "step": step, "group": group})
+            else:
+                void += 1
+        if void:
             self._append([{"step": after_step, "event": Event.resumed}])
 
     def write(self, step: int, lines: Iterable[dict[str, Any]]) -> None:
@@ -222,21 +228,40 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     A process that was ended while it wrote leaves half a line, and a machine that crashes zeros.
     """
     end = 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            event = json.loads(line) if line.endswith(b"\n") else None
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
-            return
-        end += len(line)
-        yield event, end
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                event = None
+            if not isinstance(event, dict):
+                return
+            end += len(line)
+            yield event, end
 
 
-def _drop_damaged_end(path: Path) -> None:
-    end = max((end for _, end in _lines(path)), default=0)
-    with path.open("r+b") as file:
-        file.truncate(end)
+def _in_short(path: Path) -> tuple[Iterator[tuple[Event, int, int]], int]:
+    """Kind, step and group of the events that are in force, and where the last whole line ends.
+
+    A run of 10,000 steps has millions of them: 17 bytes each, where a dict takes 700.
+    """
+    names, end = list(Event), 0
+    number = {str(name): place for place, name in enumerate(names)}
+    kinds, steps, groups = array("b"), array("q"), array("q")
+    for event, place in _lines(path):
+        end = place
+        step = event["step"]
+        if event["event"] == Event.resumed:
+            kept = [step and one <= step for one in steps]
+            kinds, steps, groups = (
+                array(part.typecode, itertools.compress(part, kept))
+                for part in (kinds, steps, groups)
+            )
+        else:
+            kinds.append(number[event["event"]])
+            steps.append(step)
+            groups.append(event["group"])
+    return zip((names[one] for one in kinds), steps, groups, strict=True), end
 
 
 def _named(what: str, groups: Collection[int]) -> str:

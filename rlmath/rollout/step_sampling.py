@@ -96,6 +96,8 @@ class StepSampling:
         due, requests = self._due(), []
         for group in self.unfinished.values():
             self._grading.expect([group.problem], len(group.requests))
+            if group.is_complete:  # A checkpoint has no grades under way.
+                self._grade(group, range(len(group.requests)))
             requests += self._continue(group, None if group.ordinal in due else self._budget_tokens)
         requests += self._new(self._to_request())
         if self._max_lag:

@@ -303,7 +303,7 @@ def _bytes_in(folder: Path | None) -> int:
     total = 0
     for parent, _, names in os.walk(folder or ""):
         for name in names:
-            # It may be renamed while it is looked at.
-            with contextlib.suppress(FileNotFoundError):
+            # It may be renamed while it is looked at, here or by another node.
+            with contextlib.suppress(OSError):
                 total += os.path.getsize(os.path.join(parent, name))
     return total

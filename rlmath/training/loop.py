@@ -22,10 +22,12 @@ from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.evaluation.run import evaluate
 from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics, set_aside
 from rlmath.monitor.collapse import CollapseDetectors, act
+from rlmath.rewards.base import RewardError
 from rlmath.rollout.journal import FOLDER as JOURNAL_FOLDER
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Ledger
 from rlmath.rollout.progress import sampling_progress
+from rlmath.rollout.requests import EngineError
 from rlmath.rollout.resumed_groups import check_resumed_groups
 from rlmath.rollout.sampler import Sampler
 from rlmath.rollout.weight_sync import sync_weights
@@ -90,7 +92,9 @@ def train(config: Config) -> int:
         if training.done == 0 and training.held_out and config.eval.every:
             training.monitor.log_step(0, evaluate_held_out(training, 0))
         for step in range(training.done + 1, config.runner.steps + 1):
-            batch = step_and_save(training, step)
+            made = step_and_save(training, step)
+            # Of an earlier one where the last step was skipped.
+            batch = made if made is not None else batch
             grace.step_done()
         with signals_wait():
             training.saver.finish()
@@ -195,16 +199,27 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
         write,
     )
     if training.held_out and every and (last or step % every == 0):
-        metrics |= evaluate_held_out(training, step)
-    # Logged before it is saved: a checkpoint has the metrics of all of its steps.
-    training.monitor.log_step(step, metrics)
-    training.saver.step_done(step, metrics)
+        try:
+            metrics |= evaluate_held_out(training, step)
+        except (KeyboardInterrupt, SystemExit, EngineError, RewardError):
+            # The update is whole, and is saved with what came before it. The last step is done
+            # again, so that a run does not end without its last evaluation.
+            if not last:
+                _done(training, step, metrics)
+            raise
+    _done(training, step, metrics)
     act(training.detectors.see(step, metrics), training.monitor.note, training.monitor.warn)
     if save_due:
         with training.monitor.phase("save"), signals_wait():
             training.saver.save()
     training.sampler.journal.drop(up_to=training.saver.committed_step)
     return batch
+
+
+def _done(training: Training, step: int, metrics: dict[str, float]) -> None:
+    """Logged before it is saved: a checkpoint has the metrics of all of its steps."""
+    training.monitor.log_step(step, metrics)
+    training.saver.step_done(step, metrics)
 
 
 def evaluate_held_out(training: Training, step: int) -> dict[str, float]:
@@ -226,8 +241,10 @@ def export(training: Training, batch: TrainingBatch | None) -> None:
     session.actor.save_hf(run_dir / "hf")
     if config.actor.lora.rank:
         session.actor.save_adapters(run_dir / HF_ADAPTER)
+    if batch is None and config.runner.check_export_sequences:
+        print("export   not compared with transformers: no step was made", flush=True)
     checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
     summary = summarize(config, session, checked)
     write_card(run_dir)
-    attempts.note_export(run_dir, config.runner.steps)
+    attempts.note_export(run_dir, max(training.done, config.runner.steps))
     print(ending(config, summary), flush=True)

@@ -18,6 +18,7 @@ from rlmath.types import TrainingBatch
 from rlmath.validation.hf_log_probs import hf_log_probs
 
 _ERROR = "eval/accuracy_standard_error"
+_OF_THE_EXPORT = ("alignment/hf_mean_exp_abs_diff", "alignment/hf_max_abs_diff")
 
 
 def check_export(session: Session, folder: Path, batch: TrainingBatch) -> dict[str, float]:
@@ -33,8 +34,8 @@ def check_export(session: Session, folder: Path, batch: TrainingBatch) -> dict[s
     theirs = hf_log_probs(folder, batch, session.config.rollout.temperature)
     metrics = measure(ours, theirs).metrics()
     return {
-        "alignment/hf_mean_exp_abs_diff": metrics["mean_exp_abs_diff"],
-        "alignment/hf_max_abs_diff": metrics["max_abs_diff"],
+        _OF_THE_EXPORT[0]: metrics["mean_exp_abs_diff"],
+        _OF_THE_EXPORT[1]: metrics["max_abs_diff"],
     }
 
 
@@ -69,6 +70,8 @@ def summarize(config: Config, session: Session, extra: dict[str, float]) -> dict
         "train_s": train_s,
         # Of the steps that count; starts, exports and repeated steps are not in it.
         "gpu_hours": layout.accelerators * train_s / 3600,
+        # Not those of an earlier export.
+        **dict.fromkeys(_OF_THE_EXPORT),
         **extra,
     }
     update_summary(run_dir, summary)

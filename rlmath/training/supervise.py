@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from rlmath.checkpoint import CheckpointStore
-from rlmath.checkpoint.manifest import read_manifest
+from rlmath.checkpoint.manifest import Manifest, read_manifest
 from rlmath.cluster.watchdog import Stalled
 from rlmath.config.schema import Config
 from rlmath.errors import ComponentError, UserError, printable
@@ -50,13 +50,14 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
         rollbacks.unlink(missing_ok=True)
     # Where the next attempt resumes.
     how = config.runner.resume
-    restarts, saved = 0, _newest(store)
+    restarts = 0
+    saved: Manifest | None = None
     raised: _Raised | None = None
     while True:
         try:
             return attempt(_with_lower_lr(_resuming(config, how), rollbacks))
         except COMPONENT_FAILURES as error:
-            newest = _newest(store)
+            newest = _newest_whole(store)
             restarts = restarts + 1 if newest == saved else 1
             saved = newest
             before, raised = raised, _Raised.of(error, run_dir)
@@ -67,7 +68,7 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
                 raise
             choice = f"restart {restarts} of runner.max_restarts={config.runner.max_restarts}"
             how = _next_resume(config, store)
-            redone = _redone(run_dir, store, how)
+            redone = _redone(run_dir, newest, how)
             _tell(run_dir, "a part failed", choice, str(error), redone)
         except RollBack as collapse:
             how = _roll_back(config, store, collapse, rollbacks)
@@ -101,8 +102,11 @@ def _last_step(run_dir: Path) -> int:
     return max((line["step"] for line in read_metrics(run_dir)), default=0)
 
 
-def _newest(store: CheckpointStore) -> int:
-    return max(store.steps(), default=0)
+def _newest_whole(store: CheckpointStore) -> Manifest | None:
+    """Of the checkpoint that is resumed from: a damaged one counts for nothing, and one that was
+    made again is another."""
+    path = store.newest_whole().path
+    return None if path is None else read_manifest(path)
 
 
 def _next_resume(config: Config, store: CheckpointStore) -> str:
@@ -118,14 +122,15 @@ def _resuming(config: Config, how: str) -> Config:
     return dataclasses.replace(config, runner=runner)
 
 
-def _first_step(store: CheckpointStore, how: str) -> int:
+def _first_step(newest: Manifest | None, how: str) -> int:
     """That an attempt begins with."""
-    return 1 + (_newest(store) if how == "auto" else read_manifest(Path(how)).step)
+    begins_from = newest if how == "auto" else read_manifest(Path(how))
+    return 1 + (begins_from.step if begins_from else 0)
 
 
-def _redone(run_dir: Path, store: CheckpointStore, how: str) -> str:
+def _redone(run_dir: Path, newest: Manifest | None, how: str) -> str:
     """Which steps a restart repeats, including the one that failed."""
-    last, first = _last_step(run_dir), _first_step(store, how)
+    last, first = _last_step(run_dir), _first_step(newest, how)
     steps = f"step {first} is" if last < first else f"steps {first} to {last + 1} are"
     own = f"the checkpoint of step {first - 1}" if first > 1 else "the beginning"
     return f"resumes from {own if how == 'auto' else how}; {steps} repeated"
@@ -161,14 +166,15 @@ def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollb
         ) from None
     store.set_aside(newer_than=collapse.onset - 1)
     how = _next_resume(config, store)
-    to = _first_step(store, how) - 1
+    newest = _newest_whole(store)
+    to = _first_step(newest, how) - 1
     factor = config.collapse.rollback_lr_factor * (earlier[-1]["lr_factor"] if earlier else 1.0)
     entry = {"step": collapse.step, "to": to, "lr_factor": factor, "reason": collapse.reason}
     with replacing(rollbacks) as file:
         file.write((json.dumps([*earlier, entry], indent=1) + "\n").encode())
     run_dir = rollbacks.parent
     choice = f"rollback {len(earlier) + 1}, learning rate times {factor:g}"
-    _tell(run_dir, "collapse", choice, collapse.reason, _redone(run_dir, store, how))
+    _tell(run_dir, "collapse", choice, collapse.reason, _redone(run_dir, newest, how))
     return how
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 from rlmath.errors import UserError, printable
 
@@ -15,6 +17,45 @@ EXIT_INTERRUPTED = 130
 # is a bug, and has a traceback.
 _OF_A_FILE = (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _Lasting:
+    """A stream that outlives its reader: what is written afterwards is lost, and nothing else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._to_nowhere()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._to_nowhere()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _to_nowhere(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def outliving_readers() -> Iterator[None]:
+    """Meanwhile the run goes on when whoever reads its output (``| tee log``, a terminal) ends."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Lasting(before[0]), _Lasting(before[1])  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:

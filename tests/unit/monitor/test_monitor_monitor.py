@@ -1,20 +1,35 @@
 import json
 
-import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlmath.config.schema import RunnerConfig
 from rlmath.monitor import open_monitor, read_metrics, read_samples
 
 
-def test_a_file_of_samples_that_cannot_be_written_is_an_error(tmp_path, group):
+def test_files_that_cannot_be_written_are_told_and_end_no_run(tmp_path, group, capsys):
     (tmp_path / "samples").write_text("not a folder")
-    with (
-        pytest.raises(OSError),
-        open_monitor(tmp_path, RunnerConfig(), total_steps=1) as monitor,
-    ):
-        monitor.log_samples(1, [group])
-        monitor.log_step(1, {})
+    (tmp_path / "decisions.jsonl").mkdir()
+    with open_monitor(tmp_path, RunnerConfig(), total_steps=2) as monitor:
+        for step in (1, 2):
+            monitor.log_samples(step, [group])
+            monitor.note(step, "what", "a choice", "why")
+            monitor.log_step(step, {"a": 1.0})
+    said = capsys.readouterr().err
+    assert said.count("warning: not written: ") == 6 and "decisions.jsonl" in said
+    assert len((tmp_path / "warnings.jsonl").read_text().splitlines()) == 6
+    # What the run is measured by is there.
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_digests_alone_are_limited_too(tmp_path, group):
+    with open_monitor(tmp_path, RunnerConfig(samples_keep_gib=1e-6), total_steps=100) as monitor:
+        (tmp_path / "samples").mkdir(exist_ok=True)
+        for step in range(1, 100):
+            (tmp_path / "samples" / f"step_{step:06d}.digests.json").write_text("{}" * 50)
+        for step in (99, 100):
+            monitor.log_step(step, {})
+    left = sorted(int(path.name[5:11]) for path in (tmp_path / "samples").iterdir())
+    assert left == list(range(90, 100))
 
 
 def test_files_of_samples_are_limited(tmp_path, group):

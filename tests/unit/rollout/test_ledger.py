@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,3 +166,29 @@ def test_a_checkpoint_is_there_after_the_lines_that_it_counts_are_on_the_disk(
         saver.finish()
         saver.close()
     assert renamed == ["step_000001", "step_000002"]
+
+
+def test_a_long_ledger_takes_little_memory(tmp_path: Path) -> None:
+    """A run of 10,000 steps has millions of events; as objects they take 700 bytes each."""
+    path = tmp_path / "ledger.jsonl"
+    groups = 20_000
+    lines = [
+        {"step": 1 + group // 100, "event": event, "group": group}
+        for group in range(groups)
+        for event in ("admitted", "finished", "trained")
+    ]
+    lines.insert(30_000, {"step": 90, "event": "resumed"})
+    again = [line for line in lines[:30_000] if line["step"] > 90]
+    lines[30_001:30_001] = again
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "ev')
+    whole = sum(len(json.dumps(line)) + 1 for line in lines)
+    tracemalloc.start()
+    ledger = Ledger(path, after_step=150)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 60 * 3 * groups
+    assert ledger.balance.admitted == ledger.balance.ended["trained"] == 15_000
+    assert ledger.balance.next_ordinal == 15_000 and not ledger.balance.live
+    text = path.read_text()
+    assert text[whole:] == '{"step": 150, "event": "resumed"}\n'
+    assert len(events(path)) == 3 * 15_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,26 @@ def test_groups_are_trained_that_may_not_wait_as_long_as_before(
             state = through_a_checkpoint(sampler, tmp_path)
             sampler = resumed(state, step, tmp_path, *settings)
     assert set(old) <= set(trained)
+
+
+@pytest.mark.parametrize(
+    "settings", [SYNCHRONOUS, (*CARRY_OVER, "rollout.max_lag=2"), PIPELINED], ids=lambda s: s[0]
+)
+def test_a_group_that_was_whole_and_not_graded_is_graded(
+    settings: tuple[str, ...], collector: Collector, tmp_path: Path
+) -> None:
+    """As ``continuous`` leaves them in a checkpoint while its grades are under way."""
+    before, _ = carried_over(2, collector, tmp_path, "rollout.max_lag=4")
+    engines: Any = Engines(2, 2, spread=1.0)
+    for group in before._live.values():
+        for request in group.take_cut(None):
+            group.add(engines._answer(replace(request, budget_tokens=None)))
+    whole = sorted(before._live)
+    assert whole and all(group.is_complete for group in before._live.values())
+    sampler = resumed(through_a_checkpoint(before, tmp_path), 2, tmp_path, *settings)
+    for step in range(3, 12):
+        sample(sampler, step, collector)
+    assert not set(whole) & (sampler._live.keys() | sampler._kept_since.keys())
 
 
 def test_a_group_that_waits_longer_than_it_may_is_a_defect(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,3 +56,26 @@ def test_a_grade_that_does_not_come_is_named(tmp_path: Path) -> None:
     named = [line for line in str(said.value).splitlines() if line.startswith("  - ")]
     of_problem = "of problem train.jsonl:7"
     assert named == [f"  - the grade of sample {index} {of_problem}" for index in (0, 1)]
+
+
+class OnABadDisk:
+    """A component that cannot say how far it is."""
+
+    def progress(self) -> int:
+        raise OSError(116, "Stale file handle")
+
+    def waiting_on(self) -> list[str]:
+        return ["a folder of another node"]
+
+    def processes(self) -> list[Any]:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_component_that_cannot_say_is_no_progress_and_ends_no_watch(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    component: Any = OnABadDisk()
+    with pytest.raises(Stalled) as said, watch_progress(0.5, [component]):
+        time.sleep(20)
+    assert "a folder of another node" in str(said.value)
+    assert "no stacks: OSError" in capfd.readouterr().err

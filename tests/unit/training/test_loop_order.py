@@ -17,6 +17,7 @@ from rlmath.device.residue import Residue
 from rlmath.monitor.digests import DIGESTS_FILE, DigestLog
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger
+from rlmath.rollout.requests import EngineError
 from rlmath.rollout.sampler import Sampled
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.training import loop, step
@@ -128,7 +129,12 @@ class Monitor:
 def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs two steps without a group, of which the second is saved, up to where a run sums up."""
 
-    def run(sleeps: bool, resume: str = "auto") -> Run:
+    def run(
+        sleeps: bool,
+        resume: str = "auto",
+        steps: int = 2,
+        evaluate: Callable[[int], None] = lambda step: None,
+    ) -> Run:
         parts = Run(tmp_path, sleeps)
         store = CheckpointStore(tmp_path / "checkpoints", keep=1)
         monitor = Monitor(parts)
@@ -139,8 +145,9 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 grace_s=0.0,
                 replay_keep_gib=0.0,
                 run_dir=str(tmp_path),
-                steps=2,
+                steps=steps,
                 save_every=2,
+                check_export_sequences=0,
                 resume=resume,
                 seed=0,
             ),
@@ -156,7 +163,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             ),
             collapse=None,
             watchdog=SimpleNamespace(stall_s=0),
-            eval=SimpleNamespace(every=2),
+            eval=SimpleNamespace(every=1 if steps > 2 else 2),
         )
         config.model = SimpleNamespace(path="")
         session = SimpleNamespace(
@@ -171,7 +178,12 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             teacher=None,
         )
         saver = Saver(store, parts, {})  # type: ignore[arg-type]
-        evaluated = lambda *_, **__: parts.events.append("evaluate") or {}  # noqa: E731
+
+        def evaluated(_: Any, __: Any, ___: Any, ____: Any, step: int) -> dict[str, float]:
+            parts.events.append("evaluate")
+            evaluate(step)
+            return {}
+
         report = SimpleNamespace(describe=lambda _: "")
 
         def open_monitor(folder: Path, *given: Any) -> Any:
@@ -194,7 +206,10 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "Coefficients": lambda _: None,
             "open_store": lambda _: store,
             "attempts": SimpleNamespace(
-                record=record, flat_settings=lambda _: {}, resumed_after=lambda _: []
+                record=record,
+                flat_settings=lambda _: {},
+                resumed_after=lambda _: [],
+                note_export=lambda _, step: parts.events.append(f"exported {step}"),
             ),
             "to_yaml": lambda _: "",
             "open_training": lambda *_, **__: contextlib.nullcontext(session),
@@ -239,14 +254,14 @@ def test_ranks_write_while_colocated_engines_sleep(run_of: Any) -> None:
         *("sleep", *sync(1), "log 1"),
         # Skipped steps are counted for it too.
         *("sleep", "reference takes 1", "write 2", *sync(2), "evaluate", "log 2"),
-        *("sleep", "export"),
+        *("sleep", "export", "exported 2"),
     ]
 
 
 def test_ranks_write_after_the_step_where_engines_have_their_own_memory(run_of: Any) -> None:
     assert run_of(sleeps=False).events == [
         *("evaluate", "log 0", "send 1", "log 1"),
-        *("reference takes 1", "send 2", "evaluate", "log 2", "write 2", "export"),
+        *("reference takes 1", "send 2", "evaluate", "log 2", "write 2", "export", "exported 2"),
     ]
 
 
@@ -314,3 +329,35 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(
         start(solution="4")
     with pytest.raises(AssertionError, match="started"):
         start(answer="4")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, EngineError("lost")])
+def test_a_signal_in_an_evaluation_costs_no_update(run_of: Any, tmp_path: Path, error: Any) -> None:
+    """Its step is done: it is logged and saved, though an evaluation may take longer than it."""
+
+    def evaluate(step: int) -> None:
+        if step == 3:
+            raise error
+
+    with pytest.raises(type(error) if isinstance(error, Exception) else error):
+        run_of(sleeps=False, steps=5, evaluate=evaluate)
+    assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000003"]
+
+
+def test_the_last_step_is_done_again_for_its_evaluation(run_of: Any, tmp_path: Path) -> None:
+    def evaluate(step: int) -> None:
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_of(sleeps=False, steps=5, evaluate=evaluate)
+    assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000004"]
+
+
+def test_an_export_after_fewer_steps_were_asked_for_is_of_those_that_were_made(
+    run_of: Any, tmp_path: Path
+) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=1)
+    store.begin(2).joinpath("tensors").write_bytes(b"1")
+    store.commit(2, {"weights_version": 2, "sampler": {}}, {})
+    assert run_of(sleeps=False, steps=1).events[-1] == "exported 2"

@@ -62,6 +62,39 @@ def test_restarts_are_counted_from_the_last_new_checkpoint(config, store, tmp_pa
     ]
 
 
+def test_a_damaged_checkpoint_counts_for_nothing(config, store, capsys):
+    """What is resumed from is older, and a checkpoint that is made after it is a new one."""
+    dead = ActorError("rank 0 failed")
+
+    def damaged(attempt):
+        def end(config):
+            if len(attempts.seen) == 1:
+                file = store.path(9) / "tensors"
+                file.write_bytes(b"2")
+            return attempt(config)
+
+        return end
+
+    class WithFiles(Attempts):
+        def __call__(self, config):
+            self.store.begin = lambda step, begin=CheckpointStore.begin: _with_file(
+                begin(self.store, step)
+            )
+            return super().__call__(config)
+
+    ends = [([5, 9], dead), ([6], dead), ([7], dead), ([8], dead), ([9], dead), ([], None)]
+    attempts = WithFiles(store, *ends)
+    assert supervise(config, damaged(attempts)) == 0
+    said = capsys.readouterr().err
+    assert "resumes from the checkpoint of step 9; step 10 is repeated" in said
+    assert "resumes from the checkpoint of step 6; steps 7 to 10 are repeated" in said
+
+
+def _with_file(folder):
+    (folder / "tensors").write_bytes(b"1")
+    return folder
+
+
 def test_after_the_last_restart_the_error_is_the_runs_own(config, store):
     dead = ActorError("rank 0 failed")
     attempts = Attempts(store, ([5], dead), ([], dead), ([], dead))
