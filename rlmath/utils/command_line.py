@@ -49,7 +49,7 @@ class _Lasting:
 
 @contextlib.contextmanager
 def outliving_readers() -> Iterator[None]:
-    """Meanwhile the run continues when whoever reads its output (``| tee log``, a terminal) ends."""
+    """Meanwhile the run outlives whoever reads its output (``| tee log``, a terminal)."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _Lasting(before[0]), _Lasting(before[1])  # type: ignore[assignment]
     try:
