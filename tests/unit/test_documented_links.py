@@ -1,4 +1,4 @@
-"""Links between pages lead somewhere, and tests that a page names are there."""
+"""Links between pages, and to their headings, lead somewhere, and tests that a page names are there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,29 @@ def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
     local = [link for link in links if not link.startswith("http")]
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", one.strip().lower()).replace(" ", "-") for one in headings}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "CHANGELOG.md", ROOT / "rlmath" / "vllm_plugin" / "README.md"],
+    ids=lambda page: page.name,
+)
+def test_anchors_are_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    local = [(link, anchor) for link, anchor in links if not link.startswith("http")]
+    missing = [
+        f"{link}#{anchor}"
+        for link, anchor in local
+        if anchor not in anchors(page.parent / link if link else page)
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
