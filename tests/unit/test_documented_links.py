@@ -1,4 +1,4 @@
-"""Links between pages, and to their headings, lead somewhere, and tests that a page names are there."""
+"""Links lead to pages and headings that exist, and so do the tests that a page names."""
 
 from __future__ import annotations
 
