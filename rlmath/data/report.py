@@ -47,22 +47,22 @@ class LoadReport:
             f"longest prompt {self.longest_prompt_tokens} tokens",
         ]
         if self.filtered:
-            parts.append(f"{self.filtered} left out with more than {max_prompt_tokens} tokens")
+            parts.append(f"{self.filtered} dropped with more than {max_prompt_tokens} tokens")
         if self.skipped:
             parts.append(f"{self.skipped} skipped as malformed (first: {self.skipped_rows[0]})")
         if self.beyond_limit:
-            parts.append(f"{self.beyond_limit} beyond the number wanted")
+            parts.append(f"{self.beyond_limit} beyond the requested number")
         if self.duplicates:
             parts.append(
-                f"{self.duplicates} with the prompt of an earlier row"
+                f"{self.duplicates} duplicate prompts"
                 + (
-                    f", {self.contradictions} of them with other answers"
+                    f", {self.contradictions} of them with different answers"
                     * bool(self.contradictions)
                 )
             )
         if self.num_bad_answers:
             parts.append(
-                f"{self.num_bad_answers} with an answer that cannot be compared "
+                f"{self.num_bad_answers} with an answer that the grader cannot compare "
                 f"(first: {self.bad_answers[0]})"
             )
         return "; ".join(parts)

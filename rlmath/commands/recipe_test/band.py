@@ -133,7 +133,7 @@ def write_band(path: Path, band: Band) -> None:
 def table(folders: Sequence[Path]) -> str:
     """All bands below folders with groups, as the table of docs/recipes.md."""
     rows = [
-        "| | learning rate times | before the first update | measured | band |",
+        "| | learning rate factor | reward of step 1 | measured | band |",
         "|---|---|---|---|---|",
     ]
     for folder in folders:

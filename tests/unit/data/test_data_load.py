@@ -33,7 +33,7 @@ def test_overlong_prompts_are_left_out_and_counted(write_jsonl, tokenizer):
     problems, report = load_problems([path], DataConfig(max_prompt_tokens=10), tokenizer)
     assert [len(problem.prompt_token_ids) for problem in problems] == [3, 9, 10]
     assert (report.rows, report.kept, report.filtered) == (5, 3, 2)
-    assert "2 left out with more than 10 tokens" in report.describe(10)
+    assert "2 dropped with more than 10 tokens" in report.describe(10)
 
 
 def test_overlong_prompts_can_stop_the_run_with_the_numbers(write_jsonl, tokenizer):
@@ -93,9 +93,7 @@ def test_duplicates_are_kept_and_counted(write_jsonl, tokenizer):
     problems, report = load_problems([path], DataConfig(), tokenizer)
     assert len(problems) == 5
     assert (report.duplicates, report.contradictions) == (3, 1)
-    assert "3 with the prompt of an earlier row, 1 of them with other answers" in (
-        report.describe(1024)
-    )
+    assert "3 duplicate prompts, 1 of them with different answers" in (report.describe(1024))
 
 
 def test_a_limit_keeps_the_first(write_jsonl, tokenizer):
@@ -112,7 +110,7 @@ def test_answers_that_cannot_be_compared_are_reported_with_their_row(write_jsonl
     assert len(problems) == 3
     assert report.num_bad_answers == 1
     assert report.bad_answers == ("rows.jsonl:2: '\\\\frac{1}{': a { is never closed",)
-    assert "1 with an answer that cannot be compared" in report.describe(1024)
+    assert "1 with an answer that the grader cannot compare" in report.describe(1024)
 
 
 def test_text_prompts_begin_as_the_tokenizer_wants_and_chats_as_the_template_does(
