@@ -95,7 +95,7 @@ class AlignmentReport:
         for comparison in self.comparisons:
             value = comparison.metrics()["mean_exp_abs_diff"]
             if not value <= self.limit:
-                place = f"; they part at {self.difference}" if self.difference else ""
+                place = f"; they diverge at {self.difference}" if self.difference else ""
                 raise WeightsError(
                     f"{' and '.join(comparison.names)}: mean exp|difference| of log-probs is "
                     f"{value:.6f}, above {self.limit}; worst at {comparison.worst()}{place}"

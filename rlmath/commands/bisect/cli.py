@@ -69,7 +69,7 @@ def text(found: Comparison, lines: list[str]) -> Iterator[str]:
     for setting in found.settings:
         yield f"setting {setting.key}: A {_value(setting.a)}, B {_value(setting.b)}"
     for one in found.made_with:
-        yield f"made with other {one.key}: A {one.a or 'none'}, B {one.b or 'none'}"
+        yield f"{one.key} differs: A {one.a or 'none'}, B {one.b or 'none'}"
     if not found.settings:
         yield "settings: the same"
     for name, steps in zip("AB", found.only, strict=True):
@@ -87,10 +87,14 @@ def _parting(found: Comparison, parting: Parting, lines: list[str]) -> Iterator[
         yield f"equal to the last bit: {_steps(before)}"
     where = f"in step {parting.step}"
     if parting.phase.name == "start_weights":
-        where = f"after step {parting.step}, where one begins" if parting.step else "at the start"
-    yield f"they part {where}: {parting.phase.words} ({parting.phase.name})"
+        where = (
+            f"after step {parting.step}, where one of them starts"
+            if parting.step
+            else "at the start"
+        )
+    yield f"they diverge {where}: {parting.phase.words} ({parting.phase.name})"
     if parting.equal:
-        yield f"  equal before that in the step: {', '.join(parting.equal)}"
+        yield f"  equal before that in this step: {', '.join(parting.equal)}"
     if parting.items:
         first = parting.items[0]
         yield (
@@ -99,7 +103,7 @@ def _parting(found: Comparison, parting: Parting, lines: list[str]) -> Iterator[
         )
     elif not parting.total:
         yield (
-            "  which ones is not known: the step's file in samples/ is gone (see "
+            "  which ones is unknown: the step's file in samples/ was deleted (see "
             "runner.samples_keep_gib)"
         )
     yield from (f"  {line}" for line in lines)

@@ -26,18 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an experiment or a recipe, and settings as for rlmath train",
     )
     add("--only", metavar="FAULT[,FAULT]", help="only these faults; see --list")
-    add("--list", action="store_true", help="name the faults and stop")
-    add("--check", action="store_true", help="say what is shrunk, check the settings, and stop")
-    add("--json", metavar="FILE", help="write the outcomes to a file")
-    add("--markdown", action="store_true", help="print the table of docs/reliability.md")
+    add("--list", action="store_true", help="list the faults and exit")
+    add("--check", action="store_true", help="show what is shrunk, check the settings, and exit")
+    add("--json", metavar="FILE", help="write the outcomes to this file")
+    add(
+        "--markdown",
+        action="store_true",
+        help="print the outcomes as a Markdown table, as in docs/reliability.md",
+    )
     add(
         "--table",
         metavar="NAME=FILE",
         action="append",
-        help="print the outcomes of --json files side by side, and stop; may be repeated",
+        help="print the outcomes of several --json files side by side and exit (repeatable)",
     )
-    add("--out", metavar="DIR", help="folder of the runs; default: a temporary one")
-    add("--config-dir", metavar="DIR", help="a folder with groups of your own")
+    add("--out", metavar="DIR", help="output folder of the runs (default: a temporary folder)")
+    add("--config-dir", metavar="DIR", help="folder with your own config groups")
 
 
 def run(arguments: argparse.Namespace) -> int:

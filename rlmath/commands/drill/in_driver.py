@@ -154,7 +154,7 @@ def _many_answers(config: Config) -> str | None:
 FAULTS = (
     Fault(
         "one_seed",
-        "all samples of a problem have one seed",
+        "all samples of a problem get the same seed",
         "driver",
         "invariant: independent samples",
         "have one seed",
@@ -162,7 +162,7 @@ FAULTS = (
     ),
     Fault(
         "copied_samples",
-        "every second sample of a problem is a copy, under its own seed",
+        "every second sample of a problem is a copy with a different seed",
         "driver",
         "invariant: independent samples",
         "pairs of samples of one problem are identical",
@@ -189,7 +189,7 @@ FAULTS = (
     ),
     Fault(
         "program_timeouts",
-        "a reward's programs all time out in their sandbox",
+        "a reward's programs all time out in the sandbox",
         "driver",
         "detector sandbox_timeouts",
         "sandbox_timeouts: since step",

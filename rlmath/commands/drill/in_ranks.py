@@ -265,7 +265,7 @@ FAULTS = (
     ),
     Fault(
         "swapped_k_v",
-        "k and v change places in the sync",
+        "k and v are swapped in the sync",
         "ranks",
         "fingerprints after the weight sync",
         STALE,
@@ -282,7 +282,7 @@ FAULTS = (
     ),
     Fault(
         "lost_mask",
-        "the ranks lose the loss mask of a sequence",
+        "the ranks lose the loss mask of one sequence",
         "ranks",
         "invariant: tokens in the loss",
         "a loss mask was lost",
@@ -290,7 +290,7 @@ FAULTS = (
     ),
     Fault(
         "denominator",
-        "the loss is divided by prompt and response tokens",
+        "the loss is divided by prompt + response tokens",
         "ranks",
         "invariant: sums of the loss weights",
         "the loss has another denominator",
@@ -307,7 +307,7 @@ FAULTS = (
     ),
     Fault(
         "frozen_layer",
-        "a layer never changes",
+        "one layer is never updated",
         "ranks",
         "invariant: every matrix changes on every rank",
         r"changed not a single bit of .*layers\.0\.",
@@ -316,7 +316,7 @@ FAULTS = (
     ),
     Fault(
         "frozen_value_layer",
-        "a layer of the value model never changes",
+        "one layer of the value model is never updated",
         "ranks",
         "invariant: every matrix of the value model changes",
         r"changed not a single bit of the value model's .*layers\.0\.",

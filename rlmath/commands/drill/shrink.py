@@ -300,9 +300,9 @@ def _describe_model(model: dict[str, Any], small: dict[str, Any]) -> list[str]:
     if sizes(before) != sizes(after):
         lines.append(f"  -> {sizes(after)}")
     lines.append(
-        "tokenizer: the quickstart's, of bytes; problems: made for this, with prompts of "
-        f"{PROMPT_TOKENS} tokens at most and responses of {RESPONSE_TOKENS}; weights: random, "
-        "tuned for seconds to box a digit from 0 to 3"
+        "tokenizer: the quickstart's byte-level one; weights: random, pretrained for a few "
+        f"seconds to box a digit from 0 to 3; problems: generated, at most {PROMPT_TOKENS} prompt "
+        f"and {RESPONSE_TOKENS} response tokens"
     )
     return lines
 

@@ -35,7 +35,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """The table of the docs: nothing in it depends on the machine."""
-    rows = ["| fault | planted | where | alarm | steps until it fires |", "|---|---|---|---|---|"]
+    rows = ["| fault | injected | where | alarm | steps until alarm |", "|---|---|---|---|---|"]
     for one in outcomes:
         steps = "does not apply" if one.skipped else "" if one.steps is None else str(one.steps)
         if not one.fired and not one.skipped:

@@ -119,7 +119,7 @@ def _made_again(run_dir: Path, version: int, folder: Path) -> _Weights:
     if not all(one.is_right for one in verdicts):
         raise UserError(
             f"--regenerate: the updates up to step {version} were redone, and the weights are not "
-            f"the run's; rlmath replay {run_dir} {version} says where they part"
+            f"the run's; rlmath replay {run_dir} {version} shows where they diverge"
         )
     start = "the initial weights" if source.start.path is None else f"{source.start.path}"
     exact = "to the last bit" if all(one.is_exact for one in verdicts) else "up to rounding"

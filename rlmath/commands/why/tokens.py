@@ -57,7 +57,7 @@ def token_lines(
         kl = values["old_log_probs"] - values["ref_log_probs"]
         costs = torch.where(mask, kl, 0.0)
         yield (
-            f"KL in the reward (k1: actor less reference, before the update): "
+            f"KL in the reward (k1: actor minus reference, before the update): "
             f"{float(costs.double().sum()):+.6g} nats over its tokens, times a coefficient of "
             f"{kl_coef:.6g}"
         )

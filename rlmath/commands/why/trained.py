@@ -250,7 +250,7 @@ def weight_lines(step: Step) -> Iterator[str]:
     rollout = step.noted("rollout_log_probs", "samples", address.key)
     if old is not None and rollout is not None:
         yield (
-            f"actor before the update less engine, log-prob of the response: "
+            f"actor before the update minus engine, log-prob of the response: "
             f"{old[1] - rollout[1]:+.3g} nats"
         )
 

@@ -258,7 +258,7 @@ def test_one_bit_of_one_tensor(base: Path, tmp_path: Path, capsys: Any) -> None:
     found = compare(base, first.folder)
     assert phase(found) == (0, "start_weights") and keys(found) == ["layer.2.weight"]
     text = said(base, first.folder, capsys)
-    assert "they part at the start" in text and "layer.2.weight" in text
+    assert "they diverge at the start" in text and "layer.2.weight" in text
 
 
 def test_a_rank_with_other_weights(base: Path, tmp_path: Path, capsys: Any) -> None:
@@ -349,7 +349,7 @@ def test_other_versions_are_named(
     found = compare(base, other)
     assert [(one.key, one.b) for one in found.made_with] == [("gpus", "H100"), ("torch", "2.99")]
     text = said(base, other, capsys, code=0)
-    assert "made with other gpus: A none, B H100" in text
+    assert "gpus differs: A none, B H100" in text
     # A run of an earlier version has not noted it.
     file = other / attempts.ATTEMPTS_FILE
     line = json.loads(file.read_text())

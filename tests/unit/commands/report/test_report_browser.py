@@ -152,7 +152,11 @@ def test_tokens(browser: Browser, url: str) -> None:
     for key, code, place in (("End", 35, 5), ("ArrowLeft", 37, 4), ("Home", 36, 0)):
         browser.press(key, code)
         assert browser.run(said).startswith(f"token {place}, ")
-    for word in ("advantage -1.5", "actor less engine 0 nats", "clipped: the loss has no gradient"):
+    for word in (
+        "advantage -1.5",
+        "actor minus engine 0 nats",
+        "clipped: the loss has no gradient",
+    ):
         assert word in browser.run(said)
     # The next sample is shown in the same way, here one of two weights versions.
     browser.run("set('f-step', '4')")
