@@ -22,6 +22,7 @@ from rlmath.actor.model import build_chunks
 from rlmath.actor.offload import PARTS, DeviceState
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_chunks
 from rlmath.actor.packing import PackedMicroBatch, pack
+from rlmath.actor.parameter_gather import ParameterGather
 from rlmath.actor.schedule import OnOutput, run_schedule
 from rlmath.actor.settings import (
     ActorSettings,
@@ -51,7 +52,9 @@ class RankModel:
         adapters: Under LoRA those of this rank's stage, which alone are trained.
         reports: One rank of each data-parallel share returns its values.
         read_s: Seconds in which its weights were read.
-        device_state: What of the model is on the device; see ``release_optimizer``.
+        device_state: What of the model is on the device; see ``release_optimizer``. Whoever reads
+            parameters outside a forward pass reads through it, or calls ``load_parameters`` first.
+        parameter_gather: Of updated parameters.
     """
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
@@ -71,13 +74,20 @@ class RankModel:
         self.module: Any = self.chunks[0] if len(self.chunks) == 1 else ModuleList(self.chunks)
         self.optimizer: Any = None
         self.scheduler: Any = None
+        self.parameter_gather = ParameterGather([])
         if settings.optimizer is None:
             self.module.eval().requires_grad_(False)
             self.models = self.chunks
             self.device_state = DeviceState(self.module, [], None, platform)
             return
         self.models = wrap_chunks(
-            self.chunks, settings.distributed_optimizer, settings.overlap_gradients
+            self.chunks,
+            settings.distributed_optimizer,
+            settings.overlap_gradients,
+            settings.overlap_param_gather,
+        )
+        self.parameter_gather = ParameterGather(
+            self.models if settings.overlap_param_gather else []
         )
         self.optimizer = build_optimizer(
             self.models,
@@ -86,7 +96,9 @@ class RankModel:
             distributed=settings.distributed_optimizer,
         )
         self.scheduler = build_scheduler(self.optimizer, settings.optimizer)
-        self.device_state = DeviceState(self.module, self.models, self.optimizer, platform)
+        self.device_state = DeviceState(
+            self.module, self.models, self.optimizer, platform, self.parameter_gather
+        )
         if settings.offload != "none":
             # Adam would make them at its first step, beside what fills the device by then.
             initialize_states(self.optimizer)
@@ -120,6 +132,7 @@ class RankModel:
 
     def checkpoint_state(self) -> ModelState:
         """What a checkpoint saves of this rank, and loads into it."""
+        self.parameter_gather.finish()
         kind = None
         if self.settings.optimizer is not None:
             kind = "distributed" if self.settings.distributed_optimizer else "plain"
@@ -170,7 +183,7 @@ class RankModel:
     # -- what is on the device: each phase loads what it needs ----------------------------------
 
     def load_parameters(self) -> None:
-        """Bring the weights to the device, unless they are there."""
+        """Bring the weights to the device, unless they are there, and complete them."""
         self.device_state.load("parameters")
 
     def begin_release(self, empty_cache: Callable[[], None]) -> None:
@@ -225,6 +238,7 @@ class RankModel:
     def forward(self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]) -> list[T]:
         """Run the model without gradients; see :func:`run_schedule`."""
         self.load_parameters()
+        self.parameter_gather.before_pass()
         self.module.eval()
         return run_schedule(self.models, micro_batches, on_output, backward=False)
 
@@ -265,9 +279,10 @@ class RankModel:
         if self.settings.offload_in_backward:
             # Activations have its memory until the optimizer steps.
             self.device_state.release("optimizer")
-            self.device_state.load("parameters", "gradients")
+            self.device_state.load("parameters", "gradients", complete=False)
         else:
-            self.device_state.load(*PARTS)
+            self.device_state.load(*PARTS, complete=False)
+        self.parameter_gather.before_pass()
         self.module.train()
 
     def all_gather(self, mine: Tensor) -> Tensor:
@@ -311,7 +326,10 @@ class RankModel:
         lr = float(self.optimizer.param_groups[0]["lr"])
         if not discard:
             self.device_state.load("optimizer")
+            # Of a part of the model that no forward pass has waited for.
+            self.parameter_gather.finish()
             self.optimizer.step()
+            self.parameter_gather.begin()
             self.scheduler.step(1)
         self.clear_gradients()
         return lr

@@ -38,6 +38,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rlmath.actor.parameter_gather import ParameterGather
 from rlmath.checkpoint.optimizer_state import optimizer_parts
 from rlmath.device import Platform
 from rlmath.device.streams import SideStream
@@ -66,16 +67,27 @@ class _Released:
 class DeviceState:
     """Which parts of a model are on the device, and how they go and come back.
 
+    Also the one place where parameters are known to be complete: an optimizer step may have left
+    some to come from other ranks (``parameter_gather.py``), and what reads or moves them here waits
+    for these first.
+
     Args:
         module: This rank's stage.
         models: Its chunks in Megatron's data-parallel wrapper; empty: it is not trained.
         optimizer: Megatron's; ``None``: it is not trained.
         platform: Whose device it is.
+        gather: Of updated parameters; ``None``: they are always complete.
     """
 
     def __init__(
-        self, module: Any, models: Sequence[Any], optimizer: Any, platform: Platform
+        self,
+        module: Any,
+        models: Sequence[Any],
+        optimizer: Any,
+        platform: Platform,
+        gather: ParameterGather | None = None,
     ) -> None:
+        self._gather = gather or ParameterGather([])
         self._module, self._models, self._optimizer = module, models, optimizer
         self._platform = platform
         self._released: dict[Part, list[_Released]] = {}
@@ -97,6 +109,8 @@ class DeviceState:
         """Begin to copy parts to host memory, which stay on the device until :meth:`release`."""
         for part in parts:
             if part not in self._released and part not in self._copied:
+                if part == "parameters":
+                    self._gather.finish()
                 self._copied[part] = self._copy(part)
 
     @torch.no_grad()
@@ -112,9 +126,16 @@ class DeviceState:
                     resize(one.storage, 0)
 
     @torch.no_grad()
-    def load(self, *parts: Part) -> None:
+    def load(self, *parts: Part, complete: bool = True) -> None:
         """Bring parts back, bit by bit as they were; those that are there stay, and are copied
-        again before they leave."""
+        again before they leave.
+
+        Args:
+            parts: Which.
+            complete: Parameters are to be read; without, a forward pass waits for each itself.
+        """
+        if complete and "parameters" in parts:
+            self._gather.finish()
         for part in parts:
             if self._copied.pop(part, None) is not None:
                 self._stream.wait()
@@ -142,7 +163,8 @@ class DeviceState:
                 tensor.data = data
 
     def read(self, tensor: Tensor) -> Tensor:
-        """The tensor, or its values in host memory while it is out."""
+        """The tensor, complete, or its values in host memory while it is out."""
+        self._gather.finish()
         values = self.values(tensor)
         return tensor if values is None else values
 

@@ -11,21 +11,36 @@ from rlmath.actor.fusions import accumulate_into_main_grads
 from rlmath.config.optimizer import OptimizerConfig
 
 
-def wrap_chunks(chunks: Sequence[Any], distributed_optimizer: bool, overlap: bool) -> list[Any]:
-    """Megatron's DDP around each chunk of this rank's stage."""
-    wrapped = [wrap_data_parallel(chunk, distributed_optimizer, overlap) for chunk in chunks]
+def wrap_chunks(
+    chunks: Sequence[Any],
+    distributed_optimizer: bool,
+    overlap: bool,
+    overlap_param_gather: bool = False,
+) -> list[Any]:
+    """Megatron's DDP around each chunk of this rank's stage; see :func:`wrap_data_parallel`."""
+    wrapped = [
+        wrap_data_parallel(chunk, distributed_optimizer, overlap, overlap_param_gather)
+        for chunk in chunks
+    ]
     if len(wrapped) > 1:
         # The schedule reads the first chunk's.
         chunks[0].config.no_sync_func = [one.no_sync for one in wrapped]
     return wrapped
 
 
-def wrap_data_parallel(model: Any, distributed_optimizer: bool, overlap: bool) -> Any:
+def wrap_data_parallel(
+    model: Any,
+    distributed_optimizer: bool,
+    overlap: bool,
+    overlap_param_gather: bool = False,
+) -> Any:
     """Megatron's DDP around a chunk. Gradients are float32 and summed, not averaged.
 
     Args:
         overlap: Sum a bucket once all of its gradients are there, in the backward pass of a
             minibatch's last micro-batch.
+        overlap_param_gather: Leave the gather of updated parameters to
+            :class:`rlmath.actor.parameter_gather.ParameterGather`; forward passes wait for it.
     """
     from megatron.core.distributed import (
         DistributedDataParallel,
@@ -39,6 +54,9 @@ def wrap_data_parallel(model: Any, distributed_optimizer: bool, overlap: bool) -
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=distributed_optimizer,
             overlap_grad_reduce=overlap,
+            overlap_param_gather=overlap_param_gather,
+            # Modules wait for their own bucket, and begin no other's.
+            align_param_gather=overlap_param_gather,
         ),
         module=model,
     )

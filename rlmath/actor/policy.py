@@ -149,6 +149,7 @@ class MegatronActor(RankModel):
             The values in the shard's order, on all ranks of the last stage; else ``None``.
         """
         micro_batches = self.micro_batches(shard.whole())
+        self.load_parameters()  # What is entered below may read them.
         with contextlib.ExitStack() as stack:
             if reference:
                 stack.enter_context(self._reference_weights())

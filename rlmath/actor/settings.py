@@ -57,6 +57,7 @@ class ActorSettings:
         reference: Whether to keep a reference model, in host memory.
         distributed_optimizer: Data-parallel ranks share the optimizer's state.
         overlap_gradients: They are summed over ranks while the last micro-batch is computed.
+        overlap_param_gather: Updated parameters are gathered during the next forward pass.
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
         offload_in_backward: The optimizer's state is on the device for its steps alone.
         routing_replay: ``none``; ``old_log_probs``: an update of a MoE takes the routes of the
@@ -74,6 +75,7 @@ class ActorSettings:
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     distributed_optimizer: bool = ActorConfig.distributed_optimizer
     overlap_gradients: bool = ActorConfig.overlap_gradients
+    overlap_param_gather: bool = ActorConfig.overlap_param_gather
     offload: str = ActorConfig.offload.value
     offload_in_backward: bool = ActorConfig.offload_in_backward
     routing_replay: str = ActorConfig.routing_replay.value

@@ -112,6 +112,7 @@ class ValueModel(RankModel):
 
     def weight_prints(self) -> dict[str, int]:
         """Fingerprint of each tensor of the model. Collective."""
+        self.load_parameters()
         self._prints = self._prints or self.tensor_prints()
         self._prints.add_weights()
         return self._prints.take()

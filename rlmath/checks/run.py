@@ -284,6 +284,7 @@ def _contradictions(config: Config, command: Command) -> Iterator[str]:
         return
     yield from algorithm_problems(config)
     yield from _offload(config)
+    yield from _param_gather(config)
     yield from routing_problems(config)
     if any(item.name == "math" for item in reward.items) and reward.correct <= reward.incorrect:
         yield (
@@ -307,6 +308,22 @@ def actor_problems(config: Config) -> Iterator[str]:
             "recompute_num_layers=null"
         )
     yield from recompute_problems(config)
+    if actor.overlap_param_gather and not actor.distributed_optimizer:
+        yield (
+            "actor.overlap_param_gather=true: without actor.distributed_optimizer every rank "
+            "updates all weights, and there are none to gather; set it to false, or "
+            "distributed_optimizer=true"
+        )
+
+
+def _param_gather(config: Config) -> Iterator[str]:
+    """Weights that are gathered in a forward pass need one after them in the step."""
+    if config.actor.overlap_param_gather and config.algorithm.minibatches_per_step == 1:
+        yield (
+            "actor.overlap_param_gather=true: with algorithm.minibatches_per_step=1 no forward "
+            "pass follows the optimizer step before the weight sync, which waits for all weights, "
+            "so nothing would be hidden; set it to false, or minibatches_per_step to 2 or more"
+        )
 
 
 def _offload(config: Config) -> Iterator[str]:

@@ -89,6 +89,14 @@ class ActorConfig:
         "Sum gradients over data-parallel ranks bucket by bucket during the backward pass of a "
         "minibatch's last micro-batch, instead of after it.",
     )
+    overlap_param_gather: bool = setting(
+        False,
+        "All-gather updated weights over data-parallel ranks bucket by bucket during the next "
+        "forward pass, instead of before it. Saves time between the minibatches of a step, and "
+        "between the steps of SFT; after a step's last minibatch the weight sync waits for all. "
+        "Needs distributed_optimizer; takes the buckets of overlap_gradients.",
+        only_with=OnlyWith("overlap_gradients", (True,)),
+    )
     recompute: Recompute = setting(
         Recompute.none,
         "Activation recomputation: none, selective (modules of every layer), or full (whole "

@@ -37,9 +37,13 @@ NOT_OFFERED = {
         _PRECISION,
     ),
     "overlap_grad_reduce": "it is actor.overlap_gradients here",
-    "overlap_param_gather": (
-        "weights would be incomplete between an optimizer step and the next forward pass, where "
-        "weight sync, checkpoints and the reference model read them"
+    "align_param_gather": (
+        "with actor.overlap_param_gather every stage begins its gathers at the end of the "
+        "optimizer step, all at once"
+    ),
+    "overlap_param_gather_with_optimizer_step": (
+        "Megatron has it for stages with several chunks alone, each with an optimizer of its own; "
+        "actor.overlap_param_gather begins at the end of the step"
     ),
     "gradient_accumulation_fusion": (
         "Transformer Engine's layers always have it; Megatron's own need APEX for it"

@@ -543,6 +543,7 @@ def actor_settings(
         optimizer=whole_schedule(optimizer, optimizer_steps),
         distributed_optimizer=config.actor.distributed_optimizer,
         overlap_gradients=config.actor.overlap_gradients,
+        overlap_param_gather=config.actor.overlap_param_gather,
         temperature=temperature,
         max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
         max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,

@@ -35,6 +35,7 @@ OFFLOAD = "rlmath/actor/offload.py"
 OPTIMIZER = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 BUFFERS = "megatron.core.distributed.param_and_grad_buffer"
 FORMAT = "megatron.core.dist_checkpointing"
+GATHER = "rlmath/actor/parameter_gather.py"
 SHARDS = "rlmath/checkpoint/optimizer_shards.py"
 ROWS = [
     Row(
@@ -120,6 +121,28 @@ ROWS = [
         "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
         says=("if not ddp_config.overlap_grad_reduce:\n            ddp_config.bucket_size = None",),
         breaks=f"a DDP bucket is no longer the whole stage: {SHARDS} says it is",
+    ),
+    Row(
+        f"{BUFFERS}:_ParamAndGradBucketGroup",
+        has=("param_gather_handle", "param_gather_dispatched"),
+        says=(
+            "async_op = self.ddp_config.overlap_param_gather and not force_sync",
+            "self.param_gather_handle.wait()\n                self.param_gather_handle = None\n"
+            "                return",
+            "if not self.param_gather_dispatched:\n            self.start_param_sync()",
+        ),
+        breaks=f"to complete parameters is more than to wait for what is under way ({GATHER})",
+    ),
+    Row(
+        "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel",
+        has=("bucket_groups", "expert_parallel_bucket_groups"),
+        says=("self.ddp_config.align_param_gather\n", "module.register_forward_pre_hook("),
+        breaks=f"modules do not wait for their own bucket alone ({GATHER})",
+    ),
+    Row(
+        f"{OPTIMIZER}.step_with_ready_grads",
+        says=("if not self.ddp_config.overlap_param_gather:",),
+        breaks=f"the optimizer gathers, or nobody does ({GATHER})",
     ),
     Row(
         "megatron.core.optimizer:get_megatron_optimizer",

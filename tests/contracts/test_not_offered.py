@@ -22,9 +22,9 @@ ROWS = [
         says=("param.grad is not None", "when overlap_grad_reduce is True"),
     ),
     Row(
-        "megatron.core.distributed.param_and_grad_buffer:_ParamAndGradBucketGroup",
-        f"overlap_param_gather: {REASON}",
-        says=("async_op = self.ddp_config.overlap_param_gather and not force_sync",),
+        "megatron.core.optimizer:get_megatron_optimizer",
+        f"overlap_param_gather_with_optimizer_step: {REASON}",
+        says=("if config.overlap_param_gather_with_optimizer_step:",),
     ),
     Row(
         "megatron.core.pipeline_parallel.fine_grained_activation_offload:PipelineOffloadManager",

@@ -74,6 +74,7 @@ def go_on(actor: MegatronActor, batch: TrainingBatch, steps: int) -> After:
         for group in part.optimizer.param_groups
         for p in group["params"]
     ]
+    actor.load_parameters()
     weights = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
     return After(metrics, weights, adam, draws, actor.log_probs(batch))
 

@@ -50,6 +50,7 @@ def restore(worker: Any) -> None:
 
 def send_old_weights(worker: Any) -> None:
     """Every sync from now on sends the weights of now."""
+    worker.actor.load_parameters()
     parameters = list(worker.actor.module.parameters())
     old = [one.detach().clone() for one in parameters]
     _sending(worker, parameters, lambda: old)
@@ -163,8 +164,10 @@ def _keeping(worker: Any, model: Any, chosen: Callable[[str], bool]) -> None:
     def make(finish: Callable[[bool], float]) -> Callable[[bool], float]:
         @torch.no_grad()
         def finishing(discard: bool) -> float:
+            model.load_parameters()
             before = [one.detach().clone() for one in parameters]
             lr = finish(discard)
+            model.load_parameters()
             for one, value in zip(parameters, before, strict=True):
                 one.copy_(value)
             return lr

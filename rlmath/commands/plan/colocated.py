@@ -135,6 +135,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         unmerged=settings.lora.rollout is LoraRollout.unmerged,
         recompute_modules=modules_of(settings, spec),
         overlap_gradients=settings.overlap_gradients,
+        overlap_param_gather=settings.overlap_param_gather,
     )
     sequences = algorithm.prompts_per_step * algorithm.group_size
     minibatches = algorithm.minibatches_per_step * layout.actor.data_parallel

@@ -195,6 +195,9 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
                 unmerged=wish.unmerged,
                 recompute_modules=wish.recompute_modules,
                 overlap_gradients=wish.overlap_gradients and dp * cp > 1,
+                overlap_param_gather=wish.overlap_param_gather
+                and dp * cp > 1
+                and wish.work.minibatches > 1,
             )
     if not found:
         asked = {

@@ -60,6 +60,7 @@ class ActorShape:
         recompute_modules: Of every layer, computed again in the backward pass; with some,
             ``recompute_layers`` is 0.
         overlap_gradients: They are summed over copies while the last micro-batch is computed.
+        overlap_param_gather: Updated weights are gathered during the next forward pass.
         unmerged: Engines get the adapters alone.
     """
 
@@ -70,6 +71,7 @@ class ActorShape:
     lora: Lora | None = None
     recompute_modules: tuple[str, ...] = ()
     overlap_gradients: bool = False
+    overlap_param_gather: bool = False
     unmerged: bool = False
 
     @property

@@ -46,6 +46,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"actor.sequence_parallel={str(tp > 1).lower()}",
         *_recompute_settings(actor),
         *(["actor.overlap_gradients=true"] if actor.overlap_gradients else []),
+        *(["actor.overlap_param_gather=true"] if actor.overlap_param_gather else []),
         f"actor.max_tokens_per_microbatch={wish.max_tokens or actor.max_tokens}",
         f"rollout.tensor_parallel={engine_tp}",
         f"rollout.max_response_tokens={work.response_tokens}",

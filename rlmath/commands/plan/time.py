@@ -188,8 +188,8 @@ def actor_time_s(
     parameters = trained_parameters(spec, actor, 0)
     # Float32 gradients are reduce-scattered, bfloat16 weights gathered.
     copies = layout.copies
-    data = work.minibatches * 6 * parameters * (copies - 1) / copies / rate(ranks)
-    reduced_s = 4 / 6 * data
+    data = data_s = work.minibatches * 6 * parameters * (copies - 1) / copies / rate(ranks)
+    reduced_s = 4 / 6 * data_s
     once = tensor + experts
     log_probs = (forward + once + context) * bubble if work.minibatches > 1 else 0.0
     # Backward is two forward passes, of which one is the gradients of weights, which frozen ones
@@ -198,6 +198,11 @@ def actor_time_s(
     if actor.overlap_gradients:
         # Sums end with the backward pass of each minibatch's last micro-batch, or after it.
         data -= min(reduced_s, (compute - forward) / microbatches)
+    if actor.overlap_param_gather:
+        # Behind the first micro-batch's forward pass of the minibatches after the first; the weight
+        # sync waits for what the last one updates.
+        hidden = min(data_s - reduced_s, forward / microbatches)
+        data -= (work.minibatches - 1) / work.minibatches * hidden
     moved = once * (2 + again) + sent_again + context * (3 + again)
     update = (compute + moved) * bubble + data
     return log_probs, update

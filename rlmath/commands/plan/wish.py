@@ -47,6 +47,8 @@ class Wish:
         virtual_stages: ``actor.virtual_stages``; above 1 the actor has pipeline stages.
         recompute_modules: Of every layer; with some no layers are.
         overlap_gradients: ``actor.overlap_gradients``; layouts of one copy have none to add up.
+        overlap_param_gather: ``actor.overlap_param_gather``, likewise; nor has a step of one
+            minibatch a pass to gather in.
         offload: ``actor.offload``; ``None``: nothing is, unless :func:`with_least_offload`
             chooses.
         offload_in_backward: ``actor.offload_in_backward``, with an ``offload``; ``None`` as of
@@ -82,6 +84,7 @@ class Wish:
     virtual_stages: int = 1
     recompute_modules: tuple[str, ...] = ()
     overlap_gradients: bool = False
+    overlap_param_gather: bool = False
     offload: str | None = None
     offload_in_backward: bool | None = None
 

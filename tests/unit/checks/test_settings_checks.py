@@ -138,6 +138,26 @@ def test_ranges_hold_at_their_ends() -> None:
             ["actor.overlap_gradients=true"],
             ["actor.overlap_gradients=true", "no gradients to add up"],
         ),
+        (
+            ["actor.overlap_param_gather=true", "algorithm.minibatches_per_step=2"],
+            ["actor.overlap_param_gather", "overlap_gradients"],
+        ),
+        (
+            [
+                "actor.overlap_param_gather=true",
+                "actor.overlap_gradients=true",
+                "actor.distributed_optimizer=false",
+            ],
+            ["actor.overlap_param_gather=true", "none to gather", "distributed_optimizer=true"],
+        ),
+        (
+            [
+                "actor.overlap_param_gather=true",
+                "actor.overlap_gradients=true",
+                "algorithm.minibatches_per_step=1",
+            ],
+            ["actor.overlap_param_gather=true", "minibatches_per_step to 2 or more"],
+        ),
         (["actor.offload_in_backward=true"], ["actor.offload_in_backward", "optimizer", "all"]),
         (["actor.offload_growth_gib=1"], ["actor.offload_growth_gib", "optimizer", "all"]),
         (

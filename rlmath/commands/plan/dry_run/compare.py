@@ -66,6 +66,7 @@ def planned(job: Job) -> tuple[ActorShape, Step]:
         job.lora,
         job.recompute_modules,
         job.overlap_gradients,
+        job.overlap_param_gather,
     )
     step = Step(
         microbatches=job.microbatches,

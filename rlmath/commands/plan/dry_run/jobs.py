@@ -48,6 +48,7 @@ class Job:
         routing_replay: ``actor.routing_replay``.
         recompute_modules: Of every layer.
         overlap_gradients: ``actor.overlap_gradients``.
+        overlap_param_gather: ``actor.overlap_param_gather``.
         phases: Which to count; the state always is.
     """
 
@@ -71,6 +72,7 @@ class Job:
     routing_replay: str = "none"
     recompute_modules: tuple[str, ...] = ()
     overlap_gradients: bool = False
+    overlap_param_gather: bool = False
     phases: tuple[str, ...] = PHASES
 
     @property
@@ -201,6 +203,7 @@ def jobs_of(
         routing_replay=actor.routing_replay.value,
         recompute_modules=modules_of(actor, model_spec(known)),
         overlap_gradients=actor.overlap_gradients,
+        overlap_param_gather=actor.overlap_param_gather,
     )
     job = dataclasses.replace(job, **changes)
     return [dataclasses.replace(job, rank=rank) for rank in stage_ranks(job.layout)]

@@ -214,11 +214,12 @@ def layout_cases() -> list[Case]:
         ),
         case("30B EP 8, experts recomputed", "qwen3_30b_a3b", 2, *_SELECTIVE, *small, budget),
         case(
-            "1.5B TP 1, gradients summed in the backward pass",
+            "1.5B TP 1, gradients summed and weights gathered within passes",
             "r1_distill_qwen_1.5b",
             1,
             "actor.tensor_parallel=1",
             "actor.overlap_gradients=true",
+            "actor.overlap_param_gather=true",
             *small,
             budget,
         ),

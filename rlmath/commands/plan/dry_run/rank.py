@@ -284,6 +284,7 @@ class _Rank:
             max_sequence_length=job.max_sequence_tokens,
             reference=ReferenceSettings("frozen" if job.reference else "none"),
             overlap_gradients=job.overlap_gradients,
+            overlap_param_gather=job.overlap_param_gather,
             offload=job.offload,
             offload_in_backward=job.offload_in_backward,
             lora=job.lora,

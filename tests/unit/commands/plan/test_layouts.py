@@ -406,6 +406,32 @@ def test_sums_of_gradients_hide_behind_the_last_backward_pass() -> None:
     assert not alone.actor.overlap_gradients, "there is nothing to add up"
 
 
+def test_gathers_of_weights_hide_behind_the_first_forward_pass() -> None:
+    """A third of what copies send, of all minibatches but the last, and no more than the forward
+    pass of their first micro-batches takes."""
+    four = dataclasses.replace(COLOCATED, minibatches=4)
+    asked = wish("Qwen2.5-1.5B", 16, work=four, tp=1, max_tokens=9216, recompute_layers=28)
+    asked = dataclasses.replace(asked, pp=1, cp=1, overlap_gradients=True)
+    late = find_plans(asked)[0]
+    early = find_plans(dataclasses.replace(asked, overlap_param_gather=True))[0]
+    assert late.actor.layout == early.actor.layout
+    weights = parameters_of_rank(asked.spec, late.actor.layout, 0)
+    rate = asked.efficiency.network_gb_per_s * 1e9 * asked.efficiency.link
+    gathered = 4 * 2 * weights * 15 / 16 / rate
+    saved = late.seconds["update"] - early.seconds["update"]
+    microbatches = four.sequences / 4 / 16 * four.mean_tokens / late.actor.max_tokens
+    first_passes = late.seconds["log_probs"] / microbatches
+    assert saved == pytest.approx(3 / 4 * min(gathered, first_passes), rel=0.05)
+    assert early.seconds["log_probs"] == late.seconds["log_probs"]
+    config, _ = checked(asked, overrides(asked, early.actor, early.engine_tp, early.engine_share))
+    assert config.actor.overlap_param_gather
+    once = dataclasses.replace(asked, work=COLOCATED)
+    plain, *_ = find_plans(once)
+    none, *_ = find_plans(dataclasses.replace(once, overlap_param_gather=True))
+    assert plain.seconds["update"] == none.seconds["update"], "the weight sync follows"
+    assert not none.actor.overlap_param_gather
+
+
 def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     """The stages that the chunks divide; the routes that a node's ranks keep."""
     asked = wish("Qwen2.5-32B", 32, work=COLOCATED, max_tokens=None, virtual_stages=2)
