@@ -1,6 +1,6 @@
-"""Updated parameters that are all-gathered while the host goes on (``actor.overlap_param_gather``).
+"""Updated parameters that are gathered in the next forward pass (``actor.overlap_param_gather``).
 
-After an optimizer step each data-parallel rank has new values of its own share of the parameters;
+After an optimizer step each data-parallel rank has new values for its share of the parameters;
 the others come from the other ranks, a bucket at a time. Megatron's DDP begins a bucket's gather in
 the forward pass, behind a module that waits for the one before it. Here all are begun at once, at
 the end of the optimizer step and in the order in which a forward pass takes them. So a later

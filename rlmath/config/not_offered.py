@@ -42,7 +42,7 @@ NOT_OFFERED = {
         "optimizer step, all at once"
     ),
     "overlap_param_gather_with_optimizer_step": (
-        "Megatron has it for stages with several chunks alone, each with an optimizer of its own; "
+        "Megatron has it for stages with several chunks alone, each with its own optimizer; "
         "actor.overlap_param_gather begins at the end of the step"
     ),
     "gradient_accumulation_fusion": (
