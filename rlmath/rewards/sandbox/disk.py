@@ -28,7 +28,8 @@ def disk_use_mib(
             keeps them unreadable. Root without CAP_SYS_PTRACE cannot read any; they count 0 then.
 
     Returns:
-        The sum; infinity with more than :data:`MOST_FILES` files, and where the program hides some.
+        The sum; infinity with more than :data:`MOST_FILES` files, and where the program hides some:
+        in a folder that cannot be listed, or nested deeper than a path can be long.
     """
     sizes: dict[tuple[int, int], float] = {}
     folders = [str(folder)]
@@ -43,10 +44,10 @@ def disk_use_mib(
                             folders.append(entry.path)
                     if len(sizes) > MOST_FILES:
                         return inf
-        except PermissionError:
-            return inf
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             continue  # It is gone by now.
+        except OSError:
+            return inf
     for process in processes:
         if not _add_open(sizes, process) and same_user and _runs(process):
             return inf

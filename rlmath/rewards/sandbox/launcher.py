@@ -33,8 +33,13 @@ MIB = 2**20
 def main() -> NoReturn:
     job = json.loads(sys.argv[1])
     status_fd = job["status_fd"]
-    # When the trainer is killed outright, what it started goes as well.
-    sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    # When the trainer is killed outright, what it started goes as well. A process namespace ends
+    # with its first process; without one, the program's children are ended here.
+    if job["level"] == "namespace":
+        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        signal.signal(signal.SIGTERM, _end_group)
+        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGTERM)
     os.umask(0o022)
     try:
         if job["level"] == "namespace":
@@ -45,6 +50,11 @@ def main() -> NoReturn:
         _say(status_fd, {"error": str(error)})
         os._exit(1)
     os._exit(0)
+
+
+def _end_group(number: int, frame: object) -> None:
+    """End the launcher and all that it started: a program cannot leave its process group."""
+    os.killpg(0, signal.SIGKILL)
 
 
 def _say(status_fd: int, message: dict[str, Any]) -> None:
@@ -231,6 +241,8 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 0, 0),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
+        # Timers and queued signals, which the kernel counts for each user.
+        (resource.RLIMIT_SIGPENDING, 256, 256),
         (resource.RLIMIT_STACK, int(memory * job["stack_share"]), int(memory * job["stack_share"])),
     ]
     if job["limit_address_space"]:

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from secrets import randbelow
 from typing import Any, Literal
+from uuid import uuid4
 
 from rlmath.rewards.base import RewardSettingError
 from rlmath.rewards.sandbox import landlock
@@ -289,14 +290,41 @@ def _job_folder(files: Mapping[str, str | bytes], stdin: str) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder whose program may have locked parts of it."""
-    for parent, folders, _ in os.walk(folder):
-        for name in folders:
-            path = os.path.join(parent, name)
-            if not os.path.islink(path):
-                with suppress(OSError):
-                    os.chmod(path, 0o700)
+    """Remove a folder whose program may have locked parts of it, or nested them without end.
+
+    Each inner folder is moved to the top before it is emptied: no path gets longer than a system
+    call takes, and nothing here recurses.
+    """
+    with suppress(OSError):
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            pending = [""]
+            while pending:
+                _unnest(top, pending.pop(), pending)
+        finally:
+            os.close(top)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unnest(top: int, name: str, pending: list[str]) -> None:
+    """Delete the files of one folder in `top` (itself by ""), and move its folders up."""
+    at = os.open(name or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    try:
+        with os.scandir(at) as entries:
+            inner = list(entries)
+        for entry in inner:
+            with suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=at)
+                    continue
+                os.chmod(entry.name, 0o700, dir_fd=at)
+                moved = f"{uuid4()}"
+                os.rename(entry.name, moved, src_dir_fd=at, dst_dir_fd=top)
+                pending.append(moved)
+    finally:
+        os.close(at)
+    if name:
+        os.rmdir(name, dir_fd=top)
 
 
 class _Prepared(PreparedProgram):

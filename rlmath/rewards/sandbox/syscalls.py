@@ -59,7 +59,8 @@ _NUMBERS = {
         "chmod": 90, "fchmod": 91, "fchmodat": 268, "chown": 92, "fchown": 93, "lchown": 94,
         "fchownat": 260, "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280,
         "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197,
-        "lremovexattr": 198, "fremovexattr": 199, "truncate": 76,
+        "lremovexattr": 198, "fremovexattr": 199, "truncate": 76, "inotify_init": 253,
+        "inotify_init1": 294, "fanotify_init": 300, "sync": 162, "syncfs": 306,
     },
     "aarch64": {
         "clone": 220, "socket": 198, "kill": 129, "tkill": 130, "tgkill": 131,
@@ -80,7 +81,8 @@ _NUMBERS = {
         "fcntl": 25, "ioctl": 29, "prctl": 167, "memfd_create": 279, "sendmsg": 211,
         "sendmmsg": 269, "fchmod": 52, "fchmodat": 53, "fchown": 55, "fchownat": 54,
         "utimensat": 88, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14,
-        "lremovexattr": 15, "fremovexattr": 16, "truncate": 45,
+        "lremovexattr": 15, "fremovexattr": 16, "truncate": 45, "inotify_init1": 26,
+        "fanotify_init": 262, "sync": 81, "syncfs": 267,
     },
 }  # fmt: skip
 # The same on both machines.
@@ -106,6 +108,8 @@ _DENIED = (
     # Memory that no process has mapped counts against no limit; System V objects even stay.
     "shmget", "shmat", "shmctl", "shmdt", "semget", "semop", "semctl", "semtimedop", "msgget",
     "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink", "memfd_create", "memfd_secret",
+    # The kernel counts watches for each user; these two write out what all others have in memory.
+    "inotify_init", "inotify_init1", "fanotify_init", "sync", "syncfs",
 )  # fmt: skip
 # Without its own namespace a program must not signal others, nor leave its process group. An
 # open file in a message on its way to nobody (sendmsg) is one whose size nobody can look up.
@@ -132,11 +136,20 @@ _ONLY_ITSELF = {
     "sched_setattr": ((0, 0),),
 }
 # Calls of many uses: (argument, the values that are denied).
-_DENIED_USES = {
-    "fcntl": (1, (8, 10, 15)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel sends any signal
-    "ioctl": (1, (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP: the same
+# F_SETPIPE_SZ: the kernel counts the pages of pipes for each user. F_SETLEASE: whoever opens the
+# trainer's file to write waits.
+_FCNTL = (1031, 1024)
+_DENIED_USES: dict[str, tuple[int, tuple[int, ...]]] = {"fcntl": (1, _FCNTL)}
+_DENIED_USES_WITHOUT_NAMESPACE = {
+    # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel sends any signal.
+    "fcntl": (1, (8, 10, 15, *_FCNTL)),
+    # FIOSETOWN, SIOCSPGRP: the same. FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR,
+    # FS_IOC_SETVERSION, EXT4_IOC_SETVERSION: a file's owner need not open it to write for these.
+    "ioctl": (
+        1, (0x8901, 0x8902, 0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40086604)
+    ),
     "prctl": (0, (PR_SET_DUMPABLE,)),  # would hide its open files from the watch over the disk
-}
+}  # fmt: skip
 
 
 def _check(result: int, what: str) -> int:
@@ -222,13 +235,12 @@ def seccomp_filter(machine: str, level: str) -> bytes:
                     (jump_eq, 0, 2 * (len(wanted) - done) - 1, value),
                 ]
             program += [(give, 0, 0, allow), (give, 0, 0, eperm)]
-        for name, (argument, values) in _DENIED_USES.items():
-            program.append((jump_eq, 0, len(values) + 3, numbers[name]))
-            program.append((load, 0, 0, first_argument + 8 * argument))
-            program += [
-                (jump_eq, len(values) - done, 0, value) for done, value in enumerate(values)
-            ]
-            program += [(give, 0, 0, allow), (give, 0, 0, eperm)]
+    uses = _DENIED_USES if alone else _DENIED_USES_WITHOUT_NAMESPACE
+    for name, (argument, values) in uses.items():
+        program.append((jump_eq, 0, len(values) + 3, numbers[name]))
+        program.append((load, 0, 0, first_argument + 8 * argument))
+        program += [(jump_eq, len(values) - done, 0, value) for done, value in enumerate(values)]
+        program += [(give, 0, 0, allow), (give, 0, 0, eperm)]
     program += [
         (jump_eq, 0, 3, numbers["clone"]),
         (load, 0, 0, first_argument),  # its flags

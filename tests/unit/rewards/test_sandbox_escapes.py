@@ -10,10 +10,15 @@ import json
 import os
 import pickle
 import platform
+import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
+import time
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +29,7 @@ from rlmath.rewards import RewardSettingError
 from rlmath.rewards.sandbox import Execution, Limits, Program
 from rlmath.rewards.sandbox import syscalls as sc
 from rlmath.rewards.sandbox.local import LEVELS, LocalProvider
+from rlmath.rewards.sandbox.memory import process_tree
 
 pytestmark = pytest.mark.process
 
@@ -124,6 +130,16 @@ ATTEMPTS = {
     "a file's owner": "os.chown(file, os.getuid(), os.getgid())",
     "reading a file": "open(file).read()",
     "a mount": "call('unshare', 0x00020000 | 0x10000000)",
+    "watches on files": "call('inotify_init1', 0)",
+    "writing out the machine's disks": "reaches('syncfs', -1)",
+    "a larger pipe": "fcntl.fcntl(os.pipe()[0], 1031, 2**16)",
+    "a lease on a file": (
+        "fcntl.fcntl(os.open(own, os.O_CREAT | os.O_RDONLY, 0o600), 1024, fcntl.F_RDLCK)"
+    ),
+    "page faults of another": "reaches('userfaultfd', -1)",
+    "an abstract socket": "socket.socket(socket.AF_UNIX).bind(chr(0) + 'rlmath-escape')",
+    "its memory as a file": "open(f'/proc/{victim}/mem', 'r+b')",
+    "its environment": "open(f'/proc/{victim}/environ').read()",
 }
 # Of no effect on others when done to oneself: programs may.
 OWN = {
@@ -137,8 +153,9 @@ OWN = {
 }
 
 PROGRAM = """
-import ctypes, errno, fcntl, json, os, resource, socket, struct, sys, time
+import ctypes, errno, fcntl, json, os, resource, shutil, socket, struct, sys, tempfile, time
 victim, file, number = {victim}, {file!r}, {number}
+own = tempfile.mkdtemp() + "/own"
 libc = ctypes.CDLL(None, use_errno=True)
 room = ctypes.create_string_buffer(8)
 def call(name, *arguments):
@@ -167,6 +184,7 @@ for name, attempt in {attempts}.items():
         worked[name] = repr(error)
 print(json.dumps(worked))
 sys.stdout.flush()
+shutil.rmtree(os.path.dirname(own))
 try:
     os.kill(child, 9)
 except OSError:
@@ -229,6 +247,10 @@ def test_it_works_outside(attempt):
         pytest.skip("this machine lets no user make namespaces, in a sandbox or not")
     if attempt == "a file's attributes" and "Errno 95" in said:
         pytest.skip("the file system has no extended attributes")
+    if attempt == "a lease on a file" and "Errno 22" in said:
+        pytest.skip("the file system has no leases")
+    if attempt in ("its memory as a file", "its environment") and "PermissionError" in said:
+        pytest.skip("this machine lets no user look into a process that is not a child")
     assert said == "yes"
 
 
@@ -275,6 +297,135 @@ def test_collected_files_are_the_programs_own(level):
     assert set(result.files) == {"real/deep/x", "./real//deep/x"}
 
 
+@pytest.mark.parametrize("level", LEVELS_HERE)
+def test_what_is_no_file_is_not_collected(level):
+    source = """
+        import os
+        os.mkfifo("pipe")
+        os.mkdir("folder")
+        os.symlink("/dev/zero", "endless")
+        for name in ("new\\nline", "empty"):
+            open(name, "w").close()
+        with open("sparse", "wb") as file:
+            file.truncate(8 * 2**20)
+        print("made")
+    """
+    result = run(level, source, ("pipe", "folder", "endless", "new\nline", "sparse", "none"))
+    assert result.stdout == "made\n"
+    assert {name: len(text) for name, text in result.files.items()} == {
+        "new\nline": 0,
+        "sparse": 8 * 2**20,
+    }
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+def test_the_launchers_report_cannot_be_forged(level):
+    source = """
+        import os
+        forged = b'{"exit": 0}\\n{"exit": 0}\\n'
+        for fd in range(3, 4096):
+            try:
+                os.write(fd, forged)
+                print("wrote to", fd)
+            except OSError:
+                pass
+        for process in (1, os.getppid()):
+            try:
+                for fd in os.listdir(f"/proc/{process}/fd"):
+                    with open(f"/proc/{process}/fd/{fd}", "wb") as pipe:
+                        pipe.write(forged)
+                    print("wrote to", fd, "of", process)
+            except OSError:
+                pass
+        print("tried", flush=True)
+        os._exit(3)
+    """
+    result = run(level, source)
+    assert (result.status, result.exit_code, result.stdout) == ("runtime_error", 3, "tried\n")
+
+
+def _states(processes: list[int]) -> set[str]:
+    """`R`, `S`, … of these processes: nothing for one that is gone."""
+    found = set()
+    for process in processes:
+        with suppress(OSError):
+            found.add(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0])
+    return found
+
+
+def _outlive(level: str, folder: str) -> tuple[int, set[str]]:
+    """What a program and its children do once the process that runs them is killed outright."""
+    source = f"""
+        import ctypes, os, time
+        os.fork()  # a child, and
+        clone_parent, sigchld = 0x8000, 17
+        ctypes.CDLL(None).syscall({sc._NUMBERS[platform.machine()]["clone"]},
+                                  clone_parent | sigchld, 0, 0, 0, 0)  # children of the launcher
+        try:
+            os.setsid()
+        except OSError:
+            pass
+        time.sleep(100)
+    """
+    provider = _provider(level)
+    trainer = os.fork()
+    if trainer == 0:
+        with suppress(BaseException):
+            tempfile.tempdir = folder  # what a killed trainer leaves there is removed by the test
+            limits = replace(LIMITS, wall_s=60.0)
+            with provider.prepare(Program("python", textwrap.dedent(source)), limits) as prepared:
+                prepared.run()
+        os._exit(0)
+    deadline = time.monotonic() + 30
+    processes: list[int] = []
+    while len(processes) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        processes = [pid for pid in process_tree(trainer) if pid != trainer]
+    time.sleep(0.3)
+    os.kill(trainer, signal.SIGKILL)
+    os.waitpid(trainer, 0)
+    deadline = time.monotonic() + 30
+    while (states := _states(processes)) - {"Z", "X"} and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in processes if states - {"Z", "X"} else ():
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+    return len(processes), states
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+def test_no_child_outlives_a_killed_trainer(level):
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)  # for a user of level `process`
+        count, states = at_level(level, lambda name: _outlive(name, folder))
+    assert count >= 5, "the launcher, the program, and three children"
+    assert states <= {"Z", "X"}
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+def test_deep_folders_are_removed(level, monkeypatch):
+    """Deeper than a path can be long, and than Python recurses."""
+    source = """
+        import os
+        for _ in range(1200):
+            os.mkdir("deep")
+            open("file", "w").close()
+            os.chdir("deep")
+        os.chmod("..", 0)
+    """
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)  # for a user of level `process`
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        assert run(level, source).status in ("ok", "disk_limit")
+        assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+def test_what_the_kernel_counts_for_each_user_is_bounded(level):
+    source = "import resource; print(resource.getrlimit(resource.RLIMIT_SIGPENDING)[1])"
+    assert int(run(level, source).stdout) <= 256
+
+
 DISK = {
     "files": "open(str(i), 'wb').write(block)",
     "deleted and open": """
@@ -308,6 +459,11 @@ DISK = {
     "in a folder that cannot be listed": """
     os.makedirs('d', 0o300, exist_ok=True)
     open('d/' + str(i), 'wb').write(block)""",
+    "deeper than a path can be long": """
+    for _ in range(5):
+        os.mkdir('d' * 250)
+        os.chdir('d' * 250)
+    open('x', 'wb').write(block)""",
     "many": """
     for j in range(3000):
         os.mknod(str(i) + '-' + str(j))""",
@@ -359,12 +515,16 @@ def test_the_filter_on_the_other_machine():
                 ("prlimit64", (0, 7)), ("prlimit64", (9, 7)), ("setpriority", (0, 0)),
                 ("setpriority", (2, 0)), ("setpriority", (0, 9)), ("fcntl", (0, 2)),
                 ("fcntl", (0, 8)), ("fcntl", (0, 10)), ("fcntl", (0, 15)),
+                ("fcntl", (0, 1024)), ("fcntl", (0, 1031)), ("ioctl", (0, 0x40086602)),
+                ("ioctl", (0, 0x5401)), ("inotify_init1", ()), ("fanotify_init", (0, 0)),
+                ("sync", ()), ("io_uring_setup", (1, 0)),
                 ("prctl", (4, 0)), ("prctl", (15, 0)), ("shmget", (0, 0)),
             ]
         }  # fmt: skip
         allowed = {key for key, value in answers.items() if value == 0x7FFF0000}
         assert allowed == {
             ("prlimit64", (0, 7)), ("setpriority", (0, 0)), ("fcntl", (0, 2)), ("prctl", (15, 0)),
+            ("ioctl", (0, 0x5401)),
         }, machine  # fmt: skip
 
 
