@@ -10,6 +10,13 @@ _PRECISION = (
     "Megatron allows it with Transformer Engine's FusedAdam alone, which nothing here can run to "
     "compare; actor.offload and actor.offload_in_backward take the moments off the GPU"
 )
+_MOMENTS = (
+    "Megatron allows it with Transformer Engine's FusedAdam alone, which nothing here can run to "
+    "compare. Rounded to the nearest bfloat16, a second moment with adam_beta2=0.999 does not "
+    "follow gradients that become smaller: one step changes it by less than half the distance to "
+    "the next number. It would need rounding at random, which neither Megatron nor torch has; "
+    "actor.offload and actor.offload_in_backward take the moments off the GPU"
+)
 _ACTIVATIONS = (
     "Megatron asks Transformer Engine for it, which nothing here can run to compare; "
     "actor.recompute=selective saves activations"
@@ -29,13 +36,12 @@ NOT_OFFERED = {
     **dict.fromkeys(
         (
             "use_precision_aware_optimizer",
-            "exp_avg_dtype",
-            "exp_avg_sq_dtype",
             "main_grads_dtype",
             "main_params_dtype",
         ),
         _PRECISION,
     ),
+    **dict.fromkeys(("exp_avg_dtype", "exp_avg_sq_dtype", "moments_dtype"), _MOMENTS),
     "overlap_grad_reduce": "it is actor.overlap_gradients here",
     "align_param_gather": (
         "with actor.overlap_param_gather every stage begins its gathers at the end of the "

@@ -89,6 +89,33 @@ def test_moments_of_another_type_need_transformer_engine() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("beta2", "at_random", "factor"),
+    [(0.999, False, 16.3), (0.999, True, 1.0), (0.95, False, 1.0)],
+)
+def test_second_moments_rounded_to_the_nearest_bfloat16_do_not_follow(
+    beta2: float, at_random: bool, factor: float
+) -> None:
+    """Gradients of which a thousand steps have deviation 1 and three thousand 0.1, against float64.
+
+    Rounded at random, to either neighbor with the chance that keeps the mean, moments do follow.
+    """
+    generator = torch.Generator().manual_seed(0)
+    right = torch.zeros(512, dtype=torch.float64)
+    kept = right.bfloat16()
+    for step in range(4000):
+        gradient = torch.randn(512, generator=generator, dtype=torch.float64)
+        gradient *= 1.0 if step < 1000 else 0.1
+        right = beta2 * right + (1 - beta2) * gradient**2
+        new = beta2 * kept.float() + (1 - beta2) * gradient.float() ** 2
+        if at_random:
+            # A bfloat16 is the upper half of a float32.
+            low = torch.randint(0, 1 << 16, (512,), generator=generator, dtype=torch.int32)
+            new = ((new.view(torch.int32) + low) & -(1 << 16)).view(torch.float32)
+        kept = new.bfloat16()
+    assert float((kept.double() / right).mean()) == pytest.approx(factor, rel=0.02)
+
+
 def test_the_hybrid_optimizer_fails_where_all_is_on_one_device() -> None:
     """It looks for the GPU's tensor of each that it steps on the CPU, also of those that never
     were on a GPU."""
