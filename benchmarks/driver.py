@@ -58,6 +58,7 @@ from rlmath.rollout.held_arrays import bound, hold
 from rlmath.rollout.requests import Progress
 from rlmath.training.metrics import batch_metrics, rollout_metrics
 from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.utils.ray_returns import StayingReturns
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUP_SIZE, PROMPT_TOKENS, MEAN, LONGEST = 16, 200, 8000, 27648
@@ -72,6 +73,7 @@ class StubEngine:
 
     def __init__(self) -> None:
         self._left: list[Sample] = []
+        self._returns = StayingReturns()
 
     def samples(self, first: int, problems: int) -> Progress:
         made = []
@@ -102,7 +104,7 @@ class StubEngine:
             self._left = list(self.samples(problem, 1).samples)
         sample = self._left.pop(0)
         samples, block = hold([dataclasses.replace(sample, figures=array_figures(sample))])
-        return Progress(samples, 0, 0, 0, 0.0), block
+        return self._returns.pair(Progress(samples, 0, 0, 0, 0.0), block)
 
 
 class StubModel(Alone):

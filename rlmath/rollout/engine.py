@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from rlmath.rollout.held_arrays import hold
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop, import_vllm
 from rlmath.utils.child_processes import end_with_parent
+from rlmath.utils.ray_returns import StayingReturns
 
 
 class RolloutEngine:
@@ -37,6 +38,7 @@ class RolloutEngine:
         self._index = index
         self._loop = StepLoop(spec, index)
         self._journal = EngineJournal(index)
+        self._returns = StayingReturns()
         # False from the start of an update until its end, and after a sleep that dropped them.
         self._weights_valid = True
         self._preparing = threading.Lock()
@@ -97,13 +99,13 @@ class RolloutEngine:
 
     def exchange_held(
         self, generation: int, requests: Sequence[Request], timeout_s: float
-    ) -> tuple[Progress, Any]:
+    ) -> Iterator[Any]:
         """:meth:`exchange`, and the block of arrays that stays here; see ``held_arrays.py``."""
         self._journal.expect(generation, requests)
         progress = self.exchange(generation, requests, timeout_s)
         failed = self._journal.write(progress.samples)
         samples, block = hold(progress.samples)
-        return replace(progress, samples=samples, journal_error=failed), block
+        return self._returns.pair(replace(progress, samples=samples, journal_error=failed), block)
 
     def abort(self, generation: int) -> None:
         """Drop all requests of this generation, and its samples that were not yet fetched."""

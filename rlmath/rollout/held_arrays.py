@@ -2,7 +2,8 @@
 
 An engine's answer has two parts, which Ray returns together or not at all: samples without their
 arrays, and the block of these. The driver owns both, so that a block outlives the engine's process.
-It is at least as large as what Ray leaves where it was made.
+What Ray would put into its answer for being small is left where it was made all the same
+(:mod:`rlmath.utils.ray_returns`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlmath.types import Group, Sample
-from rlmath.utils.array_refs import LEAST_BLOCK_BYTES, ArrayRef
+from rlmath.utils.array_refs import ArrayRef
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +44,6 @@ def hold(samples: Sequence[Sample]) -> tuple[tuple[Sample, ...], NDArray[np.int3
         held.append(sample)
     if not pieces:
         return tuple(held), None
-    pieces.append(np.zeros(max(0, LEAST_BLOCK_BYTES // 4 - start), np.int32))
     return tuple(held), np.concatenate(pieces)
 
 
@@ -79,15 +79,18 @@ def fetched(group: Group) -> Group:
         return group
     return replace(
         group,
-        samples=tuple(
-            replace(
-                one,
-                sample=replace(
-                    one.sample,
-                    token_ids=np.asarray(one.sample.token_ids),
-                    log_probs=np.asarray(one.sample.log_probs),
-                ),
-            )
-            for one in group.samples
-        ),
+        samples=tuple(replace(one, sample=fetched_sample(one.sample)) for one in group.samples),
+    )
+
+
+def fetched_sample(sample: Sample) -> Sample:
+    """A sample that has its arrays here.
+
+    Raises:
+        LostArrays: They are gone.
+    """
+    if not isinstance(sample.token_ids, ArrayRef):
+        return sample
+    return replace(
+        sample, token_ids=np.asarray(sample.token_ids), log_probs=np.asarray(sample.log_probs)
     )

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Ray sends a return value below ``max_direct_call_object_size`` (100 KiB) to the caller.
-LEAST_BLOCK_BYTES = 100 * 1024
-
 
 @dataclass(frozen=True, eq=False)
 class ArrayRef:

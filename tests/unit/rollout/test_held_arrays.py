@@ -24,7 +24,7 @@ from rlmath.rollout.group_state import sample_from_state, sample_to_state
 from rlmath.rollout.held_arrays import bound, fetched, hold
 from rlmath.training.independent import dependent_samples
 from rlmath.types import ArrayFigures, GradedSample, Group, Problem, Sample
-from rlmath.utils.array_refs import LEAST_BLOCK_BYTES, ArrayRef
+from rlmath.utils.array_refs import ArrayRef
 
 
 def made(index: int, length: int, seed: int = 0) -> Sample:
@@ -156,11 +156,11 @@ def test_the_driver_reads_figures_and_no_arrays(monkeypatch: pytest.MonkeyPatch)
     assert masks[0] == masks[1] == [True, False, True, True]
 
 
-def test_a_block_is_never_so_small_that_ray_sends_it_to_the_driver() -> None:
-    for samples in ([made(0, 1)], [made(0, 12799)], [made(0, 12800)], [made(0, 9), made(1, 30000)]):
+def test_a_block_has_the_arrays_and_nothing_else() -> None:
+    for samples in ([made(0, 1)], [made(0, 12799)], [made(0, 9), made(1, 30000)]):
         light, block = hold([with_figures(one) for one in samples])
         values = 8 * sum(len(one.token_ids) for one in samples)
-        assert block is not None and block.nbytes == max(values, LEAST_BLOCK_BYTES)
+        assert block is not None and block.nbytes == values
     # Samples whose arrays are wanted here stay whole, and nothing is left there.
     mixed = (made(0, 4), with_figures(made(1, 4)))
     light, block = hold(mixed)

@@ -14,6 +14,7 @@ from rlmath.rollout.engine import RolloutEngine
 from rlmath.rollout.engine_journal import EngineJournal
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.types import Sample
+from rlmath.utils.ray_returns import StayingReturns
 from tests.unit.training.stubs.ranks import PRINTS
 
 # Samples of an answer at most.
@@ -32,6 +33,7 @@ class StubEngine(RolloutEngine):
         self._loop = StubLoop(index)  # type: ignore[assignment]
         self._weights_valid, self._relay = True, None
         self._journal = EngineJournal(index)
+        self._returns = StayingReturns()
 
     def prepare(self) -> None: ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,8 +53,16 @@ class Host:
         self._traffic.calls[method] += 1
         self._traffic.given[method] += len(pickle.dumps(arguments, 5))
         found = getattr(self._stubs[index], method)(*arguments)
+        if isinstance(found, Iterator):
+            return self._counted(method, found)
         self._traffic.answered[method] += len(pickle.dumps(found, 5))
         return found
+
+    def _counted(self, method: str, values: Iterator[Any]) -> Iterator[Any]:
+        """Values that Ray takes one by one."""
+        for value in values:
+            self._traffic.answered[method] += len(pickle.dumps(value, 5))
+            yield value
 
     def take_traffic(self) -> Traffic:
         """Since the last call."""
