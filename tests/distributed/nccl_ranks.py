@@ -44,6 +44,8 @@ class Worker:
         model = nn.Module()
         model.load_weights = self._load  # type: ignore[assignment]
         model.experts = _experts(shares[number])
+        self.model_runner = SimpleNamespace(get_model=lambda: model)
+        self.model = model
         self.engine: Any = SharesEngine(
             SimpleNamespace(), worker_of(number, len(shares)), torch.device("cpu", 0), model
         )
@@ -52,6 +54,9 @@ class Worker:
         for name, tensor in weights:
             assert name not in self._loaded, name
             self._loaded[name] = tensor.clone()
+
+    def call_workers(self, function: Any) -> Any:
+        return function(self)
 
     def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
         self.engine.shutdown()
@@ -117,18 +122,40 @@ def sync(folder: str, case: Case, shares: list[ExpertShare], num_engines: int) -
     engines = tuple(Engine(shares) for _ in range(num_engines)) if rank == 0 else ()
     plan = transports.TransportPlan("nccl", engines, len(shares), 1, "run")
     plan = transports.replace(plan, worker_shares=tuple(shares), others=num_engines - len(engines))
-    connection, wrong, sent = None, [], []
+    connection, wrong, sent, refused = None, [], [], []
+
+    def refusal(what: Any, *arguments: Any) -> None:
+        """What this rank is told when the last worker of the last engine keeps other experts; and
+        that neither it nor a worker has begun to wait for another."""
+        before = [one.num_bytes for one in GlooCommunicator.opened]
+        last = engines[-1].workers[-1] if engines else None
+        if last is not None:
+            kept, last.model.experts = last.model.experts, _experts(ExpertShare(None, 5, 7))
+        try:
+            what(*arguments)
+            refused.append(["sent", ""])
+        except Exception as error:
+            refused.append([type(error).__name__, str(error)])
+        if last is not None:
+            last.model.experts = kept
+        if before != [one.num_bytes for one in GlooCommunicator.opened]:
+            refused.append(["waited", ""])
+
     for update in range(3):
         if update != 1:
             if connection is not None:
                 connection.shutdown()
             GlooCommunicator.opened.clear()
             gatherer = BucketGatherer(chunks, spec, parallel, BUCKET_MIB)
+            if transports._can_send_shares(gatherer, shares):
+                refusal(transports.connect, plan, gatherer, CPU)
             connection = transports.connect(plan, gatherer, CPU)
         with torch.no_grad():
             for chunk in chunks:
                 for parameter in chunk.parameters():
                     parameter.mul_(-1.5)
+        if connection_has_shares(connection):
+            refusal(connection.send_weights, update)
         before = [one.num_bytes for one in GlooCommunicator.opened if one.rank == 0]
         connection.send_weights(update)
         own = [one for one in GlooCommunicator.opened if one.rank == 0]
@@ -141,6 +168,7 @@ def sync(folder: str, case: Case, shares: list[ExpertShare], num_engines: int) -
                 wrong += [(update, number, name) for name in _differ(worker, update, expected)]
     return {
         "wrong": wrong,
+        "refused": refused,
         "sent": sent,
         "whole_bytes": sum(meta.num_bytes for meta in gatherer.tensors),
         "expert_bytes": sum(

@@ -484,6 +484,16 @@ def test_each_worker_gets_its_share_of_the_experts_over_nccl(folders: dict[str, 
         workers = len(shares)
         assert first["wrong"] == []
         assert first["updates"] == [3] * engines * workers
+        experts, *part = shares[-1]
+        last = ExpertShare(None if experts is None else frozenset(experts), *part)
+        # Before they met, before each update, and before they met again.
+        said = (
+            f"weights.transport=nccl: worker {workers - 1} of engine {engines - 1} keeps "
+            f"{ExpertShare(None, 5, 7)} of the experts, and the actor would send it "
+            f"{last}"
+        )
+        told = [["WeightsError", said]] * 5 if name != "few" else []
+        assert all(one["refused"] == told for one in found[name])
         assert first["largest_bytes"] > 2048
         senders = [one["sent"] for one in found[name] if any(one["sent"])]
         assert len(senders) == SENDERS[name]

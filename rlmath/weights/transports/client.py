@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlmath.errors import UserError
+from rlmath.weights.expert_shares import ExpertShare
 
 
 class EngineClient:
@@ -50,7 +51,23 @@ class EngineClient:
         """Put the new weights in force, as ``version``, with their caches reset."""
         self._all("finish_weight_update", [self.version] * len(self._engines))
 
-    def _all(self, method: str, arguments: Sequence[Any] | None = None) -> None:
+    def refused_shares(self, shares: Sequence[ExpertShare]) -> list[str]:
+        """Of each worker that keeps other experts than it would be sent, why it takes none.
+
+        Args:
+            shares: What each worker of an engine would be sent.
+        """
+        found = self._all("call_workers", [worker_experts] * len(self._engines))
+        return [
+            f"worker {worker} of engine {engine} keeps {own} of the experts, and the actor would "
+            f"send it {share}"
+            for engine, workers in enumerate(found)
+            for worker, (own, share) in enumerate(zip(workers, shares, strict=True))
+            if own != share
+        ]
+
+    def _all(self, method: str, arguments: Sequence[Any] | None = None) -> list[Any]:
+        """What each engine answers."""
         import ray
 
         if arguments is None:
@@ -61,9 +78,17 @@ class EngineClient:
                 for engine, argument in zip(self._engines, arguments, strict=True)
             ]
         try:
-            ray.get(calls)
+            found: list[Any] = ray.get(calls)
         except ray.exceptions.RayTaskError as error:
             # Its own message, which a user can act on, without the way that it came.
             if isinstance(error.cause, UserError):
                 raise error.cause from None
             raise
+        return found
+
+
+def worker_experts(worker: Any) -> ExpertShare | None:
+    """What a vLLM worker keeps of the experts now; runs there."""
+    from rlmath.weights.transports.engine_parts import expert_share
+
+    return expert_share(worker.model_runner.get_model())

@@ -10,6 +10,9 @@ order, no communicator waits for another, and all send at once. Packing and send
 
 The trainer's ranks gather the next bucket meanwhile. A worker waits for its sender alone, so that a
 message goes through whatever the senders' gathering waits for.
+
+A worker that does not keep what it would be sent is found before any rank or worker waits for
+another: rank 0 asks all of them before they meet and before each update, and tells the ranks.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from vllm.distributed.weight_transfer.nccl_engine import (
 )
 
 from rlmath.device.streams import SideStream
+from rlmath.errors import UserError, WeightsError
 from rlmath.weights.expert_shares import NOTHING, ExpertShare
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.transports.client import EngineClient
@@ -74,6 +78,7 @@ class SharesTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
         own_address: Callable[[], Address],
     ) -> None:
         rank, routes, place = dist.get_rank(), None, len(shares)
+        self._told_by_rank_0(rank == 0, lambda: _check_shares(client, shares))
         if 0 in gatherer.ranks:
             place = gatherer.ranks.index(rank)
             own = shares[place] if place < len(shares) else NOTHING
@@ -88,7 +93,7 @@ class SharesTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
             packed_buffer_size_bytes=message.buffer_bytes,
             packed_num_buffers=message.in_flight,
         )
-        self._calls, self._tensors = rank == 0, gatherer.tensors
+        self._calls, self._tensors, self._shares = rank == 0, gatherer.tensors, shares
         addresses: list[Address | None] = [None] * dist.get_world_size()
         address = own_address() if is_sender else None
         dist.all_gather_object(addresses, address)
@@ -110,6 +115,38 @@ class SharesTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
             joined = executor.submit(client.init_weight_transfer_engine, info)
             self.model_update_group = open_trainer_endpoint(endpoint)
             joined.result()
+
+    def _begin(self) -> None:
+        _check_shares(self.client, self._shares)
+        self.client.start_weight_update()
+
+    def _told_by_rank_0(self, calls: bool, ask: Callable[[], None]) -> None:
+        """What rank 0 asks the engines, of which all ranks hear before they wait for anything else.
+        Collective over all ranks.
+
+        Args:
+            calls: This is rank 0.
+            ask: What it does.
+
+        Raises:
+            WeightsError: The engines' answer, on all ranks.
+            Exception: Of rank 0; a ``RuntimeError`` with its text on the others.
+        """
+        said: list[tuple[str, bool] | None] = [None]
+        failed = None
+        if calls:
+            try:
+                ask()
+            except Exception as error:
+                is_users = isinstance(error, UserError)
+                text = str(error) if is_users else f"{type(error).__name__}: {error}"
+                failed, said = error, [(text, is_users)]
+        dist.broadcast_object_list(said, src=0)
+        if failed is not None:
+            raise failed
+        if said[0] is not None:
+            text, is_users = said[0]
+            raise WeightsError(text) if is_users else RuntimeError(f"rank 0: {text}")
 
     def _worker_info(
         self, senders: Sequence[Address], shares: Sequence[ExpertShare], engines: int
@@ -137,9 +174,11 @@ class SharesTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
         """Send the source's present weights to all engines. Collective over all ranks.
 
         Raises:
+            WeightsError: A worker keeps other experts than it would be sent. No engine has begun.
             Exception: What an engine answered, on rank 0.
         """
         metadata = self.source.metadata()
+        self._told_by_rank_0(self._calls, self._begin)
         if not self._calls:
             self._broadcast(self.source, metadata)
             self._post_send_sync()
@@ -149,7 +188,6 @@ class SharesTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
             dtype_names=[str(meta.dtype).removeprefix("torch.") for meta in self._tensors],
             shapes=[list(meta.shape) for meta in self._tensors],
         )
-        self.client.start_weight_update()
         executor = ThreadPoolExecutor(max_workers=1)
         try:
             received = executor.submit(self.client.update_weights, asdict(whole))
@@ -160,3 +198,9 @@ class SharesTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
             executor.shutdown(wait=False)
         self.client.finish_weight_update()
         self._post_send_sync()
+
+
+def _check_shares(client: EngineClient, shares: Sequence[ExpertShare]) -> None:
+    """Raises WeightsError if a worker keeps other experts than these."""
+    if refused := client.refused_shares(shares):
+        raise WeightsError("weights.transport=nccl: " + "; ".join(refused))
