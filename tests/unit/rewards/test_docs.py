@@ -14,9 +14,10 @@ from rlmath.rewards.registry import reward_class, settings_of
 from rlmath.rewards.sandbox.local import LEVELS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text()
+# Of several rows of a name the first: the table of rewards comes before that of differences.
 ROWS = {
     name: row
-    for row in PAGE.splitlines()
+    for row in reversed(PAGE.splitlines())
     if row.startswith("| `")
     for name in re.findall(r"`(\w+)`", row.split("|")[1])
 }
