@@ -14,13 +14,19 @@ from rlmath.rewards.registry import reward_class, settings_of
 from rlmath.rewards.sandbox.local import LEVELS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text()
-# Of several rows of a name the first: the table of rewards comes before that of differences.
-ROWS = {
-    name: row
-    for row in reversed(PAGE.splitlines())
-    if row.startswith("| `")
-    for name in re.findall(r"`(\w+)`", row.split("|")[1])
-}
+
+
+def rows(text: str) -> dict[str, str]:
+    """Rows of tables, by the names in their first cell."""
+    return {
+        name: row
+        for row in text.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+
+
+ROWS = rows(PAGE) | rows(PAGE.split("## Built-in rewards")[1].split("\n### ")[0])
 GRADING = ("num_workers", "timeout_s", "fallback", "task")
 RUNNING = ("provider", "provider_settings", "num_parallel", "cpu_s", "memory_mib")
 
