@@ -44,6 +44,7 @@ _VOWEL = re.compile("[aeiou]")
 _ALPHABET = frozenset(
     map("".join, zip(*("abcdefghijklmnopqrstuvwxyz"[i:] for i in range(3)), strict=False))
 )
+_MAX_LISTED = 8  # values of an accepted answer that may come in as many boxes
 _ARTICLES = frozenset(("a", "an", "the"))
 _INDEX = "k index"  # of a residue class; no written name has a space
 _QUOTES = frozenset("\"'`")
@@ -80,6 +81,13 @@ class Answer:
     options: Options = ()
     parameters: tuple[tuple[str, str], ...] = ()
     boxes: int = 1
+
+    @property
+    def items(self) -> int:
+        """How many values it lists or has in a set, at most 8; 1 if it is neither."""
+        if self.boxes > 1 or self.node[0] not in ("list", "set") or "or" in self.node[2:]:
+            return 1
+        return len(self.node[1]) if len(self.node[1]) <= _MAX_LISTED else 1
 
     @property
     def plain_letter(self) -> bool:

@@ -58,6 +58,9 @@ class Comparer(PiecewiseComparer):
         if answer.prose and answer.words == gold.words:
             self.last_layer = "text"
             return True
+        if gold.boxes > 1 and gold.node[0] == "tup" and answer.node[0] == "list":
+            self.last_layer = "structure"
+            return self.in_order(answer.node, gold.node)
         if answer.parameters or gold.parameters:
             self.last_layer = "family"
             return self.families(
@@ -65,6 +68,12 @@ class Comparer(PiecewiseComparer):
             )
         self.last_layer = "numeric"
         return self.nodes(answer.node, gold.node)
+
+    def in_order(self, listing: Node, joined: Node) -> Verdict:
+        """`3, 7` against `x is 3 and y is 7` from two boxes of a gold: item by item."""
+        if listing[2] == "or" or len(listing[1]) != len(joined[3]):
+            return False
+        return every(self.nodes(x, y) for x, y in zip(listing[1], joined[3], strict=True))
 
     def option(self, answer: Answer, gold: Answer, task: str) -> Verdict:
         """Multiple choice: by letter where both have one, else by the text of the option."""
@@ -115,7 +124,7 @@ class Comparer(PiecewiseComparer):
     def text(self, answer: Answer, gold: Answer) -> bool:
         if not answer.words or not gold.words:
             return False
-        if answer.words == gold.words:
+        if _unbraced(answer.words) == _unbraced(gold.words):
             return True
         if answer.prose and gold.prose and _text_items(answer.text) == _text_items(gold.text):
             return True
@@ -459,6 +468,13 @@ def _text_items(text: str) -> list[str]:
     return sorted(
         " ".join(units.singular(word) for word in _NO_WORD.sub(" ", part).split()) for part in parts
     )
+
+
+def _unbraced(words: str) -> str:
+    """`ABC` for `{ ABC }`: what `\\boldsymbol{ABC}` leaves of its braces."""
+    inner = words[2:-2]
+    whole = words.startswith("{ ") and words.endswith(" }") and not {"{", "}"} & set(inner)
+    return inner if whole else words
 
 
 def _operands(node: Node, operator: str) -> list[Node]:

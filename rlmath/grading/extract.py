@@ -69,6 +69,12 @@ _STRIKE_CLOSES = re.compile(r"(?:\$\$?|\\\)|\\\])?(?:\*\*)?[.]?~~(?!~)")
 _MAX_STRUCK_CHARS = 400
 _MAX_STRIKE_SIGNS = 48  # `~~` in the end of a text without a box; with more it states nothing
 _MAX_STRUCK_BOXES = 12
+_DENIED_BOX = re.compile(
+    r"(?:(?:\b(?:not|never|cannot)|n['’]t)(?: be)?|不是|并非|不等于|不为)"
+    r"(?: equal(?: to)?)?[\s$*:]{0,6}(?:\\[(\[]\s?)?\Z",
+    re.IGNORECASE,
+)  # `the answer is not \boxed{5}`
+_SEVERAL = re.compile(r"[,;&]|\\pm\b|±|\b(?:and|or)\b|[或和]")
 _DIGIT = re.compile(r"\d")
 _NEGATION = re.compile(
     r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect|but|guess|unknown|maybe|perhaps|between|"
@@ -319,6 +325,22 @@ def joined(boxes: list[tuple[str, str]], count: int, ordered: bool = False) -> s
     return inner if not ordered and all(_LIST_GAP.fullmatch(gap) for gap in gaps) else f"({inner})"
 
 
+def _listed_boxes(text: str, count: int) -> str | None:
+    """`2, -3` from `\\boxed{2} and \\boxed{-3}`; None unless `count` boxes in a row end the text.
+
+    One more box in the same row, or a box that is a list itself, is something else.
+    """
+    boxes = last_boxes(text, count + 1)
+    row = boxes[-count:]
+    if len(row) < count or any(_SEVERAL.search(content) for _, content in row):
+        return None
+    if not all(content and _LIST_GAP.fullmatch(gap) for gap, content in row[1:]) or not row[0][1]:
+        return None
+    if len(boxes) > count and _LIST_GAP.fullmatch(row[0][0]):
+        return None
+    return ", ".join(content for _, content in row)
+
+
 def extract(
     response: str,
     fallback: Fallback,
@@ -326,6 +348,7 @@ def extract(
     task: str = "math",
     boxes: int = 1,
     ordered: bool = False,
+    items: int = 1,
     is_answer: Callable[[str], bool] = lambda text: False,
 ) -> Extraction:
     """Find the final answer.
@@ -339,6 +362,8 @@ def extract(
         task: `multiple_choice` looks for the last option letter instead of the last number.
         boxes: how many boxes the accepted answer is joined from; as many last ones are joined here.
         ordered: whether it is joined to a tuple.
+        items: how many values an accepted answer in one box lists; as many boxes in a row are
+            taken together.
         is_answer: tells whether a short text is a complete answer rather than prose; a response
             that is nothing but an answer is taken whole before its last number is looked for.
     """
@@ -355,7 +380,12 @@ def extract(
     boxed = last_box(text) if boxes == 1 else joined(last_boxes(text, boxes), boxes, ordered)
     if boxed is None and boxes > 1:
         boxed = last_box(text)
+    if boxed and items > 1 and boxes == 1 and not _SEVERAL.search(boxed):
+        boxed = _listed_boxes(text, items) or boxed
     if boxed is not None:
+        final = _last_command(text, len(text))
+        if final is not None and _DENIED_BOX.search(text[max(0, final[0] - 40) : final[0]]):
+            return Extraction("", "box")
         return Extraction("" if _STRUCK.fullmatch(boxed) else boxed, "box")
     if fallback == "none":
         return NOTHING

@@ -179,6 +179,7 @@ class MathGrader:
             task=task,
             boxes=max(answer.boxes for _, answer in usable),
             ordered=any(a.boxes > 1 and a.text.startswith("(") for _, a in usable),
+            items=max(answer.items for _, answer in usable),
             is_answer=lambda text: is_answer(text, self.settings),
         )
         if not found.text:
