@@ -19,7 +19,6 @@ from rlmath.grading.spelling import plain_numbers
 from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError
 from rlmath.grading.unicode import to_latex, unescaped
 
-_TRAILING = " \t\r\n.,;:!?*"
 _PREFIX = re.compile(
     r"\s*(?:∴|\\therefore\b)?\s*(?:(?:so|thus|therefore|hence)\b,?\s*)?(?:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:|=)+\s*|"
     r"答案(?:是|为|:)\s*)?(?:(?:(?:approximately|approx\.?|about|roughly|exactly|equals?)\s+|约为?\s*))?(?:US(?=\\?\$))?\s*",

@@ -233,7 +233,7 @@ def _without_struck(text: str, wanted: int) -> str | None:
 
 
 def _last_tag(text: str) -> str | None:
-    close = text.rfind("</answer>")
+    close = text.rfind("</answer>") if "<" in text else -1
     if close < 0:
         return None
     start = text.rfind("<answer>", 0, close)
@@ -251,6 +251,8 @@ def _last_marker(text: str) -> tuple[int, int]:
     """(start, end) of the last marker, or (-1, -1)."""
     best = (-1, -1)
     for part, before in _MARKER_PARTS:
+        if part[0] not in text:
+            continue  # one sign is found much faster than several
         position = len(text)
         for _ in range(_MAX_MARKERS):
             position = text.rfind(part, 0, position)

@@ -8,20 +8,10 @@ from __future__ import annotations
 
 import re
 
+# Parts of the announcements in languages whose announcement may be ASCII.
 _SIGNS = (
-    *("espuesta", "oluci", "esultado", "éponse", "ésultat", "ntwort", "ösung", "rgebnis"),
-    *(
-        "isposta",
-        "isultato",
-        "esposta",
-        "твет",
-        "ответ",
-        "답",
-        "الجواب",
-        "الإجابة",
-        "उत्तर",
-        "áp án",
-    ),
+    *("espuesta", "oluci", "esultado", "ntwort", "rgebnis"),
+    *("isposta", "isultato", "esposta"),
 )
 # Of a line with single spaces: runs of them would be tried in every way between the optional words.
 _STATED = re.compile(

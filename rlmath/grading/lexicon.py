@@ -20,7 +20,6 @@ PLAIN_TOKEN = re.compile(
     r"\\[a-z]+|[a-z]+(?:['’][a-z]+)?|\.?\d+(?:[.,:]\d+)*|[\u3040-\u9fff]+"
     r"|[^\sa-z\d\u3040-\u9fff_`#~\[\]\"“”‘$€£¥&]"
 )
-FORMULA = re.compile(r"\$\$?([^$\n]*)\$\$?|\\\((.*?)\\\)")
 MARKUP = _names('_ ` # ~ [ ] " “ ” ‘ $ € £ ¥ \\ \\left \\right \\quad &')
 # Of the whole sentence: somebody's opinion, a falsehood, a guess, a trial, an example.
 DISOWNED = _names(
