@@ -8,21 +8,23 @@ own.
 
 The simulation is given these lengths and what the run of ``synchronous`` measured: the engine's
 decode steps (least squares over sequences that run, tokens held and tokens read), the ranks'
-seconds per token, and the rest of a step. Of the other runs it knows one thing: which share of
-their cores' time engine and rank lost while they worked, to the driver and to whatever else runs on
-the machine; a run in which one of the two always waits leaves an idle core for that. Errors are of
-tokens per second.
+seconds per token, and the rest of a step, in two parts: what comes between its samples and its
+weights, beside which other schedules sample, and what nobody samples beside, such as the weight
+sync. Of the other runs it knows one thing: which share of their cores' time engine and rank lost
+while they worked, to the driver and to whatever else runs on the machine; a run in which one of the
+two always waits leaves an idle core for that. Errors are of tokens per second.
 
 The runs take turns, ``--rounds`` times. Tokens per second are those of the median run over all its
-counted steps, other figures medians over steps. Prints one JSON line; takes about two minutes per
-round and schedule. On a busy machine the figures mean little, as the runs are minutes apart: there,
-``nice -n -10`` (root) and several rounds. With ``--keep``, runs that the folder has already are not
-made again.
+counted steps, other figures medians over steps; CPU seconds say on any machine whether a token
+costs the same in each run. Prints one JSON line; takes about two minutes per round and schedule. On
+a busy machine the figures mean little, as the runs are minutes apart: there, ``nice -n -10`` (root)
+and several rounds. With ``--keep``, runs that the folder has already are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -159,15 +161,18 @@ class Run:
         lines: Metrics of the counted steps.
         decoding: ``[vLLM steps, 4]`` of the whole run: seconds, sequences, tokens held, and tokens
             read of prompts and what was begun.
+        prepare_s: Of each counted step, between its samples and its weights, beside the ranks' work
+            on tokens; of the synchronous schedule alone.
         engine_busy_share: Of the time of the counted steps.
-        cpu_s: Of engine and rank in them.
+        cpu_s: Of engine and rank in them, each.
         busy_s: In which they worked, the sum of both.
     """
 
     lines: list[dict[str, float]]
     decoding: NDArray[np.float64]
+    prepare_s: list[float]
     engine_busy_share: float
-    cpu_s: float
+    cpu_s: tuple[float, float]
     busy_s: float
 
 
@@ -191,11 +196,21 @@ def train(folder: Path, run_dir: Path, case: Case, steps: int) -> Run:
     within = (began > began_s) & (ended < ended_s)
     busy_s = float((ended - from_s)[within].sum())
     decoding = np.column_stack([ended - from_s, rows[:, 2:5]])[within]
-    cpu_s = (at_ends[last - 1] - at_ends[case.warm_up - 1])[1:3].sum()
+    engine_cpu_s, rank_cpu_s = (at_ends[last - 1] - at_ends[case.warm_up - 1])[1:3].tolist()
     counted = lines[case.warm_up : last]
-    trained_s = sum(line["timing/log_probs"] + line["timing/update"] for line in counted)
-    engine_busy_share = busy_s / float(ended_s - began_s)
-    return Run(counted, decoding, engine_busy_share, float(cpu_s), busy_s + trained_s)
+    trained_s = [line["timing/log_probs"] + line["timing/update"] for line in counted]
+    prepare_s = []
+    if case.choice.schedule is RolloutSchedule.synchronous:
+        blocks_s = np.loadtxt(run_dir / "blocks.txt", ndmin=1)[case.warm_up : last]
+        prepare_s = [float(s) - one for s, one in zip(blocks_s, trained_s, strict=True)]
+    return Run(
+        counted,
+        decoding,
+        prepare_s,
+        engine_busy_share=busy_s / float(ended_s - began_s),
+        cpu_s=(engine_cpu_s, rank_cpu_s),
+        busy_s=busy_s + sum(trained_s),
+    )
 
 
 def settings(folder: Path, run_dir: Path, case: Case, steps: int) -> list[str]:
@@ -242,11 +257,12 @@ def setup_of(runs: Sequence[Run], lengths: Lengths) -> Setup:
     step_s, sequence_s, token_s, prefill_token_s = non_negative_fit(
         np.column_stack([np.ones(len(rows)), rows[:, 1:]]), rows[:, 0]
     )
-    # Where the timer says nothing: from the last sample of a step to the first rank, and after it.
     trained_s = [line["timing/log_probs"] + line["timing/update"] for line in lines]
+    prepare_s = [seconds for run in runs for seconds in run.prepare_s]
+    # What is done with the samples before anything is sampled ahead, the weight sync, the log.
     fixed_s = [
-        line["timing/step"] - line["timing/generate"] - line.get("timing/grade", 0.0) - one
-        for line, one in zip(lines, trained_s, strict=True)
+        line["timing/step"] - line["timing/generate"] - line.get("timing/grade", 0.0) - one - more
+        for line, one, more in zip(lines, trained_s, prepare_s, strict=True)
     ]
     tokens = [line["rollout/tokens"] for line in lines]
     responses = statistics.fmean(line["rollout/response_tokens"] for line in lines)
@@ -258,6 +274,7 @@ def setup_of(runs: Sequence[Run], lengths: Lengths) -> Setup:
         prefill_token_s=prefill_token_s,
         train_token_s=sum(trained_s) / sum(tokens),
         fixed_s=statistics.fmean(fixed_s),
+        prepare_s=statistics.fmean(prepare_s),
     )
     return Setup(1, 256, round(prompt_tokens), lengths, times)
 
@@ -267,7 +284,7 @@ def lost_share(runs: Sequence[Run], synchronous: Sequence[Run]) -> float:
     which they take turns."""
 
     def got(some: Sequence[Run]) -> float:
-        return sum(run.cpu_s for run in some) / sum(run.busy_s for run in some)
+        return sum(sum(run.cpu_s) for run in some) / sum(run.busy_s for run in some)
 
     return max(0.0, 1 - got(runs) / got(synchronous))
 
@@ -301,6 +318,8 @@ def figures(runs: Sequence[Run], outcome: Outcome, base: float) -> dict[str, Any
         (line["timing/generate"] + line.get("timing/grade", 0.0)) / line["timing/step"]
         for line in lines
     ]
+    tokens = sum(line["rollout/response_tokens"] for line in lines)
+    engine_cpu_s, rank_cpu_s = (sum(run.cpu_s[i] for run in runs) for i in (0, 1))
     return {
         "settings": list(outcome.choice.settings),
         "step_s": round(statistics.median(steps_s), 3),
@@ -310,6 +329,8 @@ def figures(runs: Sequence[Run], outcome: Outcome, base: float) -> dict[str, Any
         ],
         "tokens_per_s": round(found),
         "to_synchronous": round(found / base, 3),
+        "engine_cpu_us_per_token": round(1e6 * engine_cpu_s / tokens, 1),
+        "rank_cpu_us_per_token": round(1e6 * rank_cpu_s / tokens, 1),
         "engine_idle_share": round(1 - statistics.fmean(r.engine_busy_share for r in runs), 3),
         "actor_idle_share": round(statistics.median(waited), 3),
         "lag_mean": round(statistics.fmean(line.get("rollout/lag_mean", 0.0) for line in lines), 3),
@@ -332,6 +353,7 @@ def run_one(run_dir: Path, overrides: list[str]) -> None:
     from rlmath.rollout import sampler
     from rlmath.rollout.pool import RolloutPool
     from rlmath.training.continuous_feed import ContinuousFeed
+    from rlmath.training.feed import Feed
 
     run_dir.mkdir(parents=True)
     tokens = np.load(run_dir.parent / "lengths.npy")
@@ -366,6 +388,18 @@ def run_one(run_dir: Path, overrides: list[str]) -> None:
         with (run_dir / "cuts.txt").open("a") as file:
             file.write(f"{step} {began_s} {time.time()}\n")
 
+    ahead = Feed.sampling_ahead
+
+    @contextlib.contextmanager
+    def timed_block(feed: Feed, step: int) -> Any:
+        """In which other schedules sample ahead, and this one does not."""
+        began_s = time.monotonic()
+        with ahead(feed, step):
+            yield
+        with (run_dir / "blocks.txt").open("a") as file:
+            file.write(f"{time.monotonic() - began_s}\n")
+
+    Feed.sampling_ahead = timed_block  # type: ignore[method-assign]
     ContinuousFeed._end = timed_cut  # type: ignore[method-assign]
     sampler.requests_for = with_lengths
     RolloutPool.wait_until_ready = timed  # type: ignore[method-assign]

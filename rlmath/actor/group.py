@@ -273,6 +273,11 @@ class ActorGroup:
         places = tuple(shard.places for shard in dealt)
         return PassAhead(places, sequences.response_lengths, tuple(calls), ())
 
+    def is_done(self, made: PassAhead) -> bool:
+        """Whether the ranks are done with a pass that was begun, or failed in it; never waits."""
+        done, _ = ray.wait(list(made.reports), num_returns=len(made.reports), timeout=0)
+        return len(done) == len(made.reports)
+
     def part_figures(self, parts: Sequence[StepPass]) -> PartFigures:
         """What the ranks report of all parts of a step, with places in the step; waits for the
         last one."""

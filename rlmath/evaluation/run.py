@@ -65,8 +65,11 @@ def sample_and_grade(
         samples = itertools.chain(
             journal.samples.values(), journal.keep(sampling.pool.generate(missing))
         )
-    groups = sampling.collector.collect(held_out.problems, samples, benchmark.samples).wait()
-    sampling.rewards.metrics()  # Evaluation's figures are not training's.
+    # Its figures are not training's, of which groups may be graded now.
+    rewards = sampling.rewards.for_evaluation()
+    collect = sampling.collector.collect
+    groups = collect(held_out.problems, samples, benchmark.samples, rewards).wait()
+    rewards.metrics()
     return groups
 
 

@@ -10,6 +10,7 @@ statistics and out of the loss.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -39,6 +40,7 @@ from rlmath.rewards.program_tests import SANDBOX_RUNS, SANDBOX_TIMEOUTS
 from rlmath.rewards.required_columns import check_required
 from rlmath.rewards.scored import Partial, ScoredSample
 from rlmath.rewards.stats import RewardStats
+from rlmath.rewards.uses import Use, used_for
 from rlmath.types import GradedSample, Problem, Sample
 from rlmath.utils.futures import resolve
 
@@ -76,6 +78,7 @@ class RewardMix:
         self.trainer_state = SimpleNamespace(global_step=0, max_steps=0)
         self._answer_grader = answer_grader
         self._stats = RewardStats()
+        self._use = Use.training
         self._locks = {
             item.label: nullcontext() if item.reward.thread_safe else threading.Lock()
             for item in items
@@ -125,6 +128,13 @@ class RewardMix:
             answer_grader=shared,
             on_error=on_error,
         )
+
+    def for_evaluation(self) -> RewardMix:
+        """The same rewards with separate figures: training's groups may be graded meanwhile, and
+        :meth:`metrics` of neither has the other's. Closing it closes the rewards."""
+        found = copy.copy(self)
+        found._stats, found._use = RewardStats(), Use.evaluation
+        return found
 
     @property
     def scope(self) -> Literal["sample", "group"]:
@@ -296,7 +306,9 @@ class RewardMix:
         result = self._stats.drain()
         sandbox = {SANDBOX_RUNS: 0.0, SANDBOX_TIMEOUTS: 0.0}
         for item in self.items:
-            for name, value in item.reward.drain_metrics().items():
+            with used_for(self._use):
+                own = item.reward.drain_metrics()
+            for name, value in own.items():
                 result[f"rewards/{item.label}/{name}"] = value
                 if name in sandbox:
                     sandbox[name] += value
@@ -343,6 +355,16 @@ class RewardMix:
         columns: Mapping[str, Any],
     ) -> None:
         """Fill ``partials`` with the values of ``items``."""
+        with used_for(self._use):
+            self._evaluate_now(items, partials, completions, columns)
+
+    def _evaluate_now(
+        self,
+        items: Sequence[MixItem],
+        partials: Sequence[Partial],
+        completions: Sequence[Any],
+        columns: Mapping[str, Any],
+    ) -> None:
         if not completions:
             return
         texts = texts_of(completions)

@@ -23,6 +23,7 @@ from rlmath.rewards.base import (
     prompt_text_of,
     texts_of,
 )
+from rlmath.rewards.uses import PerUse
 
 
 def openrlhf_inputs(
@@ -125,7 +126,7 @@ class OpenRLHFReward(Reward):
     def __init__(self, function: Callable[..., Any], name: str = "reward_func") -> None:
         self.function = function
         self.__name__ = name
-        self.logs = ExtraLogs()
+        self._logs = PerUse(ExtraLogs)
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
         queries, prompts, labels = openrlhf_inputs(completions, columns)
@@ -134,7 +135,7 @@ class OpenRLHFReward(Reward):
             from rlmath.rewards.event_loop import run_coroutine  # Imports asyncio.
 
             reply = run_coroutine(reply)
-        return read_reply(self.__name__, reply, len(queries), self.logs)
+        return read_reply(self.__name__, reply, len(queries), self._logs.current)
 
     def drain_metrics(self) -> dict[str, float]:
-        return self.logs.drain()
+        return self._logs.current.drain()

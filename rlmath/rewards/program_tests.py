@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,6 +21,7 @@ from rlmath.rewards.sandbox import (
 )
 from rlmath.rewards.sandbox.counted import CountedProgram, RunCounts
 from rlmath.rewards.sandbox.provider import language_names
+from rlmath.rewards.uses import PerUse
 
 # Metrics of a reward.
 SANDBOX_RUNS = "sandbox_runs"
@@ -139,9 +140,7 @@ class CodeReward(Reward):
         self._pool = ThreadPoolExecutor(
             num_parallel or self.provider.max_parallel, thread_name_prefix="code-reward"
         )
-        self._lock = threading.Lock()
-        self._provider_errors = 0
-        self._counts = RunCounts()
+        self._counts = PerUse(RunCounts)
 
     def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
         """See :meth:`CodeProvider.prepare`; its runs are counted."""
@@ -149,29 +148,30 @@ class CodeReward(Reward):
 
     def counted(self, program: PreparedProgram) -> PreparedProgram:
         """The program with its runs counted."""
-        return CountedProgram(program, self._counts)
+        return CountedProgram(program, self._counts.current)
 
     def judge_all(self, completions: Sequence[Any], judge: Callable[[int, str], Value]) -> Values:
         """``judge(index, text)`` for each completion, several at once, in order."""
         texts = texts_of(completions)
-        futures = [self._pool.submit(self._judge, judge, i, t) for i, t in enumerate(texts)]
+        futures = [
+            # Of the same use as this thread.
+            self._pool.submit(contextvars.copy_context().run, self._judge, judge, index, text)
+            for index, text in enumerate(texts)
+        ]
         return [future.result() for future in futures]
 
     def _judge(self, judge: Callable[[int, str], Value], index: int, text: str) -> Value:
         try:
             return judge(index, text)
         except ProviderError as error:
-            with self._lock:
-                self._provider_errors += 1
+            self._counts.current.add_provider_error()
             log.warning("%s: None for completion %d: %s", self.__name__, index, error)
             return None
 
     def drain_metrics(self) -> dict[str, float]:
-        with self._lock:
-            count, self._provider_errors = self._provider_errors, 0
-        runs, timeouts = self._counts.drain()
+        runs, timeouts, provider_errors = self._counts.current.drain()
         return {
-            "provider_errors": float(count),
+            "provider_errors": float(provider_errors),
             SANDBOX_RUNS: float(runs),
             SANDBOX_TIMEOUTS: float(timeouts),
         }

@@ -27,6 +27,7 @@ from rlmath.rewards.batcher import Batcher
 from rlmath.rewards.circuit_breaker import CircuitBreaker
 from rlmath.rewards.http_json import CallFailed, Endpoint, post_json
 from rlmath.rewards.openrlhf import ExtraLogs, openrlhf_inputs, read_reply
+from rlmath.rewards.uses import PerUse, Use, current_use, used_for
 from rlmath.utils.futures import gather
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,16 @@ class _Query:
     prompt: str
     label: Any
     value: Future[Value] = field(default_factory=Future)
+    use: Use = field(default_factory=current_use)
+
+
+class _Figures:
+    """Of one use, since the last drain."""
+
+    def __init__(self) -> None:
+        self.logs = ExtraLogs()
+        self.counts = {"calls": 0, "retries": 0, "failed_calls": 0}
+        self.unscored, self.last_error = 0, ""
 
 
 class RemoteReward(Reward):
@@ -124,10 +135,8 @@ class RemoteReward(Reward):
             max_concurrent_calls or 32 * len(self.endpoints), thread_name_prefix="remote-reward"
         )
         self._batcher: Batcher[_Query] = Batcher(batch_size, batch_window_s, self._send)
-        self._logs = ExtraLogs()
+        self._figures = PerUse(_Figures)
         self._lock = threading.Lock()
-        self._counts = {"calls": 0, "retries": 0, "failed_calls": 0}
-        self._unscored, self._last_error = 0, ""
         self._turn = 0
         self._closing = threading.Event()
 
@@ -176,7 +185,12 @@ class RemoteReward(Reward):
             log.warning("remote reward: a server cannot be reached: %s", failure)
 
     def _send(self, queries: list[_Query]) -> None:
-        """Have one call score these completions; returns at once."""
+        """Have calls score these completions, one for each use; returns at once."""
+        for use in Use:
+            if of_use := [query for query in queries if query.use is use]:
+                self._send_call(of_use)
+
+    def _send_call(self, queries: list[_Query]) -> None:
         with self._lock:
             self._turn += 1
             turn = self._turn
@@ -184,7 +198,8 @@ class RemoteReward(Reward):
         def score() -> None:
             values: Values
             try:
-                values = self._score(queries, turn)
+                with used_for(queries[0].use):
+                    values = self._score(queries, turn)
             except BaseException as error:
                 for query in queries:
                     query.value.set_exception(error)
@@ -211,14 +226,15 @@ class RemoteReward(Reward):
         for attempt in range(self.retries + 1):
             try:
                 reply = self._call(body, turn + attempt, deadline)
-                return read_reply(self.__name__, reply, len(queries), self._logs)
+                return read_reply(self.__name__, reply, len(queries), self._figures.current.logs)
             except (CallFailed, RewardError) as error:
                 last = attempt == self.retries or not getattr(error, "retry", True)
                 if last or self._closing.is_set():
                     self._count("failed_calls")
+                    figures = self._figures.current
                     with self._lock:
-                        self._unscored += len(queries)
-                        self._last_error = str(error)
+                        figures.unscored += len(queries)
+                        figures.last_error = str(error)
                     break
                 self._count("retries")
                 wait_s = max(pause_s, getattr(error, "retry_after_s", 0.0))
@@ -258,17 +274,19 @@ class RemoteReward(Reward):
         return reply
 
     def _count(self, name: str) -> None:
+        figures = self._figures.current
         with self._lock:
-            self._counts[name] += 1
+            figures.counts[name] += 1
 
     def drain_metrics(self) -> dict[str, float]:
         """``calls``, ``retries``, ``failed_calls``, ``servers_down``, and the means of the servers'
         own figures. Says in one line how many completions are unscored since the last call."""
+        figures = self._figures.current
         with self._lock:
-            counts = {name: float(n) for name, n in self._counts.items()}
-            unscored, error = self._unscored, self._last_error
-            self._counts = dict.fromkeys(self._counts, 0)
-            self._unscored = 0
+            counts = {name: float(n) for name, n in figures.counts.items()}
+            unscored, error = figures.unscored, figures.last_error
+            figures.counts = dict.fromkeys(figures.counts, 0)
+            figures.unscored = 0
         if unscored:
             log.warning(
                 "remote reward: %d completions are unscored (%d failed calls); the last error: %s",
@@ -277,7 +295,7 @@ class RemoteReward(Reward):
                 error,
             )
         down = sum(breaker.is_open for breaker in self._breakers)
-        return {**self._logs.drain(), **counts, "servers_down": float(down)}
+        return {**figures.logs.drain(), **counts, "servers_down": float(down)}
 
     def close(self) -> None:
         self._closing.set()

@@ -89,11 +89,14 @@ class Grading:
         if len(own) == self._sizes[problem.id]:
             self._graded[problem.id] = self._finish(problem, own)
 
-    def finished(self, block: bool = False) -> list[Group]:
+    def finished(
+        self, block: bool = False, meanwhile: Callable[[], object] = lambda: None
+    ) -> list[Group]:
         """Groups that have been graded since the last call.
 
         Args:
             block: Wait until there is one, if any is complete.
+            meanwhile: Called again and again during the wait.
 
         Raises:
             RewardError: A reward failed.
@@ -105,6 +108,7 @@ class Grading:
                 break
             if self._cancelled.is_set():
                 raise GradingCancelled
+            meanwhile()
         new = [id_ for id_, group in left.items() if group.done()]
         self._given.update(new)
         return [left[id_].result() for id_ in new]
@@ -196,13 +200,22 @@ class Collector:
         self._last: Grading | None = None
         self._threads = DaemonThreads(num_threads, "grade")
 
-    def begin(self, group_size: int) -> Grading:
-        """For samples that come one by one, of problems that become known on the way."""
-        self._last = Grading(self._rewards, self._threads, group_size)
+    def begin(self, group_size: int, rewards: RewardMix | None = None) -> Grading:
+        """For samples that come one by one, of problems that become known on the way.
+
+        Args:
+            group_size: Samples of each problem.
+            rewards: To grade with; ``None``: training's.
+        """
+        self._last = Grading(rewards or self._rewards, self._threads, group_size)
         return self._last
 
     def collect(
-        self, problems: Sequence[Problem], samples: Iterable[Sample], group_size: int
+        self,
+        problems: Sequence[Problem],
+        samples: Iterable[Sample],
+        group_size: int,
+        rewards: RewardMix | None = None,
     ) -> Grading:
         """Take samples as they come and grade each at once; returns when the last is there.
 
@@ -210,8 +223,9 @@ class Collector:
             problems: With their own ids; every sample answers one of them.
             samples: In any order.
             group_size: Samples of each problem.
+            rewards: See :meth:`begin`.
         """
-        grading = self.begin(group_size)
+        grading = self.begin(group_size, rewards)
         grading.expect(problems)
         for sample in samples:
             grading.add(sample)

@@ -65,7 +65,11 @@ class Generation:
             engines still had.
         idle_s: Of each engine, seconds of this round without work.
         duration_s: From the first request to the last sample; 0 until then.
+        look_every_s: Longest time between two calls of ``more`` while engines work; ``None``: it
+            is called when one answers.
     """
+
+    look_every_s: float | None = None
 
     def __init__(
         self,
@@ -341,7 +345,10 @@ class Generation:
                 "the next weight sync, as the actor is past that version"
             )
         owed = [*self._answers, *starting]
-        ready, others = self._wait(owed, num_returns=1, timeout=self._answer_every_s)
+        timeout_s = self._answer_every_s
+        if self.look_every_s is not None:
+            timeout_s = min(timeout_s, self.look_every_s)
+        ready, others = self._wait(owed, num_returns=1, timeout=timeout_s)
         self._waited_s += self._clock_s() - waiting_since
         if ready and others:
             # With hundreds of engines, many have answered since the last look.

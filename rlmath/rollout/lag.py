@@ -71,12 +71,13 @@ class LengthTotals:
             live: Samples of the groups that are not finished, cut ones with the tokens so far.
 
         Returns:
-            Nothing before anything was trained on.
+            Nothing before anything was trained on, or while no response is known to be finished,
+            as after a resume from a checkpoint of an earlier version.
         """
         live = list(live)
         tokens = _plus(self.finished, live)[1]
         count = _plus(self.finished, [one for one in live if one.finish_reason != "cut"])[0]
-        if not self.trained[0] or not tokens:
+        if not self.trained[0] or not tokens or not count:
             return {}
         trained = self.trained[1] / self.trained[0]
         return {"rollout/length_bias": trained / (tokens / count) - 1}

@@ -22,6 +22,7 @@ class LiveGroup:
         requests: As they were first made, without a budget; each sample keeps its seed.
         finished: Samples by index.
         cut: Unfinished samples by index.
+        begun: Samples that engines continue, by index, with the tokens that they had before.
         graded: Indices of the samples that were handed to grading in this step.
     """
 
@@ -31,6 +32,7 @@ class LiveGroup:
     requests: tuple[Request, ...]
     finished: dict[int, Sample] = field(default_factory=dict)
     cut: dict[int, Sample] = field(default_factory=dict)
+    begun: dict[int, Sample] = field(default_factory=dict)
     graded: set[int] = field(default_factory=set)
 
     @property
@@ -38,8 +40,18 @@ class LiveGroup:
         """Whether all samples are finished."""
         return len(self.finished) == len(self.requests)
 
+    @property
+    def unfinished(self) -> int:
+        """Samples that are not finished."""
+        return len(self.requests) - len(self.finished)
+
+    def known(self) -> list[Sample]:
+        """Finished and unfinished samples, those that engines continue as they were before."""
+        return [*self.finished.values(), *self.cut.values(), *self.begun.values()]
+
     def add(self, sample: Sample) -> None:
         """Take in what an engine gave."""
+        self.begun.pop(sample.index, None)
         if sample.finish_reason == "cut":
             self.cut[sample.index] = sample
         else:
@@ -52,6 +64,7 @@ class LiveGroup:
     def take_cut(self, budget_tokens: int | None) -> list[Request]:
         """What to ask of the engines to continue the samples that are cut, which then are not."""
         cut, self.cut = self.cut, {}
+        self.begun |= cut
         return [
             replace(
                 self.requests[index],
@@ -64,7 +77,13 @@ class LiveGroup:
 
     def copy(self) -> LiveGroup:
         """With its own record of which samples there are."""
-        return replace(self, finished=dict(self.finished), cut=dict(self.cut), graded=set())
+        return replace(
+            self,
+            finished=dict(self.finished),
+            cut=dict(self.cut),
+            begun=dict(self.begun),
+            graded=set(),
+        )
 
     def to_state(self) -> dict[str, Any]:
         """Plain JSON values, without the problem's text, which the data has."""

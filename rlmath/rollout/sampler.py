@@ -71,6 +71,7 @@ class Sampler:
         on_kept: Told of each group that passed the filter, while others are sampled.
         on_decided: Told of each group that a step admitted, once it is graded: its place among
             those of the step, from 0, and the group; ``None``: the filter dropped it.
+        on_look: Called again and again while a step is sampled.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Sampler:
         self.journal = journal or SampleJournal()
         self.on_kept: Callable[[Group], None] = lambda _: None
         self.on_decided: Callable[[int, Group | None], None] = lambda *_: None
+        self.on_look: Callable[[], None] = lambda: None
         self._max_lag = max_lag(config.rollout)
         self._wants_routes = config.actor.routing_replay is RoutingReplay.engine
         self._holds_arrays = config.rollout.arrays is ArraysAt.engines
@@ -192,6 +194,7 @@ class Sampler:
             # Groups that another schedule left unfinished may be more than the step takes, and
             # then some that it admits are another step's.
             on_decided=(lambda *_: None) if self._live else on_decided,
+            on_look=self.on_look,
         )
         with self.journal.step(step, weights) as journal:
             for sample in pool.generate(work.begin(), work.more, journal):
@@ -227,8 +230,7 @@ class Sampler:
         metrics = done.metrics | self._metrics(counts, len(groups), step)
         if self._max_lag:
             self._lengths.add(done.finished.values(), groups)
-            unfinished = [*self._live.values()]
-            live = [s for one in unfinished for s in (*one.finished.values(), *one.cut.values())]
+            live = [sample for group in self._live.values() for sample in group.known()]
             metrics |= lag_metrics(groups, step - 1) | self._lengths.bias(live)
         return Sampled(
             groups=tuple(groups),
@@ -268,8 +270,11 @@ class Sampler:
         return max_response_tokens(self._config, step)
 
     def _ids_in_use(self) -> dict[str, int]:
-        """Of each problem that is live, how often it came when it was given its id."""
+        """Of each problem that is live, or of which the next step has a group that was dropped, how
+        often it came when it was given its id."""
         ids = [group.problem.id for group in self._live.values()]
+        if self.round is not None:
+            ids += [group.problem.id for group in self.round.finished.values()]
         ids += [group.problem.id for _, group in self._groups.carried_over]
         seen: dict[str, int] = {}
         for id_ in ids:
@@ -383,10 +388,10 @@ class Sampler:
         if self._config.algorithm.curriculum.cooldown:
             metrics["curriculum/skipped_problems"] = float(self._skipped)
         if self._cuts and self._max_lag:
-            cut = [sample for group in self._live.values() for sample in group.cut.values()]
+            unfinished = sum(group.unfinished for group in self._live.values())
             metrics |= {
                 "sampling/live_groups": float(len(self._live)),
-                "sampling/cut_samples": float(len(cut)),
+                "sampling/cut_samples": float(unfinished),
                 "sampling/continued_samples": float(work.continued),
                 "sampling/recomputed_tokens": float(work.recomputed_tokens),
             }
@@ -446,7 +451,9 @@ class Sampler:
             "lengths": [list(self._lengths.finished), list(self._lengths.trained)],
             "live_target": self._live_target,
             "last_steps": [[ordinal, step] for ordinal, step in sorted(self._last_steps.items())],
-            "lag_settings": self._resumed_with or self._lag_settings(),
+            "lag_settings": self._lag_settings()
+            if self._resumed_with is None
+            else self._resumed_with,
             "tally": self._groups.tally(),
             "ledger_events": self.ledger.balance.events,
         }

@@ -13,6 +13,7 @@ from rlmath.training.continuous_feed import ContinuousFeed
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed, PipelinedFeed
 from rlmath.training.log_probs_ahead import log_probs_ahead
+from rlmath.training.passes_ahead import LOOK_EVERY_S
 from rlmath.training.session import Session
 from rlmath.training.update_ahead import update_ahead
 
@@ -50,9 +51,11 @@ def feed_of(
     algorithm = session.config.algorithm
     if algorithm.overlap_log_probs:
         groups, reference = algorithm.overlap_log_probs, algorithm.kl_coef > 0
-        feed.ahead = log_probs_ahead(session.actor.begin_log_probs, groups, reference)
+        actor = session.actor
+        feed.ahead = log_probs_ahead(actor.begin_log_probs, groups, reference, actor.is_done)
     if algorithm.overlap_update:
         feed.ahead = update_ahead(session, coefficients)
     if feed.ahead is not None:
-        sampler.on_decided = feed.ahead.see
+        sampler.on_decided, sampler.on_look = feed.ahead.see, feed.ahead.look
+        session.sampling.pool.look_every_s = LOOK_EVERY_S
     return feed

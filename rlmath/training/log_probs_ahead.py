@@ -16,6 +16,7 @@ def log_probs_ahead(
     begin_log_probs: Callable[[SampledSequences, bool], PassAhead],
     groups_per_pass: int,
     reference: bool,
+    is_done: Callable[[PassAhead], bool] = lambda _: True,
 ) -> PassesAhead:
     """The log-prob passes of a step.
 
@@ -23,6 +24,7 @@ def log_probs_ahead(
         begin_log_probs: See ``ActorGroup.begin_log_probs``.
         groups_per_pass: See ``PassesAhead``.
         reference: And those of the reference model.
+        is_done: See ``PassesAhead``.
     """
 
     def begin_pass(groups: Sequence[Group], is_first: bool) -> PassAhead:
@@ -32,4 +34,4 @@ def log_probs_ahead(
         )
         return begin_log_probs(sequences, reference)
 
-    return PassesAhead(begin_pass, groups_per_pass)
+    return PassesAhead(begin_pass, groups_per_pass, is_done=is_done)

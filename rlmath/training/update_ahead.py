@@ -42,7 +42,7 @@ def update_ahead(session: Session, coefficients: Coefficients) -> PassesAhead:
         return begin_part(session, StepBatch.of(session, groups), coefficients, is_first)
 
     groups = session.config.algorithm.overlap_update
-    return PassesAhead(begin_pass, groups, in_order=True)
+    return PassesAhead(begin_pass, groups, in_order=True, is_done=session.actor.is_done)
 
 
 def begin_part(

@@ -1,4 +1,4 @@
-"""How many runs of programs there were, and how many timed out."""
+"""How many runs of programs there were, how many timed out, and failures of the provider."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RunCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._runs = self._timeouts = 0
+        self._runs = self._timeouts = self._provider_errors = 0
 
     def add(self, execution: Execution) -> None:
         """A run that has ended."""
@@ -21,11 +21,16 @@ class RunCounts:
             self._runs += 1
             self._timeouts += execution.status == "timeout"
 
-    def drain(self) -> tuple[int, int]:
-        """Runs and timeouts, and start over."""
+    def add_provider_error(self) -> None:
+        """A response that could not be judged."""
         with self._lock:
-            found = self._runs, self._timeouts
-            self._runs = self._timeouts = 0
+            self._provider_errors += 1
+
+    def drain(self) -> tuple[int, int, int]:
+        """Runs, timeouts and the provider's failures, and start over."""
+        with self._lock:
+            found = self._runs, self._timeouts, self._provider_errors
+            self._runs = self._timeouts = self._provider_errors = 0
         return found
 
 

@@ -290,3 +290,23 @@ def test_what_changes_a_model_says_so_before(method: str, arguments: tuple[Any, 
     with pytest.raises(InterruptedError):
         getattr(actors, method)(*arguments)
     assert seen == [True]
+
+
+def test_a_pass_is_done_when_each_rank_has_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Network):
+        left = 2
+
+        def wait(
+            self, refs: list[Any], num_returns: int, timeout: float
+        ) -> tuple[list[Any], list[Any]]:
+            assert timeout == 0, "whoever looks does not wait"
+            assert num_returns == len(refs)
+            done = len(refs) - self.left
+            return refs[:done], refs[done:]
+
+    network = Late()
+    actor, batch, _ = begun(network, 8, monkeypatch)
+    made = actor.begin_log_probs(batch)
+    assert not actor.is_done(made)
+    network.left = 0
+    assert actor.is_done(made)

@@ -176,6 +176,8 @@ def test_nothing_is_lost_or_too_old_whoever_is_slower(
             *(g.problem.id for g in sampled.groups),
             *sampled.dropped,
         }
+        # Also of a problem that comes again, and of which the filter has dropped a group.
+        assert len({g.problem.id for g in sampled.finished}) == len(sampled.finished)
         trained += [g.problem.id for g in sampled.groups]
         if step == 6:  # A restart, with the groups of the checkpoint.
             parts.feed.close()
@@ -207,6 +209,8 @@ def test_engines_go_on_while_the_actor_trains(
     found = [sampled, *(parts.step(step) for step in range(2, STEPS + 1))]
     mixed = [one.metrics["rollout/mixed_sample_share"] for one in found]
     assert mixed[0] == 0 and max(mixed) > 0
+    # The engines have some under way when the step takes its groups.
+    assert sum(one.metrics["sampling/cut_samples"] for one in found) > 0
     assert all(one.metrics["rollout/lag_max"] <= 3 for one in found)
     assert set(parts.feed.metrics()) == {"schedule/actor_waited_s", "schedule/engines_waited_s"}
     parts.feed.close()

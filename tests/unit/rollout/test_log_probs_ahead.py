@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ import torch
 
 from rlmath.actor.ahead import PassAhead, StepPass
 from rlmath.batching.from_groups import SampledSequences, sampled_sequences
+from rlmath.rewards.loading import FunctionReward
+from rlmath.rewards.mix import RewardMix
+from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
 from rlmath.training.log_probs_ahead import log_probs_ahead
 from rlmath.training.passes_ahead import PassesAhead
@@ -178,3 +182,78 @@ def test_after_another_schedule_no_pass_begins_before_the_step_is_known(
             assert places == list(range(sum(len(one.samples) for one in found.groups)))
         more += unfinished > 4
     assert more
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_the_ranks_have_few_passes_at_a_time(in_order: bool) -> None:
+    """What is asked of them meanwhile, as the save of a run that is interrupted, waits for these
+    alone."""
+    from tests.unit.training.test_prepare import groups
+
+    given = [
+        dataclasses.replace(group, problem=dataclasses.replace(group.problem, id=f"p{number}"))
+        for number, group in zip(range(6), itertools.cycle(groups()))
+    ]
+    begun: list[str] = []
+    done: set[int] = set()
+
+    def begin(made: Any, is_first: bool) -> Any:
+        assert is_first == (not begun)
+        begun.extend(group.problem.id for group in made)
+        return len(begun)
+
+    ahead = PassesAhead(begin, 1, in_order=in_order, is_done=lambda made: made in done)
+    for _ in range(2):
+        begun.clear()
+        done.clear()
+        ahead.begin()
+        for place, group in enumerate(given[:5]):
+            ahead.see(place, group)
+        assert begun == ["p0", "p1"]
+        ahead.look()
+        assert begun == ["p0", "p1"]
+        done.add(2)
+        ahead.look()
+        assert begun == ["p0", "p1", "p2"]
+        done |= {1, 3}
+        ahead.see(5, None)
+        assert begun == ["p0", "p1", "p2", "p3", "p4"]
+        done.clear()
+        # When all is sampled, all of them are asked for.
+        ahead.see(6, given[5])
+        assert begun[-1] == "p4"
+        found = ahead.take(given)
+        assert begun == [group.problem.id for group in given]
+        assert [one.places for one in found] == [(2 * i, 2 * i + 1) for i in range(6)]
+
+
+def test_a_sampler_looks_while_engines_sample_and_while_grades_are_waited_for() -> None:
+    looks: list[str] = []
+    may_grade = threading.Event()
+
+    def slow(completions: list[str], **_: Any) -> list[float]:
+        assert may_grade.wait(20)
+        return [1.0] * len(completions)
+
+    def look() -> None:
+        looks.append("")
+        if len(looks) > sampled_looks + 2:
+            may_grade.set()
+
+    sampled_looks = 1000
+    slow.thread_safe = True  # type: ignore[attr-defined]
+    sampler = sampler_of()
+    sampler.on_look = look
+
+    class Counted(Engines):
+        def generate(self, requests: Any, more: Any, journal: Any) -> Any:
+            nonlocal sampled_looks
+            for one in super().generate(requests, more, journal):
+                yield one
+                sampled_looks = len(looks)
+
+    with RewardMix([MixItem(FunctionReward(slow, "slow"), "slow")]) as mix:
+        own = Collector(mix, 2)
+        sampler.sample(1, Counted(1), own, contextlib.nullcontext)  # type: ignore[arg-type]
+        own.close()
+    assert may_grade.is_set()

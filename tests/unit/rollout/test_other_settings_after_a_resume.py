@@ -84,16 +84,19 @@ def test_groups_of_a_run_whose_sampling_goes_on_do_as_well(
     path = tmp_path / LEDGER_FILE
     before = continuous.sampler_of(ledger=Ledger(path))
     first = parts_of(before)
-    for step in (1, 2):
+    step = 0
+    while not before._live and step < 6:  # On a busy machine the engines may be done in a step.
+        step += 1
         first.step(step)
     first.feed.close()
     assert before._live
     state = through_a_checkpoint(before, tmp_path)
     left = len(before._live) + len(state["carried_over"])
-    after = continuous.sampler_of(f"algorithm.group_size={group_size}", ledger=Ledger(path, 2))
+    after = continuous.sampler_of(f"algorithm.group_size={group_size}", ledger=Ledger(path, step))
     after.load_state_dict(state)
     second = parts_of(after)
-    found = [one for step in range(3, 7) for one in sizes(second.step(step))]
+    last = step + 4
+    found = [one for now in range(step + 1, last + 1) for one in sizes(second.step(now))]
     second.feed.close()
     # The filter drops a group without a scored sample, and a later group may be finished earlier.
     assert set(found) <= {2, group_size} and len(found) == 16

@@ -50,7 +50,7 @@ class LateGrades(InstantGrades):
         correct = own.random() < self._spread
         return GradedSample(sample, float(correct), correct, "correct" if correct else "wrong")
 
-    def finished(self, block: bool = False) -> list[Group]:
+    def finished(self, block: bool = False, meanwhile: Any = None) -> list[Group]:
         self._draw.shuffle(self._done)
         count = self._draw.randint(int(block and bool(self._done)), len(self._done))
         done, self._done = self._done[:count], self._done[count:]
@@ -171,6 +171,7 @@ class Played:
     def look(self, sampled: Sampled, step: int) -> None:
         """Each sample is whole, and says which weights sampled it."""
         lag = max_lag(self.config.rollout)
+        assert len({group.problem.id for group in sampled.finished}) == len(sampled.finished)
         for group in sampled.groups:
             assert len(group.samples) == self.config.algorithm.group_size
             for graded in group.samples:

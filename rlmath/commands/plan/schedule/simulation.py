@@ -37,11 +37,13 @@ class Times:
         token_s: Of a decode step, for each token held.
         prefill_token_s: Of reading a token of a prompt, or of what was begun.
         train_token_s: Of the actor, for each prompt and response token of a step.
-        fixed_s: Of a step besides: weight sync, moving state.
+        fixed_s: Of a step besides, while engines have nothing to do: weight sync, moving state.
         sequence_s: Of a decode step, for each sequence that runs: what is computed for it, where
             that is not hidden behind reading the weights.
         contended_share: Of the time of engines and actor that each of them loses while both work,
             to processes that would otherwise run on what the idle one has left; 0 on GPUs.
+        prepare_s: Of a step's training, whatever its tokens: making batches, advantages, checks.
+            Engines that sample ahead do so meanwhile too.
     """
 
     step_s: float
@@ -51,6 +53,7 @@ class Times:
     fixed_s: float
     sequence_s: float = 0.0
     contended_share: float = 0.0
+    prepare_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
         return tokens * times.train_token_s / actor_share
 
     def train_s(sampled: Sampled) -> float:
-        return groups_s(sampled.groups)
+        return groups_s(sampled.groups) + times.prepare_s
 
     # When the actor is done with the parts that it has begun.
     parts_until_s = 0.0
@@ -227,7 +230,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
             trained_at_s = pool.now_s + worked_s
             if ahead is not None:
                 ahead.take(sampled.groups)
-                trained_at_s = max(pool.now_s, parts_until_s)
+                trained_at_s = max(pool.now_s, parts_until_s) + times.prepare_s
         if choice.schedule is RolloutSchedule.pipelined:
             taken_at_s = pool.now_s
             trained_at_s = taken_at_s + worked_s / (1 - lost)
@@ -376,7 +379,7 @@ class InstantGrades:
         """Its grade."""
         return GradedSample(sample, 1.0, None, "ungraded")
 
-    def finished(self, block: bool = False) -> list[Group]:
+    def finished(self, block: bool = False, meanwhile: Any = None) -> list[Group]:
         done, self._done = self._done, []
         return done
 

@@ -265,3 +265,28 @@ def test_what_both_lose_while_they_work_at_the_same_time() -> None:
     times = dataclasses.replace(times, train_token_s=generate_s / 3 / (64 * 1100))
     beside_s = generate_s / 3 / (1 - quarter)
     assert step_s(pipelined) == pytest.approx(generate_s + quarter * beside_s + 1, rel=1e-2)
+
+
+def test_engines_sample_beside_what_a_step_has_to_prepare() -> None:
+    """And not beside the weight sync; a schedule that takes turns waits for both."""
+    lengths = Lengths(np.full((16, 4), 1000))
+    generate_s = 1000 * (0.01 + 1e-6 * 16 * 500) + 16 * 100 * 1e-6 + 0.1
+    train_s = generate_s / 2
+    times = dataclasses.replace(
+        TIMES, train_token_s=train_s / (64 * 1100), fixed_s=1.0, prepare_s=generate_s / 4
+    )
+
+    def step_s(choice: Choice, **more: float) -> float:
+        told = Setup(4, 64, 100, lengths, dataclasses.replace(times, **more))
+        return simulate(CONFIG, told, choice, steps=5).step_s
+
+    assert step_s(Choice()) == pytest.approx(1.75 * generate_s + 1, rel=1e-3)
+    parts = Choice(overlap_groups=16)
+    assert step_s(parts) == pytest.approx(1.75 * generate_s + 1, rel=1e-2)
+    pipelined = Choice(RolloutSchedule.pipelined, max_lag=1)
+    assert step_s(pipelined) == pytest.approx(generate_s + 1, rel=1e-2)
+    continuous = Choice(RolloutSchedule.continuous, max_lag=2)
+    # Where the actor is what is waited for, it is its time.
+    for choice in (pipelined, continuous):
+        found = step_s(choice, prepare_s=generate_s)
+        assert found == pytest.approx(1.5 * generate_s + 1, rel=2e-2)
