@@ -74,6 +74,8 @@ LATENT = {
     # vLLM's kernel on a CPU keeps 576 values of a token.
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
+    # transformers' rotary embedding is of this width.
+    "head_dim": 64,
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
     "rope_parameters": {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.7, **STRETCHED},

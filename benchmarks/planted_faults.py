@@ -84,9 +84,13 @@ def _change_feed_forward(worker: Any, change: Callable[[Any], Any]) -> None:
 
 def _change_packed(worker: Any, name: str, change: Callable[[Any], Any]) -> None:
     from rlmath.weights.transports.cpu_load import _pack
-    from rlmath.weights.transports.packed import columns_of
+    from rlmath.weights.transports.packed import columns_of, is_packed
 
     module = dict(worker.model_runner.get_model().named_modules())[name]
+    if not is_packed(module, "weight"):
+        # On a CPU without AVX-512 vLLM packs no bfloat16.
+        module.weight.data.copy_(change(module.weight.data.clone()))
+        return
     columns = columns_of(module, module.input_size_per_partition, module.weight.dtype)
     weight = torch.cat([part for _, part in columns], 1).contiguous().clone()
     with torch.inference_mode():

@@ -69,3 +69,27 @@ def share_rotary_table(model: Any) -> None:
         attention.rotary_pos_emb = layers[0].rotary_pos_emb
     if layers:
         keep_one_rotary_table(layers[0].rotary_pos_emb)
+
+
+def sum_rotary_key_gradients(model: Any) -> None:
+    """Sum the gradient of the rotated part of keys over tensor ranks.
+
+    All heads share that part, and each rank has the gradient of its own heads. Megatron 0.16
+    gathers the columns of a ``ColumnParallelLinear`` without summing it, so the gradients of
+    ``kv_a_proj_with_mqa`` and of everything before it would be wrong. If the product has its whole
+    width, Megatron gathers the rotated part along the sequence instead, and sums its gradient.
+
+    Args:
+        model: Megatron's ``GPTModel``. Without sequence parallelism, tensor ranks that share an MoE
+            do not train, and nothing is changed.
+    """
+    from megatron.core import tensor_parallel as tp
+
+    def gather(_: Any, __: Any, output: tuple[Any, Any]) -> tuple[Any, Any]:
+        whole = tp.gather_from_tensor_model_parallel_region(output[0])
+        return tp.scatter_to_sequence_parallel_region(whole), output[1]
+
+    for layer in model.decoder.layers:
+        linear = layer.self_attention.linear_kv_down_proj
+        if model.config.sequence_parallel and isinstance(linear, tp.ColumnParallelLinear):
+            linear.register_forward_hook(gather)

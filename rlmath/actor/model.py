@@ -16,6 +16,7 @@ from rlmath.actor.latent import (
     latent_settings,
     prepare_without_te,
     share_rotary_table,
+    sum_rotary_key_gradients,
 )
 from rlmath.actor.layers import layer_spec
 from rlmath.actor.rotary import (
@@ -261,6 +262,7 @@ def build_model(
         rotate_windowed_layers(model, spec)
     else:
         share_rotary_table(model)
+        sum_rotary_key_gradients(model)
     if model.post_process:
         in_float32 = settings.precision.lm_head_dtype == "float32"
         in_chunks = settings.logits in ("chunked", "triton")

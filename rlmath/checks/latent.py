@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlmath.config.schema import Config, Device
+from rlmath.config.schema import Device
 from rlmath.model.spec import ModelSpec
 
 # Width of what vLLM keeps of a token and layer, which its kernel on a CPU has alone.
@@ -15,18 +15,13 @@ ON_CPU_ALONE = (
 )
 
 
-def latent_problems(
-    config: Config, model: ModelSpec, device: Device, command: str
-) -> Iterator[str]:
-    """Adapters, GPUs, and widths that CPU engines lack; nothing of other models."""
+def latent_problems(model: ModelSpec, device: Device, command: str) -> Iterator[str]:
+    """GPUs, and widths that CPU engines lack; nothing of other models."""
     if model.latent is None:
         return
     what = "model.path: multi-head latent attention"
-    trains = command != "evaluate"
-    if trains and device is Device.cuda:
+    if command != "evaluate" and device is Device.cuda:
         yield f"{what} {ON_CPU_ALONE}"
-    if trains and config.actor.lora.rank:
-        yield f"{what} has no adapters; set actor.lora.rank=0"
     width = model.latent.kv_rank + model.latent.rotary_dim
     if command != "sft" and device is Device.cpu and width != CPU_WIDTH:
         yield (

@@ -10,7 +10,7 @@ from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.schema import Config, Device, DType
 from rlmath.config.weights import Transport
 from rlmath.errors import UserError, WeightsError
-from rlmath.model.lora import TARGETS, VLLM_RANKS, adapter_parameters
+from rlmath.model.lora import ALL_TARGETS, VLLM_RANKS, adapter_parameters, model_targets
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
@@ -18,7 +18,8 @@ _UNMERGED = "actor.lora.rollout=unmerged"
 # Each has run in an engine with adapters (tests/engine/test_unmerged_families.py). vLLM's Phi-3 has
 # one adapter for query, key and value together, and one for gate and up; OLMo-2 runs on its
 # transformers backend, where no engine's adapters can be compared by name; an MoE's experts run on
-# Triton where an engine has adapters, which CPU engines lack, so that none was compared.
+# Triton where an engine has adapters, which CPU engines lack, so that none was compared. Latent
+# attention decodes with matrices that vLLM makes of kv_b_proj, beside any adapter of it.
 UNMERGED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral")
 
 
@@ -28,9 +29,9 @@ def lora_problems(config: Config, command: str) -> Iterator[str]:
     if not lora.rank:
         return
     for name in lora.targets or []:
-        if name not in TARGETS:
-            close = difflib.get_close_matches(name, TARGETS, n=1)
-            yield f"actor.lora.targets: there is no {name}; there are {', '.join(TARGETS)}" + (
+        if name not in ALL_TARGETS:
+            close = difflib.get_close_matches(name, ALL_TARGETS, n=1)
+            yield f"actor.lora.targets: there is no {name}; there are {', '.join(ALL_TARGETS)}" + (
                 f"; did you mean {close[0]}?" if close else ""
             )
     for key, chosen in (("targets", lora.targets), ("layers", lora.layers)):
@@ -50,7 +51,13 @@ def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
     lora = config.actor.lora
     if not lora.rank:
         return
-    unknown = [name for name in lora.targets or [] if name not in TARGETS]
+    possible = model_targets(model)
+    unknown = [name for name in lora.targets or [] if name not in possible]
+    if foreign := [name for name in unknown if name in ALL_TARGETS]:
+        yield (
+            f"actor.lora.targets: {model.family.name} has no {', '.join(foreign)}; it has "
+            f"{', '.join(possible)}"
+        )
     beyond = [layer for layer in lora.layers or [] if not 0 <= layer < model.layers]
     if beyond:
         yield (

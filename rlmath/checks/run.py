@@ -133,7 +133,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     if model is not None:
         yield from check_layout.model_splits(config, model, command)
         yield from check_precision.batch_invariant_model(config, model)
-        yield from latent_problems(config, model, device, command)
+        yield from latent_problems(model, device, command)
         if command != "evaluate":
             yield from lora_model(config, model)
             yield from recompute_model(config, model)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from rlmath.model.lora import TARGETS, Lora, default_targets
+from rlmath.model.lora import Lora, default_targets, model_targets
 from rlmath.model.spec import ModelSpec
 from rlmath.utils.setting import OnlyWith, setting
 
@@ -32,8 +32,9 @@ class LoraConfig:
     targets: list[str] | None = setting(
         None,
         "Which matrices of a layer have an adapter: some of q_proj, k_proj, v_proj, o_proj, "
-        "gate_proj, up_proj, down_proj, the last three also of every expert; null: all of them, of "
-        "an MoE those of attention.",
+        "gate_proj, up_proj, down_proj, the last three also of every expert. DeepSeek-V3 has "
+        "q_a_proj, q_b_proj, kv_a_proj_with_mqa and kv_b_proj in place of the first three. null: "
+        "all of them, or in an MoE those of attention.",
         only_with=_ON,
     )
     layers: list[int] | None = setting(
@@ -70,7 +71,7 @@ def adapters_of(lora: LoraConfig, spec: ModelSpec, seed: int) -> Lora | None:
     return Lora(
         rank=lora.rank,
         alpha=lora.alpha,
-        targets=tuple(target for target in TARGETS if target in chosen),
+        targets=tuple(target for target in model_targets(spec) if target in chosen),
         layers=None if lora.layers is None else tuple(sorted(set(lora.layers))),
         init_from=None if lora.init_from is None else str(Path(lora.init_from).absolute()),
         seed=seed,

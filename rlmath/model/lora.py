@@ -19,6 +19,9 @@ from rlmath.model.spec import ModelSpec
 ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 TARGETS = ATTENTION_TARGETS + MLP_TARGETS
+# Multi-head latent attention has these in place of the first three, and o_proj as well.
+LATENT_TARGETS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+ALL_TARGETS = TARGETS + LATENT_TARGETS
 # Of a matrix that is merged with its adapter, in float32 at once.
 MERGED_ELEMENTS = 1 << 24
 # Ranks that vLLM 0.32 has memory and kernels for; an adapter of a lower one is padded with zeros.
@@ -33,7 +36,7 @@ class Lora:
     Attributes:
         rank: Columns of ``B`` and rows of ``A``, at least 1.
         alpha: The product is scaled by ``alpha / rank``.
-        targets: Of ``TARGETS``, in that order.
+        targets: Some of ``model_targets``, in that order.
         layers: Global numbers from 0, ascending; ``None``: all.
         init_from: PEFT folder of the adapters to begin with; ``None``: ``A`` is drawn at random and
             ``B`` is 0.
@@ -75,10 +78,21 @@ def rank_in_vllm(rank: int) -> int:
     raise ValueError(f"vLLM's adapters have ranks up to {VLLM_RANKS[-1]}, not {rank}")
 
 
+def model_targets(spec: ModelSpec) -> tuple[str, ...]:
+    """The matrices that can have adapters in a model of this family, in the order of its table."""
+    found: dict[str, None] = {}
+    for entry in spec.family.entries:
+        if entry.per_layer and entry.rule is not Rule.replicated:
+            matrices = (tensor.name for tensor in entry.hf if len(tensor.dims) == 2)
+            found |= dict.fromkeys(name.split(".")[-2] for name in matrices)
+    return tuple(found)
+
+
 def default_targets(spec: ModelSpec) -> tuple[str, ...]:
-    """The targets of a model where none are given: all, of an MoE those of attention. Adapters of
-    each expert are a choice, for there are as many as there are experts."""
-    return ATTENTION_TARGETS if spec.experts else TARGETS
+    """The targets of a model where none are given: all; of an MoE, those of attention. Adapters of
+    experts must be asked for, because each expert has its own."""
+    possible = model_targets(spec)
+    return tuple(t for t in possible if t not in MLP_TARGETS) if spec.experts else possible
 
 
 def lora_a(tensor: str) -> str:

@@ -447,11 +447,17 @@ def _latent(fields: Fields) -> Latent:
         )
     if not fields.given.get("rope_interleave", True):
         raise ModelError("rope_interleave is false; vLLM takes rotary pairs for neighbors")
+    rotary = fields.whole("qk_rope_head_dim")
+    if (head := fields.whole("head_dim", rotary)) != rotary:
+        raise ModelError(
+            f"head_dim={head} and qk_rope_head_dim={rotary}: transformers rotates head_dim values "
+            "of a head, and the others qk_rope_head_dim; leave head_dim out"
+        )
     return Latent(
         query_rank=fields.whole("q_lora_rank"),
         kv_rank=fields.whole("kv_lora_rank"),
         content_dim=fields.whole("qk_nope_head_dim"),
-        rotary_dim=fields.whole("qk_rope_head_dim"),
+        rotary_dim=rotary,
         value_dim=fields.whole("v_head_dim"),
     )
 

@@ -46,6 +46,14 @@ ROWS = [
         says=("gather_from_tensor_model_parallel_region(q_compressed)", "packed_seq=packed_seq"),
     ),
     Row(
+        f"{MLA}:MLASelfAttention.get_query_key_value_tensors",
+        f"{LATENT}: sum_rotary_key_gradients is not needed, or does not sum",
+        says=(
+            "kv_combined = gather_from_tensor_model_parallel_region(kv_combined)",
+            "k_pos_emb = gather_from_sequence_parallel_region(k_pos_emb, group=self.tp_group)",
+        ),
+    ),
+    Row(
         f"{MLA}:MultiLatentAttention.__init__",
         f"{LATENT}: prepare_without_te",
         says=("HAVE_TE\n            and isinstance(self.linear_proj, TELinear)",),
@@ -59,6 +67,11 @@ ROWS = [
         "vllm.model_executor.layers.attention.mla_attention:MLAAttention.process_weights_after_loading",
         HELD,
         says=('self, "W_UK_T", W_UK.permute(1, 2, 0)', 'self, "W_UV", W_UV.transpose(0, 1)'),
+    ),
+    Row(
+        "vllm.model_executor.layers.attention.mla_attention:MLAAttention.forward_impl",
+        "engines decode without an adapter of kv_b_proj no longer (rlmath/checks/lora.py)",
+        says=("torch.bmm(mqa_q_nope, W_UK_T, out=mqa_ql_nope",),
     ),
     Row(
         "vllm.v1.attention.backends.mla.cpu_mla:CPUMLABackend.get_supported_head_sizes",

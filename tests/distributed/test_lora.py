@@ -23,7 +23,15 @@ from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.checkpoint.state import begin_save, load_model, save_model
 from rlmath.device import Platform
 from rlmath.errors import UserError
-from rlmath.model.lora import ATTENTION_TARGETS, MLP_TARGETS, TARGETS, Lora, adapter_shapes
+from rlmath.model.lora import (
+    ALL_TARGETS,
+    ATTENTION_TARGETS,
+    LATENT_TARGETS,
+    MLP_TARGETS,
+    TARGETS,
+    Lora,
+    adapter_shapes,
+)
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import read_model_spec
 from rlmath.validation.convert import to_hf
@@ -40,11 +48,13 @@ from tests.distributed.test_actor import (
     make_model,
     tiny_model,  # noqa: F401
 )
-from tests.distributed.test_mixture import make_glm, make_mixture
+from tests.distributed.test_mixture import make_glm, make_latent, make_mixture
 
 TEMPERATURE = 0.7
 ALL = Lora(rank=4, alpha=6.0, targets=TARGETS)
 SOME = Lora(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "up_proj"), layers=(0, 2))
+EXPERTS = Lora(rank=4, alpha=6.0, targets=MLP_TARGETS)
+EVERY = Lora(rank=4, alpha=6.0, targets=ALL_TARGETS)
 PLAIN = UpdateSettings(objective=ObjectiveSettings())
 
 
@@ -280,6 +290,11 @@ def make_olmo2(folder: Path) -> str:
     return str(folder)
 
 
+def make_experts(folder: Path) -> str:
+    """A Qwen3-MoE without dense layers."""
+    return make_mixture(folder, mlp_only_layers=[])
+
+
 def make_tied(folder: Path) -> str:
     return make_model(folder, tied=True)
 
@@ -297,6 +312,10 @@ def make_tied(folder: Path) -> str:
         (make_mixture, MLP_TARGETS, Layout(1, 2, 2, expert_parallel=2)),
         # Shared by two ranks, beside experts that every token goes to.
         (make_glm, ("o_proj", "gate_proj", "down_proj"), Layout(2, 1, 1)),
+        # Latent vectors, which tensor ranks gather, with sequence parallelism.
+        (make_latent, ALL_TARGETS, Layout(2, 1, 2, expert_parallel=2)),
+        (make_latent, ("q_b_proj", "kv_b_proj"), Layout(1, 2, 1)),
+        pytest.param(make_latent, LATENT_TARGETS, Layout(2, 2, 1), marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -409,8 +428,19 @@ def test_what_is_sent_is_the_merged_model(
 def test_experts_are_sent_merged_and_written_for_peft(ranks: RankPool, tmp_path: Path) -> None:
     """Each expert from the rank that has it, by the names of single matrices."""
     model = make_mixture(tmp_path / "model")
-    lora = write_peft(tmp_path / "peft", model, dataclasses.replace(ALL, targets=MLP_TARGETS))
+    lora = write_peft(tmp_path / "peft", model, EXPERTS)
     assert ".mlp.experts.3.down_proj.lora_A.weight" in " ".join(adapters_of(lora))
+    check_sent(ranks, model, lora, Layout(2, 1, 2, expert_parallel=2), tmp_path)
+
+
+def test_adapters_of_latent_attention_are_sent_merged_and_written_for_peft(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    model = make_latent(tmp_path / "model")
+    lora = write_peft(tmp_path / "peft", model, EVERY)
+    names = " ".join(adapters_of(lora))
+    for target in (*LATENT_TARGETS, "o_proj", "mlp.shared_experts.up_proj"):
+        assert f"{target}.lora_A.weight" in names
     check_sent(ranks, model, lora, Layout(2, 1, 2, expert_parallel=2), tmp_path)
 
 
@@ -475,17 +505,19 @@ def run_resumed(
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes", "mixture"),
+    ("layout", "changes", "make", "lora"),
     [
-        (Layout(1, 1, 2), {"offload": "optimizer"}, None),
+        (Layout(1, 1, 2), {"offload": "optimizer"}, None, ALL),
         (
             Layout(2, 1, 1),
             {"optimizer": {"distributed": False}, "model": ModelSettings(torch.bfloat16)},
             None,
+            ALL,
         ),
-        (Layout(1, 1, 2, expert_parallel=2), {}, {}),
+        (Layout(1, 1, 2, expert_parallel=2), {}, make_mixture, ALL),
+        (Layout(1, 1, 2, expert_parallel=2), {}, make_latent, EVERY),
         # Nothing but experts is trained.
-        (Layout(1, 1, 2, expert_parallel=2), {}, {"mlp_only_layers": []}),
+        (Layout(1, 1, 2, expert_parallel=2), {}, make_experts, EXPERTS),
     ],
     ids=str,
 )
@@ -495,11 +527,11 @@ def test_a_run_resumes_bit_by_bit_and_in_other_layouts(
     tmp_path: Path,
     layout: Layout,
     changes: dict[str, Any],
-    mixture: dict[str, Any] | None,
+    make: Any,
+    lora: Lora,
 ) -> None:
     batch = make_batch()
-    model = tiny_model if mixture is None else make_mixture(tmp_path / "model", **mixture)
-    lora = dataclasses.replace(ALL, targets=MLP_TARGETS) if mixture else ALL
+    model = tiny_model if make is None else make(tmp_path / "model")
     given = (model, batch, str(tmp_path), lora)
     through = ranks.run(layout, run_resumed, *given, (2, 2), changes)
     resumed = ranks.run(layout, run_resumed, *given, (0, 2), changes)

@@ -140,7 +140,47 @@ def make_glm(folder: Path) -> str:
         eos_token_id=None,
         pad_token_id=None,
     )
-    model = Glm4MoeForCausalLM(config)
+    return save_with_router_biases(Glm4MoeForCausalLM(config), folder)
+
+
+def make_latent(folder: Path) -> str:
+    """A DeepSeek-V3: latent attention, a dense layer, and experts in groups."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        **TINY_SIZES | {"num_key_value_heads": TINY_SIZES["num_attention_heads"]},
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=12,
+        v_head_dim=10,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+        },
+        n_routed_experts=8,
+        num_experts_per_tok=4,
+        n_group=4,
+        topk_group=2,
+        moe_intermediate_size=16,
+        n_shared_experts=2,
+        routed_scaling_factor=2.5,
+        first_k_dense_replace=1,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    return save_with_router_biases(DeepseekV3ForCausalLM(config), folder)
+
+
+def save_with_router_biases(model: Any, folder: Path) -> str:
+    """Save a model of transformers; biases of its routers, which are 0 at first, change routes."""
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.normal_(std=0.3)
@@ -151,6 +191,11 @@ def make_glm(folder: Path) -> str:
 def test_gradient_of_a_sigmoid_router_and_shared_experts(ranks: RankPool, tmp_path: Path) -> None:
     """GLM-4.5's router, whose bias only chooses, and experts of all tokens, over tensor ranks."""
     check_gradient(ranks, make_glm(tmp_path), Layout(2, 1, 1))
+
+
+def test_gradient_of_latent_attention_over_tensor_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    """Part of the keys is shared by all heads, of which each rank has some."""
+    check_gradient(ranks, make_latent(tmp_path), Layout(2, 1, 1))
 
 
 def test_a_checkpoint_resumes_with_another_expert_layout(

@@ -59,21 +59,25 @@ def send_old_weights(worker: Any) -> None:
 def swap_k_and_v(worker: Any) -> None:
     """Every sync sends k for v and v for k, in every layer."""
     spec = worker.actor.spec
-    per_group = spec.heads // spec.kv_heads + 2
+    # Rows of a group: its queries, key and value; of latent attention, a head's key and value.
+    per_group, width = spec.heads // spec.kv_heads + 2, spec.head_dim
+    if spec.latent is not None:
+        per_group, width = 2, spec.latent.content_dim
     named = worker.actor.module.named_parameters()
-    parameters = [p for name, p in named if _is_qkv(name)]
-    assert parameters, "no rank has a matrix of query, key and value"
+    parameters = [p for name, p in named if _has_k_and_v(name)]
+    assert parameters, "no rank has a matrix of key and value"
 
     def swapped(one: Any) -> Any:
-        groups = one.detach().view(-1, per_group, spec.head_dim, *one.shape[1:])
+        groups = one.detach().view(-1, per_group, width, *one.shape[1:])
         order = [*range(per_group - 2), per_group - 1, per_group - 2]
         return groups[:, order].reshape(one.shape).clone()
 
     _sending(worker, parameters, lambda: [swapped(one) for one in parameters])
 
 
-def _is_qkv(name: str) -> bool:
-    return "linear_qkv" in name and name.endswith((".weight", ".bias")) and "norm" not in name
+def _has_k_and_v(name: str) -> bool:
+    matrix = "linear_qkv" in name or "linear_kv_up_proj" in name
+    return matrix and name.endswith((".weight", ".bias")) and "norm" not in name
 
 
 def _sending(worker: Any, parameters: Sequence[Any], values: Callable[[], Sequence[Any]]) -> None:

@@ -16,7 +16,7 @@ from rlmath.config.groups import options
 from rlmath.config.load import compose_settings
 from rlmath.config.schema import Config, Device, Recompute
 from rlmath.config.settings import by_key, value_of
-from rlmath.errors import ModelError, UserError
+from rlmath.errors import UserError
 from rlmath.model.folder import TINY
 from rlmath.model.published import KNOWN, VERSIONS
 from rlmath.model.spec import CONFIG_FILE, model_spec, read_config
@@ -140,10 +140,6 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
         ModelError: The family is not supported.
     """
     spec = model_spec(config)
-    if spec.latent is not None:
-        raise ModelError(
-            f"{spec.architecture}: a drill has no small model with multi-head latent attention"
-        )
     layers = min(spec.layers, LAYERS)
     small = {
         key: value
@@ -163,6 +159,11 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
     }
     if "head_dim" in config:
         small["head_dim"] = HEAD_DIM
+    if spec.latent is not None:
+        # vLLM's kernel on a CPU takes one width (rlmath/checks/latent.py). Of a head's rows of
+        # kv_b_proj those of key and value are equally many, so that a fault can swap them.
+        small |= {"q_lora_rank": 48, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+        small |= dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), HEAD_DIM)
     if spec.sliding_window:
         # Shorter than its sequences, so that it counts.
         small["sliding_window"] = 16
@@ -172,6 +173,9 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
         for key in ("num_experts", "n_routed_experts", "num_local_experts"):
             if config.get(key) is not None:
                 small[key] = EXPERTS
+        if spec.latent is not None:
+            # A token goes to one of two groups, and to both of its experts.
+            small |= {"n_group": 2, "topk_group": 1}
         if config.get("first_k_dense_replace"):
             small["first_k_dense_replace"] = 1
         if config.get("mlp_only_layers"):

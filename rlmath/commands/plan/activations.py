@@ -66,10 +66,12 @@ def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = No
     attention, gathered, rotated = 3 * query + 3 * key, 0, spec.head_dim
     if spec.latent is not None:
         one = spec.latent
-        attention = one.query_rank + one.kv_rank + 2 * query + 2 * spec.value_width
+        attention = 2 * query + 2 * spec.value_width
+        attention += one.query_rank if _keeps_input(actor, "q_b_proj") else 0
+        attention += one.kv_rank if _keeps_input(actor, "kv_b_proj") else 0
         gathered, rotated = one.query_rank + one.kv_rank + one.rotary_dim, one.rotary_dim
     widths: float = 4 * spec.hidden + attention
-    if not _keeps_input(actor, "q_proj", "k_proj", "v_proj"):
+    if not _keeps_input(actor, "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"):
         widths -= spec.hidden
     if not _keeps_input(actor, "gate_proj", "up_proj"):
         widths -= spec.hidden * _share(moe, "mlp")

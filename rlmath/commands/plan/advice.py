@@ -83,7 +83,7 @@ def _other_settings(wish: Wish) -> Iterator[str]:
         if step is not None:
             yield f"the optimizer's state in host memory ({step})"
     lora = Lora(_LORA_RANK, LoraConfig.alpha, default_targets(wish.spec))
-    if wish.lora is None and wish.spec.latent is None:
+    if wish.lora is None:
         step = _step_s(dataclasses.replace(wish, lora=lora))
         if step is not None:
             yield f"adapters alone trained: actor.lora.rank={lora.rank} ({step})"

@@ -8,6 +8,7 @@ and the phases.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ from rlmath.commands.plan.models import (
     telling_stages,
 )
 from rlmath.config.weights import BUCKET_MIB
-from rlmath.model.lora import MERGED_ELEMENTS, MLP_TARGETS, Lora, adapter_shapes
+from rlmath.model.lora import MERGED_ELEMENTS, Lora, adapted_entries, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes
@@ -423,13 +424,22 @@ def merging_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     """
     if actor.lora is None or actor.unmerged:
         return 0.0
-    layout, wide = actor.layout, bool({*MLP_TARGETS} & {*actor.lora.targets})
-    dense = max(spec.ffn if spec.moe_layers < spec.layers else 0, spec.shared_ffn)
-    width = max(dense if wide else 0, spec.heads * spec.head_dim) // layout.tensor_parallel
-    if wide and spec.experts:
-        width = max(width, spec.moe_ffn // layout.expert_tensor_parallel)
-    largest = spec.hidden * width
+    layout = actor.layout
+    largest = _largest_adapted(
+        spec, actor.lora, layout.tensor_parallel, layout.expert_tensor_parallel
+    )
     return 2 * largest + 8 * min(MERGED_ELEMENTS, largest)
+
+
+@functools.cache
+def _largest_adapted(spec: ModelSpec, lora: Lora, tp: int, expert_tp: int) -> int:
+    """Elements that a rank has of the largest matrix with an adapter."""
+    return max(
+        math.prod(spec.size(dim) for dim in tensor.dims) // (expert_tp if entry.per_expert else tp)
+        for entry, layer in adapted_entries(spec, lora)
+        for tensor in entry.hf
+        if lora.adapts(tensor.name.format(layer=layer, expert=0))
+    )
 
 
 # By model, bucket and whether ranks share the model: a search asks thousands of times.

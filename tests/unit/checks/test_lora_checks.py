@@ -38,6 +38,7 @@ from rlmath.weights.peft_folder import CONFIG_FILE, write_adapters
 
 QWEN = model_spec(QWEN_1_5B)
 MOE = dataclasses.replace(QWEN, experts=64)
+DEEPSEEK = model_spec(KNOWN["DeepSeek-V3"])
 
 
 def config(**lora: Any) -> Config:
@@ -81,6 +82,8 @@ def test_parameters_are_those_of_the_papers_formula() -> None:
         ({"layers": [3, 28]}, QWEN, ("actor.lora.layers", "0 to 27", "28")),
         ({"layers": [-1]}, QWEN, ("actor.lora.layers", "-1")),
         ({"rank": 4000}, QWEN, ("actor.lora.rank=4000", "parameters")),
+        ({"targets": ["kv_b_proj", "o_proj"]}, QWEN, ("qwen2 has no kv_b_proj", "it has q_proj")),
+        ({"targets": ["q_proj"]}, DEEPSEEK, ("deepseek_v3 has no q_proj", "it has q_a_proj")),
     ],
     ids=str,
 )
@@ -105,6 +108,18 @@ def test_experts_have_adapters_where_they_are_asked_for() -> None:
     assert not adapts_experts(moe, usual)
     made = config(targets=["up_proj"], rollout=LoraRollout.unmerged)
     assert any("qwen3_moe" in one for one in unmerged_model(made, moe))
+
+
+def test_latent_attention_has_adapters_of_its_own_matrices() -> None:
+    usual = adapters_of(config().actor.lora, DEEPSEEK, seed=0)
+    assert usual is not None
+    assert usual.targets == ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    shapes = adapter_shapes(DEEPSEEK, usual)
+    assert shapes["model.layers.60.self_attn.kv_a_proj_with_mqa.lora_B.weight"] == (576, 8)
+    assert shapes["model.layers.60.self_attn.kv_b_proj.lora_A.weight"] == (8, 512)
+    assert len(shapes) == 61 * 5 * 2
+    made = config(rollout=LoraRollout.unmerged)
+    assert any("deepseek_v3" in one for one in unmerged_model(made, DEEPSEEK))
 
 
 def test_each_stage_has_an_adapter() -> None:

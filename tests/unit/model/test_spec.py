@@ -340,6 +340,7 @@ def test_deepseek_v3_has_what_its_config_says() -> None:
     for change, words in (
         ({"q_lora_rank": None}, "Moonlight"),
         ({"rope_interleave": False}, "rope_interleave is false"),
+        ({"head_dim": 32}, "head_dim=32 and qk_rope_head_dim=64"),
         ({"rope_scaling": None}, "type default; supported: yarn"),
         ({"topk_method": None}, "topk_method is None, and has to be 'noaux_tc'"),
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
